@@ -5,121 +5,54 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from hpc_det.checkpoint.committed import Committed, committed
-from hpc_det.checkpoint.damaged import Damaged, damaged_ones
+from hpc_det.checkpoint.committed import Committed
+from hpc_det.checkpoint.damaged import Damaged
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view.formatting import batches_of, iso, labelled, number, section, values_in_words
-from hpc_det.view.performance.profile import profile
-from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.summary import best_of_one
-from hpc_det.view.trial_history import SPEC, AttemptHistory, Metrics, attempt_in_words, is_complete, read_tolerantly
-from hpc_det.view.trials import TrialState, attempts_of, trial_state
+from hpc_det.view.state import ExperimentView
+from hpc_det.view.trial_facts import TrialFacts
+from hpc_det.view.trial_history import AttemptHistory, Metrics, attempt_in_words, is_complete
 from hpc_det.view.watch import state as state_of
 
 Record = dict[str, Any]
-MOST_OF_PROFILE = 32 * 2**20
-"""Bytes: two seconds. `trial profile` reads any number of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialFacts:
-    """All that is known of a trial."""
-
-    folder: TrialFolder
-    view: ExperimentView
-    """Of its experiment."""
-    state: TrialState
-    worker: int | None
-    """Who trains it now."""
-    hparams: dict[str, Any]
-    seed: int
-    metrics: Metrics
-    attempts: list[AttemptHistory]
-    is_over: bool
-    """Nothing of the experiment runs any more."""
-
-    @property
-    def id(self) -> int:
-        return self.folder.id
-
-    @property
-    def job_id(self) -> str | None:
-        """Of its last attempt."""
-        return self.attempts[-1].job_id if self.attempts else None
-
-    def checkpoints(self) -> list[Committed]:
-        return committed(self.folder.checkpoints)
-
-    def set_aside(self) -> list[Damaged]:
-        return damaged_ones(self.folder.checkpoints)
-
-    def verdict(self) -> str | None:
-        """Of its profile; None where it has none, or one that takes more than a moment to read."""
-        size = sum(file.stat().st_size for file in self.folder.profile.glob("*.jsonl"))
-        if not 0 < size <= MOST_OF_PROFILE:
-            return None
-        found = profile(self.view, self.folder)
-        return f"{found['verdict']}: {found['why']}"
-
-    def as_json(self) -> Record:
-        return {
-            **self.brief(),
-            "profile": self.verdict(),
-            "checkpoints": [_checkpoint(item) for item in self.checkpoints()],
-            "set_aside": [_set_aside(item) for item in self.set_aside()],
-            "attempts": [_attempt(item) for item in self.attempts],
-        }
-
-    def brief(self) -> Record:
-        """Without a look at the checkpoints: an experiment may have a thousand trials."""
-        return {
-            "id": self.id,
-            "state": self.state.value,
-            "worker": self.worker,
-            "job_id": self.job_id,
-            "hyperparameters": self.hparams,
-            "seed": self.seed,
-            "batches": self.metrics.batches,
-            "total_batches": self.metrics.total,
-            "training": self.metrics.training or None,
-            "validation": self.metrics.validation or None,
-            "best": best_of_one(self.metrics, self.id),
-        }
+def brief(found: TrialFacts) -> Record:
+    """The record of a list of trials, without a look at the checkpoints: an experiment may have a thousand trials."""
+    return {
+        "id": found.id,
+        "state": found.state.value,
+        "worker": found.worker,
+        "job_id": found.job_id,
+        "hyperparameters": found.hparams,
+        "seed": found.seed,
+        "batches": found.metrics.batches,
+        "total_batches": found.metrics.total,
+        "training": found.metrics.training or None,
+        "validation": found.metrics.validation or None,
+        "best": found.best,
+    }
 
 
-def facts(view: ExperimentView, number: int, state: ExperimentState) -> TrialFacts:
-    """Of a trial that the search has created; `state` is the experiment's."""
-    folder, search = view.folder.trial(number), view.search
-    attempts = attempts_of(search, folder, is_over=state.is_final)
-    hparams, seed = _sample(view, folder)
-    return TrialFacts(
-        folder=folder,
-        view=view,
-        state=trial_state(search, number, attempts, is_over=state.is_final),
-        worker=None if state.is_final else search.trials[number].worker,
-        hparams=hparams,
-        seed=seed,
-        metrics=Metrics.read(folder, view.config["searcher"]),
-        attempts=attempts,
-        is_over=state.is_final,
-    )
-
-
-def _sample(view: ExperimentView, folder: TrialFolder) -> tuple[dict[str, Any], int]:
-    """What its worker has written; before that, what it is going to write."""
-    if written := read_tolerantly(folder.trial, SPEC):
-        return written["hparams"], written["trial_seed"]
-    sample = view.sample(folder.id)
-    return sample.hparams, sample.seed
+def as_json(found: TrialFacts) -> Record:
+    """The record that `trial describe --json` prints."""
+    return {
+        **brief(found),
+        "profile": found.verdict(),
+        "checkpoints": [_checkpoint(item) for item in found.checkpoints()],
+        "set_aside": [_set_aside(item) for item in found.set_aside()],
+        "attempts": [_attempt(item) for item in found.attempts],
+    }
 
 
 def of(trial: TrialFolder) -> TrialFacts:
+    """The facts of a trial whose experiment nobody has looked at yet."""
     view = ExperimentView(trial.experiment())
-    return facts(view, trial.id, state_of(view))
+    return TrialFacts(view=view, id=trial.id, is_over=state_of(view).is_final)
 
 
 def in_words(found: TrialFacts) -> str:

@@ -46,7 +46,7 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
     unless there is none, or too much to read for it. What the last keys hold stands in
     `hpc-det experiment describe --help`.
     """
-    from hpc_det.cli.describe_trial import in_words, of
+    from hpc_det.cli.describe_trial import as_json, in_words, of
     from hpc_det.cli.trial_metrics import COLUMNS, KEYS, reported
 
     if with_metrics:
@@ -56,7 +56,7 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
     if output.is_for_people:
         show(in_words(found))
     else:
-        output.details([found.as_json()])
+        output.details([as_json(found)])
 
 
 @trial.command()

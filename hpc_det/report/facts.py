@@ -12,14 +12,15 @@ from hpc_det.report.importance import importances
 from hpc_det.report.profile import course_of
 from hpc_det.report.rungs import brackets_of
 from hpc_det.report.spans import Phase, goodput
-from hpc_det.report.trial import trial_facts
+from hpc_det.report.trial import trial_record
 from hpc_det.search.sample import is_nested
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.config import shown_config
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import best, why
+from hpc_det.view.trial_facts import trials_of
 from hpc_det.view.trial_history import AttemptHistory, Validation, checkpoint_to_take
-from hpc_det.view.trials import attempts_of, differing, flattened, length_unit
+from hpc_det.view.trials import differing, flattened, length_unit
 
 Record = dict[str, Any]
 
@@ -27,12 +28,9 @@ Record = dict[str, Any]
 def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
     """All of an experiment as of `now`, in seconds since the epoch, as all moments in it. Can be written as JSON."""
     plan, searcher = view.plan(), view.config["searcher"]
-    attempts = {
-        number: attempts_of(view.search, view.folder.trial(number), is_over=state.is_final)
-        for number in sorted(view.search.trials)
-    }
-    queued = _submissions(view, attempts)
-    trials = [trial_facts(view, number, state, its, queued[number], now) for number, its in attempts.items()]
+    found = [*trials_of(view, state)]
+    queued = _submissions(view, {trial.id: trial.attempts for trial in found})
+    trials = [trial_record(trial, queued[trial.id], now) for trial in found]
     seconds, best_one = _seconds(trials), _best(view, trials)
     return {
         "id": view.id,

@@ -8,19 +8,12 @@ from typing import Any
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view.performance.limits import slowest
 from hpc_det.view.performance.measured import measured
-from hpc_det.view.performance.profile import profile
 from hpc_det.view.performance.system import over_batches
 from hpc_det.view.performance.timings import Stretch, total
-from hpc_det.view.state import ExperimentView
 
 Record = dict[str, Any]
 MOST_COLUMNS = 120
 """Of a picture: more could not be told apart."""
-
-
-def profile_of(view: ExperimentView, trial: TrialFolder) -> Record | None:
-    """What `hpc-det trial profile --json` says; None of a trial without a profile."""
-    return profile(view, trial) if trial.profile.exists() else None
 
 
 def course_of(trial: TrialFolder) -> Record:

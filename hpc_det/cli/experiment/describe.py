@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from hpc_det.cli import describe_trial
-from hpc_det.cli.describe_trial import TrialFacts
 from hpc_det.cli.experiment.list import progress_in_words
 from hpc_det.cli.experiment.list_trials import table as trials_table
 from hpc_det.cli.ids import any_experiments_argument
@@ -21,6 +20,7 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import batches_of, iso, labelled, number, section
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import progress, why
+from hpc_det.view.trial_facts import TrialFacts, trials_of
 from hpc_det.view.trial_history import read_tolerantly, why_not_completed
 from hpc_det.view.trials import TrialState
 from hpc_det.view.watch import state as state_of
@@ -84,13 +84,9 @@ def described(experiment: ExperimentFolder) -> Record:
     """The record that `describe --json` prints."""
     view = ExperimentView(experiment)
     state = state_of(view)
-    found = _trials(view, state)
-    trials = [trial.as_json() for trial in found]
+    found = [*trials_of(view, state)]
+    trials = [describe_trial.as_json(trial) for trial in found]
     return {**_record(view, state, found), **_of_only_trial(view, trials), "trials": trials}
-
-
-def _trials(view: ExperimentView, state: ExperimentState) -> list[TrialFacts]:
-    return [describe_trial.facts(view, number, state) for number in sorted(view.search.trials)]
 
 
 def _record(view: ExperimentView, state: ExperimentState, trials: list[TrialFacts]) -> Record:
@@ -142,7 +138,7 @@ def in_words(experiment: ExperimentFolder) -> str:
 
 
 def told(view: ExperimentView, state: ExperimentState) -> str:
-    trials = _trials(view, state)
+    trials = [*trials_of(view, state)]
     record = _record(view, state, trials)
     sections = [list(_facts(record))]
     if view.has_many_trials:

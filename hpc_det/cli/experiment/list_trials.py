@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import click
 
-from hpc_det.cli import describe_trial
-from hpc_det.cli.describe_trial import TrialFacts
+from hpc_det.cli.describe_trial import brief
 from hpc_det.cli.ids import any_experiment_argument
 from hpc_det.cli.output import Column, Output, Record, column, output_options, rows
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import columns, number_if_known
 from hpc_det.view.state import ExperimentView
+from hpc_det.view.trial_facts import TrialFacts, trials_of
 from hpc_det.view.trials import differing, flattened
 from hpc_det.view.watch import state
 
@@ -38,13 +38,13 @@ def listed(experiment: ExperimentFolder) -> tuple[Sequence[Record], Sequence[Col
     """A record for each trial, as `trial describe --json` prints it, but for attempts and checkpoints; its table."""
     view = ExperimentView(experiment)
     now = state(view)
-    trials = [describe_trial.facts(view, trial, now).brief() for trial in sorted(view.search.trials)]
+    trials = [*map(brief, trials_of(view, now))]
     return trials, _columns(trials, view)
 
 
 def table(trials: Sequence[TrialFacts], view: ExperimentView) -> list[str]:
     """As lines; none before the first trial."""
-    records = [found.brief() for found in trials]
+    records = [*map(brief, trials)]
     return columns(rows(records, _columns(records, view))) if records else []
 
 

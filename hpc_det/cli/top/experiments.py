@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_det.cli.experiment.follow import MetricsReader
-from hpc_det.cli.top.gpus import gpu_use
 from hpc_det.cli.top.jobs import Answers, Job, in_queue
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.scheduler import JobStatus
@@ -17,7 +16,7 @@ from hpc_det.view import all as view_all
 from hpc_det.view.metric_history import Curve
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import DAMAGED, UNREADABLE, Summary, summary
-from hpc_det.view.trial_history import read_attempts
+from hpc_det.view.trial_facts import TrialFacts
 
 ROUND_S = 5.0
 """Between two looks for experiments that are new, have ended or go on. The others are looked at each time."""
@@ -99,6 +98,7 @@ class UnderWay:
         """Raises one of UNREADABLE where the files are damaged or gone."""
         state, search = self.view.state(statuses), self.view.search
         reader = self._read_metrics()
+        trial = TrialFacts(view=self.view, id=self._trial, is_over=state.is_final, read_metrics=reader.metrics)
         has_nodes, waits = state.has_job, not state.is_final and not search.rests
         in_queue = len(search.waiting) + (0 if has_nodes else len(search.present))
         return Row(
@@ -106,12 +106,12 @@ class UnderWay:
             waits_for=self.view.waits_for if state is ExperimentState.QUEUED else None,
             slots=self._ranks * len(search.present) if has_nodes else 0,
             slots_wanted=self._ranks * in_queue if waits else 0,
-            trial=self._trial,
-            attempts=len(read_attempts(self.view.folder.trial(self._trial))),
-            training=reader.metrics.training,
-            validation=reader.metrics.validation,
+            trial=trial.id,
+            attempts=len(trial.attempts),
+            training=trial.metrics.training,
+            validation=trial.metrics.validation,
             losses=tuple(self._losses.values),
-            gpu_use=gpu_use(self.view.folder.trial(self._trial)) if has_nodes else None,
+            gpu_use=trial.gpu_use() if has_nodes else None,
         )
 
     def _read_metrics(self) -> MetricsReader:

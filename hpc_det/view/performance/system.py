@@ -9,6 +9,9 @@ A line is a sample. The files may be long: they are read line by line, and no sa
 from __future__ import annotations
 
 import math
+import os
+import statistics
+import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.node.json_files import NUMBER, Shape, insist_on, parse_line
+from hpc_det.store.folders import TrialFolder
 from hpc_det.view.performance.timings import Stretch, numbered
 
 Sample = dict[str, Any]
@@ -158,3 +162,23 @@ def _values(sample: Sample) -> Iterator[tuple[str, float]]:
 def _known(values: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, float]]:
     """A machine may have no disk or network that is counted."""
     yield from ((name, values[name]) for name in names if values.get(name) is not None)
+
+
+NEW_S = 60.0
+"""Nodes write every 10 s; older lines are of an earlier attempt, or of batches that are measured no more."""
+_END = 2**16
+"""Bytes of a file; a line about a node with many GPUs is of one or two thousand."""
+
+
+def gpu_use(trial: TrialFolder) -> float | None:
+    """Percent, the mean of all GPUs that somebody said something of lately; None where nobody did."""
+    newest = [line for file in trial.profile.glob("system-*.jsonl") if (line := _newest_line(file))]
+    uses = [gpu["util"] for line in newest if time.time() - line["time"] < NEW_S for gpu in line["gpus"].values()]
+    return statistics.fmean(uses) if uses else None
+
+
+def _newest_line(path: Path) -> dict[str, Any] | None:
+    with open(path, "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - _END, 0))
+        lines = file.read().splitlines()
+    return next((line for line in map(parse_line, reversed(lines)) if line), None)

@@ -1,0 +1,133 @@
+"""The facts of a trial, from its own files and its search: what `describe`, the report and `top` show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hpc_det.checkpoint.committed import Committed, committed
+from hpc_det.checkpoint.damaged import Damaged, damaged_ones
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.metrics import each
+from hpc_det.store.save_times import Save, read_each_save
+from hpc_det.view.metric_history import MetricHistory
+from hpc_det.view.performance.profile import Record, profile
+from hpc_det.view.performance.system import gpu_use
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.summary import best_of_one
+from hpc_det.view.trial_history import SPEC, AttemptHistory, Metrics, read_tolerantly
+from hpc_det.view.trials import TrialState, attempts_of, trial_state
+
+MOST_OF_PROFILE = 32 * 2**20
+"""Bytes: two seconds. `trial profile` reads any number of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFacts:
+    """A trial that the search has created. Each file is read when it is first asked for, and not again."""
+
+    view: ExperimentView
+    """Of its experiment."""
+    id: int
+    is_over: bool
+    """Nothing of the experiment runs any more."""
+    read_metrics: Metrics | None = None
+    """Where somebody has read them already."""
+
+    @cached_property
+    def folder(self) -> TrialFolder:
+        return self.view.folder.trial(self.id)
+
+    @cached_property
+    def attempts(self) -> list[AttemptHistory]:
+        """Oldest first."""
+        return attempts_of(self.view.search, self.folder, is_over=self.is_over)
+
+    @cached_property
+    def state(self) -> TrialState:
+        return trial_state(self.view.search, self.id, self.attempts, is_over=self.is_over)
+
+    @property
+    def worker(self) -> int | None:
+        """Who trains it now."""
+        return None if self.is_over else self.view.search.trials[self.id].worker
+
+    @property
+    def job_id(self) -> str | None:
+        """Of its last attempt."""
+        return self.attempts[-1].job_id if self.attempts else None
+
+    @property
+    def hparams(self) -> dict[str, Any]:
+        return self._sample[0]
+
+    @property
+    def seed(self) -> int:
+        return self._sample[1]
+
+    @cached_property
+    def _sample(self) -> tuple[dict[str, Any], int]:
+        """What its worker has written; before that, what it is going to write."""
+        if written := read_tolerantly(self.folder.trial, SPEC):
+            return written["hparams"], written["trial_seed"]
+        sample = self.view.sample(self.id)
+        return sample.hparams, sample.seed
+
+    # --- metrics
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Its progress, and the last and best metrics."""
+        return self.read_metrics or Metrics.read(self.folder, self.view.config["searcher"])
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The best validation: metric, value, batches, trial."""
+        return best_of_one(self.metrics, self.id)
+
+    @property
+    def reported(self) -> float | None:
+        """The last value that the search has."""
+        return self.view.search.trials[self.id].value
+
+    def history(self) -> MetricHistory:
+        """All metrics over the batches, read anew: those of a thousand trials would not fit into memory."""
+        return MetricHistory(each(self.folder.metrics), self.saves)
+
+    @cached_property
+    def saves(self) -> list[Save]:
+        return read_each_save(self.folder.saves)
+
+    # --- checkpoints
+
+    def checkpoints(self) -> list[Committed]:
+        """Newest first."""
+        return committed(self.folder.checkpoints)
+
+    def set_aside(self) -> list[Damaged]:
+        """Damaged ones from which no trial resumes, oldest first."""
+        return damaged_ones(self.folder.checkpoints)
+
+    # --- performance
+
+    def profile(self) -> Record | None:
+        """What `hpc-det trial profile --json` prints; None of a trial without a profile."""
+        return profile(self.view, self.folder) if self.folder.profile.exists() else None
+
+    def verdict(self) -> str | None:
+        """Of its profile; None where it has none, or one that takes more than a moment to read."""
+        size = sum(file.stat().st_size for file in self.folder.profile.glob("*.jsonl"))
+        found = self.profile() if 0 < size <= MOST_OF_PROFILE else None
+        return f"{found['verdict']}: {found['why']}" if found else None
+
+    def gpu_use(self) -> float | None:
+        """Percent, the mean of all its GPUs in the last minute; None where that is not measured."""
+        return gpu_use(self.folder)
+
+
+def trials_of(view: ExperimentView, state: ExperimentState) -> Iterator[TrialFacts]:
+    """Of all trials of the experiment, whose `state` that is, by their numbers."""
+    for number in sorted(view.search.trials):
+        yield TrialFacts(view=view, id=number, is_over=state.is_final)
