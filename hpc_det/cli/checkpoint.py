@@ -19,10 +19,9 @@ from hpc_det.cli.output import Output, Record, output_options, show
 from hpc_det.cli.several import at_once
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.view.checkpoints import StoredCheckpoint, find
-from hpc_det.view.ended import beginning_with, insist_on_end
 from hpc_det.view.formatting import count, iso, labelled, size, values_in_words
 from hpc_det.view.trial_history import read_tolerantly
-from hpc_det.view.watch import say
+from hpc_det.view.watch import beginning_with, insist_on_end, say
 
 
 def stored_checkpoints(text: str) -> list[StoredCheckpoint]:

@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from hpc_det.doctor import launchers, pbs, profiles, slurm, this_machine
-from hpc_det.doctor.asked_once import AskedOnce
 from hpc_det.doctor.finding import Finding
 from hpc_det.doctor.profiles import Profile
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.pbs.answers import check_is_pbs
 from hpc_det.schedulers.scheduler import CommandError, Run, outside_any_job, run_command
 from hpc_det.schedulers.site import Site, Which, ask, scheduler_here, schedulers_here
+
+AT_ONCE = 16
+
+
+class AskedOnce:
+    """A `Run` whose commands may begin before their answers are needed."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._threads = ThreadPoolExecutor(AT_ONCE)
+        self._answers: dict[tuple[str, ...], Future[str]] = {}
+
+    def __enter__(self) -> AskedOnce:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def begin(self, commands: Iterable[Sequence[str]]) -> None:
+        for command in commands:
+            self._begun(command)
+
+    def __call__(self, command: Sequence[str]) -> str:
+        """Raises CommandError, as often as one asks for what failed."""
+        return self._begun(command).result()
+
+    def _begun(self, command: Sequence[str]) -> Future[str]:
+        key = tuple(command)
+        if key not in self._answers:
+            self._answers[key] = self._threads.submit(self._run, key)
+        return self._answers[key]
+
 
 TIMEOUT_S = 20.0
 """Of each command. A healthy controller takes tenths of a second, and a login node that is busy more."""

@@ -20,8 +20,7 @@ from typing import Any
 from hpc_det.node.files import make_folder, write_first
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.notify import ways
-from hpc_det.notify.news import News
-from hpc_det.notify.ways import HookError
+from hpc_det.notify.ways import HookError, News
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 

@@ -9,17 +9,23 @@ from typing import Any
 
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.report.importance import importances
-from hpc_det.report.profile import course_of
-from hpc_det.report.rungs import brackets_of
-from hpc_det.report.spans import Phase, goodput
-from hpc_det.report.trial import trial_record
+from hpc_det.report.spans import Phase, TrialTimes, end_of, goodput, longest, seconds_by_phase, spans_of
+from hpc_det.search.adaptive import AdaptiveSearch
+from hpc_det.search.asha import AsyncHalving
+from hpc_det.search.method import Exit
 from hpc_det.search.sample import is_nested
-from hpc_det.store.folders import ExperimentFolder
+from hpc_det.search.state import Entry, SearchState
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.config import shown_config
+from hpc_det.view.metric_history import Curve
+from hpc_det.view.performance.limits import slowest
+from hpc_det.view.performance.measured import measured
+from hpc_det.view.performance.system import over_batches
+from hpc_det.view.performance.timings import Stretch, total
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import best, why
-from hpc_det.view.trial_facts import trials_of
-from hpc_det.view.trial_history import AttemptHistory, Validation, checkpoint_to_take
+from hpc_det.view.trial_facts import TrialFacts, trials_of
+from hpc_det.view.trial_history import AttemptHistory, Validation, checkpoint_to_take, hosts_of
 from hpc_det.view.trials import differing, flattened, length_unit
 
 Record = dict[str, Any]
@@ -161,3 +167,130 @@ def _config(folder: ExperimentFolder) -> list[Record]:
     """Each value of the effective configuration and who wrote it, secrets masked."""
     config, origins = shown_config(folder)
     return [{"key": path, "value": value, "origin": origins[path]} for path, value in leaves(config)]
+
+
+def brackets_of(search: SearchState, told: Sequence[Entry]) -> list[Record]:
+    """{"rungs": [{"length", "trials": [{"trial", "value", "fate"}]}]} of each bracket; none of other searches.
+
+    `told`: the reports of the trials, oldest first. A fate is promoted, finished, waiting or stopped. Trials whose
+    hyperparameters are invalid were never there.
+    """
+    values = {(entry["trial"], entry["until"]): entry["value"] for entry in told if entry["event"] == "reported"}
+    return [{"rungs": list(_rungs(halving, numbers, search, values))} for halving, numbers in _brackets(search)]
+
+
+def _brackets(search: SearchState) -> Iterator[tuple[AsyncHalving, Sequence[int]]]:
+    """Each with the numbers of its trials in the whole search."""
+    if isinstance(search.method, AsyncHalving):
+        yield search.method, sorted(search.trials)
+    elif isinstance(search.method, AdaptiveSearch):
+        yield from ((bracket.search, bracket.numbers) for bracket in search.method.brackets)
+
+
+def _rungs(
+    halving: AsyncHalving, numbers: Sequence[int], search: SearchState, values: dict[tuple[int, int], float | None]
+) -> Iterator[Record]:
+    lengths = halving.lengths
+    for index, length in enumerate(lengths):
+        trials = []
+        for own, number in enumerate(numbers, 1):
+            if (number, length) in values and search.trials[number].ended is not Exit.INVALID_HP:
+                fate = _fate(halving, own, index, is_last=index + 1 == len(lengths))
+                trials.append({"trial": number, "value": values[number, length], "fate": fate})
+        yield {"length": length, "trials": trials}
+
+
+def _fate(halving: AsyncHalving, own: int, rung: int, *, is_last: bool) -> str:
+    if halving.rung_of(own) > rung:
+        return "promoted"
+    if is_last:
+        return "finished"
+    return "stopped" if halving.is_closed(own) else "waiting"
+
+
+MOST_COLUMNS = 120
+"""Of a picture: more could not be told apart."""
+
+
+def course_of(trial: TrialFolder) -> Record:
+    """Of a trial with timings: how the time of its slowest rank, and the use of all nodes, went over the batches.
+
+    {"trial", "rank", "host", "columns": [{"first", "last", "seconds": {part: s}}],
+     "system": {metric: [[batches, mean, lowest, highest]]}}
+    """
+    found = measured(trial)
+    rank = slowest(found.ranks)
+    columns = list(_columns(found.timings[rank.rank]))
+    return {
+        "trial": trial.id,
+        "rank": rank.rank,
+        "host": rank.host,
+        "columns": [_column(stretches) for stretches in columns],
+        "system": over_batches(trial.profile, found.timings, [stretches[-1].batches for stretches in columns]),
+    }
+
+
+def _columns(stretches: Sequence[Stretch]) -> Iterator[Sequence[Stretch]]:
+    """Neighbours together, where there are too many."""
+    parts = min(len(stretches), MOST_COLUMNS)
+    for part in range(parts):
+        yield stretches[part * len(stretches) // parts : (part + 1) * len(stretches) // parts]
+
+
+def _column(stretches: Sequence[Stretch]) -> Record:
+    seconds = {part.value: amount for part, amount in total(stretches).parts().items()}
+    return {"first": stretches[0].first, "last": stretches[-1].batches, "seconds": seconds}
+
+
+Points = list[tuple[int, float | None]]
+"""Batches and value; None for what is no finite number."""
+MOST_POINTS = 10_000
+"""Of a curve: a trial may have a million reports. The lowest and highest values stay (see `Curve.points`)."""
+MOST_SPANS = 10_000
+
+
+def trial_record(found: TrialFacts, queued: Sequence[float], now: float) -> Record:
+    """All of a trial. `queued`: when jobs were submitted that the trial waited for."""
+    folder, history, metrics = found.folder, found.history(), found.metrics
+    times = TrialTimes(
+        attempts=found.attempts,
+        lines=history.attempts,
+        saves=found.saves,
+        queued=queued,
+        now=now,
+        is_over=found.is_over,
+    )
+    spans = spans_of(times)
+    seconds, shown = seconds_by_phase(spans), longest(spans, MOST_SPANS)
+    return {
+        "id": found.id,
+        "state": found.state.value,
+        "hyperparameters": found.hparams,
+        "batches": metrics.batches,
+        "total_batches": metrics.total,
+        "best": asdict(metrics.best) if metrics.best else None,
+        "reported": found.reported,
+        "training": curves(history.training),
+        "validation": curves(history.validation),
+        "batches_per_s": history.batches_per_s.points(MOST_POINTS),
+        "validation_s": history.validation_s.points(MOST_POINTS),
+        "saves": [dict(vars(save)) for save in found.saves],  # asdict copies deeply: a second for a thousand trials
+        "attempts": [_attempt(folder, times, attempt) for attempt in found.attempts],
+        "spans": [{"phase": span.phase.value, "begin": span.begin, "end": span.end} for span in shown],
+        "seconds": {phase.value: seconds[phase] for phase in Phase if phase in seconds},
+        "goodput": goodput(seconds),
+        "profile": found.profile(),
+        "traces": sorted(str(path.relative_to(folder.path)) for path in folder.tensorboard.rglob("*.pt.trace.json*")),
+    }
+
+
+def _attempt(folder: TrialFolder, times: TrialTimes, attempt: AttemptHistory) -> Record:
+    hosts = hosts_of(folder, attempt)
+    ended = None if attempt.is_open and not times.is_over else end_of(times, attempt)
+    return {**asdict(attempt), "ended": ended, "hosts": hosts}
+
+
+def curves(by_name: Mapping[str, Curve]) -> dict[str, Points]:
+    """Of each metric that was ever a number."""
+    points = {name: curve.points(MOST_POINTS) for name, curve in by_name.items()}
+    return {name: curve for name, curve in points.items() if any(value is not None for _, value in curve)}

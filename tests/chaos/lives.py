@@ -25,7 +25,7 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.run_folder import RunFolder
 from hpc_det.submit.submission import submit
-from hpc_det.view.resume_check.comparison import compare
+from hpc_det.view.resume_check import compare
 from hpc_det.view.state import ExperimentView
 from tests.chaos.driver import FINAL, TOLD, drive
 from tests.chaos.schedules import SIGNALS, Schedule, TrainerSchedule

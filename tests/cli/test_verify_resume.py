@@ -20,7 +20,7 @@ from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
-from tests.view.resume_check.traces import Change, trace
+from tests.view.resume_traces import Change, trace
 
 CONFIG = """
 name: tiny

@@ -12,8 +12,8 @@ import pytest
 from hpc_det.launch.log_tail import LONGEST_PAUSE_S, LOOK_S, LogWatch, last_line
 from hpc_det.store.folders import times_of
 from hpc_det.store.log_lines import moments_after
-from hpc_det.view.logs.trial import TrialLogs
-from hpc_det.view.logs.wanted import Wanted
+from hpc_det.view.logs.merged import TrialLogs
+from hpc_det.view.logs.selection import Wanted
 from tests.launch.gang import Gang
 
 REPORT = """\

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from hpc_det.notify import ways
-from hpc_det.notify.news import News
-from hpc_det.notify.ways import HookError, named, send
+from hpc_det.notify.ways import HookError, News, named, send
 from tests.launch.gang import is_there
 from tests.notify.receiver import Receiver
 from tests.stub import Stub

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from hpc_det.node.json_files import read_json, write_json
-from hpc_det.report.facts import facts
+from hpc_det.report.facts import curves, facts
 from hpc_det.requeue import Action, Cause
 from hpc_det.store.experiment_config import write_about
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.metric_history import MetricHistory
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import Life, halving, random_search
 from tests.report.searches import ADAPTIVE, BEGAN, lived
@@ -147,3 +148,19 @@ def test_traces_of_the_profiler_are_named(tmp_path: Path) -> None:
     trace.parent.mkdir(parents=True)
     trace.write_text("{}")
     assert facts_of(life.folder)["trials"][0]["traces"] == ["tensorboard/rank-1/node1.pt.trace.json"]
+
+
+def report(kind: str, steps: int, metrics: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": kind, "attempt": 1, "time": 1.0, "steps": steps, "metrics": metrics}
+
+
+def test_curves_are_of_numbers_and_what_is_none_is_a_gap() -> None:
+    history = MetricHistory(
+        [
+            report("validation", 10, {"accuracy": 0.5, "matrix": [[1]], "odd": None}),
+            report("validation", 20, {"accuracy": "NaN", "matrix": [[1]], "odd": None}),
+            report("training", 20, {"loss": 1}),
+        ]
+    )
+    assert curves(history.validation) == {"accuracy": [(10, 0.5), (20, None)]}
+    assert curves(history.training) == {"loss": [(20, 1.0)]}

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.report.facts import facts
+from hpc_det.report.facts import MOST_COLUMNS, course_of, facts
 from hpc_det.report.page import page
-from hpc_det.report.profile import MOST_COLUMNS, course_of
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import Life, random_search
 from tests.report.test_page import Outline

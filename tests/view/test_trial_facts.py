@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpc_det.cli.describe_trial import as_json
 from hpc_det.cli.top.experiments import UnderWay
-from hpc_det.report.trial import trial_record
+from hpc_det.report.facts import trial_record
 from hpc_det.requeue import Action, Cause
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_facts import trials_of

@@ -20,10 +20,9 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.json_files import read_json
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.ended import beginning_with, insist_on_end
 from hpc_det.view.formatting import count, size
 from hpc_det.view.state import ExperimentView
-from hpc_det.view.watch import say, state
+from hpc_det.view.watch import beginning_with, insist_on_end, say, state
 
 
 @click.command()

@@ -19,11 +19,9 @@ from hpc_det.cli.parameters import bundle
 from hpc_det.errors import UsageError, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.formatting import date_and_time, iso
-from hpc_det.view.logs.experiment import ExperimentLogs
-from hpc_det.view.logs.levels import LEVELS, Levels
-from hpc_det.view.logs.passage import Passage, Source, first
-from hpc_det.view.logs.trial import MARKED, TrialLogs
-from hpc_det.view.logs.wanted import Wanted
+from hpc_det.view.logs.log_file import Passage, Source, first
+from hpc_det.view.logs.merged import MARKED, ExperimentLogs, TrialLogs
+from hpc_det.view.logs.selection import LEVELS, Levels, Wanted
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import attempt_in_words, read_attempts
 from hpc_det.view.trials import TrialState, state_now

@@ -23,8 +23,7 @@ from hpc_det.plan.short_training import problems, short_training
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.submission import submit
 from hpc_det.view.formatting import length_in_words
-from hpc_det.view.resume_check.causes import Cause, causes
-from hpc_det.view.resume_check.comparison import Comparison, Difference, compare
+from hpc_det.view.resume_check import Cause, Comparison, Difference, causes, compare
 
 
 @click.command("verify-resume")

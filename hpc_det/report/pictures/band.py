@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, axes, path
-from hpc_det.report.pictures.scale import Scale
+from hpc_det.report.pictures.svg import Scale
 from hpc_det.view.formatting import number
 
 Point = tuple[int, float, float, float]

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hpc_det.report.pictures import svg
-from hpc_det.report.pictures.scale import Scale
+from hpc_det.report.pictures.svg import Scale
 from hpc_det.view.formatting import cut, number
 
 WIDTH, HEIGHT, SIDE, TOP, BOTTOM = 1000, 340, 60, 34, 14

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hpc_det.report.pictures import svg
-from hpc_det.report.pictures.scale import Scale
+from hpc_det.report.pictures.svg import Scale
 from hpc_det.view.formatting import number
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 300, 60, 50, 58, 14

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hpc_det.report.pictures import svg
-from hpc_det.report.pictures.scale import Scale
+from hpc_det.report.pictures.svg import Scale
 from hpc_det.view.formatting import duration, percent
 
 WIDTH, LEFT, RIGHT, TOP = 1000, 62, 14, 24

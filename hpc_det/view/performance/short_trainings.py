@@ -185,7 +185,7 @@ def _conditions(experiment: Tree, cluster: Cluster, baseline: Measurement) -> Co
         config=experiment,
         hparams={"global_batch_size": baseline.batch_size},
         slots=baseline.slots,
-        nodes=gang(baseline.slots, cluster).nodes,
+        nodes=rank_layout(baseline.slots, cluster).nodes,
         scheduler=cluster.scheduler,
         cpus_per_rank=cluster.cpus_per_slot,
         shares_nodes=False,

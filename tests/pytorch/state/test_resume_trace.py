@@ -17,8 +17,7 @@ from hpc_det.distributed.rng import seed_everything
 from hpc_det.pytorch.loop.run import Purpose, TrialRun
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view.resume_check.causes import causes
-from hpc_det.view.resume_check.comparison import Comparison, compare
+from hpc_det.view.resume_check import Comparison, causes, compare
 from tests.distributed.ranks import OnRanks
 from tests.pytorch import leaky
 from tests.pytorch.trials import CONFIG

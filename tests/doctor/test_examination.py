@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hpc_det.doctor.asked_once import AskedOnce
+from hpc_det.doctor.examination import AskedOnce
 from hpc_det.schedulers.scheduler import CommandError
 from tests.wait import DEADLINE_S
 

@@ -12,9 +12,8 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.trace_names import GENERATOR, unwrapped
-from hpc_det.view.resume_check.causes import causes
-from hpc_det.view.resume_check.comparison import Comparison, compare
-from tests.view.resume_check.traces import USUAL, Change, trace
+from hpc_det.view.resume_check import Comparison, causes, compare
+from tests.view.resume_traces import USUAL, Change, trace
 
 BATCHES = 6
 

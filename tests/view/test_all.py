@@ -15,8 +15,7 @@ import pytest
 from hpc_det.store.experiment_config import write_about
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.all import summaries, under_way
-from hpc_det.view.index import SETTLES_S
+from hpc_det.view.all import SETTLES_S, summaries, under_way
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import FakeScheduler, Life
 
@@ -195,7 +194,7 @@ def test_what_changed_a_moment_ago_is_read_once_more(
     store: ExperimentStore, ended: Life, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change in the same tick of the file system's clock would leave no trace."""
-    monkeypatch.setattr("hpc_det.view.index.time.time", lambda: LONG_AGO + SETTLES_S / 2)
+    monkeypatch.setattr("hpc_det.view.all.time.time", lambda: LONG_AGO + SETTLES_S / 2)
     summaries(store)
     summaries(store)
     assert reads == [1, 1]

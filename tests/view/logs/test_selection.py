@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_det.view.logs.levels import Levels, level_of
-from hpc_det.view.logs.passage import Passage, Source
+from hpc_det.view.logs.log_file import Passage, Source
+from hpc_det.view.logs.selection import Levels, level_of
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.view.logs.trial import TrialLogs
-from hpc_det.view.logs.wanted import Wanted
+from hpc_det.view.logs.merged import TrialLogs
+from hpc_det.view.logs.selection import Wanted
 from tests.view.logs.test_log_file import write
 
 

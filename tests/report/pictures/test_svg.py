@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.report.pictures.scale import Scale
+from hpc_det.report.pictures.svg import Scale
 
 VALUES = st.lists(st.floats(-1e9, 1e9) | st.floats(1e-9, 1e9), min_size=1, max_size=20)
 

@@ -1,1 +1,0 @@
-"""Whether a trial resumes exactly: two short trainings compared, and the cause of a difference."""
