@@ -12,7 +12,7 @@ import click
 from hpc_det.cli.output import Output, output_options
 
 if TYPE_CHECKING:
-    from hpc_det.doctor.finding import Finding
+    from hpc_det.doctor import Finding
 
 _COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 _WIDTH = max(map(len, _COLORS))
@@ -39,7 +39,7 @@ def doctor(cluster: str | None, output: Output) -> int:
         click.echo(_in_all(found))
     else:
         found = list(findings)
-        output.table([finding._asdict() for finding in found], [])
+        output.table([finding.as_json() for finding in found], [])
     return int(any(finding.verdict == "problem" for finding in found))
 
 
@@ -53,7 +53,7 @@ def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
             subject = finding.subject
             click.secho(subject, bold=True)
         verdict = click.style(finding.verdict.ljust(_WIDTH), fg=_COLORS[finding.verdict])
-        click.echo(f"  {verdict}  {printable(finding.told)}")
+        click.echo(f"  {verdict}  {printable(finding.message)}")
         if finding.remedy:
             click.echo(f"  {'':{_WIDTH}}  -> {printable(finding.remedy)}")
         yield finding

@@ -1,4 +1,4 @@
-"""All subjects, one after the other."""
+"""All subjects, one after the other; their commands are asked all at once, and none of them twice."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from hpc_det.doctor import launchers, pbs, profiles, slurm, this_machine
-from hpc_det.doctor.finding import Finding
+from hpc_det.doctor import Finding, launchers, pbs, profiles, slurm, this_machine
 from hpc_det.doctor.profiles import Profile
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.pbs.answers import check_is_pbs
@@ -15,37 +14,7 @@ from hpc_det.schedulers.scheduler import CommandError, Run, outside_any_job, run
 from hpc_det.schedulers.site import Site, Which, ask, scheduler_here, schedulers_here
 
 AT_ONCE = 16
-
-
-class AskedOnce:
-    """A `Run` whose commands may begin before their answers are needed."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._threads = ThreadPoolExecutor(AT_ONCE)
-        self._answers: dict[tuple[str, ...], Future[str]] = {}
-
-    def __enter__(self) -> AskedOnce:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._threads.shutdown(cancel_futures=True)
-
-    def begin(self, commands: Iterable[Sequence[str]]) -> None:
-        for command in commands:
-            self._begun(command)
-
-    def __call__(self, command: Sequence[str]) -> str:
-        """Raises CommandError, as often as one asks for what failed."""
-        return self._begun(command).result()
-
-    def _begun(self, command: Sequence[str]) -> Future[str]:
-        key = tuple(command)
-        if key not in self._answers:
-            self._answers[key] = self._threads.submit(self._run, key)
-        return self._answers[key]
-
-
+"""Commands."""
 TIMEOUT_S = 20.0
 """Of each command. A healthy controller takes tenths of a second, and a login node that is busy more."""
 NO_SCHEDULER = Finding("scheduler", "note", "neither Slurm nor PBS is on PATH", "run this on a login node")
@@ -90,8 +59,8 @@ def _profiles(
     found: Sequence[Profile], site: Site | None, asked: Run, which: Which, *, is_named: bool
 ) -> Iterator[Finding]:
     for profile in found:
-        told = profiles.findings(profile, site, asked, which, is_named=is_named)
-        yield from _readable(profile.subject, told)
+        its = profiles.findings(profile, site, asked, which, is_named=is_named)
+        yield from _readable(profile.subject, its)
     if site and not is_named and all(profile.cluster.scheduler != site.scheduler for profile in found):
         yield from _readable(profiles.SUBJECT, profiles.without_any(site, asked))
 
@@ -129,7 +98,7 @@ def _site(scheduler: str, asked: Run, which: Which, only: str | None) -> Site | 
 
 
 def _readable(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Whatever a site answers, it is told and not raised."""
+    """Whatever a site answers becomes a finding, and is not raised."""
     try:
         yield from findings
     except CommandError as error:
@@ -143,5 +112,34 @@ def _silent(subject: str, error: CommandError) -> Finding:
 
 
 def _strange(subject: str, error: Exception) -> Finding:
-    told = f"what was answered cannot be read ({type(error).__name__}: {error})"
-    return Finding(subject, "problem", told, "report it, with the version of the scheduler")
+    message = f"what was answered cannot be read ({type(error).__name__}: {error})"
+    return Finding(subject, "problem", message, "report it, with the version of the scheduler")
+
+
+class AskedOnce:
+    """A `Run` whose commands may begin before their answers are needed."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._threads = ThreadPoolExecutor(AT_ONCE)
+        self._answers: dict[tuple[str, ...], Future[str]] = {}
+
+    def __enter__(self) -> AskedOnce:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def begin(self, commands: Iterable[Sequence[str]]) -> None:
+        for command in commands:
+            self._begun(command)
+
+    def __call__(self, command: Sequence[str]) -> str:
+        """Raises CommandError, as often as one asks for what failed."""
+        return self._begun(command).result()
+
+    def _begun(self, command: Sequence[str]) -> Future[str]:
+        key = tuple(command)
+        if key not in self._answers:
+            self._answers[key] = self._threads.submit(self._run, key)
+        return self._answers[key]

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from hpc_det.doctor.finding import Finding
+from hpc_det.doctor import Finding
 from hpc_det.launch.mpi import vendor
 from hpc_det.node.network import own_address
 from hpc_det.schedulers.scheduler import CommandError, Run
@@ -107,8 +107,8 @@ def _mpi(launcher: str, ask: Run, which: Which) -> Iterator[Finding]:
 
 def parse_version(path: str, output: str) -> Mpirun:
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["nothing"]
-    told = next((" ".join(line.split()) for line in lines if line.startswith("Version:")), lines[0])
-    return Mpirun(path, vendor(output), told)
+    said = next((" ".join(line.split()) for line in lines if line.startswith("Version:")), lines[0])
+    return Mpirun(path, vendor(output), said)
 
 
 def _fits(mpirun: Mpirun) -> Iterator[Finding]:
@@ -139,9 +139,11 @@ def vendors(modules: Iterable[str]) -> set[str] | None:
 def _network() -> Finding:
     names = [name for _, name in socket.if_nameindex() if name != "lo"]
     address, interface = own_address(nodes=2, wanted=None)
-    told = f"nodes would meet at addresses like {address}; interfaces here: {', '.join(names) or 'none but loopback'}"
+    message = (
+        f"nodes would meet at addresses like {address}; interfaces here: {', '.join(names) or 'none but loopback'}"
+    )
     if address.startswith("127."):
-        return _note(told, "if compute nodes are the same, set dtrain_network_interface in the profile")
+        return _note(message, "if compute nodes are the same, set dtrain_network_interface in the profile")
     if interface:
-        return _ok(f"{told}; gloo is told of {interface}, since the host's name leads to loopback")
-    return _ok(told)
+        return _ok(f"{message}; gloo is told of {interface}, since the host's name leads to loopback")
+    return _ok(message)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from hpc_det.doctor.finding import Finding
+from hpc_det.doctor import Finding
 from hpc_det.schedulers.pbs.detect import NODES, QUEUES, SCHEDULER, SERVER, answer, parse_scheduler, priority_note
 from hpc_det.schedulers.pbs.hosts import STARTERS
 from hpc_det.schedulers.scheduler import CommandError, Run
@@ -69,12 +69,12 @@ def _priorities(ask: Run) -> Finding:
 
 def _queues(site: Site) -> Iterator[Finding]:
     for pool in site.pools:
-        told = f"queue {pool.name}: {pool.grace_time_s} s lie between TERM and KILL (kill_delay)"
+        message = f"queue {pool.name}: {pool.grace_time_s} s lie between TERM and KILL (kill_delay)"
         if pool.grace_time_s:
-            yield _ok(told)
+            yield _ok(message)
         else:
             yield _note(
-                f"{told}: a job may end before it has saved",
+                f"{message}: a job may end before it has saved",
                 "have grace_time_s: 0 in the profile's pool; checkpoint_interval: auto is then on by itself",
             )
 
@@ -86,10 +86,10 @@ def _preemption(ask: Run) -> Iterator[Finding]:
         yield _note(f"who preempts whom is not told: {error}", "ask the site; set preempt_mode in the profile")
         return
     letters = [letter for letter in dict.fromkeys(order.split()[0] if order else "") if letter in _WAYS]
-    told = "; ".join(_WAYS[letter] for letter in letters)
+    ways = "; ".join(_WAYS[letter] for letter in letters)
     if letters and letters[0] == "S":
-        yield _note(f"preempt_order {order}: {told}", "ask the site for R or D in queues with GPUs")
+        yield _note(f"preempt_order {order}: {ways}", "ask the site for R or D in queues with GPUs")
     elif letters and letters[0] == "C":
-        yield _note(f"preempt_order {order}: {told}", "ask the site for R or D before C")
+        yield _note(f"preempt_order {order}: {ways}", "ask the site for R or D before C")
     else:
-        yield _ok(f"preempt_order {order}: {told}" if letters else "the scheduler tells no preempt_order")
+        yield _ok(f"preempt_order {order}: {ways}" if letters else "the scheduler tells no preempt_order")

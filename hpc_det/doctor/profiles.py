@@ -8,8 +8,7 @@ from typing import NamedTuple
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find, group_files
-from hpc_det.doctor import slurm
-from hpc_det.doctor.finding import Finding
+from hpc_det.doctor import Finding, slurm
 from hpc_det.errors import UsageError, nearest
 from hpc_det.plan.effective import valid_profile
 from hpc_det.plan.planner import way_back
@@ -87,8 +86,8 @@ def findings(
         return
     yield _way_back(profile)
     if site is None or site.scheduler != cluster.scheduler:
-        told = f"{_scheduler_in_words(cluster)} does not answer here"
-        yield Finding(subject, "problem" if is_named else "note", told, "run this on a login node of its cluster")
+        message = f"{_scheduler_in_words(cluster)} does not answer here"
+        yield Finding(subject, "problem" if is_named else "note", message, "run this on a login node of its cluster")
         return
     yield from _pools(profile, site)
     yield from _settings(profile, site)
@@ -103,16 +102,16 @@ def _scheduler_in_words(cluster: Cluster) -> str:
 def _way_back(profile: Profile) -> Finding:
     cluster = profile.cluster
     alone, in_array = (way_back(cluster, in_arrays=in_arrays) for in_arrays in (False, True))
-    told = f"resume: {cluster.resume} takes {alone}: {WAYS[alone]}"
-    told += f"; in arrays {in_array}" if in_array != alone else ""
+    message = f"resume: {cluster.resume} takes {alone}: {WAYS[alone]}"
+    message += f"; in arrays {in_array}" if in_array != alone else ""
     if cluster.scheduler == "pbs" and "requeue" in (alone, in_array):
         return Finding(
             profile.subject,
             "note",
-            f"{told}; PBS lets no user requeue a job after its time limit",
+            f"{message}; PBS lets no user requeue a job after its time limit",
             "set resume to successor, resubmit or chain, and nodes_can_submit as it is",
         )
-    return Finding(profile.subject, "ok", told)
+    return Finding(profile.subject, "ok", message)
 
 
 def _pools(profile: Profile, site: Site) -> Iterator[Finding]:
@@ -150,13 +149,13 @@ def _slots(subject: str, there: Cluster, found: FoundPool) -> Finding:
     else:
         wanted, kind = there.slots_per_node * there.cpus_per_slot, "CPUs"
         has = (found.slots_per_node or 1) * (found.cpus_per_slot or 1)
-    told = f"pool {found.name}: the profile takes {wanted} {kind} of a node, and nodes have {has}"
+    message = f"pool {found.name}: the profile takes {wanted} {kind} of a node, and nodes have {has}"
     if has is None or wanted == has:
-        return Finding(subject, "ok", told)
+        return Finding(subject, "ok", message)
     remedy = f"set slots_per_node to what nodes have{'' if kind == 'GPUs' else ', divided by cpus_per_slot'}"
     if wanted > has and not found.remark:
-        return Finding(subject, "problem", f"{told}: no job would ever start", remedy)
-    return Finding(subject, "note", f"{told}{f' ({found.remark})' if found.remark else ''}", remedy)
+        return Finding(subject, "problem", f"{message}: no job would ever start", remedy)
+    return Finding(subject, "note", f"{message}{f' ({found.remark})' if found.remark else ''}", remedy)
 
 
 def _settings(profile: Profile, site: Site) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from functools import partial
 
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.fields import time_limit_min
-from hpc_det.doctor.finding import Finding
+from hpc_det.doctor import Finding
 from hpc_det.schedulers.scheduler import CommandError, Run
 from hpc_det.schedulers.site import Site, Which
 from hpc_det.schedulers.slurm.detect import CONFIG, PARTITIONS, SINFO, SRUN_HELP, parse_config
@@ -88,16 +88,20 @@ def _preemption(site: Site, config: Mapping[str, str]) -> Iterator[Finding]:
         yield _ok(f"nobody is preempted ({kind})")
         return
     for pool in preempted:
-        told = f"partition {pool.name} preempts by {pool.preempt_mode}, GraceTime {pool.grace_time_s or 0} s ({kind})"
+        message = (
+            f"partition {pool.name} preempts by {pool.preempt_mode}, GraceTime {pool.grace_time_s or 0} s ({kind})"
+        )
         if pool.preempt_mode == "suspend":
-            yield _note(f"{told}: jobs keep their GPUs' memory and cannot save", "ask the site for requeue or cancel")
+            yield _note(
+                f"{message}: jobs keep their GPUs' memory and cannot save", "ask the site for requeue or cancel"
+            )
         elif not pool.grace_time_s:
             yield _note(
-                f"{told}: a preempted job may end before it has saved",
+                f"{message}: a preempted job may end before it has saved",
                 "have grace_time_s: 0 in the profile's pool; checkpoint_interval: auto is then on by itself",
             )
         else:
-            yield _ok(told)
+            yield _ok(message)
     by_signal = "send_user_signal" in config.get("PreemptParameters", "")
     yield _ok(f"preempted jobs are told by {'their own signal (send_user_signal)' if by_signal else 'TERM'}")
     if wait := config.get("KillWait"):

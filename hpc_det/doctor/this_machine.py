@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import hpc_det
-from hpc_det.doctor.finding import Finding, Verdict
+from hpc_det.doctor import Finding, Verdict
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.watch.health import answers, folder_problem
 from hpc_det.store.experiments import ExperimentStore, configured_root, danger
@@ -72,8 +72,8 @@ def _place(what: str, path: Path, action: str, has_nodes: bool) -> Finding:
     if verdict == "ok":
         return _finding("ok", f"{what} ({kind})")
     if verdict == "note":
-        told = f"{what} lies on a disk ({kind}), which nodes may or may not see"
-        return _finding("note", told, f"unless they see this very path: {action} that all nodes see")
+        message = f"{what} lies on a disk ({kind}), which nodes may or may not see"
+        return _finding("note", message, f"unless they see this very path: {action} that all nodes see")
     return _finding("problem", f"{what} is on this machine alone ({kind})", f"{action} that all nodes see")
 
 
@@ -107,20 +107,20 @@ def _mode(root: Path) -> Finding:
     if problem := danger(root):
         return _finding("problem", f"{root} {problem[0]}; commands refuse it", problem[1])
     mode = stat.S_IMODE(root.stat().st_mode)
-    told, remedy = f"{root} has mode {mode:04o}", f"chmod 700 {root}"
+    message, remedy = f"{root} has mode {mode:04o}", f"chmod 700 {root}"
     if mode & 0o067:  # a group goes through to what is shared with it
-        return _finding("note", f"{told}: others may look in", remedy)
-    return _finding("ok", told)
+        return _finding("note", f"{message}: others may look in", remedy)
+    return _finding("ok", message)
 
 
 def _room(root: Path) -> Finding:
     there = os.statvfs(root)
     free = there.f_bavail * there.f_frsize
-    told = f"{size(free)} are free there, quotas aside"
+    message = f"{size(free)} are free there, quotas aside"
     if free >= LITTLE_FREE:
-        return _finding("ok", told)
+        return _finding("ok", message)
     remedy = "delete checkpoints that nobody needs, or set HPC_DET_ROOT to a larger file system"
-    return _finding("problem" if free < LEAST_FREE else "note", told, remedy)
+    return _finding("problem" if free < LEAST_FREE else "note", message, remedy)
 
 
 def _experiments(store: ExperimentStore) -> Finding:
@@ -132,10 +132,10 @@ def _experiments(store: ExperimentStore) -> Finding:
             settled += ExperimentView(folder).settled() is not None
         except HpcDetError:
             damaged.append(str(folder.id))
-    told = f"{count(len(found), 'experiment')}, {len(looked_at) - settled - len(damaged)} open"
-    told += f" of the last {LOOKED_AT}" if len(found) > LOOKED_AT else ""
+    message = f"{count(len(found), 'experiment')}, {len(looked_at) - settled - len(damaged)} open"
+    message += f" of the last {LOOKED_AT}" if len(found) > LOOKED_AT else ""
     if not damaged:
-        return _finding("ok", told)
+        return _finding("ok", message)
     return _finding(
-        "note", f"{told}; files of {', '.join(damaged)} are damaged", "`hpc-det experiment describe ID` says how"
+        "note", f"{message}; files of {', '.join(damaged)} are damaged", "`hpc-det experiment describe ID` says how"
     )

@@ -1,4 +1,7 @@
-"""What there is to say about an experiment, as plain data. Nothing here draws, and nothing writes."""
+"""The facts of an experiment that its report shows, as plain data: trials, spans, rungs, profiles, configuration.
+
+Nothing here draws, and nothing writes.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,13 @@ from hpc_det.view.trial_history import AttemptHistory, Validation, checkpoint_to
 from hpc_det.view.trials import differing, flattened, length_unit
 
 Record = dict[str, Any]
+Points = list[tuple[int, float | None]]
+"""Batches and value; None for what is no finite number."""
+MOST_POINTS = 10_000
+"""Of a curve: a trial may have a million reports. The lowest and highest values stay (see `Curve.points`)."""
+MOST_SPANS = 10_000
+MOST_COLUMNS = 120
+"""Of a picture: more could not be told apart."""
 
 
 def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
@@ -169,84 +179,7 @@ def _config(folder: ExperimentFolder) -> list[Record]:
     return [{"key": path, "value": value, "origin": origins[path]} for path, value in leaves(config)]
 
 
-def brackets_of(search: SearchState, told: Sequence[Entry]) -> list[Record]:
-    """{"rungs": [{"length", "trials": [{"trial", "value", "fate"}]}]} of each bracket; none of other searches.
-
-    `told`: the reports of the trials, oldest first. A fate is promoted, finished, waiting or stopped. Trials whose
-    hyperparameters are invalid were never there.
-    """
-    values = {(entry["trial"], entry["until"]): entry["value"] for entry in told if entry["event"] == "reported"}
-    return [{"rungs": list(_rungs(halving, numbers, search, values))} for halving, numbers in _brackets(search)]
-
-
-def _brackets(search: SearchState) -> Iterator[tuple[AsyncHalving, Sequence[int]]]:
-    """Each with the numbers of its trials in the whole search."""
-    if isinstance(search.method, AsyncHalving):
-        yield search.method, sorted(search.trials)
-    elif isinstance(search.method, AdaptiveSearch):
-        yield from ((bracket.search, bracket.numbers) for bracket in search.method.brackets)
-
-
-def _rungs(
-    halving: AsyncHalving, numbers: Sequence[int], search: SearchState, values: dict[tuple[int, int], float | None]
-) -> Iterator[Record]:
-    lengths = halving.lengths
-    for index, length in enumerate(lengths):
-        trials = []
-        for own, number in enumerate(numbers, 1):
-            if (number, length) in values and search.trials[number].ended is not Exit.INVALID_HP:
-                fate = _fate(halving, own, index, is_last=index + 1 == len(lengths))
-                trials.append({"trial": number, "value": values[number, length], "fate": fate})
-        yield {"length": length, "trials": trials}
-
-
-def _fate(halving: AsyncHalving, own: int, rung: int, *, is_last: bool) -> str:
-    if halving.rung_of(own) > rung:
-        return "promoted"
-    if is_last:
-        return "finished"
-    return "stopped" if halving.is_closed(own) else "waiting"
-
-
-MOST_COLUMNS = 120
-"""Of a picture: more could not be told apart."""
-
-
-def course_of(trial: TrialFolder) -> Record:
-    """Of a trial with timings: how the time of its slowest rank, and the use of all nodes, went over the batches.
-
-    {"trial", "rank", "host", "columns": [{"first", "last", "seconds": {part: s}}],
-     "system": {metric: [[batches, mean, lowest, highest]]}}
-    """
-    found = measured(trial)
-    rank = slowest(found.ranks)
-    columns = list(_columns(found.timings[rank.rank]))
-    return {
-        "trial": trial.id,
-        "rank": rank.rank,
-        "host": rank.host,
-        "columns": [_column(stretches) for stretches in columns],
-        "system": over_batches(trial.profile, found.timings, [stretches[-1].batches for stretches in columns]),
-    }
-
-
-def _columns(stretches: Sequence[Stretch]) -> Iterator[Sequence[Stretch]]:
-    """Neighbours together, where there are too many."""
-    parts = min(len(stretches), MOST_COLUMNS)
-    for part in range(parts):
-        yield stretches[part * len(stretches) // parts : (part + 1) * len(stretches) // parts]
-
-
-def _column(stretches: Sequence[Stretch]) -> Record:
-    seconds = {part.value: amount for part, amount in total(stretches).parts().items()}
-    return {"first": stretches[0].first, "last": stretches[-1].batches, "seconds": seconds}
-
-
-Points = list[tuple[int, float | None]]
-"""Batches and value; None for what is no finite number."""
-MOST_POINTS = 10_000
-"""Of a curve: a trial may have a million reports. The lowest and highest values stay (see `Curve.points`)."""
-MOST_SPANS = 10_000
+# --- trials
 
 
 def trial_record(found: TrialFacts, queued: Sequence[float], now: float) -> Record:
@@ -294,3 +227,78 @@ def curves(by_name: Mapping[str, Curve]) -> dict[str, Points]:
     """Of each metric that was ever a number."""
     points = {name: curve.points(MOST_POINTS) for name, curve in by_name.items()}
     return {name: curve for name, curve in points.items() if any(value is not None for _, value in curve)}
+
+
+# --- rungs of a search by successive halving
+
+
+def brackets_of(search: SearchState, reports: Sequence[Entry]) -> list[Record]:
+    """{"rungs": [{"length", "trials": [{"trial", "value", "status"}]}]} of each bracket; none of other searches.
+
+    `reports`: of the trials to the search, oldest first. A status is promoted, finished, waiting or stopped; `fate` is
+    its former name. Trials whose hyperparameters are invalid were never there.
+    """
+    values = {(entry["trial"], entry["until"]): entry["value"] for entry in reports if entry["event"] == "reported"}
+    return [{"rungs": list(_rungs(halving, numbers, search, values))} for halving, numbers in _brackets(search)]
+
+
+def _brackets(search: SearchState) -> Iterator[tuple[AsyncHalving, Sequence[int]]]:
+    """Each with the numbers of its trials in the whole search."""
+    if isinstance(search.method, AsyncHalving):
+        yield search.method, sorted(search.trials)
+    elif isinstance(search.method, AdaptiveSearch):
+        yield from ((bracket.search, bracket.numbers) for bracket in search.method.brackets)
+
+
+def _rungs(
+    halving: AsyncHalving, numbers: Sequence[int], search: SearchState, values: dict[tuple[int, int], float | None]
+) -> Iterator[Record]:
+    lengths = halving.lengths
+    for index, length in enumerate(lengths):
+        trials = []
+        for own, number in enumerate(numbers, 1):
+            if (number, length) in values and search.trials[number].ended is not Exit.INVALID_HP:
+                status = _status(halving, own, index, is_last=index + 1 == len(lengths))
+                trials.append({"trial": number, "value": values[number, length], "status": status, "fate": status})
+        yield {"length": length, "trials": trials}
+
+
+def _status(halving: AsyncHalving, own: int, rung: int, *, is_last: bool) -> str:
+    if halving.rung_of(own) > rung:
+        return "promoted"
+    if is_last:
+        return "finished"
+    return "stopped" if halving.is_closed(own) else "waiting"
+
+
+# --- profile
+
+
+def course_of(trial: TrialFolder) -> Record:
+    """Of a trial with timings: how the time of its slowest rank, and the use of all nodes, went over the batches.
+
+    {"trial", "rank", "host", "columns": [{"first", "last", "seconds": {part: s}}],
+     "system": {metric: [[batches, mean, lowest, highest]]}}
+    """
+    found = measured(trial)
+    rank = slowest(found.ranks)
+    columns = list(_columns(found.timings[rank.rank]))
+    return {
+        "trial": trial.id,
+        "rank": rank.rank,
+        "host": rank.host,
+        "columns": [_column(stretches) for stretches in columns],
+        "system": over_batches(trial.profile, found.timings, [stretches[-1].batches for stretches in columns]),
+    }
+
+
+def _columns(stretches: Sequence[Stretch]) -> Iterator[Sequence[Stretch]]:
+    """Neighbours together, where there are too many."""
+    parts = min(len(stretches), MOST_COLUMNS)
+    for part in range(parts):
+        yield stretches[part * len(stretches) // parts : (part + 1) * len(stretches) // parts]
+
+
+def _column(stretches: Sequence[Stretch]) -> Record:
+    seconds = {part.value: amount for part, amount in total(stretches).parts().items()}
+    return {"first": stretches[0].first, "last": stretches[-1].batches, "seconds": seconds}

@@ -1,4 +1,7 @@
-"""The first difference between two trainings of which one was stopped and resumed, and what a resume has lost."""
+"""Whether a trial resumes exactly: two short trainings are compared, of which one was stopped and resumed.
+
+The comparison has the first difference, and what a resume has lost; `causes` says where that probably comes from.
+"""
 
 from __future__ import annotations
 
@@ -140,6 +143,9 @@ def _without_position(name: str) -> str:
     return re.sub(r"\[[\d(].*\]$", "[]", name)
 
 
+# --- causes
+
+
 Kind = Literal[
     "state",  # a value that no checkpoint holds
     "generator",  # a random generator that no checkpoint holds, or that begins anew with another seed
@@ -170,6 +176,8 @@ _STOPS_0 = "`--stops 0` shows whether trainings differ without any stop"
 
 @dataclass(frozen=True)
 class Cause:
+    """Where a difference probably comes from, and what to do about it."""
+
     kind: Kind
     name: str | None
     """The value that is lost or differs; None where it is not known."""

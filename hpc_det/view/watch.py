@@ -1,4 +1,4 @@
-"""An experiment's state: asked once for many, or watched over time."""
+"""An experiment's state: asked once for many, watched over time, or insisted on by a command that needs its end."""
 
 from __future__ import annotations
 

@@ -92,6 +92,7 @@ def test_every_line_that_is_not_well_has_a_remedy(hpc_det: Command, slurm_comman
     slurm_commands("nothing", "")
     result = hpc_det("doctor", "--json")
     found = json.loads(result.out)
+    assert all(each["told"] == each["message"] for each in found), "its former name"
     assert {"subject", "verdict", "told", "remedy"} == set(found[0])
     assert all(finding["remedy"] for finding in found if finding["verdict"] != "ok")
     assert [finding["told"] for finding in found if finding["subject"] == "scheduler"] == [

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.doctor.finding import Finding
+from hpc_det.doctor import Finding
 from hpc_det.schedulers.pbs import detect as pbs
 from hpc_det.schedulers.scheduler import CommandError, Run
 from hpc_det.schedulers.site import Which
@@ -70,7 +70,7 @@ def cluster(**keys: Any) -> Cluster:
 def one(findings: Iterable[Finding], word: str) -> Finding:
     """The only one that tells of `word`."""
     all_of_them = list(findings)
-    found = [finding for finding in all_of_them if word in finding.told]
+    found = [finding for finding in all_of_them if word in finding.message]
     assert len(found) == 1, (word, all_of_them)
     return found[0]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.doctor import launchers
-from hpc_det.doctor.finding import Finding
+from hpc_det.doctor import Finding, launchers
 from hpc_det.doctor.launchers import findings, parse_version, vendors
 from tests.doctor.sites import on_path, one
 
@@ -79,7 +78,7 @@ def test_an_mpirun_of_a_stranger() -> None:
 def test_what_is_missing_says_how_to_get_it() -> None:
     found = told_of()
     assert "hpc_det[mpi,mpi-runtime]" in one(found, "no mpirun").remedy
-    assert "environment" not in one(found, "no apptainer").told
+    assert "environment" not in one(found, "no apptainer").message
     for finding in found:
         assert finding.remedy or finding.verdict == "ok"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.doctor.finding import Finding
+from hpc_det.doctor import Finding
 from hpc_det.doctor.pbs import findings
 from hpc_det.schedulers.pbs.detect import detect
 from hpc_det.schedulers.site import Which
@@ -21,12 +21,12 @@ def told_of(which: Which = everything, sched: str | None = None, **server: Any) 
 def test_the_recorded_site_has_no_problem() -> None:
     found = told_of(job_sort_formula="10*job_priority+ncpus")
     assert set(verdicts(found)) == {"ok"}
-    assert one(found, "server").told == "PBS 23.06.06, server pbshead, queues workq, low, high"
-    assert "10 s lie between TERM and KILL" in one(found, "queue workq").told
-    assert "20 s lie between TERM and KILL" in one(found, "queue low").told
-    assert one(found, "preempt_order").told == "preempt_order R: requeue: jobs save and come back"
-    assert one(found, "ended jobs").told == "ended jobs are known for 24:00:00"
-    assert one(found, "arrays").told == "arrays of up to 10000 jobs"
+    assert one(found, "server").message == "PBS 23.06.06, server pbshead, queues workq, low, high"
+    assert "10 s lie between TERM and KILL" in one(found, "queue workq").message
+    assert "20 s lie between TERM and KILL" in one(found, "queue low").message
+    assert one(found, "preempt_order").message == "preempt_order R: requeue: jobs save and come back"
+    assert one(found, "ended jobs").message == "ended jobs are known for 24:00:00"
+    assert one(found, "arrays").message == "arrays of up to 10000 jobs"
 
 
 def test_without_a_history_our_own_files_tell() -> None:
@@ -46,7 +46,7 @@ def test_without_a_history_our_own_files_tell() -> None:
 def test_each_way_to_preempt(order: str, verdict: str, told: str) -> None:
     found = one(told_of(sched=f"Sched default\n    preempt_order = {order}\n"), f"preempt_order {order}")
     assert found.verdict == verdict
-    assert told in found.told
+    assert told in found.message
 
 
 @pytest.mark.parametrize("formula", [None, "ncpus*walltime"])
@@ -57,10 +57,10 @@ def test_priorities_that_do_not_count(formula: str | None) -> None:
 
 def test_agents_need_a_way_to_the_nodes() -> None:
     needed = ("qsub", "qstat", "qdel", "qalter", "qselect")
-    assert "pbs_tmrsh" in one(told_of(on_path(*needed, "pbs_tmrsh")), "agents can be started").told
+    assert "pbs_tmrsh" in one(told_of(on_path(*needed, "pbs_tmrsh")), "agents can be started").message
     assert "start_agents_with" in one(told_of(on_path(*needed)), "on this PATH").remedy
     not_for_pbs = one(told_of(on_path(*needed, "mpiexec")), "on this PATH")
-    assert "/usr/bin/mpiexec" in not_for_pbs.told
+    assert "/usr/bin/mpiexec" in not_for_pbs.message
 
 
 def test_commands_that_are_missing() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.doctor.finding import Finding
+from hpc_det.doctor import Finding
 from hpc_det.doctor.profiles import Profile, findings, read, without_any
 from hpc_det.errors import UsageError
 from hpc_det.schedulers.pbs import detect as pbs
@@ -35,8 +35,10 @@ def written(root: Path, name: str, text: str) -> None:
 def test_a_profile_that_fits() -> None:
     found = checked(slurm_site(LAB), **ON_LAB)
     assert set(verdicts(found)) == {"ok"}
-    assert one(found, "resume: auto").told.startswith("resume: auto takes successor: the next job waits in the queue")
-    assert "partition low would be taken" in one(found, "test-only").told
+    assert one(found, "resume: auto").message.startswith(
+        "resume: auto takes successor: the next job waits in the queue"
+    )
+    assert "partition low would be taken" in one(found, "test-only").message
 
 
 def test_a_pool_that_the_site_does_not_have() -> None:
@@ -47,7 +49,7 @@ def test_a_pool_that_the_site_does_not_have() -> None:
 def test_more_gpus_than_nodes_have() -> None:
     found = one(checked(slurm_site(LAB), slots_per_node=4), "4 GPUs")
     assert found.verdict == "problem"
-    assert found.told.endswith("nodes have 2: no job would ever start")
+    assert found.message.endswith("nodes have 2: no job would ever start")
 
 
 def test_fewer_gpus_than_nodes_have_may_be_meant() -> None:
@@ -66,7 +68,7 @@ def test_gpus_that_a_pool_does_not_have() -> None:
 
 def test_nodes_that_differ_are_named() -> None:
     found = one(checked(slurm_site(ATLAS), slots_per_node=8, resource_pool="gpu"), "8 GPUs")
-    assert (found.verdict, "8 h100" in found.told) == ("note", True)
+    assert (found.verdict, "8 h100" in found.message) == ("note", True)
 
 
 def test_a_preemption_that_the_profile_does_not_know_of() -> None:
@@ -93,7 +95,7 @@ def test_settings_that_the_site_refuses(keys: dict[str, Any], config: dict[str, 
 def test_an_account_that_slurm_refuses() -> None:
     found = one(checked(slurm_site(LAB, sbatch=None), **ON_LAB), "is not taken")
     assert found.verdict == "problem"
-    assert "Invalid account" in found.told
+    assert "Invalid account" in found.message
 
 
 @pytest.mark.parametrize(("runtime", "verdict"), [("pyxis", "problem"), ("podman", "note")])
@@ -138,8 +140,8 @@ def test_a_profile_with_mistakes_is_one_problem_and_all_its_mistakes(state_folde
     (found,) = read("atlas", os.environ, "slurm")
     assert isinstance(found, Finding)
     assert found.verdict == "problem"
-    assert "cluster.scheduler" in found.told
-    assert "cluster.slots_per_node" in found.told
+    assert "cluster.scheduler" in found.message
+    assert "cluster.slots_per_node" in found.message
     assert found.remedy.endswith("atlas.yaml")
 
 

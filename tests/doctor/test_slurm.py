@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from hpc_det.doctor.finding import Finding
+from hpc_det.doctor import Finding
 from hpc_det.doctor.slurm import findings, requeue_delay_s, try_submission
 from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.schedulers.site import Which
@@ -23,22 +23,22 @@ def lab(config: Mapping[str, str] | None = None, srun: str = "", which: Which = 
 def test_a_site_with_everything_has_no_problem() -> None:
     found = lab(srun="--container-image=IMAGE\nMPI plugin types are...\n\tnone\n\tpmi2\n\tpmix")
     assert set(verdicts(found)) == {"ok"}
-    assert one(found, "cluster lab").told == "Slurm 22.05.8, cluster lab, partitions low, high"
-    assert one(found, "GraceTime").told.startswith("partition low preempts by requeue, GraceTime 30 s")
-    assert one(found, "MPI").told == "srun starts MPI ranks by pmi2, pmix"
-    assert one(found, "accounting").told == "accounting by slurmdbd; hpc_det needs none"
+    assert one(found, "cluster lab").message == "Slurm 22.05.8, cluster lab, partitions low, high"
+    assert one(found, "GraceTime").message.startswith("partition low preempts by requeue, GraceTime 30 s")
+    assert one(found, "MPI").message == "srun starts MPI ranks by pmi2, pmix"
+    assert one(found, "accounting").message == "accounting by slurmdbd; hpc_det needs none"
 
 
 def test_without_a_grace_time_periodic_checkpoints_carry_it() -> None:
     run = slurm_site(ATLAS)
     found = one(findings(detect(run), run, everything), "GraceTime 0 s")
-    assert (found.verdict, found.told.split()[1]) == ("note", "scavenge")
+    assert (found.verdict, found.message.split()[1]) == ("note", "scavenge")
     assert "checkpoint_interval: auto" in found.remedy
 
 
 def test_suspended_jobs_cannot_save() -> None:
     found = lab({"PreemptType": "preempt/qos", "PreemptMode": "SUSPEND,GANG"})
-    assert {finding.verdict for finding in found if "by suspend" in finding.told} == {"note"}
+    assert {finding.verdict for finding in found if "by suspend" in finding.message} == {"note"}
 
 
 def test_a_site_that_preempts_nobody() -> None:
@@ -83,7 +83,7 @@ def test_requeued_jobs_wait_for_their_credential(info: str, seconds: int) -> Non
 def test_commands_that_are_missing() -> None:
     found = lab(which=on_path("sinfo", "srun", "scontrol", "squeue"))
     missing = one(found, "not on PATH")
-    assert (missing.verdict, missing.told) == ("problem", "not on PATH: sbatch, scancel")
+    assert (missing.verdict, missing.message) == ("problem", "not on PATH: sbatch, scancel")
 
 
 def test_the_imitation_of_torque_is_told_from_pbs() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.doctor import this_machine
-from hpc_det.doctor.finding import Finding
+from hpc_det.doctor import Finding, this_machine
 from hpc_det.doctor.this_machine import file_system, findings
 from hpc_det.launch.watch.health import Problem
 from tests.cli.life import Life
@@ -55,10 +54,10 @@ def test_a_shared_private_folder_is_what_is_wanted(root: Path, monkeypatch: pyte
     monkeypatch.setattr(this_machine, "LEAST_FREE", 0)
     found = told_of(root)
     assert {finding.verdict for finding in found} == {"ok"}
-    assert one(found, "Python").told.endswith(f"in {sys.prefix} (nfs4)")
-    assert one(found, "HPC_DET_ROOT").told == f"HPC_DET_ROOT {root} (nfs4)"
-    assert one(found, "mode").told == f"{root} has mode 0700"
-    assert one(found, " open").told == "0 experiments, 0 open"
+    assert one(found, "Python").message.endswith(f"in {sys.prefix} (nfs4)")
+    assert one(found, "HPC_DET_ROOT").message == f"HPC_DET_ROOT {root} (nfs4)"
+    assert one(found, "mode").message == f"{root} has mode 0700"
+    assert one(found, " open").message == "0 experiments, 0 open"
 
 
 def test_nothing_stays_behind(root: Path) -> None:
@@ -138,13 +137,13 @@ def test_a_file_server_that_does_not_answer(root: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(this_machine, "_seen", lambda folder: os.read(os.pipe()[0], 1))
     found = told_of(root)[-1]
     assert found.verdict == "problem"
-    assert f"no answer from HPC_DET_ROOT {root}" in found.told
+    assert f"no answer from HPC_DET_ROOT {root}" in found.message
 
 
 def test_experiments_are_counted(root: Path) -> None:
     life = Life.submitted(root)
-    assert one(told_of(root), " open").told == "1 experiment, 1 open"
+    assert one(told_of(root), " open").message == "1 experiment, 1 open"
     (life.folder.path / "jobs" / "1.json").write_text("{")
     (life.folder.path / "effective.json").write_text("{")
     damaged = one(told_of(root), " open")
-    assert (damaged.verdict, damaged.told) == ("note", "1 experiment, 0 open; files of 1 are damaged")
+    assert (damaged.verdict, damaged.message) == ("note", "1 experiment, 0 open; files of 1 are damaged")

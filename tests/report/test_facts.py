@@ -72,10 +72,10 @@ def test_the_rungs_say_who_was_promoted(searched: dict[str, Any]) -> None:
     assert [rung["length"] for rung in bracket["rungs"]] == [25, 100, 400]
     lower, middle, top = ({t["trial"]: t for t in rung["trials"]} for rung in bracket["rungs"])
     assert len(lower) == 30
-    assert {trial for trial, its in lower.items() if its["fate"] == "promoted"} == set(middle)
-    assert {trial for trial, its in middle.items() if its["fate"] == "promoted"} == set(top)
-    assert {its["fate"] for its in top.values()} == {"finished"}
-    stopped = [its["value"] for its in lower.values() if its["fate"] == "stopped"]
+    assert {trial for trial, its in lower.items() if its["status"] == "promoted"} == set(middle)
+    assert {trial for trial, its in middle.items() if its["status"] == "promoted"} == set(top)
+    assert {its["status"] for its in top.values()} == {"finished"}
+    stopped = [its["value"] for its in lower.values() if its["status"] == "stopped"]
     assert max(its["value"] for its in lower.values()) > max(stopped)
 
 
@@ -99,7 +99,7 @@ def test_a_trial_that_nobody_has_promoted_waits_as_long_as_the_search_goes_on(tm
     life.reaches(0.5)
     found = facts_of(life.folder, ExperimentState.RUNNING)
     (rung, above) = found["brackets"][0]["rungs"]
-    assert [(its["trial"], its["value"], its["fate"]) for its in rung["trials"]] == [(1, 0.5, "waiting")]
+    assert [(its["trial"], its["value"], its["status"]) for its in rung["trials"]] == [(1, 0.5, "waiting")]
     assert above["trials"] == []
 
 

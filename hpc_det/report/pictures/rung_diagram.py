@@ -32,8 +32,10 @@ def rung_diagram(rungs: Sequence[Rung], unit: str, classes: Mapping[int, str]) -
 
 def told(rung: Rung) -> str:
     """`16 trials, 4 promoted, 12 stopped`."""
-    fates = Counter(trial["fate"] for trial in rung["trials"])
-    return ", ".join([f"{len(rung['trials'])} trials", *(f"{count} {fate}" for fate, count in sorted(fates.items()))])
+    statuses = Counter(trial["status"] for trial in rung["trials"])
+    return ", ".join(
+        [f"{len(rung['trials'])} trials", *(f"{count} {status}" for status, count in sorted(statuses.items()))]
+    )
 
 
 def _places(rung: Rung, x: float, y: Scale) -> dict[int, tuple[float, float]]:
@@ -49,11 +51,11 @@ def _grid(y: Scale) -> Iterator[Markup]:
 
 
 def _heading(rung: Rung, x: float, unit: str) -> Iterator[Markup]:
-    fates = Counter(trial["fate"] for trial in rung["trials"])
-    went_on = fates["promoted"] + fates["finished"]
+    statuses = Counter(trial["status"] for trial in rung["trials"])
+    went_on = statuses["promoted"] + statuses["finished"]
     yield svg.text(x, 14.0, f"{rung['length']} {unit}", "label", "middle")
     yield svg.text(x, 29.0, f"{len(rung['trials'])} reached", anchor="middle")
-    word = "finished" if fates["finished"] else "promoted"
+    word = "finished" if statuses["finished"] else "promoted"
     yield svg.text(x, 43.0, f"{went_on} {word}", anchor="middle")
 
 
@@ -68,6 +70,6 @@ def _dots(rung: Rung, places: Mapping[int, tuple[float, float]], classes: Mappin
     for trial in rung["trials"]:
         number_, (x, y) = trial["trial"], places[trial["trial"]]
         value = "no finite value" if trial["value"] is None else number(trial["value"])
-        tip = svg.element("title", f"trial {number_}: {value} at {rung['length']}, {trial['fate']}")
-        class_ = f"dot {classes[number_]} {trial['fate']}"
+        tip = svg.element("title", f"trial {number_}: {value} at {rung['length']}, {trial['status']}")
+        class_ = f"dot {classes[number_]} {trial['status']}"
         yield svg.of_trial(number_, tip, name="circle", class_=class_, cx=x, cy=y, r=3.6)

@@ -1,4 +1,4 @@
-"""One log, read on where the last call ended.
+"""One log, read on where the last call ended, as passages: lines that were written together.
 
 One that this user may not read is as if it were not there: a site's epilog may have closed it, or its owner's group.
 """

@@ -1,4 +1,4 @@
-"""The logs of all trials of an experiment, and what its jobs print outside of trials."""
+"""The logs of a trial, or of all trials of an experiment and its jobs, as one stream that is merged by time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lines are wanted."""
+"""Which lines of logs are wanted: by rank, time and level, as the usual ways to print a line name its level."""
 
 from __future__ import annotations
 
