@@ -33,7 +33,7 @@ def list_(output: Output) -> None:
 
 
 def _running() -> Iterator[dict[str, Any]]:
-    from hpc_det.view.all import under_way
+    from hpc_det.view.experiments import under_way
     from hpc_det.view.formatting import iso
     from hpc_det.view.trial_history import read_attempts
     from hpc_det.view.watch import readable_states, say

@@ -1,1 +1,1 @@
-"""Hooks: who is told when an experiment runs, rests or ends. On login nodes and in jobs: the standard library only."""
+"""Hooks that are called when an experiment runs, pauses or ends, on login nodes and in jobs: standard library only."""

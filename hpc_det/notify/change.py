@@ -19,8 +19,8 @@ from typing import Any
 
 from hpc_det.node.files import make_folder, write_first
 from hpc_det.node.json_files import read_json, write_json
-from hpc_det.notify import ways
-from hpc_det.notify.ways import HookError, News
+from hpc_det.notify import delivery
+from hpc_det.notify.delivery import HookError, News
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 
@@ -54,7 +54,7 @@ def hooks_told(experiment: ExperimentFolder, say: Callable[[str], None]) -> Iter
 
     beginning = threading.Thread(target=tell, daemon=True)
     beginning.start()
-    yield lambda: beginning.join(ways.TIME_LIMIT_S + LEEWAY_S)
+    yield lambda: beginning.join(delivery.TIME_LIMIT_S + LEEWAY_S)
     for problem in tell_rest(experiment):
         say(problem)
 
@@ -87,18 +87,18 @@ def _tell(view: ExperimentView, state: ExperimentState, hooks: Sequence[Hook]) -
     if not write_first(claim, json.dumps({**record, "hooks": None})):
         return []
     problems = _send(wanted, news)
-    told = [{"hook": ways.named(hook), "problem": problem} for hook, problem in zip(wanted, problems, strict=True)]
+    told = [{"hook": delivery.named(hook), "problem": problem} for hook, problem in zip(wanted, problems, strict=True)]
     write_json(claim, {**record, "hooks": told})
     return [f"{entry['hook']} was not told of {state.value}: {entry['problem']}" for entry in told if entry["problem"]]
 
 
 def _send(hooks: Sequence[Hook], news: News) -> list[str | None]:
     """To all at once. Why it did not work, for each; None where it did."""
-    problems: list[str | None] = [f"no answer within {ways.TIME_LIMIT_S:g} s"] * len(hooks)
+    problems: list[str | None] = [f"no answer within {delivery.TIME_LIMIT_S:g} s"] * len(hooks)
 
     def send(number: int) -> None:
         try:
-            ways.send(hooks[number], news)
+            delivery.send(hooks[number], news)
             problems[number] = None
         except HookError as error:
             problems[number] = str(error)
@@ -109,7 +109,7 @@ def _send(hooks: Sequence[Hook], news: News) -> list[str | None]:
     threads = [threading.Thread(target=send, args=(number,), daemon=True) for number in range(len(hooks))]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + ways.TIME_LIMIT_S + LEEWAY_S
+    end = time.monotonic() + delivery.TIME_LIMIT_S + LEEWAY_S
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0))
     return list(problems)

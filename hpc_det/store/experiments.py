@@ -75,7 +75,7 @@ class ExperimentStore:
 
     @property
     def index(self) -> Path:
-        """What is known of experiments that rest: see hpc_det.view.all. Written by whoever lists all."""
+        """What is known of experiments that rest: see hpc_det.view.experiments. Written by whoever lists all."""
         return self.root / ".index.json"
 
     def folder(self, number: int) -> ExperimentFolder:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpc_det.view.all import SETTLES_S
+from hpc_det.view.experiments import SETTLES_S
 from tests.benchmarks.command_line import HPC_DET
 from tests.benchmarks.table import show
 from tests.cli.many import make_world

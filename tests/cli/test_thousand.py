@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.view.all import SETTLES_S
+from hpc_det.view.experiments import SETTLES_S
 from tests.benchmarks.command_line import HPC_DET
 from tests.benchmarks.many import seconds
 from tests.cli.many import make_world

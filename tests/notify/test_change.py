@@ -12,7 +12,7 @@ import pytest
 
 from hpc_det.node.files import SHARED_FOLDER
 from hpc_det.node.json_files import read_json, write_json
-from hpc_det.notify import ways
+from hpc_det.notify import delivery
 from hpc_det.notify.change import hooks_told, tell_rest, tell_running
 from hpc_det.requeue import Action, Cause
 from tests.cli.life import Life, random_search
@@ -186,9 +186,9 @@ def test_a_hook_that_cannot_even_be_ended_is_left(life: Life, hooks_that_hang: N
 def hooks_that_hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Until the end of the test."""
     over = threading.Event()
-    monkeypatch.setattr(ways, "TIME_LIMIT_S", 0.1)
+    monkeypatch.setattr(delivery, "TIME_LIMIT_S", 0.1)
     monkeypatch.setattr("hpc_det.notify.change.LEEWAY_S", 0.1)
-    monkeypatch.setattr(ways, "send", lambda hook, news: over.wait())
+    monkeypatch.setattr(delivery, "send", lambda hook, news: over.wait())
     yield
     over.set()
 
@@ -218,7 +218,7 @@ def test_a_worker_waits_for_no_hook_before_it_trains_or_goes_back_into_the_queue
     life: Life, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has gone before there is an answer, for which the hook has much time."""
-    monkeypatch.setattr(ways, "TIME_LIMIT_S", DEADLINE_S)
+    monkeypatch.setattr(delivery, "TIME_LIMIT_S", DEADLINE_S)
     receiver.answers.clear()
     hooked(life, {"webhook": receiver.url()})
     with hooks_told(life.folder, print):

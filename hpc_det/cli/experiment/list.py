@@ -11,7 +11,7 @@ import click
 from hpc_det.cli.ids import store
 from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.view.all import summaries
+from hpc_det.view.experiments import summaries
 from hpc_det.view.formatting import NONE, clock, iso, number, percent, reached
 from hpc_det.view.summary import Summary
 

@@ -12,7 +12,7 @@ from hpc_det.cli.top.jobs import Answers, Job, in_queue
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.scheduler import JobStatus
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.view import all as view_all
+from hpc_det.view import experiments
 from hpc_det.view.metric_history import Curve
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import DAMAGED, UNREADABLE, Summary, summary
@@ -77,7 +77,7 @@ class Experiments:
         return Seen([*rows, *(Row(summary=each) for each in self._resting)], jobs, asked)
 
     def _go_round(self) -> None:
-        found = view_all.look(self._store)
+        found = experiments.look(self._store)
         shown = (each for each in found.resting if not each.archived)
         self._resting = sorted([*shown, *found.damaged], key=lambda each: (each.state.is_final, -each.id))
         self._under_way = {view.id: self._under_way.get(view.id) or UnderWay(view) for view in found.under_way}

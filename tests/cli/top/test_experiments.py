@@ -130,7 +130,7 @@ def test_between_rounds_only_what_is_under_way_is_looked_at(
     life = Life.submitted(root)
     life.begins()
     looking.look()
-    monkeypatch.setattr("hpc_det.view.all.look", lambda store: pytest.fail("all were looked at"))
+    monkeypatch.setattr("hpc_det.view.experiments.look", lambda store: pytest.fail("all were looked at"))
     monkeypatch.setattr(looking.experiments, "_next_round", float("inf"))
     life.reports("training", 10, {"loss": 0.5})
     assert only(looking.look()).losses == (0.5,)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.notify import ways
-from hpc_det.notify.ways import HookError, News, named, send
+from hpc_det.notify import delivery
+from hpc_det.notify.delivery import HookError, News, named, send
 from tests.launch.gang import is_there
 from tests.notify.receiver import Receiver
 from tests.stub import Stub
@@ -69,14 +69,14 @@ def test_a_command_that_is_none_is_named(news: News) -> None:
 def test_a_command_that_hangs_is_killed_with_what_it_has_started(
     news: News, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pid, end = tmp_path / "12" / "pid", ways._end
+    pid, end = tmp_path / "12" / "pid", delivery._end
 
     def end_once_it_hangs(process: subprocess.Popen[bytes]) -> None:
         wait_for(pid.exists)
         end(process)
 
-    monkeypatch.setattr(ways, "TIME_LIMIT_S", 0.3)
-    monkeypatch.setattr(ways, "_end", end_once_it_hangs)
+    monkeypatch.setattr(delivery, "TIME_LIMIT_S", 0.3)
+    monkeypatch.setattr(delivery, "_end", end_once_it_hangs)
     hangs = ["sh", "-c", "sleep 60 & echo $! >../.pid; mv ../.pid ../pid; wait"]
     assert problem({"command": hangs}, news) == "did not end within 0.3 s, and was killed"
     wait_for(lambda: not is_there(int(pid.read_text())))
@@ -109,7 +109,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(
     news: News, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers once the test is over."""
-    monkeypatch.setattr(ways, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(delivery, "TIME_LIMIT_S", 0.2)
     receiver.answers.clear()
     assert problem({"webhook": receiver.url()}, news) == "cannot be reached: timed out"
 
@@ -146,7 +146,7 @@ def test_a_mail_goes_through_sendmail(news: News, stub: Stub, tmp_path: Path) ->
 
 def test_where_there_is_no_sendmail_that_is_said(news: News, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(ways, "_SENDMAIL_FOLDERS", ())
+    monkeypatch.setattr(delivery, "_SENDMAIL_FOLDERS", ())
     assert problem({"mail": "ada"}, news) == f"there is no sendmail on {os.uname().nodename}"
 
 

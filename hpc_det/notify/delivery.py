@@ -1,4 +1,4 @@
-"""The ways to a hook: a command, a web address, a mail. Each has its time, and may fail."""
+"""How a hook is notified of a change: by a command, a web address or a mail. Each has a time limit, and may fail."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 from hpc_det.store.experiment_config import write_about
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.all import SETTLES_S, summaries, under_way
+from hpc_det.view.experiments import SETTLES_S, summaries, under_way
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import FakeScheduler, Life
 
@@ -47,7 +47,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(folder.id)
         return ExperimentView(folder)
 
-    monkeypatch.setattr("hpc_det.view.all.ExperimentView", read)
+    monkeypatch.setattr("hpc_det.view.experiments.ExperimentView", read)
     return found
 
 
@@ -143,7 +143,7 @@ def test_what_is_deleted_while_it_is_read_is_gone(
         folder.remove()
         return ExperimentView(folder)
 
-    monkeypatch.setattr("hpc_det.view.all.ExperimentView", read)
+    monkeypatch.setattr("hpc_det.view.experiments.ExperimentView", read)
     assert summaries(store) == []
 
 
@@ -194,7 +194,7 @@ def test_what_changed_a_moment_ago_is_read_once_more(
     store: ExperimentStore, ended: Life, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change in the same tick of the file system's clock would leave no trace."""
-    monkeypatch.setattr("hpc_det.view.all.time.time", lambda: LONG_AGO + SETTLES_S / 2)
+    monkeypatch.setattr("hpc_det.view.experiments.time.time", lambda: LONG_AGO + SETTLES_S / 2)
     summaries(store)
     summaries(store)
     assert reads == [1, 1]
