@@ -38,7 +38,7 @@ MOST_POINTS = 10_000
 """Of a curve: a trial may have a million reports. The lowest and highest values stay (see `Curve.points`)."""
 MOST_SPANS = 10_000
 MOST_COLUMNS = 120
-"""Of a picture: more could not be told apart."""
+"""Of a picture: more could not be distinguished."""
 
 
 def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
@@ -64,7 +64,7 @@ def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
         "hyperparameters": differing([trial["hyperparameters"] for trial in trials]) if len(trials) > 1 else [],
         "logarithmic": list(_drawn_by_logarithm(view.config["hyperparameters"])),
         "importance": _importance(view, trials),
-        "brackets": brackets_of(view.search, view.told),
+        "brackets": brackets_of(view.search, view.reports),
         "seconds": {phase.value: amount for phase, amount in seconds.items()},
         "goodput": goodput(seconds),
         "course": _course(view, trials, best_one),
@@ -121,14 +121,14 @@ def _drawn_by_logarithm(space: Tree, prefix: str = "") -> Iterator[str]:
 
 def _importance(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
     """By the reports at the length that most trials have reached: those at others are no fair comparison."""
-    told = [entry for entry in view.told if entry["event"] == "reported"]
-    lengths = Counter(entry["until"] for entry in told)
+    reports = [entry for entry in view.reports if entry["event"] == "reported"]
+    lengths = Counter(entry["until"] for entry in reports)
     if not lengths or len(trials) < 2:
         return None
     length, _ = lengths.most_common(1)[0]
     sign = 1 if view.config["searcher"]["smaller_is_better"] else -1
     hparams = {trial["id"]: flattened(trial["hyperparameters"]) for trial in trials}
-    values = {entry["trial"]: entry["value"] for entry in told if entry["until"] == length}
+    values = {entry["trial"]: entry["value"] for entry in reports if entry["until"] == length}
     points = [(hparams[trial], None if value is None else sign * value) for trial, value in values.items()]
     names = differing([trial["hyperparameters"] for trial in trials])
     return {
@@ -146,10 +146,10 @@ def _seconds(trials: Sequence[Record]) -> dict[Phase, float]:
     return found
 
 
-def _submissions(view: ExperimentView, told: Mapping[int, Sequence[AttemptHistory]]) -> dict[int, list[float]]:
+def _submissions(view: ExperimentView, by_trial: Mapping[int, Sequence[AttemptHistory]]) -> dict[int, list[float]]:
     """When the jobs were submitted that each trial waited for: those whose first attempt is one of its own."""
     first: dict[tuple[int, float], float] = {}
-    for attempts in told.values():
+    for attempts in by_trial.values():
         for attempt in attempts:
             for moment in _submitted_for(view, attempt):
                 key = attempt.worker, moment
@@ -163,7 +163,7 @@ def _submissions(view: ExperimentView, told: Mapping[int, Sequence[AttemptHistor
                 if first[attempt.worker, moment] == attempt.started
             }
         )
-        for number, attempts in told.items()
+        for number, attempts in by_trial.items()
     }
 
 

@@ -16,55 +16,19 @@ from typing import Any, TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hpc_det.report.pictures.band import band
-from hpc_det.report.pictures.bars import importance_bars, time_bar
-from hpc_det.report.pictures.curves import Point, curves, stack
-from hpc_det.report.pictures.parallel import MOST_AXES, parallel
+from hpc_det.report.pictures.curves import Point, band, curves, stack
+from hpc_det.report.pictures.hyperparameters import MOST_AXES, importance_bars, parallel
 from hpc_det.report.pictures.rung_diagram import rung_diagram
-from hpc_det.report.pictures.time_line import time_line
+from hpc_det.report.pictures.time_line import time_bar, time_line
 from hpc_det.report.spans import Phase
 from hpc_det.view.formatting import date_and_time, duration, number, percent
 from hpc_det.view.performance.timings import Part
 from hpc_det.view.trials import flattened
 
+Record = Mapping[str, Any]
+Thing = TypeVar("Thing")
 COLOURS = 7
 """v0 for the best trials to v6 for the worst, as page.css has them; vx where nobody knows a value."""
-Trial = Mapping[str, Any]
-Thing = TypeVar("Thing")
-
-
-@dataclass(frozen=True)
-class Colours:
-    classes: dict[int, str]
-    """Of each trial, the one that is drawn last and so on top is the best."""
-    best: int | None
-
-    @classmethod
-    def of(cls, trials: Sequence[Trial], *, smaller_is_better: bool, best: int | None) -> Colours:
-        """`best`: the trial that stands out, if any."""
-        sign = 1 if smaller_is_better else -1
-        values = {trial["id"]: value_of(trial) for trial in trials}
-        known = sorted((sign * value, trial) for trial, value in values.items() if value is not None and trial != best)
-        classes = {trial: "vx" for trial, value in values.items() if value is None}
-        for place in reversed(range(len(known))):
-            classes[known[place][1]] = f"v{place * COLOURS // len(known)}"
-        if best in values:
-            classes.pop(best, None)
-            classes[best] = "v0 best"
-        return cls(classes, best)
-
-    def in_order(self, by_trial: Mapping[int, Thing]) -> dict[int, Thing]:
-        """The best one last."""
-        return {trial: by_trial[trial] for trial in self.classes if trial in by_trial}
-
-
-def value_of(trial: Trial) -> float | None:
-    """Of the searcher's metric: its best validation, or else what the trial told the search. None: no finite number."""
-    value = trial["best"]["value"] if trial["best"] else trial["reported"]
-    return value if isinstance(value, (int, float)) else None
-
-
-Record = Mapping[str, Any]
 HERE = Path(__file__).parent
 MOST_PANELS = 24
 POINTS = 120_000
@@ -209,3 +173,39 @@ def _parallel(facts: Record, colours: Colours) -> Markup | None:
         return None
     metric = facts["searcher"]["metric"]
     return parallel(colours.in_order(points), [*names, metric], {*facts["logarithmic"], metric}, colours.classes)
+
+
+# --- colours
+
+
+@dataclass(frozen=True)
+class Colours:
+    """Which colour each trial has, the same in every picture: by its place among all trials."""
+
+    classes: dict[int, str]
+    """Of each trial, the one that is drawn last and so on top is the best."""
+    best: int | None
+
+    @classmethod
+    def of(cls, trials: Sequence[Record], *, smaller_is_better: bool, best: int | None) -> Colours:
+        """`best`: the trial that stands out, if any."""
+        sign = 1 if smaller_is_better else -1
+        values = {trial["id"]: value_of(trial) for trial in trials}
+        known = sorted((sign * value, trial) for trial, value in values.items() if value is not None and trial != best)
+        classes = {trial: "vx" for trial, value in values.items() if value is None}
+        for place in reversed(range(len(known))):
+            classes[known[place][1]] = f"v{place * COLOURS // len(known)}"
+        if best in values:
+            classes.pop(best, None)
+            classes[best] = "v0 best"
+        return cls(classes, best)
+
+    def in_order(self, by_trial: Mapping[int, Thing]) -> dict[int, Thing]:
+        """The best one last."""
+        return {trial: by_trial[trial] for trial in self.classes if trial in by_trial}
+
+
+def value_of(trial: Record) -> float | None:
+    """The best validation by the searcher's metric, or else what the search has; None where it is no finite number."""
+    value = trial["best"]["value"] if trial["best"] else trial["reported"]
+    return value if isinstance(value, (int, float)) else None

@@ -89,8 +89,8 @@ class ExperimentView:
         """When a submission began last, in seconds since the epoch. Its job is known only when it has succeeded."""
         self.waits_for: str | None = None
         """What the scheduler said when it was asked last, of jobs that wait in the queue."""
-        self.told: list[Entry] = []
-        """What trials told the search, reports and ends, oldest first."""
+        self.reports: list[Entry] = []
+        """Of trials to the search, with their ends, oldest first."""
         self.entries = 0
         """Of the search's journal, so far."""
         self.search = self.look()
@@ -104,7 +104,7 @@ class ExperimentView:
         with _readable(self.folder):
             for entry in self._journal.new():
                 self.entries += 1
-                self.told += [entry] if entry["event"] in ("reported", "ended") else []
+                self.reports += [entry] if entry["event"] in ("reported", "ended") else []
                 self.submitted = entry["time"] if entry["event"] == "submitted" else self.submitted
             self.submitter = submitter_of(self.folder)  # before the jobs, which are there when it is not
             self.jobs += _jobs(self.folder, after=len(self.jobs))

@@ -80,7 +80,7 @@ def best(view: ExperimentView, metrics: Metrics | None = None) -> dict[str, Any]
     searcher = view.config["searcher"]
     if not view.has_many_trials:
         return best_of_one(metrics or Metrics.read(view.folder.trial(), searcher), 1)
-    found = best_trial(view.told, searcher)
+    found = best_trial(view.reports, searcher)
     if found is None:
         return None
     batches = found.length if length_unit(searcher) == "batches" else None

@@ -93,9 +93,9 @@ def test_every_line_that_is_not_well_has_a_remedy(hpc_det: Command, slurm_comman
     result = hpc_det("doctor", "--json")
     found = json.loads(result.out)
     assert all(each["told"] == each["message"] for each in found), "its former name"
-    assert {"subject", "verdict", "told", "remedy"} == set(found[0])
+    assert {"subject", "verdict", "message", "remedy", "told"} == set(found[0])
     assert all(finding["remedy"] for finding in found if finding["verdict"] != "ok")
-    assert [finding["told"] for finding in found if finding["subject"] == "scheduler"] == [
+    assert [finding["message"] for finding in found if finding["subject"] == "scheduler"] == [
         "neither Slurm nor PBS is on PATH"
     ]
 

@@ -202,15 +202,15 @@ class ManyTrials:
 
     def news(self) -> Iterator[str]:
         """A line for each report of a trial to the search, and each failure."""
-        for entry in self._view.told[self._read :]:
+        for entry in self._view.reports[self._read :]:
             yield self._reported(entry) if entry["event"] == "reported" else self._ended(entry)
-        self._read = len(self._view.told)
+        self._read = len(self._view.reports)
 
     def bar(self, state: ExperimentState) -> Progress:
         """In one line, with the best trial so far."""
         search = self._view.search
         counts = counted(search, is_running=state.has_job)
-        best = best_trial(self._view.told, self._searcher)
+        best = best_trial(self._view.reports, self._searcher)
         parts = [f"{counts.ended}/{counts.expected} trials", f"{counts.running} running", *_invalid(counts)]
         self._progress.update(
             self._task,
@@ -227,7 +227,7 @@ class ManyTrials:
         failed = [f"{counts.failed} failed"] if counts.failed else []
         created = f"Experiment {view.id}: {state.value} with {counts.created} trials in {duration(seconds)}"
         yield ", ".join([created, *failed, *_invalid(counts)])
-        best = best_trial(view.told, self._searcher)
+        best = best_trial(view.reports, self._searcher)
         if best is None:
             return
         yield f"Best validation: {_in_words(best, view)}"

@@ -1,4 +1,4 @@
-"""A metric of all trials against batches: a curve for each."""
+"""Pictures against batches: a metric of all trials, the parts of a rank's time, a metric of all nodes or GPUs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def stack(columns: Sequence[Column]) -> Markup:
             )
             below = above
     parts = (svg.element("path", svg.element("title", part), class_=f"fill p-{part}", d=d) for part, d in drawn.items())
-    return svg.picture(WIDTH, HEIGHT, f"Share of the time against batches: {_told(columns)}", [*axes(x, y), *parts])
+    return svg.picture(WIDTH, HEIGHT, f"Share of the time against batches: {_shares(columns)}", [*axes(x, y), *parts])
 
 
 def _box(left: float, bottom: float, right: float, top: float) -> str:
@@ -104,8 +104,26 @@ def _box(left: float, bottom: float, right: float, top: float) -> str:
     return f"M{svg.place(left, bottom)}V{top:.1f}H{right:.1f}V{bottom:.1f}Z" if bottom - top >= 0.05 else ""
 
 
-def _told(columns: Sequence[Column]) -> str:
+def _shares(columns: Sequence[Column]) -> str:
     whole = sum(sum(column["seconds"].values()) for column in columns) or 1.0
     names = columns[0]["seconds"]
     shares = {part: sum(column["seconds"][part] for column in columns) / whole for part in names}
     return ", ".join(f"{part} {percent(share)}" for part, share in shares.items())
+
+
+Range = tuple[int, float, float, float]
+"""Batches, and the mean, the lowest and the highest value there."""
+
+
+def band(title: str, points: Sequence[Range], size: float = 1.0) -> Markup:
+    """Of at least one point. Values are shown as multiples of `size`."""
+    points = [(at, mean / size, low / size, high / size) for at, mean, low, high in points]
+    lows, highs = [low for *_, low, _ in points], [high for *_, high in points]
+    x = Scale.of([at for at, *_ in points], LEFT, WIDTH - RIGHT, may_be_log=False)
+    y = Scale.of([0.0, *lows, *highs], HEIGHT - BOTTOM, TOP, may_be_log=False)
+    outline = [(x.at(at), y.at(high)) for at, _, _, high in points]
+    outline += [(x.at(at), y.at(low)) for at, _, low, _ in reversed(points)]
+    area = svg.element("path", class_="fill range", d=f"{path(outline)}Z")
+    line = svg.element("path", class_="curve usage", d=path([(x.at(at), y.at(mean)) for at, mean, *_ in points]))
+    said = f"{title} against batches, from {number(min(lows))} to {number(max(highs))}"
+    return svg.picture(WIDTH, HEIGHT, said, [*axes(x, y), area, line])

@@ -26,11 +26,11 @@ def rung_diagram(rungs: Sequence[Rung], unit: str, classes: Mapping[int, str]) -
     parts = [*_grid(y), *_lines(places, classes)]
     for i, rung in enumerate(rungs):
         parts += [*_heading(rung, LEFT + i * step, unit), *_dots(rung, places[i], classes)]
-    said = "; ".join(f"{rung['length']} {unit}: {told(rung)}" for rung in rungs)
+    said = "; ".join(f"{rung['length']} {unit}: {in_words(rung)}" for rung in rungs)
     return svg.picture(WIDTH, HEIGHT, said, parts)
 
 
-def told(rung: Rung) -> str:
+def in_words(rung: Rung) -> str:
     """`16 trials, 4 promoted, 12 stopped`."""
     statuses = Counter(trial["status"] for trial in rung["trials"])
     return ", ".join(

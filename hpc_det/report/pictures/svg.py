@@ -1,4 +1,4 @@
-"""Elements of SVG. Whatever a text holds, it stays text."""
+"""Elements of SVG, in which any text stays text, and scales: where a value lies, and which values an axis names."""
 
 from __future__ import annotations
 

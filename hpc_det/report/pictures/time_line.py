@@ -1,4 +1,4 @@
-"""The story of attempts: a row for each trial, what it did from its job's submission to its end."""
+"""What the time of trials went into: a row for each, from its job's submission to its end, and a bar of the sums."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def _row(trial: Trial, y: float, row: float, at: Any) -> Markup:
         drawn[phase] = drawn.get(phase, "") + f"M{svg.place(begin, y)}h{end - begin:.2f}"
     label = [svg.text(LEFT - 8, y + 4, str(trial["id"]), anchor="end")] if row > 8 else []
     spans = (svg.element("path", class_=f"stroke p-{phase}", d=d, stroke_width=thickness) for phase, d in drawn.items())
-    tip = svg.element("title", told(trial))
+    tip = svg.element("title", in_words(trial))
     return svg.of_trial(trial["id"], tip, *label, *spans, *_cuts(trial, y, thickness, at))
 
 
-def told(trial: Trial) -> str:
+def in_words(trial: Trial) -> str:
     spent = ", ".join(f"{phase} {duration(seconds)}" for phase, seconds in trial["seconds"].items())
     return f"trial {trial['id']}, goodput {percent(trial['goodput'])}: {spent}"
 
@@ -96,3 +96,16 @@ def _shared(short: Sequence[tuple[str, float, float]]) -> Iterator[tuple[str, fl
     for phase, width in widths.items():
         yield phase, at, at + width
         at += width
+
+
+def time_bar(whose: str, seconds: Mapping[str, float]) -> Markup:
+    """Its time, by phase or part in this order, which page.css has a colour for."""
+    total, x = sum(seconds.values()) or 1.0, 0.0
+    parts = []
+    for phase, amount in seconds.items():
+        width = amount / total * WIDTH
+        tip = svg.element("title", f"{phase}: {duration(amount)}, {percent(amount / total)}")
+        parts.append(svg.element("rect", tip, x=x, y=0.0, width=width, height=22.0, class_=f"fill p-{phase}"))
+        x += width
+    said = "; ".join(f"{phase} {percent(amount / total)}" for phase, amount in seconds.items())
+    return svg.picture(WIDTH, 22, f"Time of {whose}: {said}", parts, "picture wide")

@@ -227,7 +227,7 @@ def _batches_between(pauses: Pauses, measured: Measured) -> int | None:
     """So that they take GOAL of the time, in two digits. None where nobody knows how long a batch takes."""
     if not pauses.count:
         return None
-    rank = slowest(measured.told)
+    rank = slowest(measured.known_ranks)
     parts = rank.parts()
     batch_s = (sum(parts.values()) - parts[Part.SAVING] - parts[Part.VALIDATING]) / rank.count
     if batch_s <= 0:

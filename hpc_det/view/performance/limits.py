@@ -78,7 +78,7 @@ def limits(candidates: Iterable[Verdict], noise: float = 0.0) -> list[Verdict]:
 
 def verdicts(measured: Measured) -> list[Verdict]:
     """Return what limits a trial by what was measured of it, the greatest first; at least one."""
-    ranks = measured.told
+    ranks = measured.known_ranks
     if not ranks or ranks[0].count < FEWEST_BATCHES:
         return [Verdict(kind=Kind.UNKNOWN)]
     return limits([*_bounds(ranks), *_slow_rank(ranks), *_idle_gpus(measured)]) or [_no_bound(measured)]
@@ -168,7 +168,7 @@ def why(verdict: Verdict, measured: Measured) -> str:
     """What the verdict stands on."""
     if verdict.share is None:
         return _unknown(measured)
-    rank = verdict.rank or slowest(measured.told)
+    rank = verdict.rank or slowest(measured.known_ranks)
     told = _WHY[verdict.kind].format(
         rank=f"rank {rank.rank} on {rank.host}" if verdict.rank else "a rank",
         callback=_longest_callback(rank),

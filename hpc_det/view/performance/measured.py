@@ -50,7 +50,7 @@ class Measured:
         return [total(stretches) for stretches in self.timings.values()]
 
     @property
-    def told(self) -> list[Spent]:
+    def known_ranks(self) -> list[Spent]:
         """The time of all ranks, or what is known of it without a profile."""
         return self.ranks or [spent for spent in [self.unprofiled] if spent]
 

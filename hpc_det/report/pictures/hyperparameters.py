@@ -1,4 +1,6 @@
-"""Parallel coordinates: an axis for each hyperparameter and for the metric, and a line through them for each trial."""
+"""What hyperparameters do: parallel coordinates, with an axis for each of them and for the metric and a line for each
+trial, and their importance as bars.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from markupsafe import Markup
 
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.svg import Scale
-from hpc_det.view.formatting import cut, number
+from hpc_det.view.formatting import cut, number, percent
 
 WIDTH, HEIGHT, SIDE, TOP, BOTTOM = 1000, 340, 60, 34, 14
 MOST_AXES = 10
 LONGEST_LABEL = 22
+BARS_LEFT, BARS_RIGHT, ROW = 190, 60, 26
 
 
 @dataclass(frozen=True)
@@ -73,3 +76,22 @@ def _drawn(axis: _Axis) -> Iterator[Markup]:
     for y, label in axis.labels:
         yield svg.line(axis.x - 3, y, axis.x + 3, y, "axis")
         yield svg.text(axis.x + 7, y + 3.5, cut(label, LONGEST_LABEL), "halo")
+
+
+def importance_bars(importances: Sequence[Mapping[str, Any]]) -> Markup:
+    """A bar for each hyperparameter, and a mark at what chance alone would reach."""
+    rows = [part for row, importance in enumerate(importances) for part in _importance(row, importance)]
+    said = "; ".join(f"{its['name']} {percent(its['share'])}" for its in importances)
+    return svg.picture(WIDTH, ROW * len(importances) + 4, f"Importance: {said}", rows, "picture wide")
+
+
+def _importance(row: int, its: Mapping[str, Any]) -> Iterator[Markup]:
+    y, room = row * ROW + 4, WIDTH - BARS_LEFT - BARS_RIGHT
+    is_more = its["share"] > its["by_chance"]
+    tip = svg.element("title", f"{its['name']}: {percent(its['share'])}, by chance up to {percent(its['by_chance'])}")
+    yield svg.text(BARS_LEFT - 8, y + 14, its["name"], anchor="end")
+    bar = {"x": BARS_LEFT, "y": y, "width": max(its["share"] * room, 1.0), "height": ROW - 8.0}
+    yield svg.element("rect", tip, class_="share" if is_more else "share chance", **bar)
+    chance = BARS_LEFT + its["by_chance"] * room
+    yield svg.line(chance, y - 3, chance, y + ROW - 5, "mark")
+    yield svg.text(max(BARS_LEFT + its["share"] * room, chance) + 6, y + 14, percent(its["share"]))
