@@ -9,7 +9,7 @@ import click
 from hpc_det.cli.groups import Group
 from hpc_det.cli.ids import store
 from hpc_det.cli.parameters import request_options
-from hpc_det.view.formatting import length_in_words
+from hpc_det.view.formatting import count, length_in_words
 
 if TYPE_CHECKING:
     from hpc_det.config.request import Request
@@ -48,7 +48,7 @@ def check(context: click.Context, request: Request) -> None:
 def in_a_line(found: Effective, trials: int) -> str:
     """The experiment as one line: how many trials, how long, on what."""
     slots = found.experiment.resources.slots_per_trial
-    size = f"{trials} trial{'s' * (trials > 1)} of {slots} slot{'s' * (slots > 1)}"
+    size = f"{count(trials, 'trial')} of {count(slots, 'slot')}"
     lengths = [
         f"{length_in_words(amount, unit)} at most"
         for unit, amount in (found.tree["searcher"]["max_length"] or {}).items()

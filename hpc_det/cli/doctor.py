@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_det.cli.output import Output, output_options
+from hpc_det.view.formatting import count
 
 if TYPE_CHECKING:
     from hpc_det.doctor import Finding
@@ -62,4 +63,4 @@ def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
 def _in_all(found: Iterable[Finding]) -> str:
     verdicts = [finding.verdict for finding in found]
     counts = {name: verdicts.count(name) for name in ("problem", "note")}
-    return ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
+    return ", ".join(count(number, name) for name, number in counts.items())

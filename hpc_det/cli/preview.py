@@ -18,6 +18,7 @@ from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import SearchMethod
 from hpc_det.search.sample import Sample
 from hpc_det.search.simulate import at_random, simulate
+from hpc_det.view.formatting import count
 
 if TYPE_CHECKING:
     from hpc_det.config.request import Request
@@ -105,10 +106,10 @@ def in_words(record: Mapping[str, Any]) -> str:
 
 
 def _training(record: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{record['searcher']}: {_trials(record['trials'])}, {record['concurrent']} at a time"
+    yield f"{record['searcher']}: {count(record['trials'], 'trial')}, {record['concurrent']} at a time"
     for row in record["lengths"]:
         length = f"{row['length']} {record['unit']}" if record["unit"] else "their own end"
-        yield f"  {_trials(row['trials'])} to {length}"
+        yield f"  {count(row['trials'], 'trial')} to {length}"
     if record["unit"]:
         yield f"In all {record['total']} {record['unit']}, {record['full_trials']:g} times a full trial."
 
@@ -125,7 +126,3 @@ def _first_trials(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"  trial {row['trial']}: {json.dumps(row['hparams'], ensure_ascii=False)}"
     if record["trials"] > len(record["first"]):
         yield "  ..."
-
-
-def _trials(count: int) -> str:
-    return f"{count} trial{'s' if count != 1 else ''}"

@@ -8,15 +8,16 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from hpc_det.node.process import descendants
+from hpc_det.view.formatting import iso
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import best, why
 
@@ -49,7 +50,7 @@ class News:
             best={key: found[key] for key in ("metric", "value", "trial")} if found else None,
             folder=str(view.folder.path),
             host=os.uname().nodename,
-            time=datetime.now().astimezone().isoformat(timespec="seconds"),
+            time=iso(time.time()),
         )
 
     @property

@@ -17,6 +17,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.view.formatting import count
 
 if TYPE_CHECKING:
     from hpc_det.store.folders import ExperimentFolder
@@ -62,7 +63,7 @@ class SweepLauncher(Launcher):
         experiment = self._submit(overrides, first)
         with waiting.left_by_ctrl_c(experiment):
             point_to(experiment, Path(self._config.hydra.sweep.dir).absolute())
-            log.info(f"Submitted {len(overrides)} job{'s' * (len(overrides) > 1)} as experiment {experiment.id}")
+            log.info(f"Submitted {count(len(overrides), 'job')} as experiment {experiment.id}")
             for number, point in enumerate(overrides, start=first):
                 log.info(f"\t#{number} : {' '.join(filter_overrides(point))}")
             if not self._fields["wait"]:

@@ -18,6 +18,7 @@ from hpc_det.schedulers.shared_answers import ASK_S
 from hpc_det.store.experiment_config import write_about
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.again import go_on, stored, submit_again
+from hpc_det.view.formatting import count
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import state
 
@@ -44,7 +45,7 @@ def continue_(experiment: ExperimentFolder, overrides: tuple[str, ...], follow: 
     trials = go_on(experiment, overrides)
     if ExperimentView(experiment).about().archived:  # lists would leave out what trains again
         write_about(experiment, archived=False)
-    click.echo(f"Continued experiment {experiment.id}: {trials} trial{'s' * (trials > 1)}")
+    click.echo(f"Continued experiment {experiment.id}: {count(trials, 'trial')}")
     if follow:
         show_training(experiment)
 
@@ -108,4 +109,4 @@ def activate_one(experiment: ExperimentFolder) -> str:
             raise UsageError(f"experiment {experiment.id} is still {found.value}: its trials save; try again later")
         time.sleep(ASK_S)
     trials = submit_again(experiment)
-    return f"Activated experiment {experiment.id}: {trials} trial{'s' * (trials > 1)}"
+    return f"Activated experiment {experiment.id}: {count(trials, 'trial')}"
