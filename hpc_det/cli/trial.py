@@ -14,7 +14,8 @@ from hpc_det.cli.groups import Group
 from hpc_det.cli.ids import any_trial_argument, trial_argument
 from hpc_det.cli.output import Output, output_options, show
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view.checkpoints import effective_config, of_trial, set_aside_in
+from hpc_det.view.checkpoints import of_trial, set_aside_in
+from hpc_det.view.state import effective_config
 
 
 @click.group(cls=Group)

@@ -19,13 +19,12 @@ from hpc_det.search.method import Exit
 from hpc_det.search.sample import is_nested
 from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.view.config import shown_config
 from hpc_det.view.metric_history import Curve
 from hpc_det.view.performance.limits import slowest
 from hpc_det.view.performance.measured import measured
 from hpc_det.view.performance.system import over_batches
 from hpc_det.view.performance.timings import Stretch, total
-from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.state import ExperimentState, ExperimentView, shown_config
 from hpc_det.view.summary import best, why
 from hpc_det.view.trial_facts import TrialFacts, trials_of
 from hpc_det.view.trial_history import AttemptHistory, Validation, checkpoint_to_take, hosts_of

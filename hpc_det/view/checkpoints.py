@@ -14,11 +14,10 @@ from hpc_det.checkpoint.retention import badness
 from hpc_det.checkpoint.storage import TrialStorage, is_here
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.json_files import DamagedFile
-from hpc_det.store.experiment_config import read_effective
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import number_in, validation_metrics
+from hpc_det.view.state import effective_config
 from hpc_det.view.trial_history import is_complete
 
 SHORTEST = 4
@@ -55,17 +54,6 @@ class StoredCheckpoint:
 
     def value(self, metric: str) -> float | None:
         return number_in(self.metrics.get(metric))
-
-
-def effective_config(experiment: ExperimentFolder) -> Tree:
-    """Raises HpcDetError where the file is damaged."""
-    try:
-        config = read_effective(experiment)
-    except DamagedFile as error:
-        raise HpcDetError(f"experiment {experiment.id}: {error}") from None
-    if config is None:
-        raise HpcDetError(f"experiment {experiment.id}: {experiment.effective} is missing")
-    return config
 
 
 def of_trial(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:

@@ -1,6 +1,7 @@
-"""The state of an experiment: from its search's journal, and from the scheduler as long as that does not settle it.
+"""What the files of an experiment say: its jobs, its configuration and its state.
 
-The scheduler is asked before the files are read, so an end that came in between is seen.
+The state is from its search's journal, and from the scheduler as long as that does not settle it. The scheduler is
+asked before the files are read, so an end that came in between is seen.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpc_det.config.merge import Tree
+from hpc_det.config.merge import Tree, leaves
+from hpc_det.config.secrets import masked
 from hpc_det.errors import HpcDetError
-from hpc_det.node.json_files import Count, DamagedFile, Moment, Shape, checked, made
+from hpc_det.node.json_files import Count, DamagedFile, Moment, Shape, checked, made, read_map
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import Sample
 from hpc_det.search.state import Entry, SearchState
-from hpc_det.store.experiment_config import WHOLE, About, read_about
+from hpc_det.store.experiment_config import WHOLE, About, read_about, read_effective
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Submitter, submitter_of
 from hpc_det.view.trial_history import cancellation, read_attempts, read_visible, why_not_completed
@@ -265,3 +267,32 @@ def _readable(folder: ExperimentFolder) -> Iterator[None]:
         raise HpcDetError(
             f"experiment {folder.id}: files in {folder.path} are damaged ({type(error).__name__}: {error})"
         ) from None
+
+
+# --- configuration
+
+
+def effective_config(experiment: ExperimentFolder) -> Tree:
+    """Return the effective configuration. Raises HpcDetError where the file is missing or damaged."""
+    try:
+        config = read_effective(experiment)
+    except DamagedFile as error:
+        raise HpcDetError(f"experiment {experiment.id}: {error}") from None
+    if config is None:
+        raise HpcDetError(f"experiment {experiment.id}: {experiment.effective} is missing")
+    return config
+
+
+def shown_config(experiment: ExperimentFolder) -> tuple[Tree, dict[str, str]]:
+    """Return the effective configuration as it is shown: secrets masked, with the name, description and labels of now;
+    and who wrote each leaf, by its path.
+
+    Raises HpcDetError where the file is damaged.
+    """
+    submitted = masked(effective_config(experiment))
+    about = read_about(experiment, submitted).as_json()
+    now = {key: about.get(key, value) for key, value in submitted.items()}
+    origins, former = read_map(experiment.origin) or {}, dict(leaves(submitted))
+    return now, {
+        path: origins.get(path, "default") if former.get(path) == value else "config" for path, value in leaves(now)
+    }

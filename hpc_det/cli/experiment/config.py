@@ -12,7 +12,7 @@ from hpc_det.cli.output import Output, output_options, show
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.config import shown_config
+from hpc_det.view.state import shown_config
 
 
 @click.command()

@@ -13,7 +13,8 @@ from hpc_det.cli.ids import any_experiment_argument
 from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.view.checkpoints import StoredCheckpoint, best_first, effective_config, of_experiment, of_trial
+from hpc_det.view.checkpoints import StoredCheckpoint, best_first, of_experiment, of_trial
+from hpc_det.view.state import effective_config
 from hpc_det.view.watch import say
 
 output_dir = click.option(

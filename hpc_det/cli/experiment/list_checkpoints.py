@@ -11,19 +11,14 @@ import click
 from hpc_det.cli.ids import any_experiment_argument
 from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.checkpoints import (
-    StoredCheckpoint,
-    best_first,
-    effective_config,
-    of_experiment,
-    set_aside_in,
-)
+from hpc_det.view.checkpoints import StoredCheckpoint, best_first, of_experiment, set_aside_in
 from hpc_det.view.formatting import (
     NONE,
     iso,
     number,
     size,
 )
+from hpc_det.view.state import effective_config
 
 best_option = click.option(
     "--best", type=click.IntRange(min=1), metavar="N", help="Only the best N, by the searcher's metric."

@@ -22,9 +22,8 @@ from hpc_det.store.experiment_config import write_about, write_secrets
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.again import set_once_more
 from hpc_det.submit.submission import write_config, write_effective
-from hpc_det.view.checkpoints import effective_config
 from hpc_det.view.formatting import count, size
-from hpc_det.view.state import ExperimentView
+from hpc_det.view.state import ExperimentView, effective_config
 from hpc_det.view.watch import beginning_with, say, states
 
 _COUNT = click.IntRange(min=0)
