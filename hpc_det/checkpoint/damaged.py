@@ -4,6 +4,10 @@
                 .damaged-UUID.json   {"uuid", "steps", "time", "problems", "place"}: what was found, and when
 
 A hidden name is no checkpoint for whoever lists them: neither for retention nor for progress.
+
+The code in a checkpoint is compared with the manifest for itself, and repaired where a good copy is left: all
+checkpoints of an experiment share the files of one copy by hard links, so one damaged bit is in all of them, and has no
+part in what was trained.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ _PREFIX, _RECORD = ".damaged-", ".json"
 
 @dataclass(frozen=True, kw_only=True)
 class Damaged:
+    """A checkpoint that was set aside."""
+
     uuid: str
     steps: int | None
     """Batches trained; None: unknown."""
@@ -39,10 +45,11 @@ class Damaged:
 
 
 def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
-    """Where it is kept, for a message. Only for the process that writes the checkpoints beside `folder`.
+    """Rename the checkpoint in `folder`, and return where it is now, for a message.
 
-    Raises HpcDetError where it cannot be renamed: it would count as the newest, and each new checkpoint be deleted for
-    its sake; OSError for an error that may pass, such as of a full disk.
+    Only for the process that writes the checkpoints beside `folder`. Raises HpcDetError where it cannot be renamed: it
+    would count as the newest, and each new checkpoint be deleted for its sake; OSError for an error that may pass, such
+    as of a full disk.
     """
     aside = folder.with_name(f"{_PREFIX}{folder.name}")
     try:
@@ -50,7 +57,7 @@ def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
             disk.remove_tree(aside)  # of the same checkpoint, which came back from a store
         disk.rename(folder, aside)
         flush_folder(folder.parent)
-        return note(folder.parent, folder.name, steps, problems, str(aside))
+        return record_damage(folder.parent, folder.name, steps, problems, str(aside))
     except OSError as error:
         if may_pass(error):
             raise
@@ -60,7 +67,7 @@ def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
         ) from None
 
 
-def note(checkpoints: Path, uuid: str, steps: int | None, problems: list[str], place: str) -> str:
+def record_damage(checkpoints: Path, uuid: str, steps: int | None, problems: list[str], place: str) -> str:
     """Write down what was found in a checkpoint that is at `place` now."""
     found = Damaged(uuid=uuid, steps=steps, time=time.time(), problems=problems, place=place)
     kept = f"; set aside, and kept as {place}"

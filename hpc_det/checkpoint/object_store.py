@@ -1,5 +1,10 @@
 """The checkpoints of a trial, here and in an object store.
 
+    URL/UUID/...    the checkpoint's files, and last of all its manifest.json
+
+As on disk, a folder without a whole manifest is no checkpoint, so a kill in an upload leaves none. fsspec reaches the
+store (the extra `cloud`); it is imported by the first Remote.
+
 Training does not end for a store that does not answer: a checkpoint stays in its folder, the log says so, and what
 could not be uploaded or removed is tried again with the next one.
 """
@@ -25,7 +30,7 @@ from hpc_det.checkpoint.committed import (
     parsed,
 )
 from hpc_det.checkpoint.committed_folder import OddManifest
-from hpc_det.checkpoint.damaged import note
+from hpc_det.checkpoint.damaged import record_damage
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import TrialFolder
 
@@ -141,13 +146,13 @@ _OPTIONS = {
 
 
 class Mirror:
-    """Of one process, the only one that writes these checkpoints."""
+    """The checkpoints here and in the store, for the only process that writes them."""
 
     def __init__(self, remote: Remote, checkpoints: Path) -> None:
         self._remote = remote
         self._checkpoints = checkpoints
         self._stored: dict[str, Committed] | None = None
-        """By uuid; None: the store has not told yet."""
+        """By uuid; None: the store was not asked yet."""
 
     def with_stored(self, here: Sequence[Committed]) -> list[Committed]:
         """Those `here` and those that are known to be in the store, the newest first."""
@@ -225,4 +230,4 @@ class Mirror:
             place = self._remote.set_aside(checkpoint.uuid)
         except Exception as error:
             return f"; setting it aside failed: {self._remote.in_words(error)}"
-        return note(self._checkpoints, checkpoint.uuid, checkpoint.steps, damage, place)
+        return record_damage(self._checkpoints, checkpoint.uuid, checkpoint.steps, damage, place)

@@ -227,6 +227,8 @@ def _like(tensor: torch.Tensor, copies: Mapping[int, torch.UntypedStorage]) -> t
     return same.requires_grad_(tensor.requires_grad)
 
 
+# --- copies by several threads
+
 _PART = 1 << 20
 """Bytes that a thread copies at a time. Smaller storages are left to the caller: threads would wait for the GIL."""
 _THREADS = 4

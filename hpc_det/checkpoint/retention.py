@@ -1,4 +1,4 @@
-"""Which checkpoints may go: a pure rule.
+"""Which checkpoints an experiment keeps. `experiment set gc-policy` may change its policy at any time.
 
 Kept are the best N of the experiment, the best N of their trial (both by the validation at the same number of batches)
 and the latest N of it; while a trial runs, always its two newest, so that a damaged one has something to fall back to.
@@ -8,41 +8,16 @@ Of several checkpoints of the same batch only the newest counts: the others go.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpc_det.checkpoint.committed import Committed
-from hpc_det.checkpoint.storage import TrialStorage, clear_leftovers
-from hpc_det.errors import HpcDetError
-from hpc_det.node.json_files import Shape, checked, read_json
-from hpc_det.search.journal import SearchJournal
-from hpc_det.store.experiments import ExperimentStore
+from hpc_det.node.json_files import read_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.store.metrics import validations
-
-
-def policies(experiment: ExperimentFolder) -> Callable[[int], Policy]:
-    return policies_of(read_json(experiment.effective) or {}, read_json(experiment.points) or [])
-
-
-def policies_of(config: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> Callable[[int], Policy]:
-    """The policy of each trial: of a multirun, its point's."""
-
-    def of_trial(number: int) -> Policy:
-        point = points[number - 1] if points else {}
-        return Policy.of({**config, **point}["checkpoint_storage"])
-
-    return of_trial
-
-
-def policy_of(trial: TrialFolder) -> Policy:
-    return policies(trial.experiment())(trial.id)
-
 
 RESUME_DEPTH = 2
+"""So many of its newest checkpoints a trial keeps while it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +41,26 @@ class Policy:
     def best_while_it_runs(self) -> int:
         """Of a trial: the best of the experiment may all be in one."""
         return max(self.trial_best, self.experiment_best)
+
+
+def policies(experiment: ExperimentFolder) -> Callable[[int], Policy]:
+    """The policy of each trial, by its number, as of now."""
+    return policies_of(read_json(experiment.effective) or {}, read_json(experiment.points) or [])
+
+
+def policies_of(config: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> Callable[[int], Policy]:
+    """The policy of each trial: of a multirun, its point's."""
+
+    def of_trial(number: int) -> Policy:
+        point = points[number - 1] if points else {}
+        return Policy.of({**config, **point}["checkpoint_storage"])
+
+    return of_trial
+
+
+def policy_of(trial: TrialFolder) -> Policy:
+    """The policy of one trial, as of now."""
+    return policies(trial.experiment())(trial.id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,72 +141,3 @@ def badness(value: float, smaller_is_better: bool) -> tuple[bool, float]:
     if math.isnan(value):
         return True, 0.0
     return False, value if smaller_is_better else -value
-
-
-_SHAPE: Shape = {"searcher": {"metric": str, "smaller_is_better": bool}, "checkpoint_storage": dict}
-"""What decides, of an effective configuration."""
-
-
-class Superfluous(NamedTuple):
-    storage: TrialStorage
-    checkpoint: Committed
-
-
-def collect(experiment: ExperimentFolder) -> list[Superfluous]:
-    """Delete what no policy keeps and no other experiment begins with; what that was. Nobody may have work of it.
-
-    Any number of processes may do it, and gangs may still save: a newer checkpoint never makes that one worth keeping
-    again which it has put behind. Raises HpcDetError where a store does not answer; the next call does the rest.
-    """
-    found = superfluous_in(experiment, policies(experiment))
-    if found:
-        wanted = set(wanted_by_later(experiment, {each.checkpoint.uuid for each in found}))
-        found = [each for each in found if each.checkpoint.uuid not in wanted]
-    for trial in experiment.trials():
-        clear_leftovers(trial)
-    for storage, checkpoint in found:
-        storage.remove(checkpoint.uuid)
-    return found
-
-
-def superfluous_in(experiment: ExperimentFolder, policy_of: Callable[[int], Policy]) -> list[Superfluous]:
-    """What `policy_of` each trial, by its number, does not keep."""
-    config = checked(read_json(experiment.effective) or {}, _SHAPE, experiment.effective)
-    searcher = config["searcher"]
-    owners: dict[str, TrialStorage] = {}
-    trials: list[TrialCheckpoints] = []
-    for trial in experiment.trials():
-        storage = TrialStorage(trial, config["checkpoint_storage"])
-        known = storage.all()
-        owners |= {checkpoint.uuid: storage for checkpoint in known}
-        found = validations(trial.metrics, searcher["metric"])
-        trials.append(TrialCheckpoints(checkpoints=known, validations=found, policy=policy_of(trial.id)))
-    gone = superfluous_of_all(trials, smaller_is_better=searcher["smaller_is_better"])
-    return [Superfluous(owners[checkpoint.uuid], checkpoint) for checkpoint in gone]
-
-
-def source_of(experiment: ExperimentFolder) -> Path | None:
-    """The checkpoint whose weights its trials begin with; None where each has its own."""
-    with suppress(ValueError, OSError):  # torn, or its owner's alone
-        if told := read_json(experiment.warm_start):
-            return Path(told["checkpoint"])
-    return None
-
-
-def wanted_by_later(experiment: ExperimentFolder, uuids: Container[str]) -> Iterator[str]:
-    """Those of its checkpoints `uuids` that another experiment begins with which has not ended, as far as files tell.
-
-    Only a later one can: it was created when the checkpoint was there. The scheduler is not asked, since this may be a
-    node that cannot: an experiment whose jobs are gone without a word wants its checkpoint still.
-    """
-    for other in ExperimentStore(experiment.root()).all():
-        source = source_of(other) if other.id > experiment.id else None
-        if source and source.name in uuids and not _has_ended(other):
-            yield source.name
-
-
-def _has_ended(experiment: ExperimentFolder) -> bool:
-    try:
-        return SearchJournal(experiment).state().finished
-    except (HpcDetError, OSError, ValueError, LookupError, TypeError):  # damaged: nobody knows
-        return False

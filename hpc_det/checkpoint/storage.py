@@ -1,15 +1,16 @@
 """The checkpoints of a trial, wherever they lie: in its folder and, where the experiment has one, in an object store.
 
-For whoever looks at them or removes them when no rank writes them; a trial that trains has a Mirror.
+For whoever looks at them or removes them when no rank writes them; a trial that trains has a Mirror. At the end of an
+experiment, `collect` deletes what its retention policy does not keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpc_det.checkpoint.committed import (
     FORMAT,
@@ -25,10 +26,15 @@ from hpc_det.checkpoint.committed_folder import delete, in_words
 from hpc_det.checkpoint.damaged import remove_damaged, repair_code
 from hpc_det.checkpoint.object_store import Remote, remote_of
 from hpc_det.checkpoint.reading import open_regular
+from hpc_det.checkpoint.retention import Policy, TrialCheckpoints, policies, superfluous_of_all
 from hpc_det.errors import HpcDetError
 from hpc_det.node import disk
 from hpc_det.node.files import write_atomic
-from hpc_det.store.folders import TrialFolder
+from hpc_det.node.json_files import Shape, checked, read_json
+from hpc_det.search.journal import SearchJournal
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.metrics import validations
 
 
 class TrialStorage:
@@ -134,3 +140,79 @@ def answering(remote: Remote) -> Iterator[None]:
         raise
     except Exception as error:
         raise HpcDetError(f"checkpoint_storage: {remote.url}: {remote.in_words(error)}") from None
+
+
+# --- of a whole experiment
+
+_SHAPE: Shape = {"searcher": {"metric": str, "smaller_is_better": bool}, "checkpoint_storage": dict}
+"""What decides, of an effective configuration."""
+
+
+class Superfluous(NamedTuple):
+    """A checkpoint that no policy keeps, and where it lies."""
+
+    storage: TrialStorage
+    checkpoint: Committed
+
+
+def collect(experiment: ExperimentFolder) -> list[Superfluous]:
+    """Delete what no policy keeps and no other experiment begins with, and return it. For an experiment without work.
+
+    Any number of processes may do it, and gangs may still save: a newer checkpoint never makes that one worth keeping
+    again which it has put behind. Raises HpcDetError where a store does not answer; the next call does the rest.
+    """
+    found = superfluous_in(experiment, policies(experiment))
+    if found:
+        wanted = set(wanted_by_later(experiment, {each.checkpoint.uuid for each in found}))
+        found = [each for each in found if each.checkpoint.uuid not in wanted]
+    for trial in experiment.trials():
+        clear_leftovers(trial)
+    for storage, checkpoint in found:
+        storage.remove(checkpoint.uuid)
+    return found
+
+
+def superfluous_in(experiment: ExperimentFolder, policy_of: Callable[[int], Policy]) -> list[Superfluous]:
+    """What `policy_of` each trial, by its number, does not keep."""
+    config = checked(read_json(experiment.effective) or {}, _SHAPE, experiment.effective)
+    searcher = config["searcher"]
+    owners: dict[str, TrialStorage] = {}
+    trials: list[TrialCheckpoints] = []
+    for trial in experiment.trials():
+        storage = TrialStorage(trial, config["checkpoint_storage"])
+        known = storage.all()
+        owners |= {checkpoint.uuid: storage for checkpoint in known}
+        found = validations(trial.metrics, searcher["metric"])
+        trials.append(TrialCheckpoints(checkpoints=known, validations=found, policy=policy_of(trial.id)))
+    gone = superfluous_of_all(trials, smaller_is_better=searcher["smaller_is_better"])
+    return [Superfluous(owners[checkpoint.uuid], checkpoint) for checkpoint in gone]
+
+
+# --- checkpoints that other experiments begin with: all their trials do, by searcher.source_...
+
+
+def source_of(experiment: ExperimentFolder) -> Path | None:
+    """The checkpoint whose weights its trials begin with; None where each has its own."""
+    with suppress(ValueError, OSError):  # torn, or its owner's alone
+        if told := read_json(experiment.warm_start):
+            return Path(told["checkpoint"])
+    return None
+
+
+def wanted_by_later(experiment: ExperimentFolder, uuids: Container[str]) -> Iterator[str]:
+    """Those of its checkpoints `uuids` that another experiment begins with which has not ended, as far as files tell.
+
+    Only a later one can: it was created when the checkpoint was there. The scheduler is not asked, since this may be a
+    node that cannot: an experiment whose jobs ended without reporting it keeps its checkpoint.
+    """
+    for other in ExperimentStore(experiment.root()).all():
+        source = source_of(other) if other.id > experiment.id else None
+        if source and source.name in uuids and not _has_ended(other):
+            yield source.name
+
+
+def _has_ended(experiment: ExperimentFolder) -> bool:
+    try:
+        return SearchJournal(experiment).state().finished
+    except (HpcDetError, OSError, ValueError, LookupError, TypeError):  # damaged: nobody knows
+        return False

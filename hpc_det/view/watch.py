@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpc_det.checkpoint.retention import source_of
+from hpc_det.checkpoint.storage import source_of
 from hpc_det.errors import HpcDetError, UsageError, visible
 from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Scheduler, run_command

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hpc_det.checkpoint.checkpoints import CheckpointContext
-from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint import checkpoints as module
+from hpc_det.checkpoint.checkpoints import CheckpointContext, KnownCheckpoints
+from hpc_det.checkpoint.committed import Committed, committed, committed_at
 from hpc_det.checkpoint.content import load
 from hpc_det.checkpoint.damaged import damaged_ones
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
 from hpc_det.store.journal import Journal
+from tests.checkpoint.saved import saved
 from tests.distributed.ranks import OnRanks
 
 
@@ -152,3 +155,30 @@ def test_of_two_of_the_same_batch_the_later_one_is_kept_whatever_the_clocks_say(
     assert committed(folder)[0].uuid == uuid
     context.prune({}, smaller_is_better=True, best=0, latest=2)
     assert [found.uuid for found in committed(folder)] == [uuid]
+
+
+# --- the checkpoints that a process knows
+
+
+def test_each_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def noted(folder: Path) -> Committed | None:
+        read.append(folder.name)
+        return committed_at(folder)
+
+    monkeypatch.setattr(module, "committed_at", noted)
+    earlier, checkpoints = saved(tmp_path, 3), KnownCheckpoints(tmp_path)
+    (tmp_path / "no checkpoint").mkdir()
+    assert [each.steps for each in checkpoints.all()] == [3]
+    own = saved(tmp_path, 5)
+    checkpoints.add(own)
+    others = saved(tmp_path, 4)
+    assert [each.steps for each in checkpoints.all()] == [5, 4, 3]
+    shutil.rmtree(others.path)
+    assert [each.steps for each in checkpoints.all()] == [5, 3]
+    assert sorted(read) == sorted([earlier.uuid, "no checkpoint", others.uuid])
+
+
+def test_there_may_be_no_folder(tmp_path: Path) -> None:
+    assert KnownCheckpoints(tmp_path / "missing").all() == []

@@ -12,14 +12,8 @@ import pytest
 
 from hpc_det.checkpoint.committed import Committed, committed
 from hpc_det.checkpoint.object_store import Remote
-from hpc_det.checkpoint.retention import (
-    Policy,
-    TrialCheckpoints,
-    collect,
-    superfluous,
-    superfluous_of_all,
-    wanted_by_later,
-)
+from hpc_det.checkpoint.retention import Policy, TrialCheckpoints, superfluous, superfluous_of_all
+from hpc_det.checkpoint.storage import collect, wanted_by_later
 from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import append_line, write_json
 from hpc_det.store.folders import ExperimentFolder
@@ -205,7 +199,7 @@ def test_what_somebody_else_has_deleted_meanwhile_is_no_error(
         collect(experiment)
         found.append(here(experiment))
 
-    monkeypatch.setattr("hpc_det.checkpoint.retention.clear_leftovers", clear_first)
+    monkeypatch.setattr("hpc_det.checkpoint.storage.clear_leftovers", clear_first)
     assert len(collect(experiment)) == 8
     assert [*found, here(experiment)] == [[*range(1, 11)], [5, 7], [5, 7]]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import click
 
-from hpc_det.checkpoint.retention import Superfluous, policies_of, superfluous_in
+from hpc_det.checkpoint.retention import policies_of
+from hpc_det.checkpoint.storage import Superfluous, superfluous_in
 from hpc_det.cli.confirm import confirm, yes_option
 from hpc_det.cli.groups import Group
 from hpc_det.cli.ids import experiments_argument

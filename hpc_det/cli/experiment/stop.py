@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import click
 
-from hpc_det.checkpoint.retention import collect
+from hpc_det.checkpoint.storage import collect
 from hpc_det.cli.ids import experiments_argument
 from hpc_det.cli.several import each
 from hpc_det.errors import HpcDetError, UsageError

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import newest_good
-from hpc_det.checkpoint.retention import collect
+from hpc_det.checkpoint.storage import collect
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.job.attempts import Attempts
 from hpc_det.node import full_disk
