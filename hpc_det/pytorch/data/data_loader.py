@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler
 
-from hpc_det.distributed.rng import mixed_seed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.external_loader import length_of
 from hpc_det.pytorch.data.order import Drawn, Items, Records
-from hpc_det.pytorch.data.partition import ForTorch, IndexBatches, OnePass, Position, Rest, Share, TrainingBatches
-from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit
+from hpc_det.pytorch.data.partition import IndexBatches, OnePass, Position, Rest, Share, TrainingBatches
+from hpc_det.pytorch.data.workers import ClosableLoader, WorkerInit, rank_loader
 
 
 class DataLoader:
@@ -136,13 +135,8 @@ class DataLoader:
 
     def torch_loader(self, batches: IndexBatches, *seed: int | str) -> ClosableLoader:
         """`seed`: what the random numbers of workers depend on, besides the batch."""
-        keyed = self.num_workers > 0
-        return ClosableLoader(
-            SeededDataset(self.dataset, *seed) if keyed else self.dataset,
-            batch_sampler=ForTorch(batches, keyed=keyed, items_are_batches=self.batch_sampler is not None),
-            # Creating an iterator draws from it; the global one must not move for that.
-            generator=torch.Generator().manual_seed(mixed_seed(*seed)),
-            **self._options,
+        return rank_loader(
+            self.dataset, batches, *seed, items_are_batches=self.batch_sampler is not None, **self._options
         )
 
 

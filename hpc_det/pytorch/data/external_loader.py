@@ -1,17 +1,25 @@
-"""Loaders that are not ours: they shard, shuffle and skip by themselves, and are taken as they are."""
+"""Loaders that are not ours: they shard, shuffle and skip by themselves, and are taken as they are.
+
+For PyTorchTrial they also find their place again by themselves (ExternalTraining, ExternalValidation). RaySGD's
+operators are put back to their place: a pass that a snapshot left open is replayed (ReplayedLoader).
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, ClassVar
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
+from hpc_det.distributed.rng import restore_rng, rng_state, unchanged_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.micro_batches import Rounds
+from hpc_det.pytorch.data.order import set_epoch
 from hpc_det.pytorch.data.partition import Position
 from hpc_det.pytorch.data.workers import end_workers, shield, with_live_workers
 
@@ -29,7 +37,7 @@ def length_of(loader: object) -> int | None:
 
 
 class ExternalLoader:
-    kind: ClassVar[str]
+    """A loader of the user's own, and the iterator over it that is open."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         shield(loader)
@@ -38,11 +46,22 @@ class ExternalLoader:
         self.loads_in_workers = bool(getattr(loader, "num_workers", 0))
 
     def close(self) -> None:
+        """End worker processes."""
         end_workers(self._iterator)
+        self._iterator = None
 
     def _begin(self) -> Iterator[Any]:
-        self._iterator = iterated(self._loader, self._iterator)
-        return self._iterator
+        """Return a new iterator; the former one ends, unless it is used again, as with persistent workers."""
+        loader, begin = self._loader, functools.partial(iter, self._loader)
+        iterator: Iterator[Any] = with_live_workers(loader, begin) if isinstance(loader, DataLoader) else begin()
+        if iterator is not self._iterator:
+            end_workers(self._iterator)
+        self._iterator = iterator
+        return iterator
+
+
+class _OfTrial(ExternalLoader):
+    kind: ClassVar[str]
 
     def _endless(self, iterator: Iterator[Any]) -> Iterator[Any]:
         """One that comes to its end is iterated again."""
@@ -63,7 +82,7 @@ class ExternalLoader:
         return UsageError(f"build_{self.kind}_data_loader: the {type(self._loader).__name__} {what}")
 
 
-class ExternalTraining(ExternalLoader):
+class ExternalTraining(_OfTrial):
     """Counts batches."""
 
     kind = "training"
@@ -90,7 +109,7 @@ class ExternalTraining(ExternalLoader):
         return self._endless(self._begin())
 
 
-class ExternalValidation(ExternalLoader):
+class ExternalValidation(_OfTrial):
     """Each rank's own loader, all of it."""
 
     kind = "validation"
@@ -116,12 +135,69 @@ class ExternalValidation(ExternalLoader):
         return self._loader
 
 
-def iterated(loader: Iterable[Any], former: Iterator[Any] | None) -> Iterator[Any]:
-    """A new iterator; the former one ends, unless it is used again, as with persistent workers."""
-    begin = functools.partial(iter, loader)
-    iterator: Iterator[Any] = (
-        with_live_workers(loader, begin) if isinstance(loader, torch.utils.data.DataLoader) else begin()
-    )
-    if iterator is not former:
-        end_workers(former)
-    return iterator
+class ReplayedLoader(ExternalLoader):
+    """A loader whose passes are replayed: begun alike, and so many batches skipped.
+
+    What is replayed: torch's, numpy's and Python's generators, those of the loader and its sampler, `set_epoch`. A
+    sampler, data set or iterator that keeps any other state begins anew, as an iterator that can be iterated only once
+    does.
+    """
+
+    counts: ClassVar[str] = "batches"
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        super().__init__(loader)
+        self.generators = generators_of(loader)
+        self._began: dict[str, Any] = {}
+
+    def begin(self, epoch: int) -> Iterator[Any]:
+        for sampler in _samplers(self._loader):
+            set_epoch(sampler, epoch)
+        if epoch and getattr(self._loader, "persistent_workers", False) and self._iterator is None:
+            self._start_workers()
+        self._began = {"rng": rng_state(), "generators": [generator.get_state() for generator in self.generators]}
+        return self._begin()
+
+    def _start_workers(self) -> None:
+        """Before the pass: torch draws a seed for persistent workers in their first pass alone."""
+        states = [generator.get_state() for generator in self.generators]
+        with unchanged_generators():
+            self._begin()
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
+
+    def resume(self, epoch: int, done: int, began: dict[str, Any] | None) -> Iterator[Any]:
+        """Global generators are what they were, afterwards; those of the loader are the caller's to put back."""
+        with unchanged_generators():
+            if began:
+                restore_rng(began["rng"])
+                for generator, state in zip(self.generators, began["generators"], strict=False):
+                    generator.set_state(state)
+            iterator = self.begin(epoch)
+            deque(islice(iterator, done), maxlen=0)
+        return iterator
+
+    def began(self) -> dict[str, Any]:
+        return self._began
+
+    def after(self, done: int) -> int:
+        return done + 1
+
+    def left(self, done: int) -> int | None:
+        """An iterable data set's word is not taken for it: torch itself takes that for a guess."""
+        if isinstance(getattr(self._loader, "dataset", None), IterableDataset):
+            return None
+        length = length_of(self._loader)
+        return None if length is None else max(length - done, 0)
+
+
+def generators_of(loader: Iterable[Any]) -> list[torch.Generator]:
+    """Each once: torch gives its samplers the loader's."""
+    owners = [loader, *_samplers(loader), *(getattr(sampler, "sampler", None) for sampler in _samplers(loader))]
+    found = (getattr(owner, "generator", None) for owner in owners)
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def _samplers(loader: Iterable[Any]) -> list[Any]:
+    found = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
+    return [sampler for sampler in found if sampler is not None]

@@ -3,9 +3,9 @@
 The position counts items, not batches, so that a resume, also on another number of ranks, goes on at the right one:
 nothing twice, nothing left out.
 
-TrainingBatches, OnePass and SoMany are batch samplers: which items this rank gets in each batch, looked up some
-thousand at a time. Each yields (key, items). The key names the batch in the whole of training, or of a validation, for
-its random numbers.
+IndexBatches (TrainingBatches, OnePass, SoMany) are batch samplers: which items this rank gets in each batch, looked up
+some thousand at a time. Each yields (key, items). The key names the batch in the whole of training, or of a validation,
+for its random numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, count, islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -167,6 +167,14 @@ def _between(stretches: list[Stretch], begin: int, end: int) -> list[Stretch]:
     return found
 
 
+class IndexBatches(Protocol):
+    """A batch sampler of one rank, with keys."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[KeyedBatch]: ...
+
+
 class TrainingBatches:
     """This rank's batches from `position` on, without end. Key: the position, as (epoch, done)."""
 
@@ -247,9 +255,6 @@ class SoMany:
 
     def __iter__(self) -> Iterator[KeyedBatch]:
         return islice(chain.from_iterable(self._batches), self._number)
-
-
-IndexBatches = TrainingBatches | OnePass | SoMany
 
 
 class ForTorch:

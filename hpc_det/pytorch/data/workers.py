@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from hpc_det.distributed.rng import mixed_seed, seed_generators
 from hpc_det.errors import HpcDetError
 from hpc_det.node.process import STOP_SIGNALS
-from hpc_det.pytorch.data.partition import Key
+from hpc_det.pytorch.data.partition import ForTorch, IndexBatches, Key
 
 FIRST_WORD_S = 30.0
 """A worker says its first word some milliseconds after its fork; one that is silent for so long hangs in it."""
@@ -163,6 +163,23 @@ class ClosableLoader(torch.utils.data.DataLoader[Any]):
             end_workers(iteration)
         self._iterations.clear()
         self._iterator = None  # torch keeps the one with persistent workers
+
+
+def rank_loader(
+    dataset: Dataset[Any], batches: IndexBatches, *seed: int | str, items_are_batches: bool = False, **options: Any
+) -> ClosableLoader:
+    """Return a loader of one rank's batches. `options`: as torch's DataLoader takes them, `num_workers` among them.
+
+    `seed`: what the random numbers of workers depend on, besides the key of the batch.
+    """
+    keyed = options["num_workers"] > 0
+    return ClosableLoader(
+        SeededDataset(dataset, *seed) if keyed else dataset,
+        batch_sampler=ForTorch(batches, keyed=keyed, items_are_batches=items_are_batches),
+        # Creating an iterator draws from it; the global one must not move for that.
+        generator=torch.Generator().manual_seed(mixed_seed(*seed)),
+        **options,
+    )
 
 
 def end_workers(iterator: Any) -> None:

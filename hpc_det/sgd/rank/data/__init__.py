@@ -8,8 +8,8 @@ from typing import Any, TypeGuard
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
+from hpc_det.pytorch.data.external_loader import ReplayedLoader
 from hpc_det.sgd.place import Place, Settings
-from hpc_det.sgd.rank.data.as_given import AsGiven
 from hpc_det.sgd.rank.data.passes import Passes, Source
 from hpc_det.sgd.rank.data.shards import Shards, order_of, takes_any_order
 
@@ -28,7 +28,7 @@ def validation_source(loader: Iterable[Any], settings: Settings, place: Place) -
 
 def _source(name: str, loader: Iterable[Any], settings: Settings, place: Place, *, exact: bool) -> Source:
     if settings.num_workers == 1 or not settings.add_dist_sampler or not _is_to_be_shared(loader):
-        return AsGiven(loader)
+        return ReplayedLoader(loader)
     if takes_any_order(loader):
         return Shards(loader, place, exact=exact)
     if place.rank == 0:
@@ -38,7 +38,7 @@ def _source(name: str, loader: Iterable[Any], settings: Settings, place: Place, 
             f"samplers; add_dist_sampler=False says that this is meant",
             stacklevel=2,
         )
-    return AsGiven(loader)
+    return ReplayedLoader(loader)
 
 
 def _is_to_be_shared(loader: Iterable[Any]) -> TypeGuard[DataLoader[Any]]:

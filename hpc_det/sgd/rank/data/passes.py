@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from hpc_det.sgd.rank.data.as_given import AsGiven
+from hpc_det.pytorch.data.external_loader import ReplayedLoader
 
 
 class Source(Protocol):
@@ -44,7 +44,7 @@ class Source(Protocol):
         ...
 
 
-class Counted:
+class SizedBatches:
     """Batches whose number is known, for a bar over them."""
 
     def __init__(self, batches: Iterator[Any], length: int) -> None:
@@ -70,7 +70,7 @@ class Passes:
         """Passes that have begun: RaySGD's `epoch`."""
         self._source_of = source_of
         self._loader: Iterable[Any] = ()
-        self._source: Source = AsGiven(())
+        self._source: Source = ReplayedLoader(())
         self._iterator: Iterator[Any] | None = None
         self._done = 0
         self.drawn = 0
@@ -95,7 +95,7 @@ class Passes:
         """
         length = self._source.left(self._done if self._is_open else 0) if num_steps is None else num_steps
         batches = self._batches(num_steps)
-        return batches if length is None else Counted(batches, length)
+        return batches if length is None else SizedBatches(batches, length)
 
     def _batches(self, num_steps: int | None) -> Iterator[Any]:
         given = 0

@@ -22,9 +22,10 @@ from torch.utils.data import (
 )
 
 from hpc_det.distributed.rng import mixed_seed
-from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit
+from hpc_det.pytorch.data.external_loader import generators_of
+from hpc_det.pytorch.data.partition import KeyedBatch
+from hpc_det.pytorch.data.workers import WorkerInit, rank_loader
 from hpc_det.sgd.place import Place
-from hpc_det.sgd.rank.data.as_given import generators_of
 
 BLIND = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """These know of no ranks, and their order is a function of a generator. Not subclasses, which may be anything."""
@@ -78,15 +79,11 @@ class Cut:
 
 
 class ShardBatches:
-    """This rank's batches of one pass, from a sample on: a batch sampler.
+    """This rank's batches of one pass, from a sample on: IndexBatches with the pass's seed and the sample as keys."""
 
-    With keys, which are what the random numbers of a batch depend on in loader processes.
-    """
-
-    def __init__(self, sampler: Any, cut: Cut, *, keyed: bool) -> None:
+    def __init__(self, sampler: Any, cut: Cut) -> None:
         self._sampler = sampler
         self._cut = cut
-        self._keyed = keyed
         self._epoch = self._first = self._seed = 0
 
     def turn_to(self, epoch: int, first: int, seed: int) -> None:
@@ -101,12 +98,11 @@ class ShardBatches:
     def __len__(self) -> int:
         return self._cut.batches(max(self.samples - self._first, 0))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[KeyedBatch]:
         cut, seed, first, batches = self._cut, self._seed, self._first, len(self)
         own = self._own() if batches else []
         for k in range(batches):
-            indices = own[k * cut.per_batch : (k + 1) * cut.per_batch]
-            yield ((seed, first + k * cut.whole), indices) if self._keyed else indices
+            yield (seed, first + k * cut.whole), own[k * cut.per_batch : (k + 1) * cut.per_batch]
 
     def _own(self) -> list[Any]:
         order, cut = _drawn(self._sampler, self._epoch), self._cut
@@ -128,19 +124,12 @@ class Shards:
             drops_last=isinstance(batches, BatchSampler) and batches.drop_last,
             exact=exact,
         )
-        keyed = loader.num_workers > 0
-        self._batches = ShardBatches(order_of(loader), self._cut, keyed=keyed)
+        self._batches = ShardBatches(order_of(loader), self._cut)
         self._rank = place.rank
         self._generator = loader.generator
         self.generators = generators_of(loader)
-        self._of_workers = torch.Generator()
         self._seed = 0
-        self._loader = ClosableLoader(
-            SeededDataset(loader.dataset, place.rank) if keyed else loader.dataset,
-            batch_sampler=self._batches,
-            generator=self._of_workers,
-            **_options(loader),
-        )
+        self._loader = rank_loader(loader.dataset, self._batches, place.rank, **_options(loader))
 
     def begin(self, epoch: int) -> Iterator[Any]:
         # torch's loader draws this at the begin of an iteration, for its workers; so a plain loop's numbers are ours.
@@ -153,7 +142,7 @@ class Shards:
 
     def _iterator(self, epoch: int, done: int, seed: int) -> Iterator[Any]:
         self._seed = seed
-        self._of_workers.manual_seed(mixed_seed("loader processes", self._rank, seed))
+        self._loader.generator.manual_seed(mixed_seed("loader processes", self._rank, seed))
         self._batches.turn_to(epoch, done, seed)
         return iter(self._loader)
 
