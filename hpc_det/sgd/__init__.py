@@ -16,11 +16,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpc_det.sgd.driver.fitting import fit
-    from hpc_det.sgd.driver.reports import Result
+    from hpc_det.sgd.driver.fitting import Result, fit
     from hpc_det.sgd.driver.trainer import TorchTrainer
-    from hpc_det.sgd.operator.constants import BATCH_COUNT, BATCH_SIZE, NUM_SAMPLES
     from hpc_det.sgd.operator.meters import AverageMeter, AverageMeterCollection
+    from hpc_det.sgd.operator.options import BATCH_COUNT, BATCH_SIZE, NUM_SAMPLES
     from hpc_det.sgd.operator.training_operator import TrainingOperator
     from hpc_det.sgd.rank.train_loop import (
         Checkpoint,
@@ -33,13 +32,13 @@ if TYPE_CHECKING:
     from hpc_det.sgd.tune import tune_run
 
 _HOMES = {
-    "BATCH_COUNT": "operator.constants",
-    "BATCH_SIZE": "operator.constants",
-    "NUM_SAMPLES": "operator.constants",
+    "BATCH_COUNT": "operator.options",
+    "BATCH_SIZE": "operator.options",
+    "NUM_SAMPLES": "operator.options",
     "AverageMeter": "operator.meters",
     "AverageMeterCollection": "operator.meters",
     "Checkpoint": "rank.train_loop",
-    "Result": "driver.reports",
+    "Result": "driver.fitting",
     "TorchTrainer": "driver.trainer",
     "TrainingOperator": "operator.training_operator",
     "fit": "driver.fitting",

@@ -160,3 +160,24 @@ def as_written(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def in_json(value: Any) -> Any:
+    """Numbers of numpy and tensors of one value become plain ones, what is not finite null, what JSON has not text."""
+    if isinstance(value, dict):
+        return {str(name): in_json(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [in_json(inner) for inner in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, (str, bool, int, type(None))):
+        return value
+    try:
+        return in_json(value.item())
+    except Exception:
+        return str(value)
+
+
+def number(value: Any) -> float:
+    """NaN for what is none: the worst value of a metric."""
+    return float(value) if isinstance(value, (int, float)) else math.nan

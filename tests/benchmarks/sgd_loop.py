@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpc_det.sgd import TrainingOperator
-from hpc_det.sgd.place import Place, Settings
+from hpc_det.sgd.rank import RankPlace, RankSettings
 from hpc_det.sgd.rank.runner import Runner
 from tests.benchmarks.loop_overhead import HEADER, cost_of, row
 from tests.benchmarks.sgd_cases import tiny_model
@@ -55,13 +55,13 @@ def _bare(turns: Turns, folder: Path) -> torch.Tensor:
 
 
 def _ours(turns: Turns, folder: Path) -> torch.Tensor:
-    runner = Runner(_settings(turns.of(ready_made_batches())), Place(0, 0, 1))
+    runner = Runner(_settings(turns.of(ready_made_batches())), RankPlace(0, 0, 1))
     runner.train()
     return weights_of(runner.models()[0])
 
 
-def _settings(batches: Iterable[Batch]) -> Settings:
-    return Settings(
+def _settings(batches: Iterable[Batch]) -> RankSettings:
+    return RankSettings(
         operator_cls=Tiny,
         config={"batches": batches},
         num_workers=1,

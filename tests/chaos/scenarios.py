@@ -20,7 +20,7 @@ from hpc_det.node.key import KEY_BYTES, user_key
 from hpc_det.pytorch.state.portable import Portable, keep_code
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
-from hpc_det.sgd.driver.saved import load_state, save_state
+from hpc_det.sgd.rank.state import read_state, write_state
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.journal import Journal
@@ -165,14 +165,14 @@ def saves_state(folder: Path, say: Say) -> None:
     before = state_in(folder)
     first = before[0] + 1 if before else 1
     for number in range(first, first + 3):
-        save_state(files_at(number)["state.pth"], folder / "trained.pth")
+        write_state(files_at(number)["state.pth"], folder / "trained.pth")
         say(number)
 
 
 def state_in(folder: Path) -> list[Any]:
     if not (folder / "trained.pth").exists():
         return []
-    state = load_state(folder / "trained.pth", weights_only=True)
+    state = read_state(folder / "trained.pth", weights_only=True)
     assert state["weights"].eq(state["steps"]).all()
     return [state["steps"]]
 

@@ -28,7 +28,7 @@ from hpc_det.schedulers.scheduler import JobState, scheduler
 from hpc_det.schedulers.slurm import detect as detect_slurm
 from hpc_det.schedulers.slurm.queue import SlurmQueue
 from hpc_det.schedulers.slurm.scheduler import Slurm
-from hpc_det.sgd.driver.leaving import back_into_queue
+from hpc_det.sgd.driver.failures import back_into_queue
 from tests.odd import KINDS, ODD, places, replaced
 from tests.plan.plans import job_plan
 from tests.schedulers.slurm.squeue_on_paper import SqueueOnPaper

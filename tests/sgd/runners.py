@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from hpc_det.distributed.rng import seed_everything
-from hpc_det.sgd.operator.constants import BATCH_SIZE
+from hpc_det.sgd.operator.options import BATCH_SIZE
 from hpc_det.sgd.operator.training_operator import TrainingOperator
-from hpc_det.sgd.place import Place, Settings
+from hpc_det.sgd.rank import RankPlace, RankSettings
 from hpc_det.sgd.rank.runner import Runner
 
 
@@ -71,11 +71,11 @@ class Regression(TrainingOperator):
         self.seen = state_dict["seen"]
 
 
-def settings(operator_cls: type = Regression, *, size: int = 1, batch_size: int = 6, **options: Any) -> Settings:
+def settings(operator_cls: type = Regression, *, size: int = 1, batch_size: int = 6, **options: Any) -> RankSettings:
     config = {BATCH_SIZE: batch_size // size, **options.pop("config", {})}
     defaults = {"num_workers": 1, "scheduler_step_freq": "batch"}
-    return Settings(operator_cls=operator_cls, config=config, **{**defaults, **options})
+    return RankSettings(operator_cls=operator_cls, config=config, **{**defaults, **options})
 
 
 def alone(operator_cls: type = Regression, **options: Any) -> Runner:
-    return Runner(settings(operator_cls, **options), Place(0, 0, 1))
+    return Runner(settings(operator_cls, **options), RankPlace(0, 0, 1))

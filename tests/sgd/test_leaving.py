@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hpc_det.sgd.driver.leaving import back_into_queue
+from hpc_det.sgd.driver.failures import back_into_queue
 
 ENV = {"SLURM_JOB_ID": "7"}
 PREEMPTED = "JobId=7 JobState=COMPLETING PreemptTime=2026-11-21T13:00:41 Requeue=1"

@@ -14,14 +14,13 @@ import cloudpickle
 
 from hpc_det.checkpoint.snapshots import Durable, await_writers, last_number, newest
 from hpc_det.node.process import uninterrupted
-from hpc_det.sgd.driver.failures import GangLost, RetriesUsedUp, StateLost, pause_s
+from hpc_det.sgd.driver.calls import Call, Rounds
+from hpc_det.sgd.driver.failures import GangLost, JobLeaves, RetriesUsedUp, StateLost, back_into_queue, pause_s
 from hpc_det.sgd.driver.gang import Gang
-from hpc_det.sgd.driver.leaving import JobLeaves, back_into_queue
 from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
-from hpc_det.sgd.driver.rounds import Call, Rounds
 from hpc_det.sgd.elastic.held import BUFFERS
 from hpc_det.sgd.operator.training_operator import TrainingOperator
-from hpc_det.sgd.place import Settings
+from hpc_det.sgd.rank import RankSettings
 from hpc_det.sgd.rank.worker import Own, Start, Worker
 
 T = TypeVar("T")
@@ -46,7 +45,7 @@ class Wanted:
     least: int
     is_here: bool
     """Rank 0 in the driver's own process."""
-    settings: Callable[[int], Settings]
+    settings: Callable[[int], RankSettings]
     """For a gang of so many ranks."""
     hook: Callable[[], None] | None
 

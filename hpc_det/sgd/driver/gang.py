@@ -25,12 +25,11 @@ from hpc_det.sgd.driver.failures import (
     may_be_of_a_peer,
     root_of,
 )
-from hpc_det.sgd.driver.in_process import InProcess
 from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
-from hpc_det.sgd.driver.ranks import Rank, Watch, spread
+from hpc_det.sgd.driver.ranks import InProcess, Rank, Watch, spread
 from hpc_det.sgd.operator.training_operator import TrainingOperator
+from hpc_det.sgd.rank.process import show
 from hpc_det.sgd.rank.store import StoreKeeper
-from hpc_det.sgd.shown import show
 
 LAST_WORDS_S = 2.0
 """After a rank's line has ended: for its agent to say how it ended, or for the end of the agent's line, too. Both come

@@ -22,17 +22,15 @@ from torch import nn
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.sgd.capacity import Capacity, capacity_of
-from hpc_det.sgd.driver.arguments import check
+from hpc_det.sgd.driver.calls import Call, reduce
 from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.nodes import Patience
-from hpc_det.sgd.driver.opening import on_devices, opened, wanted_of
-from hpc_det.sgd.driver.results import reduce
-from hpc_det.sgd.driver.rounds import Call
-from hpc_det.sgd.driver.run_folder import run_of
-from hpc_det.sgd.driver.saved import load_state, save_state
-from hpc_det.sgd.operator.constants import BATCH_SIZE
+from hpc_det.sgd.driver.opening import check, on_devices, opened, wanted_of
+from hpc_det.sgd.operator.options import BATCH_SIZE
 from hpc_det.sgd.operator.training_operator import TrainingOperator
-from hpc_det.sgd.place import Settings
+from hpc_det.sgd.rank import RankSettings
+from hpc_det.sgd.rank.state import read_state, write_state
+from hpc_det.store.run_folder import run_of
 
 _log = logging.getLogger("hpc_det.sgd")
 
@@ -103,7 +101,7 @@ class TorchTrainer:
         if serialize_data_creation:
             _log.warning("serialize_data_creation has no effect; lock what your setup() downloads")
         capacity = capacity_of(executor, num_workers=num_workers, cpus_per_worker=num_cpus_per_worker, use_gpu=use_gpu)
-        self._settings = Settings(
+        self._settings = RankSettings(
             operator_cls=training_operator_cls,
             config=self.config,
             num_workers=num_workers,
@@ -228,13 +226,13 @@ class TorchTrainer:
 
     def save(self, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
         """`state_dict()` as a file of torch.save, replaced in one step."""
-        save_state(self._open_gang.ask("state_dict"), Path(path))
+        write_state(self._open_gang.ask("state_dict"), Path(path))
         self._open_gang.note_read()
         return path
 
     def load(self, path: str | os.PathLike[str], weights_only: bool = True) -> None:
         """What `save` wrote. `weights_only=False` runs whatever code the file says: only for files that you trust."""
-        self.load_state_dict(load_state(Path(path), weights_only))
+        self.load_state_dict(read_state(Path(path), weights_only))
 
     def restore(self, *args: Any) -> None:
         raise DeprecationWarning("restore is load now")
@@ -293,7 +291,7 @@ class TorchTrainer:
             raise TrainerIsShutDown("this trainer was shut down; make another one")
         return self._gang
 
-    def _settings_for(self, size: int) -> Settings:
+    def _settings_for(self, size: int) -> RankSettings:
         """The rank's share of the batch is always that of the size which was asked for: no rounding adds up."""
         config = dict(self.config)
         if BATCH_SIZE in config:

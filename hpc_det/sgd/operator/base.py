@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,16 +10,19 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpc_det.errors import shown
 from hpc_det.pytorch.strategies.ddp import data_parallel
 from hpc_det.pytorch.strategies.device import ToDevice
 from hpc_det.pytorch.strategies.parameters import Unshared
-from hpc_det.sgd.operator import registered
-from hpc_det.sgd.operator.errors import MissingLoader
-from hpc_det.sgd.operator.options import check_options
+from hpc_det.sgd.operator.meters import TimerCollection
+from hpc_det.sgd.operator.options import BadArgument, BadModel, MissingLoader, check_options
 from hpc_det.sgd.operator.precision import Apex, UseFp16, precision_for
-from hpc_det.sgd.operator.timers import TimerCollection
 
 _NO_AUTOCAST = nullcontext()
+
+_STATE = ("state_dict", "load_state_dict")
+NEEDED_METHODS = {"optimizers": ("step", "zero_grad", *_STATE), "schedulers": ("step", *_STATE)}
+"""Any object that has these: apex and others have optimizers that are no torch.optim.Optimizer."""
 
 
 class BaseOperator:
@@ -107,23 +110,23 @@ class BaseOperator:
         Raises BadModel, an AssertionError, for a model that is no nn.Module; BadArgument, a ValueError, for schedulers
         without scheduler_step_freq and for anything else that cannot be used.
         """
-        registered.check(
+        check_registered(
             models, optimizers, schedulers, self._scheduler_step_freq, ddp_args=ddp_args, apex_args=apex_args
         )
-        on_device = [model.to(self._device) for model in registered.as_list(models)]
-        self._optimizers = registered.as_list(optimizers)
-        self._schedulers = registered.as_list(schedulers) if schedulers is not None else []
+        on_device = [model.to(self._device) for model in as_list(models)]
+        self._optimizers = as_list(optimizers)
+        self._schedulers = as_list(schedulers) if schedulers is not None else []
         self._criterion = criterion.to(self._device) if hasattr(criterion, "to") else criterion
         if isinstance(self._precision, Apex):
             self._precision.prepare(on_device, self._optimizers, apex_args or {})
-        self._models = [registered.unwrapped(model) for model in on_device]
+        self._models = [unwrapped(model) for model in on_device]
         self._unshared = Unshared("register")
         self._wrapped = [self._data_parallel(model, ddp_args or {}) for model in on_device]
         for optimizer in self._optimizers:
             self._unshared.watch(optimizer)
-        back = [registered.shaped(self._wrapped, models), registered.shaped(self._optimizers, optimizers)]
+        back = [shaped(self._wrapped, models), shaped(self._optimizers, optimizers)]
         back += [self._criterion] if criterion is not None else []
-        back += [registered.shaped(self._schedulers, schedulers)] if schedulers is not None else []
+        back += [shaped(self._schedulers, schedulers)] if schedulers is not None else []
         return tuple(back)
 
     def _data_parallel(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
@@ -246,3 +249,54 @@ def _there(loader: Iterable[Any] | None, name: str, call: str) -> Iterable[Any]:
     if loader is None:
         raise MissingLoader(f"{call}() needs data; call self.register_data({name}=...) in setup")
     return loader
+
+
+# --- what `register` takes: one object, or several in a tuple or list, which come back the way they went in
+
+
+def as_list(given: Any) -> list[Any]:
+    """Only tuples and lists are several: nn.Sequential, and an optimizer that can be iterated, are one object."""
+    return list(given) if isinstance(given, (tuple, list)) else [given]
+
+
+def shaped(handled: Sequence[Any], given: Any) -> Any:
+    """As `given` was: alone, in a tuple or in a list."""
+    if isinstance(given, (tuple, list)):
+        return list(handled) if isinstance(given, list) else tuple(handled)
+    return handled[0]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Of a DistributedDataParallel of the user's own."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def check_registered(
+    models: Any, optimizers: Any, schedulers: Any, scheduler_step_freq: str | None, **options: Any
+) -> None:
+    """Raises BadModel, an AssertionError, for no nn.Module; BadArgument, a ValueError, for all else."""
+    if wrong := [f"register: models has {shown(model)}; use nn.Module" for model in _no_modules(models)]:
+        raise BadModel(wrong)
+    problems = [*_lacks("optimizers", optimizers), *_lacks("schedulers", schedulers)]
+    if schedulers is not None and scheduler_step_freq is None:
+        problems.append(
+            "register: schedulers are given, and scheduler_step_freq is None; "
+            "give TorchTrainer scheduler_step_freq='batch', 'epoch' or 'manual'"
+        )
+    problems += [
+        f"register: {name} is {shown(value)}; use a dict"
+        for name, value in options.items()
+        if not isinstance(value, (dict, type(None)))
+    ]
+    if problems:
+        raise BadArgument(problems)
+
+
+def _no_modules(models: Any) -> Iterable[Any]:
+    return (model for model in as_list(models) if not isinstance(model, nn.Module))
+
+
+def _lacks(name: str, given: Any) -> Iterable[str]:
+    for one in as_list(given) if given is not None else ():
+        if missing := [method for method in NEEDED_METHODS[name] if not callable(getattr(one, method, None))]:
+            yield f"register: {name} has {shown(one)} without {', '.join(missing)}"

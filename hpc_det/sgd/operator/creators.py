@@ -15,7 +15,7 @@ from torch.nn.modules.loss import _Loss
 
 from hpc_det.errors import HpcDetError, shown
 from hpc_det.sgd.operator.base import BaseOperator
-from hpc_det.sgd.operator.errors import BadArgument
+from hpc_det.sgd.operator.options import BadArgument
 
 Creator = Callable[..., Any]
 

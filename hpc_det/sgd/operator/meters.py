@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from hpc_det.distributed.metrics import number_of, plain
 from hpc_det.errors import UsageError
-from hpc_det.sgd.operator.constants import BATCH_COUNT, NUM_SAMPLES
+from hpc_det.sgd.operator.options import BATCH_COUNT, EPOCH_IDX, NUM_SAMPLES, NUM_STEPS
 
 
 class AverageMeter:
@@ -92,3 +96,104 @@ class AverageMeterCollection:
             result[str(name)] = meter.avg
             result[f"last_{name}"] = meter.val
         return result
+
+
+WINDOW = 10
+"""As many of the last times make the mean."""
+
+
+class TimerStat:
+    """The last times of one part, in seconds."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self._times: deque[float] = deque(maxlen=window)
+
+    def push(self, seconds: float) -> None:
+        self._times.append(seconds)
+
+    @property
+    def mean(self) -> float:
+        """NaN before the first one."""
+        return sum(self._times) / len(self._times) if self._times else float("nan")
+
+
+_NOT_TIMED = contextlib.nullcontext()
+
+
+class TimerCollection:
+    """Timers by name. Off, as they are at first, they cost next to nothing.
+
+    On, and with a GPU, each part waits for the device when it begins and when it ends: a GPU works behind the program,
+    and otherwise the first part to wait would show the time of all. Training under a profile is slower for that.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._timers: defaultdict[str, TimerStat] = defaultdict(TimerStat)
+        self._on = False
+
+    def enable(self) -> None:
+        self._on = True
+
+    def disable(self) -> None:
+        self._on = False
+
+    def reset(self) -> None:
+        """Forget all times."""
+        self._timers.clear()
+
+    def record(self, name: str) -> AbstractContextManager[None]:
+        """Around a part of the work."""
+        return self._timed(name) if self._on else _NOT_TIMED
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        self._wait_for_device()
+        begun = time.perf_counter()
+        yield
+        self._wait_for_device()
+        self._timers[name].push(time.perf_counter() - begun)
+
+    def _wait_for_device(self) -> None:
+        if self._device:
+            torch.cuda.synchronize(self._device)
+
+    def stats(self) -> dict[str, float]:
+        """`mean_NAME_s` for each name."""
+        return {f"mean_{name}_s": timer.mean for name, timer in self._timers.items()}
+
+
+def bar_over(batches: Iterable[Any], info: Mapping[str, Any]) -> Bar:
+    """Titled "2/10e" for the second of `num_epochs` 10 in `info`, else "2e"; as long as is known."""
+    of_all = f"/{info['num_epochs']}" if "num_epochs" in info else ""
+    total = info[NUM_STEPS]
+    if total is None and isinstance(batches, Sized):
+        total = len(batches)
+    return Bar(f"{info[EPOCH_IDX] + 1}{of_all}e", total)
+
+
+class NoBar:
+    def __enter__(self) -> NoBar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def advance(self, metrics: Mapping[str, Any]) -> None:
+        """One batch is done."""
+
+
+class Bar(NoBar):
+    """With the metrics of the last batch, which are read, and waited for, only when the bar is drawn."""
+
+    def __init__(self, title: str, batches: int | None) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(desc=title, total=batches, unit="batch", leave=False)
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def advance(self, metrics: Mapping[str, Any]) -> None:
+        if self._bar.update():
+            self._bar.set_postfix({name: plain(value) for name, value in metrics.items()})

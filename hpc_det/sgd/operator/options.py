@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from hpc_det.errors import nearest, shown
-from hpc_det.sgd.operator.errors import BadArgument
+from hpc_det.errors import UsageError, nearest, shown
 
 SCHEDULER_STEP_FREQS = ("batch", "epoch", "manual")
 
@@ -28,3 +27,37 @@ def problems_of(use_fp16: Any, use_tqdm: Any, scheduler_step_freq: Any) -> Itera
         meant = nearest(str(scheduler_step_freq), SCHEDULER_STEP_FREQS)
         known = ", ".join(map(repr, SCHEDULER_STEP_FREQS))
         yield f"scheduler_step_freq: {shown(scheduler_step_freq)}; use {known} or None. {meant}".rstrip(" .")
+
+
+BATCH_SIZE = "*batch_size"
+"""Key of the config: the batch size of all ranks together. In an operator's `setup` it is the rank's share."""
+
+NUM_SAMPLES = "num_samples"
+"""Of a batch: how many samples it had, its weight in the means. Of a result: the samples of all batches."""
+
+BATCH_COUNT = "batch_count"
+
+NUM_STEPS = "__num_steps__"
+USE_FP16 = "__use_fp16__"
+EPOCH_IDX = "epoch_idx"
+"""Keys of `info` beside the caller's own."""
+
+
+class BadArgument(UsageError, ValueError):
+    """A value that an argument cannot have."""
+
+
+class BadModel(UsageError, AssertionError):
+    """What was registered as a model is none."""
+
+
+class NotSet(UsageError, RuntimeError):
+    """A default loop needs something that `setup` has not put there."""
+
+
+class MissingLoader(NotSet, ValueError):
+    """Training or validation without the loader for it."""
+
+
+class MissingApex(UsageError, ImportError):
+    """use_fp16="apex" without apex."""

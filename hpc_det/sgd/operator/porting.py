@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hpc_det.node.network import free_port as find_free_port
-from hpc_det.sgd.operator.errors import BadArgument
+from hpc_det.sgd.operator.options import BadArgument
 
 __all__ = ["find_free_port", "override"]
 

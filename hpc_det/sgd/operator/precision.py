@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from hpc_det.sgd.operator.errors import MissingApex
+from hpc_det.sgd.operator.options import MissingApex
 
 UseFp16 = bool | Literal["apex"]
 

@@ -12,11 +12,9 @@ import torch
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.strategies.ddp import DataParallel, share_buffers
 from hpc_det.sgd.operator.base import BaseOperator
-from hpc_det.sgd.operator.constants import EPOCH_IDX, NUM_SAMPLES, NUM_STEPS
 from hpc_det.sgd.operator.creators import Creator, Creators, CreatorSetup
-from hpc_det.sgd.operator.errors import NotSet
-from hpc_det.sgd.operator.meters import AverageMeterCollection
-from hpc_det.sgd.operator.progress import NoBar, bar_over
+from hpc_det.sgd.operator.meters import AverageMeterCollection, NoBar, bar_over
+from hpc_det.sgd.operator.options import EPOCH_IDX, NUM_SAMPLES, NUM_STEPS, NotSet
 
 Metrics = dict[str, Any]
 OnBatch = Callable[[Any, Mapping[str, Any]], Metrics]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch.distributed as dist
 
@@ -13,7 +16,6 @@ from hpc_det.distributed.rank_process import leave, log_to
 from hpc_det.node.network import variables
 from hpc_det.node.process import STOP_SIGNALS
 from hpc_det.sgd.rank.worker import Worker
-from hpc_det.sgd.shown import show_too
 
 
 def run(order: dict[str, Any]) -> int:
@@ -48,3 +50,43 @@ def _variables(order: dict[str, Any]) -> dict[str, str]:
     return {name: str(number) for name, number in numbers.items()} | (
         variables(order["interface"]) if order["interface"] else {}
     )
+
+
+Send = Callable[[dict[str, str], bytes], None]
+
+
+def show_too(send: Send) -> None:
+    """From now on all that this process writes by Python's streams is also sent."""
+    sys.stdout = _Shown(sys.stdout, "stdout", send)
+    sys.stderr = _Shown(sys.stderr, "stderr", send)
+
+
+def show(stream: str, text: bytes | bytearray) -> None:
+    """The driver's part. Its terminal may know fewer signs."""
+    file = sys.stdout if stream == "stdout" else sys.stderr
+    encoding = file.encoding or "utf-8"
+    file.write(text.decode().encode(encoding, "replace").decode(encoding))
+    file.flush()
+
+
+class _Shown(io.TextIOBase):
+    def __init__(self, log: TextIO, stream: str, send: Send) -> None:
+        self._log = log
+        self._stream = stream
+        self._send = send
+        self._pid = os.getpid()
+
+    def write(self, text: str) -> int:
+        if os.getpid() == self._pid:  # not in a forked child, a DataLoader's worker: the line is this process's
+            self._send({"shown": self._stream}, text.encode(errors="replace"))
+        return self._log.write(text)
+
+    def flush(self) -> None:
+        self._log.flush()
+
+    def fileno(self) -> int:
+        return self._log.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # progress bars ask which signs they may draw
+        return self._log.encoding

@@ -26,18 +26,17 @@ from hpc_det.distributed.rng import mixed_seed, restore_rng, rng_state, seed_eve
 from hpc_det.distributed.sealed import SealedGroup, shared_secret
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.strategies.parameters import modes, set_modes
-from hpc_det.sgd.operator.constants import EPOCH_IDX, NUM_STEPS, USE_FP16
+from hpc_det.sgd.operator.options import EPOCH_IDX, NUM_STEPS, USE_FP16
 from hpc_det.sgd.operator.training_operator import TrainingOperator
-from hpc_det.sgd.place import Place, Settings
-from hpc_det.sgd.rank.broadcast import broadcast
-from hpc_det.sgd.rank.data import Passes, training_source, validation_source
-from hpc_det.sgd.rank.state import load_state, on_cpu, own_buffers, set_own_buffers, share_buffers, state_of
+from hpc_det.sgd.rank import RankPlace, RankSettings
+from hpc_det.sgd.rank.passes import Passes, training_source, validation_source
+from hpc_det.sgd.rank.state import broadcast, load_state, on_cpu, own_buffers, set_own_buffers, share_buffers, state_of
 
 
 class Runner:
     """One rank. With several, the process group exists already; it must carry CPU tensors, too."""
 
-    def __init__(self, settings: Settings, place: Place, secret: bytes | None = None) -> None:
+    def __init__(self, settings: RankSettings, place: RankPlace, secret: bytes | None = None) -> None:
         """Calls the operator's `setup`, and raises what that raises.
 
         `secret`: what the ranks of this gang know and nobody else; None: see hpc_det.distributed.sealed.shared_secret.

@@ -23,10 +23,10 @@ from hpc_det.checkpoint.staging import Staging
 from hpc_det.errors import UsageError
 from hpc_det.node.files import flush_folder, make_private
 from hpc_det.pytorch.strategies.device import ToDevice
-from hpc_det.sgd.json_values import in_json
 from hpc_det.sgd.operator.training_operator import TrainingOperator
-from hpc_det.sgd.place import Place, Settings
-from hpc_det.sgd.rank.data import training_source
+from hpc_det.sgd.rank import RankPlace, RankSettings
+from hpc_det.sgd.rank.passes import training_source
+from hpc_det.store.metrics import in_json
 
 if TYPE_CHECKING:
     from hpc_det.sgd.rank.worker import Worker
@@ -206,8 +206,8 @@ class PreparedLoader:
     """A rank's share of a DataLoader, pass after pass, on its device; the order is another one in each epoch."""
 
     def __init__(self, loader: DataLoader[Any], operator: TrainingOperator, to_device: Callable[[Any], Any]) -> None:
-        place = Place(operator.world_rank, operator.local_rank, operator.world_size)
-        settings = Settings(operator_cls=type(operator), config={}, num_workers=operator.world_size)
+        place = RankPlace(operator.world_rank, operator.local_rank, operator.world_size)
+        settings = RankSettings(operator_cls=type(operator), config={}, num_workers=operator.world_size)
         self._source = training_source(loader, settings, place)
         self._to_device = to_device
         self._epoch = 0

@@ -10,6 +10,7 @@ of `fit` {"report": ...}, for which the answer is {"do": "heard"}.
 from __future__ import annotations
 
 import faulthandler
+import mmap
 import os
 import pickle
 import queue
@@ -28,13 +29,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from hpc_det.checkpoint.torch_layout import lay_out
 from hpc_det.distributed.collectives import closed_once_connected
 from hpc_det.node.channel import connect
 from hpc_det.node.frames import Message
 from hpc_det.node.heartbeat import Phase, Progress, place_of_main_thread
 from hpc_det.node.key import derived
-from hpc_det.sgd.place import Place, Settings
-from hpc_det.sgd.rank.buffers import Buffers
+from hpc_det.sgd.rank import RankPlace, RankSettings
 from hpc_det.sgd.rank.runner import Runner
 from hpc_det.sgd.rank.state import pickled
 from hpc_det.sgd.rank.store import LineStore
@@ -50,7 +51,7 @@ class Start:
     """What `begin` is told."""
 
     pickled: bytes
-    """Settings, and the initialization hook or None: the same for all ranks."""
+    """RankSettings, and the initialization hook or None: the same for all ranks."""
     snapshot: int | Path | None
     """Where rank 0 finds one: the number of its node's buffer, or a file. None: the training begins."""
     leaves_after_error: bool
@@ -66,7 +67,7 @@ class Worker:
 
     def __init__(self, order: dict[str, Any], on_end: Callable[[], None] = lambda: None) -> None:
         """`on_end` is called by another thread when the driver is gone."""
-        self._place = Place(order["rank"], order["local_rank"], order["size"])
+        self._place = RankPlace(order["rank"], order["local_rank"], order["size"])
         self._buffers = Buffers(order["buffers"])
         self._key = bytes.fromhex(order["key"])
         self._runner: Runner | None = None
@@ -184,7 +185,7 @@ class Worker:
             raise RuntimeError("this rank has not begun")
         return self._runner
 
-    def _join(self, settings: Settings) -> None:
+    def _join(self, settings: RankSettings) -> None:
         with closed_once_connected():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if settings.backend == "nccl" else "gloo",
@@ -251,3 +252,42 @@ def _pickled(error: BaseException) -> bytes:
         return bytes(cloudpickle.dumps(error))
     except Exception:
         return b""
+
+
+_ROOM = 2**20
+"""Bytes by which a state may grow before its buffer is mapped anew."""
+
+
+class Buffers:
+    def __init__(self, descriptors: list[int]) -> None:
+        """Of anonymous memory (hpc_det.sgd.elastic.held), which other processes read as files."""
+        self._descriptors = descriptors
+        self._mapped: dict[int, torch.Tensor] = {}
+
+    def path(self, number: int) -> str:
+        """What torch.load reads."""
+        return f"/proc/self/fd/{self._descriptors[number]}"
+
+    def write(self, number: int, content: Any) -> None:
+        """As a file of torch.save's. Seals are the business of whoever makes it durable."""
+        try:
+            file = lay_out(content)
+        except RuntimeError:  # of tensors that cannot be laid out
+            self._save(number, content)
+        else:
+            file.put(self._memory(number, file.size))
+
+    def _save(self, number: int, content: Any) -> None:
+        with open(self.path(number), "r+b") as file:
+            torch.save(content, file)
+            file.truncate()
+
+    def _memory(self, number: int, size: int) -> torch.Tensor:
+        """At least `size` bytes; the buffer, as a file, has just so many."""
+        descriptor = self._descriptors[number]
+        if number not in self._mapped or len(self._mapped[number]) < size:
+            os.ftruncate(descriptor, size + _ROOM)
+            mapped = mmap.mmap(descriptor, size + _ROOM)
+            self._mapped[number] = torch.frombuffer(mapped, dtype=torch.uint8)
+        os.ftruncate(descriptor, size)
+        return self._mapped[number]

@@ -12,10 +12,8 @@ files      the run folder
 
 from __future__ import annotations
 
-from hpc_det.sgd.tune.analysis import Analysis
-from hpc_det.sgd.tune.run import tune_run
-from hpc_det.sgd.tune.searchers import adaptive_asha, asha, pbt
-from hpc_det.sgd.tune.space import choice, grid_search, loguniform, randint, uniform
+from hpc_det.sgd.tune.run import Analysis, tune_run
+from hpc_det.sgd.tune.space import adaptive_asha, asha, choice, grid_search, loguniform, pbt, randint, uniform
 from hpc_det.sgd.tune.trainable import Trainable
 
 __all__ = [

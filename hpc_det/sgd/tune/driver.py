@@ -24,9 +24,9 @@ from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.population import Population
-from hpc_det.sgd.json_values import number
 from hpc_det.sgd.tune.files import DONE, ITERATION, TuneFolder, TuneTrial, Turn
 from hpc_det.sgd.tune.places import Place, Process
+from hpc_det.store.metrics import number
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from hpc_det.node.files import make_private
 from hpc_det.node.json_files import read_counted, read_json, read_lines, write_json
 from hpc_det.node.key import derived, read_with_seal, user_key, write_with_seal
 from hpc_det.node.process import is_running, start_ticks
-from hpc_det.sgd.driver.run_folder import path_of
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.run_folder import path_of
 
 Mode = Literal["min", "max"]
 ITERATION, DONE = "training_iteration", "done"

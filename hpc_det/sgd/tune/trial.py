@@ -25,10 +25,10 @@ from hpc_det.checkpoint.retention import RESUME_DEPTH, superfluous
 from hpc_det.checkpoint.staging import new_staging
 from hpc_det.errors import InvalidHP
 from hpc_det.node.json_files import append_line, read_json, write_json
-from hpc_det.sgd.driver.leaving import JobLeaves
-from hpc_det.sgd.json_values import in_json, number
+from hpc_det.sgd.driver.failures import JobLeaves
 from hpc_det.sgd.tune.files import DONE, ITERATION, STATE, TuneFolder, TuneTrial, Turn, checkpoint_data
 from hpc_det.sgd.tune.trainable import Trainable, merged
+from hpc_det.store.metrics import in_json, number
 
 WAITS_S, POLL_S = 10.0, 0.02
 _STDERR = 2

@@ -17,8 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hpc_det.errors import UsageError
-from hpc_det.sgd.driver.fitting import fit
-from hpc_det.sgd.driver.reports import Result
+from hpc_det.sgd.driver.fitting import Result, fit
 from hpc_det.sgd.rank import train_loop
 from hpc_det.sgd.rank.train_loop import Checkpoint, get_context, prepare_data_loader, prepare_model, report
 from tests.sgd.local_nodes import LocalNodes
@@ -156,7 +155,7 @@ def tell_sizes(config: dict[str, Any]) -> None:
 def test_a_gang_shrinks_when_a_node_is_lost_and_grows_at_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_det.sgd.driver.reports.RESIZE_S", 0.0)
+    monkeypatch.setattr("hpc_det.sgd.driver.fitting.RESIZE_S", 0.0)
     nodes = LocalNodes(2)
 
     def take_and_give_back() -> None:

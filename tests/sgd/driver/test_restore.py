@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rng import restore_rng, rng_state, seed_everything
 from hpc_det.sgd.operator.training_operator import TrainingOperator
-from hpc_det.sgd.place import Place
+from hpc_det.sgd.rank import RankPlace
 from hpc_det.sgd.rank.runner import Runner
 from tests.distributed.ranks import OnRanks
 from tests.sgd.runners import Augmented, Regression, alone, settings
@@ -74,7 +74,7 @@ def begun(runner: Runner) -> Runner:
 
 def trained_plainly(distributed: Distributed, epochs: int) -> tuple[bytes, bytes]:
     """The weights of a runner, and of a loop in plain DDP as torch's tutorials have it."""
-    place = Place(distributed.rank, distributed.local_rank, distributed.size)
+    place = RankPlace(distributed.rank, distributed.local_rank, distributed.size)
     runner = Runner(settings(size=2, num_workers=2, config={"length": 41}), place)
     for _ in range(epochs):
         runner.train()
@@ -138,7 +138,7 @@ def test_persistent_workers_go_on_at_the_right_sample() -> None:
 
 def on_and_again(distributed: Distributed, *, of_rank: int = 0, **options: Any) -> tuple[bool, list[Any]]:
     """Whether the story is the same after a restore of what `of_rank` wrote, and what it is without one."""
-    place = Place(distributed.rank, distributed.local_rank, distributed.size)
+    place = RankPlace(distributed.rank, distributed.local_rank, distributed.size)
     told = settings(size=place.size, num_workers=place.size, **options)
     undisturbed = begun(Runner(told, place))
     undisturbed.train(1)  # until the next batch, each rank has its own averages of batch norm
@@ -184,7 +184,7 @@ def test_ranks_go_on_bit_for_bit(on_ranks: OnRanks, size: int, cases: list[dict[
 
 
 def some_of_a_pass(distributed: Distributed, size: int, steps: int | None, snapshots: list[Snapshot] | None) -> Any:
-    place = Place(distributed.rank, distributed.local_rank, distributed.size)
+    place = RankPlace(distributed.rank, distributed.local_rank, distributed.size)
     runner = Runner(settings(size=place.size, num_workers=size, config={"length": 40}), place)
     if snapshots:
         own = snapshots[place.rank] if place.rank < len(snapshots) else None
@@ -234,7 +234,7 @@ def memory_mb(what: str) -> float:
 
 
 def restored_large(distributed: Distributed) -> tuple[float, float]:
-    place = Place(distributed.rank, distributed.local_rank, distributed.size)
+    place = RankPlace(distributed.rank, distributed.local_rank, distributed.size)
     runner = Runner(settings(Large, num_workers=2), place)
     weight = next(runner.models()[0].parameters())
     weight.data.fill_(place.rank + 1)
@@ -261,7 +261,7 @@ class Trap:
 
 
 def restore_of_another_run(distributed: Distributed, path: Path) -> str:
-    place = Place(distributed.rank, distributed.local_rank, distributed.size)
+    place = RankPlace(distributed.rank, distributed.local_rank, distributed.size)
     runner = Runner(settings(size=2, num_workers=2), place, secret=b"ours" if place.rank else b"theirs")
     try:
         runner.restore({"state": Trap(path)} if place.rank == 0 else None, None)
@@ -278,7 +278,7 @@ def test_what_another_run_sends_is_not_unpickled(on_ranks: OnRanks, tmp_path: Pa
 
 def operators_state(distributed: Distributed) -> list[Any]:
     """Whether it is in the own part: where it differs, where it does not, and where there is none."""
-    place = Place(distributed.rank, distributed.local_rank, distributed.size)
+    place = RankPlace(distributed.rank, distributed.local_rank, distributed.size)
     has_own = []
     for operator_cls in (Regression, SameEverywhere, Large):
         runner = Runner(settings(operator_cls, size=2, num_workers=2), place)

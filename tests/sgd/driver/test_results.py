@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_det.sgd.driver import results
+from hpc_det.sgd.driver import calls
 
 
 def test_samples_are_summed_and_other_numbers_averaged_over_the_ranks() -> None:
@@ -14,7 +14,7 @@ def test_samples_are_summed_and_other_numbers_averaged_over_the_ranks() -> None:
         {"epoch": 1, "batch_count": 3, "num_samples": 30, "train_loss": 1.0},
         {"epoch": 1, "batch_count": 2, "num_samples": 10, "train_loss": 2.0},
     ]
-    reduced = results.reduce(ranks)
+    reduced = calls.reduce(ranks)
     assert reduced == {"epoch": 1.0, "batch_count": 2.5, "num_samples": 40, "train_loss": 1.5}
     assert isinstance(reduced["epoch"], np.float64)
     assert type(reduced["num_samples"]) is int
@@ -33,13 +33,13 @@ def test_samples_are_summed_and_other_numbers_averaged_over_the_ranks() -> None:
     ],
 )
 def test_what_becomes_of_a_value_of_two_ranks(first: Any, second: Any, reduced: Any) -> None:
-    assert results.reduce([{"value": first}, {"value": second}]) == {"value": reduced}
+    assert calls.reduce([{"value": first}, {"value": second}]) == {"value": reduced}
 
 
 def test_a_number_that_no_rank_has_is_nan() -> None:
-    assert math.isnan(results.reduce([{"value": math.nan}, {"value": math.nan}])["value"])
+    assert math.isnan(calls.reduce([{"value": math.nan}, {"value": math.nan}])["value"])
 
 
 def test_rank_0_says_which_keys_there_are() -> None:
-    assert results.reduce([{"here": 1.0}, {"there": 2.0}]) == {"here": 1.0}
-    assert results.reduce([{"here": 1.0, "there": 4.0}, {"there": 2.0}]) == {"here": 1.0, "there": 3.0}
+    assert calls.reduce([{"here": 1.0}, {"there": 2.0}]) == {"here": 1.0}
+    assert calls.reduce([{"here": 1.0, "there": 4.0}, {"there": 2.0}]) == {"here": 1.0, "there": 3.0}

@@ -13,10 +13,9 @@ import torch
 
 from hpc_det.checkpoint.snapshots import newest
 from hpc_det.sgd import BATCH_SIZE, TorchTrainer
-from hpc_det.sgd.driver import rounds as module
-from hpc_det.sgd.driver.rounds import Call, Rounds
-from hpc_det.sgd.driver.run_folder import path_of
-from hpc_det.store.run_folder import RunFolder
+from hpc_det.sgd.driver import calls as module
+from hpc_det.sgd.driver.calls import Call, Rounds
+from hpc_det.store.run_folder import RunFolder, path_of
 from tests.pytorch.trials import differences
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.runners import Regression

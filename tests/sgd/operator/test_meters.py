@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
 import torch
 
 from hpc_det.errors import UsageError
-from hpc_det.sgd.operator.meters import AverageMeter, AverageMeterCollection
+from hpc_det.sgd.operator.meters import AverageMeter, AverageMeterCollection, Bar, TimerCollection, TimerStat
+from tests.sgd.operators import Classifier, batches, classifier
 
 
 def test_a_mean_is_weighted_by_the_samples() -> None:
@@ -71,3 +73,90 @@ def test_the_metrics_of_a_user_are_left_as_they_are() -> None:
 def test_a_batch_that_returned_nothing_is_named() -> None:
     with pytest.raises(UsageError, match="metrics of a batch are NoneType; return a dict"):
         AverageMeterCollection().update(None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What perf_counter says from here on."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_the_last_ten_times_make_the_mean(clock: list[float]) -> None:
+    timers = TimerCollection()
+    timers.enable()
+    for seconds in [100.0, *range(1, 11)]:
+        with timers.record("fwd"):
+            clock[0] += seconds
+    assert timers.stats() == {"mean_fwd_s": 5.5}
+
+
+def test_timers_are_off_at_first_and_again_when_disabled() -> None:
+    timers = TimerCollection()
+    with timers.record("fwd"):
+        pass
+    timers.enable()
+    timers.disable()
+    with timers.record("fwd"):
+        pass
+    assert timers.stats() == {}
+
+
+def test_a_reset_forgets_and_parts_may_lie_in_parts(clock: list[float]) -> None:
+    timers = TimerCollection()
+    timers.enable()
+    with timers.record("old"):
+        pass
+    timers.reset()
+    with timers.record("epoch"):
+        clock[0] += 1
+        with timers.record("fwd"):
+            clock[0] += 2
+    assert timers.stats() == {"mean_fwd_s": 2, "mean_epoch_s": 3}
+
+
+def test_a_timer_without_times_has_no_mean() -> None:
+    assert math.isnan(TimerStat().mean)
+
+
+def test_on_a_gpu_each_part_waits_for_the_device_and_only_when_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    timers = TimerCollection(torch.device("cuda", 1))
+    with timers.record("fwd"):
+        pass
+    assert waits == []
+    timers.enable()
+    with timers.record("fwd"):
+        assert waits == [torch.device("cuda", 1)]
+    assert len(waits) == 2
+
+
+def test_rank_0_shows_a_bar_with_the_last_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    operator = classifier(use_tqdm=True)
+    operator.train_epoch(iter(batches(2, 2)), {"epoch_idx": 1, "num_epochs": 10, "__num_steps__": 2})
+    shown = capsys.readouterr().err
+    assert "2/10e" in shown
+    assert "0/2" in shown
+
+
+def test_without_num_steps_the_length_is_that_of_the_iterator(capsys: pytest.CaptureFixture[str]) -> None:
+    classifier(use_tqdm=True).train_epoch(batches(2, 2, 2), {})
+    shown = capsys.readouterr().err
+    assert "1e:" in shown
+    assert "0/3" in shown
+
+
+def test_a_bar_shows_metrics_when_it_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Bar("1e", 2)
+    bar._bar.mininterval = 0  # seconds
+    with bar:
+        bar.advance({"train_loss": 0.25, "note": "text"})
+    assert "train_loss=0.25" in capsys.readouterr().err
+
+
+def test_other_ranks_and_a_false_show_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    Classifier({}, 1, 1, use_tqdm=True).train_epoch(batches(2))
+    classifier().train_epoch(batches(2))
+    assert capsys.readouterr().err == ""

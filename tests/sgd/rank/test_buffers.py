@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_det.sgd.rank.buffers import Buffers
+from hpc_det.sgd.rank.worker import Buffers
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from hpc_det.distributed.rng import restore_rng, rng_state
 from hpc_det.errors import UsageError
-from hpc_det.sgd.operator.errors import MissingLoader
+from hpc_det.sgd.operator.options import MissingLoader
 from hpc_det.sgd.operator.training_operator import TrainingOperator, get_test_operator
 from hpc_det.sgd.rank.runner import Runner
 from tests.sgd.runners import Augmented, Regression, alone

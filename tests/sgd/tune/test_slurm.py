@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.sgd.tune.analysis import Analysis
 from hpc_det.sgd.tune.files import TuneFolder
+from hpc_det.sgd.tune.run import Analysis
 from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 

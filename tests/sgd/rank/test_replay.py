@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from hpc_det.distributed.rng import restore_rng, rng_state, seed_everything
-from hpc_det.sgd.rank.data import Passes
-from tests.sgd.rank.data.loaders import Noisy, Stream, handed_over, passes
+from hpc_det.sgd.rank.passes import Passes
+from tests.sgd.rank.loaders import Noisy, Stream, handed_over, passes
 
 
 @pytest.fixture(autouse=True)

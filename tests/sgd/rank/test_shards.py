@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, WeightedRandomSampler
 
-from hpc_det.sgd.rank.data import Passes
-from tests.sgd.rank.data.loaders import Noisy, Numbers, Seeds, Stream, flat, gang, handed_over, passes, taken
+from hpc_det.sgd.rank.passes import Passes
+from tests.sgd.rank.loaders import Noisy, Numbers, Seeds, Stream, flat, gang, handed_over, passes, taken
 
 
 def torchs_own(size: int, length: int, batch_size: int, epochs: int, *, shuffle: bool) -> list[list[list[int]]]:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hpc_det.sgd.place import Place, Settings
-from hpc_det.sgd.rank.data import Passes, training_source, validation_source
+from hpc_det.sgd.rank import RankPlace, RankSettings
+from hpc_det.sgd.rank.passes import Passes, training_source, validation_source
 
 
 class Numbers(Dataset[int]):
@@ -50,9 +50,9 @@ class Stream(IterableDataset[int]):
 def passes(
     loader: Iterable[Any], rank: int = 0, size: int = 1, num_workers: int = 1, exact: bool = False, share: bool = True
 ) -> Passes:
-    settings = Settings(operator_cls=object, config={}, num_workers=num_workers, add_dist_sampler=share)
+    settings = RankSettings(operator_cls=object, config={}, num_workers=num_workers, add_dist_sampler=share)
     source = validation_source if exact else training_source
-    return Passes(lambda loader: source(loader, settings, Place(rank, rank, size))).over(loader)
+    return Passes(lambda loader: source(loader, settings, RankPlace(rank, rank, size))).over(loader)
 
 
 def gang(size: int, length: int, *, batch_size: int = 2, exact: bool = False, **options: Any) -> list[Passes]:

@@ -25,7 +25,7 @@ from hpc_det.distributed.rng import mixed_seed
 from hpc_det.pytorch.data.external_loader import generators_of
 from hpc_det.pytorch.data.partition import KeyedBatch
 from hpc_det.pytorch.data.workers import WorkerInit, rank_loader
-from hpc_det.sgd.place import Place
+from hpc_det.sgd.rank import RankPlace
 
 BLIND = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """These know of no ranks, and their order is a function of a generator. Not subclasses, which may be anything."""
@@ -115,7 +115,7 @@ class Shards:
 
     counts: ClassVar[str] = "samples"
 
-    def __init__(self, loader: DataLoader[Any], place: Place, *, exact: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], place: RankPlace, *, exact: bool) -> None:
         batches = loader.batch_sampler
         self._cut = Cut(
             rank=place.rank,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from hpc_det.sgd.rank.data import Passes
-from tests.sgd.rank.data.loaders import Numbers, Stream, passes
+from hpc_det.sgd.rank.passes import Passes
+from tests.sgd.rank.loaders import Numbers, Stream, passes
 
 
 def three() -> Passes:
