@@ -6,8 +6,7 @@ rank       what one process of the gang does
 capacity   where the nodes come from: this machine, the allocation, gang jobs, pools
 tune       searches over trainers
 
-On a node runs the agent of hpc_det.sgd.elastic. On both sides are place: who a rank is, and what it was told; shown:
-what it prints; json_values, gpus.
+On a node runs the agent of hpc_det.sgd.elastic. gpus: which GPUs a host has.
 """
 
 from __future__ import annotations

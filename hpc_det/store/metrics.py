@@ -178,6 +178,6 @@ def in_json(value: Any) -> Any:
         return str(value)
 
 
-def number(value: Any) -> float:
+def number_or_nan(value: Any) -> float:
     """NaN for what is none: the worst value of a metric."""
     return float(value) if isinstance(value, (int, float)) else math.nan

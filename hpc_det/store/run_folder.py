@@ -1,4 +1,6 @@
-"""The names of all files of a driver's run (hpc_det.sgd), and who writes each.
+"""The folder of a driver's run (hpc_det.sgd): which one it is, the names of its files, and who writes each.
+
+It is the one that the user names, the job's, or one that is removed with the driver.
 
 RUN/key                         the secret of the run          the driver, once
     drivers/3.json              whose run it is: the highest   whoever wants to drive it
@@ -26,6 +28,9 @@ from hpc_det.errors import UsageError
 from hpc_det.node.files import make_private
 from hpc_det.node.key import user_key
 from hpc_det.store.experiments import state_root
+
+_drivers = itertools.count(1)
+"""Of this process."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +136,6 @@ def path_of(run: str | os.PathLike[str], env: Mapping[str, str]) -> Path:
 
 def _root(env: Mapping[str, str]) -> Path:
     return state_root(env) / "sgd"
-
-
-_drivers = itertools.count(1)
-"""Of this process."""
 
 
 def _job(env: Mapping[str, str]) -> str | None:

@@ -1,8 +1,8 @@
 """In the user's program: who is asked, and who goes on where a gang is lost.
 
-trainer, fitting   what a user asks; arguments checks, opening opens
+trainer, fitting   TorchTrainer and fit: what a user calls
+opening            from their arguments to a gang that stands
 nodes              agents that have come; gang: ranks that are formed over them, which `ranks` watches
-elastic            another gang where one is lost; failures and leaving say why
-in_process         rank 0 in the driver itself
-run_folder, results, saved, reports: what comes of it
+elastic            another gang where one is lost; failures: why, and how the driver leaves
+calls              what is asked of all ranks, and what a later program need not ask again
 """

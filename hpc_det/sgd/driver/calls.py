@@ -1,5 +1,6 @@
-"""Rounds of TorchTrainer.remaining(): a program that starts again begins the round again in which it had ended.
+"""Calls on all ranks, their results as one, and rounds of calls.
 
+Rounds are those of TorchTrainer.remaining(): a program that starts again begins the round again in which it had ended.
 Each call that changes the state ends with a snapshot, and that holds a record of the round: the calls so far, and their
 results. A later program makes the same calls: those of the record return its results, and the others are made.
 
@@ -30,7 +31,9 @@ _log = logging.getLogger("hpc_det.sgd")
 
 MOST_BYTES = 2**19
 """Of a record, about: it is sent with every snapshot, in the head of a message (hpc_det.node.frames.LONGEST_HEAD)."""
+
 _COMPARED = ("num_steps", "profile")
+
 _RESTARTS = ("train", "load_state_dict")
 """Outside of a round these make another training of it, in which a round that was open has no place."""
 
@@ -47,6 +50,27 @@ class Call(NamedTuple):
         """The same in a later program, if that calls the same."""
         compared = [f"{name}={self.arguments[name]}" for name in _COMPARED if name in self.arguments]
         return f"{self.method}({', '.join(compared)}) -> {self.then.__name__}"
+
+
+def reduce(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rank 0's keys: `num_samples` summed, other numbers averaged, anything else rank 0's.
+
+    The mean over ranks is unweighted, and leaves out NaN and ranks without that key: the mean of the ranks' means, not
+    of all samples. It is a numpy.float64.
+    """
+    return {name: _reduced(name, value, results) for name, value in results[0].items()}
+
+
+def _reduced(name: str, first: Any, results: Sequence[Mapping[str, Any]]) -> Any:
+    if not isinstance(first, Real):
+        return first
+    numbers = [value for result in results if isinstance(value := result.get(name), Real)]
+    return sum(numbers) if name == NUM_SAMPLES else _mean(numbers)
+
+
+def _mean(numbers: Sequence[Any]) -> np.float64:
+    known = [float(number) for number in numbers if not math.isnan(number)]
+    return np.float64(math.fsum(known) / len(known) if known else math.nan)
 
 
 class _Recorded(NamedTuple):
@@ -179,24 +203,3 @@ class Rounds:
             except OSError as error:
                 _log.warning("%s: %s; a program that starts now begins epoch %d again", self._ended, error, self._epoch)
         self.forget()
-
-
-def reduce(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rank 0's keys: `num_samples` summed, other numbers averaged, anything else rank 0's.
-
-    The mean over ranks is unweighted, and leaves out NaN and ranks without that key: the mean of the ranks' means, not
-    of all samples. It is a numpy.float64.
-    """
-    return {name: _reduced(name, value, results) for name, value in results[0].items()}
-
-
-def _reduced(name: str, first: Any, results: Sequence[Mapping[str, Any]]) -> Any:
-    if not isinstance(first, Real):
-        return first
-    numbers = [value for result in results if isinstance(value := result.get(name), Real)]
-    return sum(numbers) if name == NUM_SAMPLES else _mean(numbers)
-
-
-def _mean(numbers: Sequence[Any]) -> np.float64:
-    known = [float(number) for number in numbers if not math.isnan(number)]
-    return np.float64(math.fsum(known) / len(known) if known else math.nan)

@@ -16,12 +16,12 @@ from hpc_det.checkpoint.snapshots import Durable, await_writers, last_number, ne
 from hpc_det.node.process import uninterrupted
 from hpc_det.sgd.driver.calls import Call, Rounds
 from hpc_det.sgd.driver.failures import GangLost, JobLeaves, RetriesUsedUp, StateLost, back_into_queue, pause_s
-from hpc_det.sgd.driver.gang import Gang
-from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
+from hpc_det.sgd.driver.gang import RankGang
+from hpc_det.sgd.driver.nodes import POLL_S, GangNode, Nodes
 from hpc_det.sgd.elastic.held import BUFFERS
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank import RankSettings
-from hpc_det.sgd.rank.worker import Own, Start, Worker
+from hpc_det.sgd.rank.worker import Own, RankWorker, Start
 
 T = TypeVar("T")
 _log = logging.getLogger("hpc_det.sgd")
@@ -33,7 +33,7 @@ class Snapshot:
 
     number: int
     buffer: int
-    nodes: list[Node]
+    nodes: list[GangNode]
     own: list[bytes]
 
 
@@ -58,7 +58,7 @@ class Wanted:
 class _Keeping:
     """The snapshot that an agent writes to the disk now."""
 
-    node: Node
+    node: GangNode
     buffer: int
     number: int
 
@@ -66,7 +66,7 @@ class _Keeping:
 class ElasticGang:
     """Between two calls, the newest snapshot is what the ranks are."""
 
-    def __init__(self, gang: Gang, wanted: Wanted, is_durable: bool) -> None:
+    def __init__(self, gang: RankGang, wanted: Wanted, is_durable: bool) -> None:
         self.calls = 0
         """Train calls that have returned, by whatever driver of this run."""
         self.epochs_done = 0
@@ -80,7 +80,7 @@ class ElasticGang:
         self._is_durable = is_durable
         self._held: Snapshot | None = None
         self._keeping: _Keeping | None = None
-        self._blamed: Node | None = None
+        self._blamed: GangNode | None = None
         """On which the last gang could not be formed."""
         self._is_changed = False
         """Whether the newest snapshot is more than what `setup` makes."""
@@ -128,7 +128,7 @@ class ElasticGang:
         """Record that the program has a copy of the current state."""
         self._calls_read = self.calls
 
-    def loop(self, begun: Callable[[Gang], Callable[[Worker], None]], max_retries: int) -> None:
+    def loop(self, begun: Callable[[RankGang], Callable[[RankWorker], None]], max_retries: int) -> None:
         """A function on all ranks that keeps what it does by itself. `begun` says for each gang where it begins."""
         self._retried(lambda: self._gang.call("loop", begun(self._gang)), max_retries, may_grow=True)
 
@@ -291,7 +291,7 @@ class ElasticGang:
         if source is None:
             self._snapshot()
 
-    def _blame(self, node: Node | None) -> None:
+    def _blame(self, node: GangNode | None) -> None:
         """Its ranks have died before they could do anything. The second time in a row the gang does without it, if it
         can: `max_retries` would be used up there.
         """
@@ -306,11 +306,11 @@ class ElasticGang:
             "%s: twice in a row no gang could be formed on it; it is left out until its agent is replaced", node
         )
 
-    def _holder(self) -> Node | None:
+    def _holder(self) -> GangNode | None:
         """A node that stays and has the newest snapshot."""
         return next((node for node in self._held.nodes if node in self._nodes.staying), None) if self._held else None
 
-    def _source(self) -> tuple[Node | None, int | Path | None, list[bytes]]:
+    def _source(self) -> tuple[GangNode | None, int | Path | None, list[bytes]]:
         """Which node rank 0 has to be on, where it finds the newest snapshot, and the ranks' own parts of it."""
         if self._held and (node := self._holder()):
             return node, self._held.buffer, self._held.own
@@ -351,7 +351,7 @@ class ElasticGang:
             _log.warning("snapshot %d is not durable: %s", message["kept"], message["error"])
 
 
-def _on_different_nodes(gang: Gang) -> list[int]:
+def _on_different_nodes(gang: RankGang) -> list[int]:
     """Rank 0 and the first on another node; of nodes that stay, as far as there are any."""
     staying = [rank for rank in gang.ranks if not rank.node.is_leaving] or gang.ranks
     buddies = [rank for rank in staying if rank.node is not staying[0].node]

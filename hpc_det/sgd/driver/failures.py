@@ -1,4 +1,4 @@
-"""Why a gang could not go on, told apart: each kind has its own budget.
+"""Why a gang could not go on, told apart: each kind has its own budget. And how a driver leaves.
 
 A user's exception is raised at once and never tried again. The death of a rank, an agent or a node, a gang that hangs
 and one whose ranks cannot talk to each other cost one of `max_retries`. What a scheduler takes away costs nothing: it
@@ -17,7 +17,7 @@ import cloudpickle
 from hpc_det.errors import HpcDetError
 
 if TYPE_CHECKING:
-    from hpc_det.sgd.driver.nodes import Node
+    from hpc_det.sgd.driver.nodes import GangNode
 import os
 import signal
 import threading
@@ -31,7 +31,24 @@ from hpc_det.schedulers.slurm.scheduler import Slurm, was_requeued
 
 COLLATERAL_S = 2.0
 """How long an error that a peer's end may have caused waits for news of such an end."""
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+
+TEMPORARY = 75
+"""sysexits.h, EX_TEMPFAIL: to be tried again."""
+
+_OF_A_PEER = (
+    "gloo",
+    "nccl",
+    "connection closed",
+    "connection reset",
+    "broken pipe",
+    "timed out",
+    "diststore",
+    "distbackend",
+)
+
+_OF_TORCH = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 class GangLost(HpcDetError):
@@ -40,7 +57,7 @@ class GangLost(HpcDetError):
     counts = True
     """Against `max_retries`."""
 
-    def __init__(self, problem: str, node: Node | None = None) -> None:
+    def __init__(self, problem: str, node: GangNode | None = None) -> None:
         """`node`: whose ranks are the cause, where that is known."""
         super().__init__(problem)
         self.node = node
@@ -80,6 +97,14 @@ class NotEnoughRanks(HpcDetError, TimeoutError):
     """RaySGD raises TimeoutError."""
 
 
+def pause_s(failures_in_a_row: int) -> float:
+    """Before the next try: 1 s, 2 s, 4 s, ... The first failure is not waited for."""
+    return 0.0 if failures_in_a_row < 2 else min(FIRST_PAUSE_S * 2.0 ** (failures_in_a_row - 2), LONGEST_PAUSE_S)
+
+
+# --- exceptions of ranks
+
+
 class Raised(NamedTuple):
     """What a rank says of an exception."""
 
@@ -87,20 +112,6 @@ class Raised(NamedTuple):
     said: str
     traceback: str
     pickled: bytes
-
-
-_OF_A_PEER = (
-    "gloo",
-    "nccl",
-    "connection closed",
-    "connection reset",
-    "broken pipe",
-    "timed out",
-    "diststore",
-    "distbackend",
-)
-
-_OF_TORCH = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 def root_of(errors: Iterable[Raised]) -> Raised:
@@ -122,23 +133,11 @@ def is_of_the_gang(error: Raised) -> bool:
     return kind in _OF_TORCH or (kind == "RuntimeError" and any(word in words.lower() for word in ("gloo", "nccl")))
 
 
-def pause_s(failures_in_a_row: int) -> float:
-    """Before the next try: 1 s, 2 s, 4 s, ... The first failure is not waited for."""
-    return 0.0 if failures_in_a_row < 2 else min(FIRST_PAUSE_S * 2.0 ** (failures_in_a_row - 2), LONGEST_PAUSE_S)
-
-
 class RankTraceback(Exception):  # the cause of a user's exception, as concurrent.futures has one
     """Where in a rank the exception was raised."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
-
-
-def _unpickled(raised: Raised) -> Exception | None:
-    with suppress(Exception):
-        error = cloudpickle.loads(raised.pickled)
-        return error if isinstance(error, Exception) else None
-    return None
 
 
 def error_of(raised: Raised, log: Path) -> Exception:
@@ -148,8 +147,14 @@ def error_of(raised: Raised, log: Path) -> Exception:
     return error
 
 
-TEMPORARY = 75
-"""sysexits.h, EX_TEMPFAIL: to be tried again."""
+def _unpickled(raised: Raised) -> Exception | None:
+    with suppress(Exception):
+        error = cloudpickle.loads(raised.pickled)
+        return error if isinstance(error, Exception) else None
+    return None
+
+
+# --- how a driver leaves: the scheduler takes all nodes of its job, or it is in no job and gets a TERM
 
 
 class JobLeaves(SystemExit):

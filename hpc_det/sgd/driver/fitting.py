@@ -1,7 +1,11 @@
 """fit: a function of the user's on every rank of an elastic gang, as with today's Ray Train (Ray 2.60).
 
 Where a rank dies, or the gang gets another size, the function begins anew on all ranks, with the last checkpoint that
-was committed.
+was committed. Reports is the driver's end of `report`: a barrier, the checkpoints, and what came of it all.
+
+RUN/checkpoints/   a folder each, committed by rename when all ranks have reported
+    reports.jsonl  a line for each report
+    finished.json  the function has returned on all ranks
 """
 
 from __future__ import annotations
@@ -28,13 +32,43 @@ from hpc_det.node.json_files import append_line, read_counted, write_json
 from hpc_det.sgd.capacity import Capacity, capacity_of
 from hpc_det.sgd.driver.elastic import Wanted
 from hpc_det.sgd.driver.failures import GangLost
-from hpc_det.sgd.driver.gang import Gang
+from hpc_det.sgd.driver.gang import RankGang
 from hpc_det.sgd.driver.nodes import Patience
 from hpc_det.sgd.driver.opening import on_devices, opened, wanted_of
 from hpc_det.sgd.rank import RankSettings
-from hpc_det.sgd.rank.train_loop import Begin, Checkpoint, Loop, LoopOperator, uuid_of
-from hpc_det.store.metrics import number
+from hpc_det.sgd.rank.train_loop import Begin, Checkpoint, LoopOperator, TrainLoop, uuid_of
+from hpc_det.store.metrics import number_or_nan
 from hpc_det.store.run_folder import run_of
+
+_log = logging.getLogger("hpc_det.sgd")
+
+RESIZE_S = 60.0
+"""A gang of another size than it could have goes on for so long at least: a restart costs what setting up costs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a `fit`."""
+
+    metrics: dict[str, Any] | None
+    """Rank 0's, of the last report."""
+    checkpoint: Checkpoint | None
+    """The last one."""
+    path: Path
+    """The run folder."""
+    metrics_history: list[dict[str, Any]]
+    """Rank 0's, of every report."""
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]]
+    """Those that were kept, with their metrics: the best first, or without a `metric` the newest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Which checkpoints: the `most` best by this metric, without one the newest; None: all."""
+
+    most: int | None
+    metric: str | None
+    mode: Literal["min", "max"]
 
 
 def fit(
@@ -90,8 +124,8 @@ def fit(
         hang_timeout_s=hang_timeout_s,
     )
 
-    def begun(gang: Gang) -> Loop:
-        return Loop(train_loop_per_worker, train_loop_config, reports.begin(gang, wanted, path.name))
+    def begun(gang: RankGang) -> TrainLoop:
+        return TrainLoop(train_loop_per_worker, train_loop_config, reports.begin(gang, wanted, path.name))
 
     elastic = opened(its_run, capacity, patience, wanted, is_durable=False)
     has_returned = False
@@ -120,41 +154,10 @@ def _check(function: Any, least: Any, most: Any, max_failures: int, num_to_keep:
         raise UsageError(problems)
 
 
-_log = logging.getLogger("hpc_det.sgd")
-
-RESIZE_S = 60.0
-"""A gang of another size than it could have goes on for so long at least: a restart costs what setting up costs."""
-
-
 class Resized(GangLost):
     """The gang can be formed larger, or without a node that is to be taken away."""
 
     counts = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What came of a `fit`."""
-
-    metrics: dict[str, Any] | None
-    """Rank 0's, of the last report."""
-    checkpoint: Checkpoint | None
-    """The last one."""
-    path: Path
-    """The run folder."""
-    metrics_history: list[dict[str, Any]]
-    """Rank 0's, of every report."""
-    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]]
-    """Those that were kept, with their metrics: the best first, or without a `metric` the newest."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Keep:
-    """Which checkpoints: the `most` best by this metric, without one the newest; None: all."""
-
-    most: int | None
-    metric: str | None
-    mode: Literal["min", "max"]
 
 
 class Reports:
@@ -173,7 +176,7 @@ class Reports:
     def finish(self) -> None:
         write_json(self._run / "finished.json", {"time": time.time()})
 
-    def begin(self, gang: Gang, wanted: Wanted, name: str) -> Begin:
+    def begin(self, gang: RankGang, wanted: Wanted, name: str) -> Begin:
         """Of a gang: what the one before had not finished is void."""
         self._gang, self._wanted = gang, wanted
         self._heard: dict[int, dict[str, Any]] = {}
@@ -209,7 +212,7 @@ class Reports:
     def _badness(self, metrics: Mapping[str, Any]) -> tuple[bool, float]:
         if self._keep.metric is None:
             return False, 0.0
-        value = number(metrics.get(self._keep.metric))
+        value = number_or_nan(metrics.get(self._keep.metric))
         return value != value, value if self._keep.mode == "min" else -value
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -261,7 +264,7 @@ class Reports:
         if self._keep.most is None:
             return
         by_metric = self._keep.metric is not None
-        values = {line["report"]: number(line["metrics"].get(self._keep.metric)) for line in self._lines()}
+        values = {line["report"]: number_or_nan(line["metrics"].get(self._keep.metric)) for line in self._lines()}
         for checkpoint in superfluous(
             committed(self._checkpoints),
             values if by_metric else {},

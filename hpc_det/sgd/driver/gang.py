@@ -25,7 +25,7 @@ from hpc_det.sgd.driver.failures import (
     may_be_of_a_peer,
     root_of,
 )
-from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
+from hpc_det.sgd.driver.nodes import POLL_S, GangNode, Nodes
 from hpc_det.sgd.driver.ranks import InProcess, Rank, Watch, spread
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank.process import show
@@ -49,7 +49,7 @@ class _Call:
     first_trouble: float = 0.0
 
 
-class Gang:
+class RankGang:
     """Every method is called by one thread, and may raise GangLost: then `end` it, and `form` another."""
 
     def __init__(self, nodes: Nodes, hang_timeout_s: int | None) -> None:
@@ -60,7 +60,7 @@ class Gang:
         self._hang_timeout_s = hang_timeout_s
         self._numbers = itertools.count()
         self._call = _Call(-1)
-        self._ended_on: set[Node] = set()
+        self._ended_on: set[GangNode] = set()
         self._own: InProcess | None = None
         nodes.on_lost, nodes.on_said, nodes.on_rank = self._node_lost, self._node_said, self._rank_event
 
@@ -76,14 +76,14 @@ class Gang:
     def live_here(self) -> None:
         """Rank 0 is in this process from now on."""
         self._own = InProcess(self.nodes.run, self.nodes.address, lambda head: self._node_said(node, head))
-        node = Node(self._own, "the driver's host", 1)
+        node = GangNode(self._own, "the driver's host", 1)
         self.nodes.add(node)
 
     @property
     def local_operator(self) -> TrainingOperator | None:
         return self._own.worker.runner.operator if self._own and self._own.worker else None
 
-    def form(self, size: int, first: Node | None = None) -> None:
+    def form(self, size: int, first: GangNode | None = None) -> None:
         """A new generation of `size` ranks, rank 0 on the node `first` if that matters."""
         self.nodes.generation += 1
         self.nodes.answer("store", StoreKeeper(self.nodes.generation).answer)
@@ -156,10 +156,10 @@ class Gang:
         while self.nodes.hear(0.0):
             pass
 
-    def _node_lost(self, node: Node) -> None:
+    def _node_lost(self, node: GangNode) -> None:
         self._lose(*[rank for rank in self.ranks if rank.node is node])
 
-    def _node_said(self, node: Node, head: dict[str, Any]) -> None:
+    def _node_said(self, node: GangNode, head: dict[str, Any]) -> None:
         if "exited" in head and head["generation"] == self.nodes.generation and head["exited"] < self.size:
             rank = self.ranks[head["exited"]]
             rank.code = head["code"]

@@ -35,7 +35,7 @@ class NodeLine(Protocol):
 
 
 @dataclass(eq=False)
-class Node:
+class GangNode:
     line: NodeLine
     host: str
     slots: int
@@ -72,12 +72,12 @@ class Nodes:
     """One thread calls all methods."""
 
     def __init__(self, run: RunFolder, capacity: Capacity, patience: Patience) -> None:
-        self.on_lost: Callable[[Node], None] = lambda node: None
-        self.on_said: Callable[[Node, dict[str, Any]], None] = lambda node, head: None
+        self.on_lost: Callable[[GangNode], None] = lambda node: None
+        self.on_said: Callable[[GangNode, dict[str, Any]], None] = lambda node, head: None
         self.on_rank: Callable[[Event], None] = lambda event: None
         self.run = run
-        self._nodes: list[Node] = []
-        self._own: Node | None = None
+        self._nodes: list[GangNode] = []
+        self._own: GangNode | None = None
         self._missing: set[str] = set()
         """Hosts whose agents are gone."""
         self._wanted = 0
@@ -109,7 +109,7 @@ class Nodes:
         return sum(node.slots for node in self.staying)
 
     @property
-    def staying(self) -> list[Node]:
+    def staying(self) -> list[GangNode]:
         return [node for node in self._nodes if not node.is_leaving and not node.is_broken]
 
     @property
@@ -129,7 +129,7 @@ class Nodes:
             return self._patience.startup_timeout_s
         return float("inf") if self._capacity.has_queue else DEFAULT_START_S
 
-    def __contains__(self, node: Node) -> bool:
+    def __contains__(self, node: GangNode) -> bool:
         return node in self._nodes
 
     def start(self, wanted: int) -> None:
@@ -137,7 +137,7 @@ class Nodes:
         self._wanted = wanted
         self._capacity.start(self.run.path, wanted)
 
-    def add(self, node: Node) -> None:
+    def add(self, node: GangNode) -> None:
         """This process as one, before all others."""
         self._own = node
         self._nodes.insert(0, node)
@@ -211,7 +211,7 @@ class Nodes:
     def _hear_node(self, event: Event) -> None:
         if event.kind == "arrived":
             identity = event.line.identity
-            self._nodes.append(Node(event.line, str(identity["host"]), int(identity["slots"]), identity["job"]))
+            self._nodes.append(GangNode(event.line, str(identity["host"]), int(identity["slots"]), identity["job"]))
             self._missing.discard(str(identity["host"]))
             return
         for node in [node for node in self._nodes if node.line is event.line]:
@@ -222,12 +222,12 @@ class Nodes:
             else:
                 self.on_said(node, event.message.head)
 
-    def _mark_leaving(self, told: Node) -> None:
+    def _mark_leaving(self, told: GangNode) -> None:
         """Schedulers take whole jobs; PBS tells the first of its nodes alone."""
         for node in self._nodes:
             node.is_leaving |= node is told or (node.job is not None and node.job == told.job)
 
-    def _lose(self, node: Node) -> None:
+    def _lose(self, node: GangNode) -> None:
         self._nodes.remove(node)
         self._missing.add(node.host)
         self.on_lost(node)
@@ -243,7 +243,7 @@ class Nodes:
                 node.line.close()
                 self._lose(node)
 
-    def _excuses(self, node: Node) -> bool:
+    def _excuses(self, node: GangNode) -> bool:
         """Whether its job is suspended, or was when the scheduler was asked last: then it needs time to be heard."""
         was_suspended = node.is_suspended
         node.is_suspended = node.job is not None and self._capacity.is_suspended(node.job)

@@ -1,4 +1,4 @@
-"""The driver's end of ranks: on which nodes they are, and whether they answer and get on."""
+"""The driver's end of ranks: on which nodes they are, and whether they answer and get on; the rank in the driver itself."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hpc_det.node.heartbeat import Progress
 from hpc_det.node.key import derived
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.sgd.driver.failures import COLLATERAL_S, Hung, RankDied
-from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
+from hpc_det.sgd.driver.nodes import POLL_S, GangNode, Nodes
 from hpc_det.sgd.elastic.held import BUFFERS, Buffer, Held, keep
-from hpc_det.sgd.rank.worker import Worker
+from hpc_det.sgd.rank.worker import RankWorker
 from hpc_det.store.run_folder import RunFolder
 
 RANK_SILENT_S = 600.0
@@ -30,7 +30,7 @@ a large data set takes minutes."""
 @dataclass(eq=False)
 class Rank:
     number: int
-    node: Node
+    node: GangNode
     line: Line | None = None
     pid: int | None = None
     code: int | None = None
@@ -44,7 +44,7 @@ class Rank:
         return f"rank {self.number} on {self.node} (process {self.pid})"
 
 
-def spread(nodes: Sequence[Node], size: int) -> list[tuple[Node, int]]:
+def spread(nodes: Sequence[GangNode], size: int) -> list[tuple[GangNode, int]]:
     """Node and local rank of each rank: evenly over the nodes, as RaySGD has it, and a node's ranks in a row."""
     by_turns = [(local, place) for place, node in enumerate(nodes) for local in range(node.slots)]
     taken = sorted(by_turns)[:size]
@@ -120,7 +120,7 @@ class InProcess:
     """
 
     def __init__(self, run: RunFolder, address: tuple[str, int], answer: Callable[[dict[str, Any]], None]) -> None:
-        self.worker: Worker | None = None
+        self.worker: RankWorker | None = None
         self._run = run
         self._address = address
         self._answer = answer
@@ -152,7 +152,7 @@ class InProcess:
         self._former = None
         place = {"rank": 0, "local_rank": 0, "size": head["size"], "generation": head["generation"]}
         buffers = [buffer.descriptor for buffer in self._buffers]
-        self.worker = Worker({**place, "driver": self._address, "key": key.hex(), "buffers": buffers})
+        self.worker = RankWorker({**place, "driver": self._address, "key": key.hex(), "buffers": buffers})
 
     def _end(self, head: dict[str, Any], body: bytes) -> None:
         if self.worker:

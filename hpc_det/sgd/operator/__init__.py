@@ -2,8 +2,8 @@
 
 training_operator  models, data, steps; base is what of it no user overrides
 creators           functions instead of methods, as RaySGD's users know them
-registered         what `register` was given; options: what a call of train or validate says of it
-precision          automatic mixed precision; progress: the bar; meters, timers: what is averaged and timed
-constants, errors  names that users import
+options            keys, errors and options that users, operators and the driver share
+precision          automatic mixed precision
+meters             what is averaged and timed, and the progress bar
 porting            what RaySGD's operators import
 """

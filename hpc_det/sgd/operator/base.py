@@ -21,6 +21,7 @@ from hpc_det.sgd.operator.precision import Apex, UseFp16, precision_for
 _NO_AUTOCAST = nullcontext()
 
 _STATE = ("state_dict", "load_state_dict")
+
 NEEDED_METHODS = {"optimizers": ("step", "zero_grad", *_STATE), "schedulers": ("step", *_STATE)}
 """Any object that has these: apex and others have optimizers that are no torch.optim.Optimizer."""
 

@@ -1,4 +1,4 @@
-"""Means over the batches of a pass, weighted by their samples."""
+"""What is measured in a pass: means over its batches, weighted by their samples; times; a progress bar."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ import torch
 from hpc_det.distributed.metrics import number_of, plain
 from hpc_det.errors import UsageError
 from hpc_det.sgd.operator.options import BATCH_COUNT, EPOCH_IDX, NUM_SAMPLES, NUM_STEPS
+
+WINDOW = 10
+"""As many of the last times make the mean."""
+
+_NOT_TIMED = contextlib.nullcontext()
 
 
 class AverageMeter:
@@ -98,8 +103,7 @@ class AverageMeterCollection:
         return result
 
 
-WINDOW = 10
-"""As many of the last times make the mean."""
+# --- times of the parts of a step, for `profile=True`
 
 
 class TimerStat:
@@ -115,9 +119,6 @@ class TimerStat:
     def mean(self) -> float:
         """NaN before the first one."""
         return sum(self._times) / len(self._times) if self._times else float("nan")
-
-
-_NOT_TIMED = contextlib.nullcontext()
 
 
 class TimerCollection:
@@ -161,6 +162,9 @@ class TimerCollection:
     def stats(self) -> dict[str, float]:
         """`mean_NAME_s` for each name."""
         return {f"mean_{name}_s": timer.mean for name, timer in self._timers.items()}
+
+
+# --- use_tqdm: a bar over the batches of a call
 
 
 def bar_over(batches: Iterable[Any], info: Mapping[str, Any]) -> Bar:

@@ -1,9 +1,12 @@
 """One process of the gang.
 
-nursery            the process that ranks are forked from; process: what is forked
-worker             does what the driver asks; runner trains, over data, and state is what is saved of it
-store, broadcast   how ranks meet
+fork_server        the process that ranks are forked from; process: what is forked
+worker             does what the driver asks: a runner trains, over passes, and state is what is saved of it
+passes             over the user's loaders; shards: those that are shared out
+store              how ranks meet
 train_loop         what functions of `fit` may call
+
+RankPlace and RankSettings are what a rank is told at its start.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class RankPlace:
+    """Where a rank stands in its gang."""
+
     rank: int
     local_rank: int
     size: int

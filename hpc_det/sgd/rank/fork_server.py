@@ -35,7 +35,9 @@ class Child(NamedTuple):
     generation: int
 
 
-class Nursery:
+class ForkServer:
+    """Forks ranks as the node agent orders, reports their exits, and ends them."""
+
     def __init__(self, line: Line, buffers: list[int]) -> None:
         self._line = line
         self._buffers = buffers
@@ -69,7 +71,7 @@ class Nursery:
         self._children[pid] = Child(order["rank"], order["generation"])
 
     def _become_rank(self, order: dict[str, Any]) -> None:
-        """In the child: nothing of the nursery may be left, and nothing of it may return there."""
+        """In the child: nothing of the fork server may be left, and nothing of it may return there."""
         code = 1
         try:
             ends_with_parent()
@@ -112,7 +114,7 @@ def main(argv: list[str]) -> int:
         import_module(module)
     gc.freeze()
     gc.enable()
-    return Nursery(line, [int(fd) for fd in argv[1:]]).run()
+    return ForkServer(line, [int(fd) for fd in argv[1:]]).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Passes over a loader: an iterator goes on from call to call, and begins anew at its end."""
+"""One rank's batches: passes over its data that go on from call to call, and where a snapshot left them."""
 
 from __future__ import annotations
 
@@ -181,9 +181,6 @@ class Passes:
         """Ends worker processes, and the open pass."""
         self._iterator = None
         self._source.close()
-
-
-__all__ = ["Passes", "training_source", "validation_source"]
 
 
 def training_source(loader: Iterable[Any], settings: RankSettings, place: RankPlace) -> Source:

@@ -1,4 +1,4 @@
-"""A rank's process, as the nursery forks it: what it prints, which signals it hears, how it ends."""
+"""A rank's process, as the fork server starts it: which signals it takes, how it ends, and what it prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import torch.distributed as dist
 from hpc_det.distributed.rank_process import leave, log_to
 from hpc_det.node.network import variables
 from hpc_det.node.process import STOP_SIGNALS
-from hpc_det.sgd.rank.worker import Worker
+from hpc_det.sgd.rank.worker import RankWorker
+
+Send = Callable[[dict[str, str], bytes], None]
 
 
 def run(order: dict[str, Any]) -> int:
@@ -23,7 +25,7 @@ def run(order: dict[str, Any]) -> int:
     log_to(Path(order["log"]))
     _ignore_stops()
     os.environ.update(_variables(order))
-    worker = Worker(order, on_end=lambda: leave(1))
+    worker = RankWorker(order, on_end=lambda: leave(1))
     if order["rank"] == 0:
         show_too(worker.line.send)
     worker.serve()
@@ -52,7 +54,7 @@ def _variables(order: dict[str, Any]) -> dict[str, str]:
     )
 
 
-Send = Callable[[dict[str, str], bytes], None]
+# --- what rank 0 prints, also on the driver's screen: progress bars, and the output of users' operators
 
 
 def show_too(send: Send) -> None:

@@ -1,5 +1,6 @@
-"""What TorchTrainer.state_dict() gives and takes: RaySGD's keys.
+"""The state of an operator: what TorchTrainer.state_dict() gives and takes, in a file, and on its way to other ranks.
 
+Its keys are RaySGD's:
 epoch            passes over the training data that have begun
 operator         what the user's operator adds
 models, optimizers, schedulers    one state each; no schedulers, no key
@@ -34,6 +35,10 @@ from hpc_det.sgd.operator.training_operator import TrainingOperator
 SEVERAL = ("models", "optimizers", "schedulers")
 
 
+class NoSuchState(UsageError, FileNotFoundError):
+    """What open() raises."""
+
+
 def state_of(operator: TrainingOperator, epoch: int) -> dict[str, Any]:
     """Tensors are the live ones, where they are: to be saved or copied before training goes on."""
     state: dict[str, Any] = {"epoch": epoch, "operator": operator.state_dict()}
@@ -64,35 +69,54 @@ def load_state(state: dict[str, Any], operator: TrainingOperator) -> None:
         operator.load_state_dict(deepcopy(state["operator"]))
 
 
-def on_cpu(data: Any) -> Any:
-    """Its tensors, however nested."""
-    return mapped(lambda value: value.detach().cpu() if isinstance(value, torch.Tensor) else value, data)
+def _parts(operator: TrainingOperator) -> dict[str, list[Any]]:
+    parts: dict[str, list[Any]] = {"models": operator._models, "optimizers": operator._optimizers}
+    return {**parts, "schedulers": operator._schedulers} if operator._schedulers else parts
 
 
-def pickled(data: Any) -> bytes:
-    """On the CPU; for small tensors, whose pickling by torch, with a file for each, takes longer than all else."""
-    file = io.BytesIO()
-    pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
-    pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: _by_its_bytes}
-    pickler.dump(data)
-    return file.getvalue()
+def _precision_key(operator: TrainingOperator) -> str:
+    return "amp_native" if isinstance(operator._precision, Amp) else "amp_apex"
 
 
-def _by_its_bytes(tensor: torch.Tensor) -> Any:
-    """numpy knows few types, and every type is bytes."""
-    if not is_plain(tensor):
-        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
-    return _of_bytes, (tensor.contiguous().reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
+def _check(state: dict[str, Any], parts: dict[str, list[Any]]) -> None:
+    problems = [f"state: {name} is missing" for name in ("epoch", "operator") if name not in state]
+    counts = {name: (len(state.get(name, [])), len(parts.get(name, []))) for name in SEVERAL}
+    problems += [
+        f"state: {name} holds {saved}, the operator has registered {registered}; use the setup that it was saved with"
+        for name, (saved, registered) in counts.items()
+        if saved != registered
+    ]
+    if problems:
+        raise UsageError(problems)
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether numbers, a type and a shape are all of it, and at hand."""
-    is_special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
-    return tensor.is_cpu and tensor.layout is torch.strided and not is_special
+# --- the file of TorchTrainer.save: torch.save's, replaced in one step
 
 
-def _of_bytes(array: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    return torch.from_numpy(array).view(dtype).reshape(shape)
+def write_state(state: dict[str, Any], path: Path) -> None:
+    """A reader sees the old file or the new one. Raises OSError; nothing half-written is left then."""
+    partial = temporary_beside(path)
+    try:
+        with partial.open("xb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    flush_folder(path.parent)
+
+
+def read_state(path: Path, weights_only: bool) -> dict[str, Any]:
+    """With its tensors on the CPU. Raises NoSuchState, and HpcDetError for a file that holds anything else."""
+    if not path.exists():
+        raise NoSuchState(f"{path}: no such file")
+    if weights_only:
+        return dict(read(path))
+    return dict(torch.load(path, map_location="cpu", weights_only=False))
+
+
+# --- buffers of models
 
 
 def share_buffers(operator: TrainingOperator) -> None:
@@ -134,25 +158,7 @@ def set_own_buffers(operator: TrainingOperator, saved: Sequence[dict[str, torch.
                 buffers[name].copy_(value)
 
 
-def _parts(operator: TrainingOperator) -> dict[str, list[Any]]:
-    parts: dict[str, list[Any]] = {"models": operator._models, "optimizers": operator._optimizers}
-    return {**parts, "schedulers": operator._schedulers} if operator._schedulers else parts
-
-
-def _precision_key(operator: TrainingOperator) -> str:
-    return "amp_native" if isinstance(operator._precision, Amp) else "amp_apex"
-
-
-def _check(state: dict[str, Any], parts: dict[str, list[Any]]) -> None:
-    problems = [f"state: {name} is missing" for name in ("epoch", "operator") if name not in state]
-    counts = {name: (len(state.get(name, [])), len(parts.get(name, []))) for name in SEVERAL}
-    problems += [
-        f"state: {name} holds {saved}, the operator has registered {registered}; use the setup that it was saved with"
-        for name, (saved, registered) in counts.items()
-        if saved != registered
-    ]
-    if problems:
-        raise UsageError(problems)
+# --- from rank to rank, and into snapshots
 
 
 def broadcast(data: Any, group: SealedGroup) -> Any:
@@ -202,28 +208,32 @@ class _WithTensors(pickle.Unpickler):
         return self._tensors[number]
 
 
-class NoSuchState(UsageError, FileNotFoundError):
-    """What open() raises."""
+def on_cpu(data: Any) -> Any:
+    """Its tensors, however nested."""
+    return mapped(lambda value: value.detach().cpu() if isinstance(value, torch.Tensor) else value, data)
 
 
-def write_state(state: dict[str, Any], path: Path) -> None:
-    """A reader sees the old file or the new one. Raises OSError; nothing half-written is left then."""
-    partial = temporary_beside(path)
-    try:
-        with partial.open("xb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    flush_folder(path.parent)
+def pickled(data: Any) -> bytes:
+    """On the CPU; for small tensors, whose pickling by torch, with a file for each, takes longer than all else."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: _by_its_bytes}
+    pickler.dump(data)
+    return file.getvalue()
 
 
-def read_state(path: Path, weights_only: bool) -> dict[str, Any]:
-    """With its tensors on the CPU. Raises NoSuchState, and HpcDetError for a file that holds anything else."""
-    if not path.exists():
-        raise NoSuchState(f"{path}: no such file")
-    if weights_only:
-        return dict(read(path))
-    return dict(torch.load(path, map_location="cpu", weights_only=False))
+def _by_its_bytes(tensor: torch.Tensor) -> Any:
+    """numpy knows few types, and every type is bytes."""
+    if not is_plain(tensor):
+        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+    return _of_bytes, (tensor.contiguous().reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether numbers, a type and a shape are all of it, and at hand."""
+    is_special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    return tensor.is_cpu and tensor.layout is torch.strided and not is_special
+
+
+def _of_bytes(array: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return torch.from_numpy(array).view(dtype).reshape(shape)

@@ -29,7 +29,7 @@ from hpc_det.sgd.rank.passes import training_source
 from hpc_det.store.metrics import in_json
 
 if TYPE_CHECKING:
-    from hpc_det.sgd.rank.worker import Worker
+    from hpc_det.sgd.rank.worker import RankWorker
 
 
 class OutsideLoop(UsageError, RuntimeError):
@@ -67,7 +67,7 @@ class Begin:
     checkpoint: str | None
 
 
-class Context:
+class LoopContext:
     """Who a rank is, for the user's loop."""
 
     def __init__(self, operator: TrainingOperator, begin: Begin) -> None:
@@ -105,7 +105,7 @@ class LoopOperator(TrainingOperator):
         pass
 
 
-class Loop:
+class TrainLoop:
     """The user's function on its way to a rank: called there with the rank's worker."""
 
     def __init__(self, function: Callable[..., Any], config: Mapping[str, Any] | None, begin: Begin) -> None:
@@ -113,7 +113,7 @@ class Loop:
         self._config = config
         self._begin = begin
 
-    def __call__(self, worker: Worker) -> None:
+    def __call__(self, worker: RankWorker) -> None:
         global _session
         _session = _Session(worker, self._begin)
         try:
@@ -125,9 +125,9 @@ class Loop:
 
 
 class _Session:
-    def __init__(self, worker: Worker, begin: Begin) -> None:
+    def __init__(self, worker: RankWorker, begin: Begin) -> None:
         self.operator = worker.runner.operator
-        self.context = Context(self.operator, begin)
+        self.context = LoopContext(self.operator, begin)
         self.to_device = ToDevice(self.operator.device)
         self._worker = worker
         self._begin = begin
@@ -184,7 +184,7 @@ def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> 
     _current("report").report(metrics, checkpoint)
 
 
-def get_context() -> Context:
+def get_context() -> LoopContext:
     return _current("get_context").context
 
 

@@ -41,9 +41,15 @@ from hpc_det.sgd.rank.state import pickled
 from hpc_det.sgd.rank.store import LineStore
 
 CONNECT_S, STORE_S = 30.0, 300.0
+
 _PHASES: dict[str, Phase] = {"train": "training", "validate": "validation"}
+
 _STDERR = 2
+
 _BATCHES_BITS = 32
+
+_ROOM = 2**20
+"""Bytes by which a state may grow before its buffer is mapped anew."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,14 @@ class Start:
     """Folders where the driver finds modules: what is pickled names the user's by their names."""
 
 
-class Worker:
+class Own(NamedTuple):
+    """Of one rank, at a snapshot."""
+
+    state: bytes
+    epochs_done: int
+
+
+class RankWorker:
     """One rank. `serve` is its life; for the one in the driver (use_local) `serve_one` is called when it was asked."""
 
     def __init__(self, order: dict[str, Any], on_end: Callable[[], None] = lambda: None) -> None:
@@ -150,7 +163,7 @@ class Worker:
         """A method of the Runner, and at once a snapshot of what came of it: one counts only with the other."""
         return self.call(method, arguments), self.snapshot(buffer, holders)
 
-    def loop(self, function: Callable[[Worker], None]) -> None:
+    def loop(self, function: Callable[[RankWorker], None]) -> None:
         """What `fit` runs; it may `tell` the driver things on its way."""
         with self._in("loop"):
             function(self)
@@ -227,37 +240,6 @@ class Worker:
         return Progress(phase, (self._borders << _BATCHES_BITS) + batch, warm=is_warm, batch=batch)
 
 
-class Own(NamedTuple):
-    """Of one rank, at a snapshot."""
-
-    state: bytes
-    epochs_done: int
-
-
-def _told(error: BaseException) -> tuple[str, str, bytes]:
-    """What a Raised holds besides the rank."""
-    return _words(error), "".join(traceback.format_exception(error)), _pickled(error)
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception as problem:
-        return f"{type(error).__name__}, whose str() raises {type(problem).__name__}"
-
-
-def _pickled(error: BaseException) -> bytes:
-    """Nothing where it cannot be: its words are enough."""
-    try:
-        return bytes(cloudpickle.dumps(error))
-    except Exception:
-        return b""
-
-
-_ROOM = 2**20
-"""Bytes by which a state may grow before its buffer is mapped anew."""
-
-
 class Buffers:
     def __init__(self, descriptors: list[int]) -> None:
         """Of anonymous memory (hpc_det.sgd.elastic.held), which other processes read as files."""
@@ -291,3 +273,23 @@ class Buffers:
             self._mapped[number] = torch.frombuffer(mapped, dtype=torch.uint8)
         os.ftruncate(descriptor, size)
         return self._mapped[number]
+
+
+def _told(error: BaseException) -> tuple[str, str, bytes]:
+    """What a Raised holds besides the rank."""
+    return _words(error), "".join(traceback.format_exception(error)), _pickled(error)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as problem:
+        return f"{type(error).__name__}, whose str() raises {type(problem).__name__}"
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Nothing where it cannot be: its words are enough."""
+    try:
+        return bytes(cloudpickle.dumps(error))
+    except Exception:
+        return b""

@@ -1,12 +1,10 @@
 """Searches over trials that are TorchTrainers, or anything else that a class of the user's trains in steps.
 
-space      grid_search, choice, uniform, loguniform, randint
-searchers  asha, adaptive_asha, pbt: which of hpc_det.search, for a config with such ranges
-run        tune_run: from what was asked for to an Analysis
+space      grid_search, choice, uniform, loguniform, randint; asha, adaptive_asha, pbt: which of hpc_det.search
+run        tune_run: from what was asked for to an Analysis, which says what came of it
 driver     gives trials to slots, and starts those again that died
 places     slots of this machine, or jobs of submitit
 trial      the process of a trial
-analysis   what came of it
 files      the run folder
 """
 

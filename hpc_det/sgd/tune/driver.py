@@ -25,8 +25,8 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.population import Population
 from hpc_det.sgd.tune.files import DONE, ITERATION, TuneFolder, TuneTrial, Turn
-from hpc_det.sgd.tune.places import Place, Process
-from hpc_det.store.metrics import number
+from hpc_det.sgd.tune.places import Process, TrialPlace
+from hpc_det.store.metrics import number_or_nan
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class Slot:
     """Not sooner."""
 
 
-class Driver:
-    def __init__(self, run: TuneFolder, place: Place, *, max_failures: int, turns: Mapping[str, Any]) -> None:
+class TuneDriver:
+    def __init__(self, run: TuneFolder, place: TrialPlace, *, max_failures: int, turns: Mapping[str, Any]) -> None:
         """`turns`: what all turns of all trials have in common."""
         self._run = run
         self._place = place
@@ -155,7 +155,7 @@ class Driver:
         if self._metric is not None and self._metric not in result:
             raise UsageError(f"metric {self._metric!r}: trial {work.trial} returned none; it returned {sorted(result)}")
         log.info("trial %d at iteration %d: %s", work.trial, result[ITERATION], result.get(self._metric or ""))
-        value = number(result.get(self._metric)) if self._metric else 0.0
+        value = number_or_nan(result.get(self._metric)) if self._metric else 0.0
         following = self._journal.report(slot.number, work, value)
         self._copy_source(work.trial)
         self._go_on_with(slot, following)

@@ -41,7 +41,7 @@ class Process(Protocol):
         """Ask it to; where that takes longer than END_S, insist. Returns at once; ask again until it has ended."""
 
 
-class Place(Protocol):
+class TrialPlace(Protocol):
     slots: int
     """How many trials run at the same time, at most."""
     poll_s: float

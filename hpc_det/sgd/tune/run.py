@@ -1,4 +1,4 @@
-"""tune_run: from what was asked for to an Analysis."""
+"""tune_run: from what was asked for to an Analysis, which tells what came of the trials and which is the best."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from hpc_det.node.json_files import read_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import better
 from hpc_det.search.state import TrialState
-from hpc_det.sgd.tune.driver import Driver
+from hpc_det.sgd.tune.driver import TuneDriver
 from hpc_det.sgd.tune.files import DONE, ITERATION, Mode, TuneFolder, TuneTrial, checkpoint_data, run_folder
-from hpc_det.sgd.tune.places import Jobs, Place, packed
+from hpc_det.sgd.tune.places import Jobs, TrialPlace, packed
 from hpc_det.sgd.tune.space import config_of, searcher_of, space_of
 from hpc_det.sgd.tune.trainable import Trainable
-from hpc_det.store.metrics import number
+from hpc_det.store.metrics import number_or_nan
 
 JOBS = 16
 """At the same time, unless `max_concurrent` says otherwise; as in an experiment file."""
+
+Scope = Literal["last", "all"]
 
 
 def tune_run(
@@ -68,7 +70,7 @@ def tune_run(
     folder = run_folder(f"tune-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}" if run is None else run, os.environ)
     before = read_json(folder.effective) or {}
     seed = _seed(before, seed)
-    place: Place
+    place: TrialPlace
     if executor is None:
         place = packed(resources_per_trial or trainable.resources(), os.environ, max_concurrent)
     else:
@@ -89,15 +91,8 @@ def tune_run(
     turns = {"stop": dict(stop or {}), "checkpoint_freq": checkpoint_freq, "keep": {"metric": metric, "mode": mode}}
     with folder.claimed():
         folder.write_trainable((trainable, taken_apart.objects))
-        Driver(folder, place, max_failures=max_failures, turns=turns).drive()
+        TuneDriver(folder, place, max_failures=max_failures, turns=turns).drive()
     return _analysis(folder, metric, mode)
-
-
-def _analysis(folder: TuneFolder, metric: str | None, mode: Mode) -> Analysis:
-    analysis = Analysis(folder.path, metric, mode)
-    if not any(trial.results for trial in analysis.trials):
-        raise HpcDetError([f"trial {trial.number}: {trial.status}: {trial.error}" for trial in analysis.trials])
-    return analysis
 
 
 def _seed(before: Mapping[str, Any], given: int | None) -> int:
@@ -127,7 +122,11 @@ def _check(
         raise UsageError(problems)
 
 
-Scope = Literal["last", "all"]
+def _analysis(folder: TuneFolder, metric: str | None, mode: Mode) -> Analysis:
+    analysis = Analysis(folder.path, metric, mode)
+    if not any(trial.results for trial in analysis.trials):
+        raise HpcDetError([f"trial {trial.number}: {trial.status}: {trial.error}" for trial in analysis.trials])
+    return analysis
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Trial:
         """The best of its results, or with scope "last" the last one; None where it is no number."""
         best: tuple[float, dict[str, Any]] | None = None
         for result in self.results if scope == "all" else self.results[-1:]:
-            value = number(result.get(metric))
+            value = number_or_nan(result.get(metric))
             if better(value, best[0] if best else None, mode == "min"):
                 best = value, result
         return best

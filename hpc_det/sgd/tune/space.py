@@ -1,4 +1,4 @@
-"""A config with ranges in it, as users of Tune write one, in the words of hpc_det.search."""
+"""What users of tune_run write, a config with ranges and a searcher, in the words of hpc_det.search."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from hpc_det.sgd.tune.files import ITERATION, Mode
 from hpc_det.sgd.tune.trainable import merged
 
 GRID = "grid_search"
+
+_NO_METRIC = "(none)"
+
 Tree = dict[str, Any]
 
 
@@ -49,6 +52,34 @@ def randint(low: int, high: int) -> Tree:
     if high - low == 1:
         return {"type": "const", "val": low}
     return {"type": "int", "minval": low, "maxval": high - 1}
+
+
+def asha(*, num_rungs: int = 5, divisor: float = 4, stop_once: bool = False) -> Tree:
+    """Of the trials of a rung one in `divisor` goes on to the next one, whose length is `divisor` times as long.
+
+    `stop_once`: a trial that was left behind never goes on, as with Tune's ASHAScheduler. (Else it waits for the
+    promotion that those after it may bring.)
+    """
+    return {"name": "async_halving", "num_rungs": num_rungs, "divisor": divisor, "stop_once": stop_once}
+
+
+def adaptive_asha(
+    *, mode: Literal["standard", "aggressive", "conservative"] = "standard", max_rungs: int = 5, divisor: float = 4
+) -> Tree:
+    """Several searches by `asha` side by side, which stop trials more and less early."""
+    return {"name": "adaptive_asha", "mode": mode, "max_rungs": max_rungs, "divisor": divisor}
+
+
+def pbt(*, interval: int = 1, quantile: float = 0.25) -> Tree:
+    """Every `interval` iterations a trial that is among the worst `quantile` loads the checkpoint of one of the best,
+    and goes on a step away from its hyperparameters. Those change that are ranges or choices in `config`.
+    """
+    if interval < 1 or not 0 < quantile <= 0.5:
+        raise UsageError(f"pbt: interval {interval}, quantile {quantile}; expected interval >= 1, 0 < quantile <= 0.5")
+    return {"name": "population", "interval": interval, "quantile": quantile}
+
+
+# --- a config with ranges in it, in the words of hpc_det.search
 
 
 @dataclass(frozen=True)
@@ -134,32 +165,12 @@ def _constants(space: Tree, values: Tree) -> Tree:
     }
 
 
-_NO_METRIC = "(none)"
+def space_of(config: Config) -> Tree:
+    """The hyperparameters of an effective configuration."""
+    return merged(config.space, config.grid)
 
 
-def asha(*, num_rungs: int = 5, divisor: float = 4, stop_once: bool = False) -> Tree:
-    """Of the trials of a rung one in `divisor` goes on to the next one, whose length is `divisor` times as long.
-
-    `stop_once`: a trial that was left behind never goes on, as with Tune's ASHAScheduler. (Else it waits for the
-    promotion that those after it may bring.)
-    """
-    return {"name": "async_halving", "num_rungs": num_rungs, "divisor": divisor, "stop_once": stop_once}
-
-
-def adaptive_asha(
-    *, mode: Literal["standard", "aggressive", "conservative"] = "standard", max_rungs: int = 5, divisor: float = 4
-) -> Tree:
-    """Several searches by `asha` side by side, which stop trials more and less early."""
-    return {"name": "adaptive_asha", "mode": mode, "max_rungs": max_rungs, "divisor": divisor}
-
-
-def pbt(*, interval: int = 1, quantile: float = 0.25) -> Tree:
-    """Every `interval` iterations a trial that is among the worst `quantile` loads the checkpoint of one of the best,
-    and goes on a step away from its hyperparameters. Those change that are ranges or choices in `config`.
-    """
-    if interval < 1 or not 0 < quantile <= 0.5:
-        raise UsageError(f"pbt: interval {interval}, quantile {quantile}; expected interval >= 1, 0 < quantile <= 0.5")
-    return {"name": "population", "interval": interval, "quantile": quantile}
+# --- the `searcher` of an effective configuration
 
 
 def searcher_of(
@@ -194,11 +205,6 @@ def searcher_of(
     if points:
         found |= {"points": points} if asked else {"name": "points", "points": points}
     return found
-
-
-def space_of(config: Config) -> Tree:
-    """The hyperparameters of an effective configuration."""
-    return merged(config.space, config.grid)
 
 
 def _check(found: Tree, asked: Tree | None, metric: str | None, mode: str, length: int | None) -> None:

@@ -28,7 +28,7 @@ from hpc_det.node.json_files import append_line, read_json, write_json
 from hpc_det.sgd.driver.failures import JobLeaves
 from hpc_det.sgd.tune.files import DONE, ITERATION, STATE, TuneFolder, TuneTrial, Turn, checkpoint_data
 from hpc_det.sgd.tune.trainable import Trainable, merged
-from hpc_det.store.metrics import in_json, number
+from hpc_det.store.metrics import in_json, number_or_nan
 
 WAITS_S, POLL_S = 10.0, 0.02
 _STDERR = 2
@@ -145,7 +145,7 @@ class TrialProcess:
         """The two newest stay, and the best one."""
         metric, mode = turn.keep.get("metric"), turn.keep.get("mode")
         results = [*self._folder.results(), newest]
-        values = {result[ITERATION]: number(result.get(metric)) for result in results} if metric else {}
+        values = {result[ITERATION]: number_or_nan(result.get(metric)) for result in results} if metric else {}
         every = committed(self._folder.checkpoints)
         for checkpoint in superfluous(every, values, smaller_is_better=mode == "min", best=1, latest=RESUME_DEPTH):
             delete(checkpoint.path, hidden=f".partial-{checkpoint.uuid}")
@@ -161,7 +161,7 @@ def _until(turn: Turn) -> float:
 
 
 def _reached(value: Any, end: float) -> bool:
-    return number(value) >= end
+    return number_or_nan(value) >= end
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:

@@ -24,7 +24,7 @@ from hpc_det.node.process import children, descendants, has_no_memory
 from hpc_det.sgd import TorchTrainer, TrainingOperator
 from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.failures import NotEnoughRanks, RetriesUsedUp, StateLost
-from hpc_det.sgd.driver.gang import Gang
+from hpc_det.sgd.driver.gang import RankGang
 from hpc_det.store.run_folder import RunFolder
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear, weights
@@ -169,18 +169,18 @@ def test_retries_are_counted_and_used_up(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_ranks_that_a_killed_nursery_was_to_fork_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    await_ranks = Gang._await_ranks
+    await_ranks = RankGang._await_ranks
     before = children(os.getpid())
     killed: list[int] = []
 
-    def kill_once(gang: Gang) -> None:
+    def kill_once(gang: RankGang) -> None:
         if not killed:
             (agent,) = set(children(os.getpid())) - set(before)
             killed.extend(children(agent))
             os.kill(killed[0], signal.SIGKILL)
         await_ranks(gang)
 
-    monkeypatch.setattr(Gang, "_await_ranks", kill_once)
+    monkeypatch.setattr(RankGang, "_await_ranks", kill_once)
     monkeypatch.setattr("hpc_det.sgd.driver.gang.JOIN_S", 3600.0)
     with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor="local") as its:
         assert its.train()["epoch"] == 1
@@ -500,7 +500,7 @@ def test_a_call_is_undone_however_often_ctrl_c_is_pressed(monkeypatch: pytest.Mo
     with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1)) as its:
         with monkeypatch.context() as patched:
             patched.setattr("hpc_det.sgd.driver.elastic.ElasticGang._take", Mock(side_effect=KeyboardInterrupt))
-            patched.setattr("hpc_det.sgd.driver.gang.Gang.end", Mock(side_effect=KeyboardInterrupt))
+            patched.setattr("hpc_det.sgd.driver.gang.RankGang.end", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 its.train()
         assert its.train()["epoch"] == 1

@@ -14,7 +14,7 @@ import pytest
 from hpc_det.node.heartbeat import Progress
 from hpc_det.node.process import is_stopped
 from hpc_det.sgd import TorchTrainer
-from hpc_det.sgd.driver.gang import JOIN_S, Gang
+from hpc_det.sgd.driver.gang import JOIN_S, RankGang
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear
 from tests.wait import wait_for
@@ -48,11 +48,11 @@ def stopped(nodes: LocalNodes) -> Iterator[None]:
         os.kill(nodes.agents[0].pid, signal.SIGCONT)
 
 
-def gang_of(its: TorchTrainer) -> Gang:
+def gang_of(its: TorchTrainer) -> RankGang:
     return its._open_gang._gang
 
 
-def wait_in_vain(gang: Gang) -> None:
+def wait_in_vain(gang: RankGang) -> None:
     """The time for which the driver waits for a silent node passes."""
     gang.nodes.attentive_since -= 1000
     for node in gang.nodes._nodes:
@@ -61,7 +61,7 @@ def wait_in_vain(gang: Gang) -> None:
     gang.nodes._drop_silent()
 
 
-def goes_on(gang: Gang) -> bool:
+def goes_on(gang: RankGang) -> bool:
     gang.poll()
     return not gang.nodes.are_suspended
 
