@@ -17,10 +17,9 @@ from hpc_det.node.process import uninterrupted
 from hpc_det.sgd.driver.calls import Call, Rounds
 from hpc_det.sgd.driver.failures import GangLost, JobLeaves, RetriesUsedUp, StateLost, back_into_queue, pause_s
 from hpc_det.sgd.driver.gang import RankGang
-from hpc_det.sgd.driver.nodes import POLL_S, GangNode, Nodes
+from hpc_det.sgd.driver.nodes import POLL_S, GangNode, Wanted
 from hpc_det.sgd.elastic.held import BUFFERS
 from hpc_det.sgd.operator.training_operator import TrainingOperator
-from hpc_det.sgd.rank import RankSettings
 from hpc_det.sgd.rank.worker import Own, RankWorker, Start
 
 T = TypeVar("T")
@@ -35,23 +34,6 @@ class Snapshot:
     buffer: int
     nodes: list[GangNode]
     own: list[bytes]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """How many ranks, and what each is to be."""
-
-    most: int
-    least: int
-    is_here: bool
-    """Rank 0 in the driver's own process."""
-    settings: Callable[[int], RankSettings]
-    """For a gang of so many ranks."""
-    hook: Callable[[], None] | None
-
-    def possible(self, nodes: Nodes) -> int:
-        """How many of them there is room for."""
-        return min(self.most, nodes.slots)
 
 
 @dataclass

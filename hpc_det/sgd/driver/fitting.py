@@ -30,10 +30,9 @@ from hpc_det.errors import UsageError, shown
 from hpc_det.node.files import make_private
 from hpc_det.node.json_files import append_line, read_counted, write_json
 from hpc_det.sgd.capacity import Capacity, capacity_of
-from hpc_det.sgd.driver.elastic import Wanted
 from hpc_det.sgd.driver.failures import GangLost
 from hpc_det.sgd.driver.gang import RankGang
-from hpc_det.sgd.driver.nodes import Patience
+from hpc_det.sgd.driver.nodes import Patience, Wanted
 from hpc_det.sgd.driver.opening import on_devices, opened, wanted_of
 from hpc_det.sgd.rank import RankSettings
 from hpc_det.sgd.rank.train_loop import Begin, Checkpoint, LoopOperator, TrainLoop, uuid_of

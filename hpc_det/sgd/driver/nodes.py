@@ -17,6 +17,7 @@ from hpc_det.node.switchboard import Event, Switchboard
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.failures import NotEnoughRanks
 from hpc_det.sgd.elastic.meeting import Driver, Guests, announce, check_free, claim, withdraw
+from hpc_det.sgd.rank import RankSettings
 from hpc_det.store.run_folder import RunFolder
 
 POLL_S = 1.0
@@ -255,3 +256,20 @@ class Nodes:
         if self.slots < self._wanted and time.monotonic() > self._renewed_at + POLL_S:
             self._renewed_at = time.monotonic()
             self._capacity.renew(self._missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """How many ranks, and what each is to be."""
+
+    most: int
+    least: int
+    is_here: bool
+    """Rank 0 in the driver's own process."""
+    settings: Callable[[int], RankSettings]
+    """For a gang of so many ranks."""
+    hook: Callable[[], None] | None
+
+    def possible(self, nodes: Nodes) -> int:
+        """How many of them there is room for."""
+        return min(self.most, nodes.slots)

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from hpc_det.errors import nearest, shown
 from hpc_det.sgd.capacity import Capacity
-from hpc_det.sgd.driver.elastic import ElasticGang, Wanted
+from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.failures import exit_at_term
 from hpc_det.sgd.driver.gang import RankGang
-from hpc_det.sgd.driver.nodes import Nodes, Patience
+from hpc_det.sgd.driver.nodes import Nodes, Patience, Wanted
 from hpc_det.sgd.operator.options import BATCH_SIZE, BadArgument, problems_of
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank import RankSettings

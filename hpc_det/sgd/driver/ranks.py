@@ -1,4 +1,4 @@
-"""The driver's end of ranks: on which nodes they are, and whether they answer and get on; the rank in the driver itself."""
+"""The driver's end of ranks: on which nodes they are, and whether they answer and get on. One may be in the driver."""
 
 from __future__ import annotations
 
