@@ -6,7 +6,7 @@ rank       what one process of the gang does
 capacity   where the nodes come from: this machine, the allocation, gang jobs, pools
 tune       searches over trainers
 
-On a node runs the agent of hpc_det.sgd.elastic. gpus: which GPUs a host has.
+On a node runs the agent of hpc_det.sgd.elastic.
 """
 
 from __future__ import annotations

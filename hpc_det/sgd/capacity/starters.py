@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +19,6 @@ from hpc_det.schedulers.scheduler import CommandError, Run, run_command
 from hpc_det.schedulers.slurm.answers import host_names, shown
 from hpc_det.sgd.capacity.processes import Process
 from hpc_det.sgd.elastic import agents
-from hpc_det.sgd.gpus import gpus_here
 
 STEP_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mpi=none")
 """Of srun: no lost node or agent ends the others (without --wait, slurm.conf's WaitTime counts), and as it is not known
@@ -37,6 +37,7 @@ HOST_FILES = (
 # not that of the agents' step. What is said of the job stays, for srun and for what users read.
 _OF_THE_JOB = re.compile(r"SLURM_(CONF|JOB_\w+|JOBID|ARRAY_\w+|RESTART_COUNT|SUBMIT_\w+|CLUSTER_NAME)")
 ASK_TIMEOUT_S = 10.0
+_DEVICE = re.compile(r"\d+|(GPU|MIG)-\S+")
 
 
 class Starter(Protocol):
@@ -218,3 +219,14 @@ def cpus_per_node(text: str) -> list[int]:
     """ "4(x2),8", as in SLURM_JOB_CPUS_PER_NODE, is 4, 4, 8."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(cpus) for cpus, times in found for _ in range(int(times or 1))]
+
+
+def gpus_here(env: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that CUDA would show on this host, as CUDA_VISIBLE_DEVICES names them.
+
+    CUDA stops at the first name that is none (CUDA C++ Programming Guide, environment variables).
+    """
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
+    return list(takewhile(_DEVICE.fullmatch, (name.strip() for name in visible.split(","))))

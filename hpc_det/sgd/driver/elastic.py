@@ -17,7 +17,7 @@ from hpc_det.node.process import uninterrupted
 from hpc_det.sgd.driver.calls import Call, Rounds
 from hpc_det.sgd.driver.failures import GangLost, JobLeaves, RetriesUsedUp, StateLost, back_into_queue, pause_s
 from hpc_det.sgd.driver.gang import RankGang
-from hpc_det.sgd.driver.nodes import POLL_S, GangNode, Wanted
+from hpc_det.sgd.driver.nodes import POLL_S, GangNode, GangRequest
 from hpc_det.sgd.elastic.held import BUFFERS
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank.worker import Own, RankWorker, Start
@@ -48,7 +48,7 @@ class _Keeping:
 class ElasticGang:
     """Between two calls, the newest snapshot is what the ranks are."""
 
-    def __init__(self, gang: RankGang, wanted: Wanted, is_durable: bool) -> None:
+    def __init__(self, gang: RankGang, wanted: GangRequest, is_durable: bool) -> None:
         self.calls = 0
         """Train calls that have returned, by whatever driver of this run."""
         self.epochs_done = 0

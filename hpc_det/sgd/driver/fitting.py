@@ -32,7 +32,7 @@ from hpc_det.node.json_files import append_line, read_counted, write_json
 from hpc_det.sgd.capacity import Capacity, capacity_of
 from hpc_det.sgd.driver.failures import GangLost
 from hpc_det.sgd.driver.gang import RankGang
-from hpc_det.sgd.driver.nodes import Patience, Wanted
+from hpc_det.sgd.driver.nodes import GangRequest, Patience
 from hpc_det.sgd.driver.opening import on_devices, opened, wanted_of
 from hpc_det.sgd.rank import RankSettings
 from hpc_det.sgd.rank.train_loop import Begin, Checkpoint, LoopOperator, TrainLoop, uuid_of
@@ -175,7 +175,7 @@ class Reports:
     def finish(self) -> None:
         write_json(self._run / "finished.json", {"time": time.time()})
 
-    def begin(self, gang: RankGang, wanted: Wanted, name: str) -> Begin:
+    def begin(self, gang: RankGang, wanted: GangRequest, name: str) -> Begin:
         """Of a gang: what the one before had not finished is void."""
         self._gang, self._wanted = gang, wanted
         self._heard: dict[int, dict[str, Any]] = {}

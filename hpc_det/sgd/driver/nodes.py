@@ -259,8 +259,8 @@ class Nodes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """How many ranks, and what each is to be."""
+class GangRequest:
+    """How many ranks a driver asks for, and what each is to be."""
 
     most: int
     least: int

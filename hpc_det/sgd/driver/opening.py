@@ -12,7 +12,7 @@ from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.failures import exit_at_term
 from hpc_det.sgd.driver.gang import RankGang
-from hpc_det.sgd.driver.nodes import Nodes, Patience, Wanted
+from hpc_det.sgd.driver.nodes import GangRequest, Nodes, Patience
 from hpc_det.sgd.operator.options import BATCH_SIZE, BadArgument, problems_of
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank import RankSettings
@@ -105,7 +105,7 @@ def wanted_of(
     settings: Callable[[int], RankSettings],
     hook: Callable[[], None] | None,
     is_here: bool = False,
-) -> Wanted:
+) -> GangRequest:
     """As many of the workers as there can ever be slots for. Raises BadArgument where that is less than the least."""
     slots = num_workers if capacity.slots is None else capacity.slots + is_here
     if slots < min_workers:
@@ -114,7 +114,7 @@ def wanted_of(
         )
     if slots < num_workers:
         _log.warning("num_workers is %d, and there is room for %d at most: that many will run", num_workers, slots)
-    return Wanted(
+    return GangRequest(
         most=min(num_workers, slots),
         least=max(min_workers, min(capacity.min_slots, num_workers)),
         is_here=is_here,
@@ -123,7 +123,9 @@ def wanted_of(
     )
 
 
-def opened(run: DriverRun, capacity: Capacity, patience: Patience, wanted: Wanted, *, is_durable: bool) -> ElasticGang:
+def opened(
+    run: DriverRun, capacity: Capacity, patience: Patience, wanted: GangRequest, *, is_durable: bool
+) -> ElasticGang:
     """Everything is stopped and removed again where it fails."""
     if run.is_temporary:
         exit_at_term()

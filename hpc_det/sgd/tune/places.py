@@ -17,8 +17,7 @@ from hpc_det.node.process import ends_with_parent
 from hpc_det.node.suspension import guard_from_now_on
 from hpc_det.schedulers.scheduler import JobState, JobStatus, run_command
 from hpc_det.schedulers.slurm.scheduler import Slurm
-from hpc_det.sgd.capacity.starters import variable_of_allocation
-from hpc_det.sgd.gpus import gpus_here
+from hpc_det.sgd.capacity.starters import gpus_here, variable_of_allocation
 from hpc_det.sgd.tune.files import TuneTrial
 
 _GPUS = "CUDA_VISIBLE_DEVICES"

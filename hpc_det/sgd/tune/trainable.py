@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hpc_det.errors import UsageError
+from hpc_det.sgd.capacity.starters import gpus_here
 from hpc_det.sgd.driver.failures import GangLost, NotEnoughRanks, RetriesUsedUp, StateLost
-from hpc_det.sgd.gpus import gpus_here
 
 CHECKPOINT = "trainer.checkpoint"
 

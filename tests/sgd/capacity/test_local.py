@@ -12,7 +12,7 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.sgd.capacity import Local
-from hpc_det.sgd.gpus import gpus_here
+from hpc_det.sgd.capacity.starters import gpus_here
 from tests.sgd.capacity.driver import Run, renew_until
 
 pytestmark = pytest.mark.usefixtures("stand_in")
