@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from hpc_det.sgd.driver.failures import Raised, is_of_the_gang
+from hpc_det.sgd.driver.failures import Raised, back_into_queue, is_of_the_gang
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,46 @@ from hpc_det.sgd.driver.failures import Raised, is_of_the_gang
 )
 def test_a_connection_of_the_users_own_is_no_failure_of_the_gang(said: str, is_its: bool) -> None:
     assert is_of_the_gang(Raised(0, said, "", b"")) == is_its
+
+
+ENV = {"SLURM_JOB_ID": "7"}
+PREEMPTED = "JobId=7 JobState=COMPLETING PreemptTime=2026-11-21T13:00:41 Requeue=1"
+
+
+class Slurm:
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.asked: list[list[str]] = []
+
+    def __call__(self, command: Sequence[str]) -> str:
+        self.asked.append(list(command))
+        return f"{self.job}\n" if "show" in command else ""
+
+    @property
+    def requeues(self) -> bool:
+        return ["scontrol", "requeue", "7"] in self.asked
+
+
+def test_a_preempted_job_goes_back_into_the_queue() -> None:
+    slurm = Slurm(PREEMPTED)
+    assert back_into_queue(ENV, slurm) == "job 7 goes back into the queue"
+    assert slurm.requeues
+
+
+def test_one_that_somebody_has_requeued_is_not_called_cancelled() -> None:
+    slurm = Slurm("JobId=7 JobState=COMPLETING PreemptTime=None Requeue=1 Restarts=1")
+    assert back_into_queue(ENV, slurm) == "job 7 goes back into the queue"
+    assert not slurm.requeues, "it may run again by now"
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        (PREEMPTED.replace("Requeue=1", "Requeue=0"), "job 7 stays out of the queue, as it was submitted"),
+        ("JobId=7 JobState=CANCELLED PreemptTime=None Requeue=1", "job 7 was cancelled"),
+    ],
+)
+def test_one_that_nobody_wants_back_does_not(job: str, says: str) -> None:
+    slurm = Slurm(job)
+    assert back_into_queue(ENV, slurm).startswith(says)
+    assert not slurm.requeues
