@@ -15,9 +15,7 @@ import torch
 
 from hpc_det.checkpoint.snapshots import newest
 from hpc_det.sgd import BATCH_SIZE, TorchTrainer
-from hpc_det.sgd.driver import calls
-from hpc_det.sgd.driver import calls as module
-from hpc_det.sgd.driver.calls import Call, Rounds
+from hpc_det.sgd.driver.calls import Call, Rounds, reduce
 from hpc_det.store.run_folder import RunFolder, path_of
 from tests.pytorch.trials import differences
 from tests.sgd.local_nodes import LocalNodes
@@ -190,7 +188,7 @@ def test_a_result_that_cannot_be_read_any_more_is_as_one_of_another_call(program
 def test_more_results_than_there_is_room_for_are_not_kept(
     program: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 300)
+    monkeypatch.setattr("hpc_det.sgd.driver.calls.MOST_BYTES", 300)
     left_after(program, 0, "train", *["validate"] * 10)
     assert max(len(str(record)) for record in program.snapshots) < 1000
     assert program.snapshots[-1] == {}
@@ -274,7 +272,7 @@ def test_samples_are_summed_and_other_numbers_averaged_over_the_ranks() -> None:
         {"epoch": 1, "batch_count": 3, "num_samples": 30, "train_loss": 1.0},
         {"epoch": 1, "batch_count": 2, "num_samples": 10, "train_loss": 2.0},
     ]
-    reduced = calls.reduce(ranks)
+    reduced = reduce(ranks)
     assert reduced == {"epoch": 1.0, "batch_count": 2.5, "num_samples": 40, "train_loss": 1.5}
     assert isinstance(reduced["epoch"], np.float64)
     assert type(reduced["num_samples"]) is int
@@ -293,13 +291,13 @@ def test_samples_are_summed_and_other_numbers_averaged_over_the_ranks() -> None:
     ],
 )
 def test_what_becomes_of_a_value_of_two_ranks(first: Any, second: Any, reduced: Any) -> None:
-    assert calls.reduce([{"value": first}, {"value": second}]) == {"value": reduced}
+    assert reduce([{"value": first}, {"value": second}]) == {"value": reduced}
 
 
 def test_a_number_that_no_rank_has_is_nan() -> None:
-    assert math.isnan(calls.reduce([{"value": math.nan}, {"value": math.nan}])["value"])
+    assert math.isnan(reduce([{"value": math.nan}, {"value": math.nan}])["value"])
 
 
 def test_rank_0_says_which_keys_there_are() -> None:
-    assert calls.reduce([{"here": 1.0}, {"there": 2.0}]) == {"here": 1.0}
-    assert calls.reduce([{"here": 1.0, "there": 4.0}, {"there": 2.0}]) == {"here": 1.0, "there": 3.0}
+    assert reduce([{"here": 1.0}, {"there": 2.0}]) == {"here": 1.0}
+    assert reduce([{"here": 1.0, "there": 4.0}, {"there": 2.0}]) == {"here": 1.0, "there": 3.0}
