@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from hpc_det.checkpoint.torch_layout import lay_out
+from hpc_det.checkpoint.torch_layout import layout_of
 from hpc_det.distributed.collectives import closed_once_connected
 from hpc_det.node.channel import connect
 from hpc_det.node.frames import Message
@@ -253,11 +253,11 @@ class Buffers:
     def write(self, number: int, content: Any) -> None:
         """As a file of torch.save's. Seals are the business of whoever makes it durable."""
         try:
-            file = lay_out(content)
+            file = layout_of(content)
         except RuntimeError:  # of tensors that cannot be laid out
             self._save(number, content)
         else:
-            file.put(self._memory(number, file.size))
+            file.fill(self._memory(number, file.size))
 
     def _save(self, number: int, content: Any) -> None:
         with open(self.path(number), "r+b") as file:
