@@ -66,7 +66,7 @@ def wait(experiments: list[ExperimentFolder], poll: float) -> None:
     """
     from hpc_det.errors import HpcDetError
     from hpc_det.sweep.status import failures
-    from hpc_det.sweep.waiting import wait as wait_for
+    from hpc_det.sweep.status import wait as wait_for
 
     for experiment in experiments:
         wait_for(experiment, poll)

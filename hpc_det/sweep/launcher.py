@@ -57,11 +57,11 @@ class SweepLauncher(Launcher):
             return self._launch([list(overrides) for overrides in job_overrides], initial_job_idx)
 
     def _launch(self, overrides: list[list[str]], first: int) -> list[JobReturn]:
-        from hpc_det.sweep import returns, waiting
+        from hpc_det.sweep import returns, status
         from hpc_det.sweep.files import point_to
 
         experiment = self._submit(overrides, first)
-        with waiting.left_by_ctrl_c(experiment):
+        with status.left_by_ctrl_c(experiment):
             point_to(experiment, Path(self._config.hydra.sweep.dir).absolute())
             log.info(f"Submitted {count(len(overrides), 'job')} as experiment {experiment.id}")
             for number, point in enumerate(overrides, start=first):
@@ -69,7 +69,7 @@ class SweepLauncher(Launcher):
             if not self._fields["wait"]:
                 log.info(f"Look at them with: hpc-det sweep status {experiment.id}")
                 return returns.submission_records(experiment, overrides)
-            waiting.wait(experiment, self._fields["poll_s"])
+            status.wait(experiment, self._fields["poll_s"])
         return returns.job_returns(experiment, overrides)
 
     def _submit(self, overrides: list[list[str]], first: int) -> ExperimentFolder:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_det.errors import INTERRUPTED
 from hpc_det.node.json_files import read_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.state import SearchState
@@ -14,6 +17,7 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.sweep.files import SweepFiles
 from hpc_det.view.trials import STATE_AFTER, TrialState
+from hpc_det.view.watch import Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +93,24 @@ def _reasons(trial: TrialFolder) -> Iterator[str]:
         yield "ended without a word"
     log = trial.rank_log(attempt, (failure and failure.rank) or 0)
     yield f"its log is {log if log.exists() else trial.job_log}"
+
+
+def wait(experiment: ExperimentFolder, poll_s: float) -> None:
+    """Until nothing of it runs or will run."""
+    with left_by_ctrl_c(experiment):
+        Watch(experiment).wait(poll_s)
+
+
+@contextmanager
+def left_by_ctrl_c(experiment: ExperimentFolder) -> Iterator[None]:
+    """Ctrl-C ends whoever waits for the sweep, or is about to, and not the sweep: SystemExit."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for line in (
+            f"the jobs of experiment {experiment.id} go on",
+            f"wait for them again with: hpc-det sweep wait {experiment.id}",
+            f"end them with: hpc-det experiment kill {experiment.id}",
+        ):
+            print(f"hpc-det: {line}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
