@@ -57,27 +57,28 @@ class SweepLauncher(Launcher):
             return self._launch([list(overrides) for overrides in job_overrides], initial_job_idx)
 
     def _launch(self, overrides: list[list[str]], first: int) -> list[JobReturn]:
-        from hpc_det.sweep import returns, status
+        from hpc_det.sweep.experiment import job_returns, submission_records
         from hpc_det.sweep.files import point_to
+        from hpc_det.sweep.status import left_by_ctrl_c, wait
 
         experiment = self._submit(overrides, first)
-        with status.left_by_ctrl_c(experiment):
+        with left_by_ctrl_c(experiment):
             point_to(experiment, Path(self._config.hydra.sweep.dir).absolute())
             log.info(f"Submitted {count(len(overrides), 'job')} as experiment {experiment.id}")
             for number, point in enumerate(overrides, start=first):
                 log.info(f"\t#{number} : {' '.join(filter_overrides(point))}")
             if not self._fields["wait"]:
                 log.info(f"Look at them with: hpc-det sweep status {experiment.id}")
-                return returns.submission_records(experiment, overrides)
-            status.wait(experiment, self._fields["poll_s"])
-        return returns.job_returns(experiment, overrides)
+                return submission_records(experiment, overrides)
+            wait(experiment, self._fields["poll_s"])
+        return job_returns(experiment, overrides)
 
     def _submit(self, overrides: list[list[str]], first: int) -> ExperimentFolder:
         from hpc_det.store.experiments import ExperimentStore, state_root
         from hpc_det.submit.submission import submit
+        from hpc_det.sweep.experiment import Settings
         from hpc_det.sweep.files import SweepFiles
         from hpc_det.sweep.saved import App, checkpoint_of, save
-        from hpc_det.sweep.settings import Settings
 
         Path(self._config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
         points = [self._composer.checked(self._config, point) for point in overrides]

@@ -16,8 +16,8 @@ import pytest
 from hydra.core.utils import JobStatus
 
 from hpc_det.errors import HpcDetError
+from hpc_det.sweep.experiment import job_returns
 from hpc_det.sweep.files import SweepFiles
-from hpc_det.sweep.returns import job_returns
 from hpc_det.sweep.saved import checkpoint_of
 from tests.sweep.conftest import App, source
 from tests.wait import DEADLINE_S, wait_for
