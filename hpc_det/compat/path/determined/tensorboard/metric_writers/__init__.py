@@ -1,1 +1,0 @@
-"""Of Determined's package only the writer that trials used."""
