@@ -1,8 +1,19 @@
-"""How an app is stopped: it is made to call its checkpoint(), and then the rank leaves.
+"""How an app is stopped: its checkpoint() is called, and then the rank leaves.
 
-An app that calls `may_stop` in its loop is stopped there, all ranks of a gang at the same call. One that knows nothing
-of stops is interrupted in its main thread, between two of its instructions, by a signal that nobody else here uses; a
-call into C or a collective is not. Then each rank of a gang is interrupted on its own.
+An app that calls `may_stop` in its loop is stopped there, in the ordinary flow of its main thread, and all ranks of a
+gang at the same call. From its first call on the signal handler does nothing.
+
+An app that never calls `may_stop` runs unchanged, and its checkpoint() is called wherever it is, also while its main
+thread waits in a system call, such as for the end of a program that it started. That is the one contract that breaks
+our rule that a signal handler only sets a flag: in a system call only a handler gets control of the main thread, and
+afterwards Python resumes the call (PEP 475). So checkpoint() runs in the handler, which Python calls between two
+instructions of the main thread, and not before a computation in C, such as a collective, has returned. The other ways
+break the contract:
+- a flag that a trace function or a pending call reads is not read before the system call has returned;
+- an exception from the handler runs the app's `except` and `finally` first, and the app may swallow it;
+- checkpoint() in another thread waits forever for a lock that the main thread holds and could take again.
+
+Each rank of a gang is then interrupted on its own.
 """
 
 from __future__ import annotations
@@ -36,8 +47,9 @@ class Stops:
         self._checkpoint: Callable[[], object] | None = None
         self._told = threading.Event()
         self._agreement: Agreement | None = None
+        self._calls_may_stop = False
         self._is_over = False
-        signal.signal(INTERRUPT, self._in_main_thread)
+        signal.signal(INTERRUPT, self._interrupted)
         threading.Thread(target=self._listen, name="stops", daemon=True).start()
 
     def call(self, checkpoint: Callable[[], object] | None) -> None:
@@ -50,6 +62,7 @@ class Stops:
         Raises UsageError in a gang without a process group.
         """
         if self._agreement is None:
+            self._calls_may_stop = True
             self._agreement = agreement(os.environ)
             if self._told.is_set():  # who was told a moment ago did not know of it
                 self._agreement.give_notice()
@@ -86,8 +99,9 @@ class Stops:
         assert main is not None
         signal.pthread_kill(main, INTERRUPT)
 
-    def _in_main_thread(self, signum: int, frame: FrameType | None) -> None:
-        if not self._is_over and self._told.is_set() and self._agreement is None:
+    def _interrupted(self, signum: int, frame: FrameType | None) -> None:
+        """The signal handler, in the main thread."""
+        if self._told.is_set() and not (self._is_over or self._calls_may_stop):
             self._leave()
 
     def _leave(self) -> NoReturn:

@@ -83,6 +83,20 @@ def test_a_preempted_app_goes_on_where_its_checkpoint_was(app: App, ranks: int) 
     ]
 
 
+def test_an_app_that_waits_for_a_program_saves_all_the_same(app: App) -> None:
+    """Its main thread is in a system call, where nothing but a signal handler gets control."""
+    waits = COUNTS.replace("import os, time", "import os, subprocess, time").replace("{hook}", HOOK)
+    app.write("app.py", waits.replace("time.sleep(0.01)", 'begin or subprocess.run(["sleep", "600"])'))
+    trial = app.experiment().trial()
+    sweep = app.start("+x=1")
+    preempt(trial, 1)
+    wait_for(trial.rank_log(2, 0).exists, DEADLINE_S)
+    app.write("go", "")
+    output, _ = sweep.communicate(timeout=DEADLINE_S)
+    assert sweep.returncode == 0, output
+    assert app.points()[0]["returned"] == 1
+
+
 IN_STEP = """
 import os, time
 from pathlib import Path
