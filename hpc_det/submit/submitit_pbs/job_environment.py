@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from types import FrameType
 
 from submitit.core import job_environment, logger
 from submitit.core.utils import DelayedSubmission, JobPaths
@@ -47,10 +48,15 @@ class PbsJobEnvironment(job_environment.JobEnvironment):
         return hosts_in(os.environ["PBS_NODEFILE"]) if "PBS_NODEFILE" in os.environ else [self.hostname]
 
     def _handle_signals(self, paths: JobPaths, submission: DelayedSubmission) -> None:
-        super()._handle_signals(paths, submission)
-        handler = _SignalHandler(self, paths, submission)
-        signal.signal(self._usr_sig(), handler.checkpoint_and_try_requeue)
+        """Set the handlers. TERM and CONT do nothing: the job's first process acts on them. submitit logs them in the
+        handler, which raises RuntimeError (reentrant call) in a task that is just printing.
+
+        Only task 0 saves and leaves, as in submitit: see `_SavesAndLeaves`.
+        """
+        for number in (signal.SIGTERM, signal.SIGCONT, self._usr_sig()):
+            signal.signal(number, _nothing)
         if self.global_rank == 0:
+            signal.signal(self._usr_sig(), _SavesAndLeaves(self, paths, submission).checkpoint_and_try_requeue)
             write_atomic(self.paths.ready, str(os.getpid()))
 
     def _requeue(self, countdown: int) -> None:
@@ -59,7 +65,25 @@ class PbsJobEnvironment(job_environment.JobEnvironment):
         logger.get_logger().info(f"Asked to go on in another job ({countdown} remaining timeouts)")
 
 
-class _SignalHandler(job_environment.SignalHandler):
+def _nothing(signum: int, frame: FrameType | None) -> None:
+    """Only keeps the default action away."""
+
+
+class _SavesAndLeaves(job_environment.SignalHandler):
+    """The one handler that does more than set a flag: it saves, asks to be started again, and ends the task.
+
+    submitit's contract with a user's function forces this (submitit.core.submission.process_job calls the function in
+    the main thread and waits for it):
+
+    - The function is anybody's, and looks at no flag. Only a signal's handler can interrupt it.
+    - `checkpoint()` reads the object that the function works on, so the function must stand still meanwhile: in a
+      thread of its own it would save a state that is changing.
+    - `checkpoint()` is called while the function has been neither left nor unwound: an exception first, and the save
+      after it, would run its `finally` and `with` blocks before, and an `except` of its could keep it going.
+    - Whoever is not started again leaves by UncompletedJobError, raised in the main thread, where process_job writes
+      it down as the job's result; all others by SystemExit, so that the function's `finally` blocks run.
+    """
+
     def has_timed_out(self) -> bool:
         """As the job's first process says: submitit's guess takes any job below ten minutes for one at its limit."""
         stop = PbsJobPaths(self._job_paths.folder, job_id=self._job_paths.job_id).stop

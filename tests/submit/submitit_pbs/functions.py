@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -60,3 +61,12 @@ class Counts(submitit.helpers.Checkpointable):
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
         Path(f"{self.path}.running").rename(f"{self.path}.saved")
         return submitit.helpers.DelayedSubmission(Counts(self.path, self.lives))
+
+
+def prints_until(path: str) -> str:
+    """Prints without a pause, into a buffer, until there is `path`; its pid is in a file beside it, by its rank."""
+    Path(f"{path}.{submitit.JobEnvironment().global_rank}").write_text(str(os.getpid()))
+    with open(sys.stderr.fileno(), "w", buffering=64, closefd=False) as log:
+        while not Path(path).exists():
+            print("some text", file=log)
+    return "came"

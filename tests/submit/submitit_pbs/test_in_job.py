@@ -187,3 +187,19 @@ def test_a_signal_of_the_users_choice(
     running.end()
     assert f"Caught signal {signal.SIGTERM.name}" in str(job.stderr())
     assert str(job.stderr()).count("Caught signal") == 1
+
+
+def test_a_term_in_the_middle_of_a_print_is_no_error(executor: PbsExecutor, site: StubSite, tmp_path: Path) -> None:
+    """A handler that prints would fail there (reentrant call)."""
+    executor.update_parameters(tasks_per_node=2)
+    job = executor.submit(functions.prints_until, str(tmp_path / "enough"))
+    running = site.start(job.paths.submission_file, "12.pbshead")
+    wait_for(lambda: all(job.task(rank).paths.stderr.exists() for rank in (0, 1)))
+    wait_for(lambda: job.task(1).paths.stderr.stat().st_size > 0)
+    for _ in range(50):
+        os.kill(int((tmp_path / "enough.1").read_text()), signal.SIGTERM)
+        os.kill(int((tmp_path / "enough.1").read_text()), signal.SIGUSR2)
+    (tmp_path / "enough").touch()
+    running.end()
+    assert job.results() == ["came", "came"]
+    assert "signal" not in str(job.task(1).stderr())
