@@ -19,12 +19,53 @@ from hpc_det.store.save_times import SaveTimes, read_saves
 from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.max_length import check_max_length
-from hpc_det.submit.of_others import check_is_ones_own, without_hooks
 from hpc_det.submit.storage import check_storage
 from hpc_det.submit.submission import write_config, write_effective
 
 if TYPE_CHECKING:
     from hpc_det.plan.effective import Effective
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hpc_det.config.merge import Tree
+from hpc_det.config.secrets import MASK, masked_names, masked_paths
+
+_VARIABLES = "environment.environment_variables"
+
+
+def without_hooks(before: Tree) -> Tree:
+    """News of the fork are none of the owner's business, and the address of a webhook is a secret."""
+    return {key: value for key, value in before.items() if key != "notify"}
+
+
+def check_is_ones_own(found: Effective, before: Tree, owner: str) -> None:
+    """`before`: the configuration of the `owner`, masked. Raises UsageError with each key that has to be said anew."""
+    if problems := [*_secrets(found, owner), *_sources(found, before, owner)]:
+        raise UsageError(problems)
+
+
+def _secrets(found: Effective, owner: str) -> Iterator[str]:
+    for path in masked_paths(found.tree):
+        yield f"{path}: a secret of {owner}'s; give yours with --config {path}=VALUE"
+    variables = found.experiment.environment.variables(found.cluster.slot_type)
+    if names := masked_names(variables):
+        again = ", ".join(item.replace(MASK, "VALUE") for item in dict.fromkeys(variables))
+        yield (
+            f"{_VARIABLES}: {', '.join(names)}: secrets of {owner}'s; give yours with --config '{_VARIABLES}=[{again}]'"
+        )
+    if MASK in found.cluster.setup:
+        yield (
+            f"cluster.setup: a line sets a secret of {owner}'s; choose a profile that you may use with --cluster NAME"
+        )
+
+
+def _sources(found: Effective, before: Tree, owner: str) -> Iterator[str]:
+    """Numbers of experiments are each user's own."""
+    for key in ("source_trial_id", "source_checkpoint_uuid"):
+        value = found.tree["searcher"].get(key)
+        if value and value == before["searcher"].get(key):
+            yield f"searcher.{key}: {value!r} is {owner}'s; say one of yours, or null, with --config searcher.{key}="
+
 
 FIXED = ("hyperparameters", "reproducibility", "entrypoint")
 """What makes the trials of an experiment what they are."""

@@ -8,7 +8,7 @@ import pytest
 from hpc_det.config.secrets import MASK
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import Effective
-from hpc_det.submit.of_others import check_is_ones_own
+from hpc_det.submit.again import check_is_ones_own
 
 
 def found(
