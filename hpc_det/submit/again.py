@@ -18,17 +18,58 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.save_times import SaveTimes, read_saves
 from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
-from hpc_det.submit.max_length import check_max_length
 from hpc_det.submit.storage import check_storage
 from hpc_det.submit.submission import write_config, write_effective
 
 if TYPE_CHECKING:
     from hpc_det.plan.effective import Effective
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from hpc_det.checkpoint.committed import committed
 from hpc_det.config.merge import Tree
 from hpc_det.config.secrets import MASK, masked_names, masked_paths
+from hpc_det.store.metrics import last_reports
+
+MaxLength = Mapping[str, int] | None
+"""{unit: amount}; None where a trial trains to an end of its own."""
+
+
+def check_max_length(experiment: ExperimentFolder, before: MaxLength, now: MaxLength) -> None:
+    """Raises UsageError for a new length with which a trial would begin beyond its end."""
+    if not now or now == before:
+        return
+    ((unit, amount),) = now.items()
+    trained, number = max(((_trained(trial, before, unit), trial.id) for trial in experiment.trials()), default=(0, 0))
+    if amount < trained:
+        wanted = f"{{{unit}: {amount}}}"
+        raise UsageError(
+            f"--config searcher.max_length: {wanted}: trial {experiment.id}/{number} goes on from a checkpoint at "
+            f"{round(trained, 2):.12g} {unit}, and would train nothing; give at least {math.ceil(trained)}, or start "
+            f"another experiment with `hpc-det experiment fork {experiment.id} --config searcher.max_length='{wanted}'`"
+        )
+
+
+def _trained(trial: TrialFolder, before: MaxLength, unit: str) -> float:
+    """How much of `unit` the checkpoint has that the trial goes on from; 0 where nothing tells.
+
+    Of records and epochs, reports tell how many batches the length is that the trial had until now, `before`.
+    """
+    steps = next((found.steps for found in committed(trial.checkpoints) if not found.removed), 0)
+    if unit == "batches":
+        return steps
+    length, total = (before or {}).get(unit), _total(trial)
+    return steps * length / total if length and total else 0
+
+
+def _total(trial: TrialFolder) -> int | None:
+    """Batches in all, by the last report since the trial was continued, with another length perhaps."""
+    events, reports = Journal(trial.journal).events(), last_reports(trial.metrics)
+    former = max((event["attempt"] for event in events if event["event"] == "continued"), default=0)
+    newest = next(iter(reports.values()), None)
+    return newest["total"] if newest and newest["attempt"] > former else None
+
 
 _VARIABLES = "environment.environment_variables"
 

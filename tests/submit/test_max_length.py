@@ -9,7 +9,7 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import append_line
 from hpc_det.requeue import Action, Cause
-from hpc_det.submit.max_length import MaxLength, check_max_length
+from hpc_det.submit.again import MaxLength, check_max_length
 from tests.cli.life import LENGTH, Life, random_search
 
 EPOCHS: MaxLength = {"epochs": 4}
