@@ -13,7 +13,7 @@ from hpc_det.checkpoint.staging import Staging
 from hpc_det.checkpoint.storage import TrialStorage
 from hpc_det.errors import UsageError
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.submit.source import source_checkpoint
+from hpc_det.submit.submission import source_checkpoint
 from tests.cli.life import Life, halving, random_search
 
 

@@ -29,8 +29,7 @@ from hpc_det.search.sample import first_sample
 from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
-from hpc_det.submit.source import source_checkpoint
-from hpc_det.submit.submission import prepare, submit
+from hpc_det.submit.submission import prepare, source_checkpoint, submit
 
 
 @click.command()
