@@ -18,8 +18,7 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.save_times import SaveTimes, read_saves
 from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
-from hpc_det.submit.storage import check_storage
-from hpc_det.submit.submission import write_config, write_effective
+from hpc_det.submit.submission import check_storage, write_config, write_effective
 
 if TYPE_CHECKING:
     from hpc_det.plan.effective import Effective

@@ -16,8 +16,8 @@ from hpc_det.node.json_files import read_json
 from hpc_det.plan.effective import Effective
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.submit import storage as module
-from hpc_det.submit.storage import check_storage, make_storage
+from hpc_det.submit import submission as module
+from hpc_det.submit.submission import check_storage, make_storage
 from tests.plan.sites import cluster, experiment
 
 
