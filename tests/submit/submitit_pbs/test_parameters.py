@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.submit.submitit_pbs.parameters import Parameters
+from hpc_det.submit.submitit_pbs.executor import Parameters
 from tests.labs.pbs_lab import PbsLab
 
 
