@@ -1,13 +1,20 @@
-"""Experiments once more: the same one further, or the base of another one."""
+"""Experiments once more: the same one further, or the base of another one.
+
+A fork of somebody else's experiment cannot take along their secrets, their other experiments, and whom they notify. An
+experiment that goes on may get another length, unless trials have come further already.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_det.config.merge import leaves
+from hpc_det.checkpoint.committed import committed
+from hpc_det.config.merge import Tree, leaves
+from hpc_det.config.secrets import MASK, masked_names, masked_paths
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json, read_map, write_json
 from hpc_det.plan.pool import save_notes
@@ -15,6 +22,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiment_config import read_effective, read_secrets
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.store.metrics import last_reports
 from hpc_det.store.save_times import SaveTimes, read_saves
 from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
@@ -22,91 +30,10 @@ from hpc_det.submit.submission import check_storage, write_config, write_effecti
 
 if TYPE_CHECKING:
     from hpc_det.plan.effective import Effective
-import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
-
-from hpc_det.checkpoint.committed import committed
-from hpc_det.config.merge import Tree
-from hpc_det.config.secrets import MASK, masked_names, masked_paths
-from hpc_det.store.metrics import last_reports
 
 MaxLength = Mapping[str, int] | None
 """{unit: amount}; None where a trial trains to an end of its own."""
-
-
-def check_max_length(experiment: ExperimentFolder, before: MaxLength, now: MaxLength) -> None:
-    """Raises UsageError for a new length with which a trial would begin beyond its end."""
-    if not now or now == before:
-        return
-    ((unit, amount),) = now.items()
-    trained, number = max(((_trained(trial, before, unit), trial.id) for trial in experiment.trials()), default=(0, 0))
-    if amount < trained:
-        wanted = f"{{{unit}: {amount}}}"
-        raise UsageError(
-            f"--config searcher.max_length: {wanted}: trial {experiment.id}/{number} goes on from a checkpoint at "
-            f"{round(trained, 2):.12g} {unit}, and would train nothing; give at least {math.ceil(trained)}, or start "
-            f"another experiment with `hpc-det experiment fork {experiment.id} --config searcher.max_length='{wanted}'`"
-        )
-
-
-def _trained(trial: TrialFolder, before: MaxLength, unit: str) -> float:
-    """How much of `unit` the checkpoint has that the trial goes on from; 0 where nothing tells.
-
-    Of records and epochs, reports tell how many batches the length is that the trial had until now, `before`.
-    """
-    steps = next((found.steps for found in committed(trial.checkpoints) if not found.removed), 0)
-    if unit == "batches":
-        return steps
-    length, total = (before or {}).get(unit), _total(trial)
-    return steps * length / total if length and total else 0
-
-
-def _total(trial: TrialFolder) -> int | None:
-    """Batches in all, by the last report since the trial was continued, with another length perhaps."""
-    events, reports = Journal(trial.journal).events(), last_reports(trial.metrics)
-    former = max((event["attempt"] for event in events if event["event"] == "continued"), default=0)
-    newest = next(iter(reports.values()), None)
-    return newest["total"] if newest and newest["attempt"] > former else None
-
-
 _VARIABLES = "environment.environment_variables"
-
-
-def without_hooks(before: Tree) -> Tree:
-    """News of the fork are none of the owner's business, and the address of a webhook is a secret."""
-    return {key: value for key, value in before.items() if key != "notify"}
-
-
-def check_is_ones_own(found: Effective, before: Tree, owner: str) -> None:
-    """`before`: the configuration of the `owner`, masked. Raises UsageError with each key that has to be said anew."""
-    if problems := [*_secrets(found, owner), *_sources(found, before, owner)]:
-        raise UsageError(problems)
-
-
-def _secrets(found: Effective, owner: str) -> Iterator[str]:
-    for path in masked_paths(found.tree):
-        yield f"{path}: a secret of {owner}'s; give yours with --config {path}=VALUE"
-    variables = found.experiment.environment.variables(found.cluster.slot_type)
-    if names := masked_names(variables):
-        again = ", ".join(item.replace(MASK, "VALUE") for item in dict.fromkeys(variables))
-        yield (
-            f"{_VARIABLES}: {', '.join(names)}: secrets of {owner}'s; give yours with --config '{_VARIABLES}=[{again}]'"
-        )
-    if MASK in found.cluster.setup:
-        yield (
-            f"cluster.setup: a line sets a secret of {owner}'s; choose a profile that you may use with --cluster NAME"
-        )
-
-
-def _sources(found: Effective, before: Tree, owner: str) -> Iterator[str]:
-    """Numbers of experiments are each user's own."""
-    for key in ("source_trial_id", "source_checkpoint_uuid"):
-        value = found.tree["searcher"].get(key)
-        if value and value == before["searcher"].get(key):
-            yield f"searcher.{key}: {value!r} is {owner}'s; say one of yours, or null, with --config searcher.{key}="
-
-
 FIXED = ("hyperparameters", "reproducibility", "entrypoint")
 """What makes the trials of an experiment what they are."""
 
@@ -298,3 +225,72 @@ def _changed_searcher(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
     decides = "divisor" in before or before["name"] == "custom"
     may_grow = () if decides else ("max_length", "max_trials", "max_concurrent_trials")
     return [f"searcher.{key}" for key in {**before, **now} if key not in may_grow and now.get(key) != before.get(key)]
+
+
+def check_max_length(experiment: ExperimentFolder, before: MaxLength, now: MaxLength) -> None:
+    """Raises UsageError for a new length with which a trial would begin beyond its end."""
+    if not now or now == before:
+        return
+    ((unit, amount),) = now.items()
+    trained, number = max(((_trained(trial, before, unit), trial.id) for trial in experiment.trials()), default=(0, 0))
+    if amount < trained:
+        wanted = f"{{{unit}: {amount}}}"
+        raise UsageError(
+            f"--config searcher.max_length: {wanted}: trial {experiment.id}/{number} goes on from a checkpoint at "
+            f"{round(trained, 2):.12g} {unit}, and would train nothing; give at least {math.ceil(trained)}, or start "
+            f"another experiment with `hpc-det experiment fork {experiment.id} --config searcher.max_length='{wanted}'`"
+        )
+
+
+def _trained(trial: TrialFolder, before: MaxLength, unit: str) -> float:
+    """How much of `unit` the checkpoint has that the trial goes on from; 0 where nothing tells.
+
+    Of records and epochs, reports tell how many batches the length is that the trial had until now, `before`.
+    """
+    steps = next((found.steps for found in committed(trial.checkpoints) if not found.removed), 0)
+    if unit == "batches":
+        return steps
+    length, total = (before or {}).get(unit), _total(trial)
+    return steps * length / total if length and total else 0
+
+
+def _total(trial: TrialFolder) -> int | None:
+    """Batches in all, by the last report since the trial was continued, with another length perhaps."""
+    events, reports = Journal(trial.journal).events(), last_reports(trial.metrics)
+    former = max((event["attempt"] for event in events if event["event"] == "continued"), default=0)
+    newest = next(iter(reports.values()), None)
+    return newest["total"] if newest and newest["attempt"] > former else None
+
+
+def without_hooks(before: Tree) -> Tree:
+    """News of the fork are none of the owner's business, and the address of a webhook is a secret."""
+    return {key: value for key, value in before.items() if key != "notify"}
+
+
+def check_is_ones_own(found: Effective, before: Tree, owner: str) -> None:
+    """`before`: the configuration of the `owner`, masked. Raises UsageError with each key that has to be said anew."""
+    if problems := [*_secrets(found, owner), *_sources(found, before, owner)]:
+        raise UsageError(problems)
+
+
+def _secrets(found: Effective, owner: str) -> Iterator[str]:
+    for path in masked_paths(found.tree):
+        yield f"{path}: a secret of {owner}'s; give yours with --config {path}=VALUE"
+    variables = found.experiment.environment.variables(found.cluster.slot_type)
+    if names := masked_names(variables):
+        again = ", ".join(item.replace(MASK, "VALUE") for item in dict.fromkeys(variables))
+        yield (
+            f"{_VARIABLES}: {', '.join(names)}: secrets of {owner}'s; give yours with --config '{_VARIABLES}=[{again}]'"
+        )
+    if MASK in found.cluster.setup:
+        yield (
+            f"cluster.setup: a line sets a secret of {owner}'s; choose a profile that you may use with --cluster NAME"
+        )
+
+
+def _sources(found: Effective, before: Tree, owner: str) -> Iterator[str]:
+    """Numbers of experiments are each user's own."""
+    for key in ("source_trial_id", "source_checkpoint_uuid"):
+        value = found.tree["searcher"].get(key)
+        if value and value == before["searcher"].get(key):
+            yield f"searcher.{key}: {value!r} is {owner}'s; say one of yours, or null, with --config searcher.{key}="

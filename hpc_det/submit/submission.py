@@ -1,31 +1,40 @@
 """A new experiment: its folder with all that its jobs need, and the jobs in the queue.
 
-A dry run is the same code without the last calls.
+A dry run is the same code without the last calls. Checkpoints that do not lie in the experiment's own folder get a
+folder `NUMBER-XXXXXXXX` below what checkpoint_storage names, with eight random digits: several users and state roots
+share a file system or a bucket, and numbers come again where somebody has deleted an experiment.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hpc_det.checkpoint.committed import Committed, committed, lacks_files, newest_good
 from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked, masked_profile
+from hpc_det.config.storage import SharedFs, store_url
 from hpc_det.errors import UsageError
 from hpc_det.node.files import PRIVATE_FOLDER, make_folder, write_atomic
 from hpc_det.node.json_files import write_json
+from hpc_det.plan.container import checkpoint_folder
 from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.optuna_study import no_such_sampler, sampler_names
+from hpc_det.search.state import best_trial
 from hpc_det.store.experiment_config import write_secrets
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.group import Group
 from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.git import git_state
@@ -34,134 +43,10 @@ from hpc_det.submit.snapshot import Snapshot, copy_snapshot, snapshot_files
 
 if TYPE_CHECKING:
     from hpc_det.plan.effective import Effective
-import fnmatch
-import os
-from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
-from typing import Any
-
-from hpc_det.checkpoint.committed import Committed, committed, lacks_files, newest_good
-from hpc_det.config.storage import SharedFs, store_url
-from hpc_det.plan.container import checkpoint_folder
-from hpc_det.search.state import best_trial
-from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
 _LIBRARIES = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
-
-
-def check_storage(effective: Effective) -> None:
-    """Raises UsageError where no checkpoint could be put; the store itself is not asked."""
-    problems = [*_missing_libraries(effective), *_folder_problems(effective)]
-    if problems:
-        raise UsageError(problems)
-
-
-def make_storage(effective: Effective, experiment: ExperimentFolder) -> None:
-    """Write down the place of this experiment and, where it is a folder, make it. Raises UsageError if that fails."""
-    name = f"{experiment.id}-{os.urandom(4).hex()}"
-    if url := store_url(effective.experiment.checkpoint_storage):
-        write_json(experiment.storage, {"url": f"{url}/{name}"})
-    if folder := checkpoint_folder(effective.experiment, effective.cluster):
-        write_json(experiment.storage, {"folder": str(folder / name)})
-        try:
-            experiment.make_elsewhere(folder / name)
-        except OSError as error:
-            raise UsageError(f"checkpoint_storage: {folder / name} cannot be made: {error.strerror}") from None
-
-
-def _missing_libraries(effective: Effective) -> Iterator[str]:
-    kind = effective.experiment.checkpoint_storage.type
-    missing = [name for name in ("fsspec", _LIBRARIES.get(kind or "")) if name and find_spec(name) is None]
-    if kind in _LIBRARIES and missing:
-        yield (
-            f"checkpoint_storage.type: {kind!r} needs {' and '.join(missing)}, which {sys.executable} does not have; "
-            f"run `{sys.executable} -m pip install 'hpc_det[cloud]'`"
-        )
-
-
-def _folder_problems(effective: Effective) -> Iterator[str]:
-    folder = checkpoint_folder(effective.experiment, effective.cluster)
-    if folder is None:
-        return
-    storage = effective.experiment.checkpoint_storage
-    key = "host_path" if isinstance(storage, SharedFs) else "container_path"
-    # Only storage_path is made where it is not there.
-    base = Path(storage.host_path) if isinstance(storage, SharedFs) else folder
-    there = next((path for path in (folder, *folder.parents) if path.exists()), base)
-    if not base.is_dir() or not there.is_dir():
-        wrong = base if not base.is_dir() else there
-        yield (
-            f"checkpoint_storage.{key}: {str(wrong)!r} is no folder on this machine; name one that this machine and "
-            f"all nodes see, since hpc-det reads checkpoints from both"
-        )
-    elif not os.access(there, os.W_OK | os.X_OK):
-        yield f"checkpoint_storage.{key}: {str(there)!r} may not be written; name a folder that you may write"
-
-
 WEIGHTS = ("*state_dict.pth", "shard-*.pth", "engines.json", "model[0-9]*/*")
 """The files of a checkpoint that the weights are in, of a PyTorchTrial and of a DeepSpeedTrial."""
-
-
-def source_checkpoint(searcher: Mapping[str, Any], store: ExperimentStore) -> Path | None:
-    """The folder that `source_trial_id` or `source_checkpoint_uuid` means; None where neither is given.
-
-    Of a trial it is the latest checkpoint (upstream's rule). Raises UsageError where there is none.
-    """
-    try:
-        if name := searcher.get("source_trial_id"):
-            return _latest(_trial(name, store))
-        uuid = searcher.get("source_checkpoint_uuid")
-        return _of_uuid(uuid, store) if uuid else None
-    except UsageError as error:
-        key = "source_trial_id" if searcher.get("source_trial_id") else "source_checkpoint_uuid"
-        raise UsageError([f"searcher.{key}: {problem}" for problem in error.problems]) from None
-
-
-def _trial(name: str, store: ExperimentStore) -> TrialFolder:
-    """`name`: "12/3", or "12" for the best trial of experiment 12."""
-    number, _, trial = name.partition("/")
-    experiment = store.existing(int(number))
-    known = [begun.id for begun in experiment.trials()]
-    if not known:
-        raise UsageError(f"no trial of experiment {number} has begun")
-    found = int(trial) if trial else _best(experiment) or known[0]
-    if found not in known:
-        raise UsageError(f"{name}: experiment {number} has no trial {found}; it has {', '.join(map(str, known))}")
-    return experiment.trial(found)
-
-
-def _best(experiment: ExperimentFolder) -> int | None:
-    search = SearchJournal(experiment)
-    best = best_trial(search.new(), search.searcher)
-    return best.trial if best else None
-
-
-def _latest(trial: TrialFolder) -> Path:
-    found, skipped = newest_good(trial.checkpoints)
-    if found is None:
-        name = f"{trial.experiment().id}/{trial.id}"
-        raise UsageError([*skipped, f"trial {name} has no checkpoint; name one that was trained and kept one"])
-    return found.path
-
-
-def _of_uuid(uuid: str, store: ExperimentStore) -> Path:
-    for experiment in store.all():
-        for trial in experiment.trials():
-            found = (checkpoint for checkpoint in committed(trial.checkpoints) if checkpoint.uuid == uuid)
-            if checkpoint := next(found, None):
-                _insist_on_weights(checkpoint, experiment)
-                return checkpoint.path
-    raise UsageError(f"no experiment below {store.root} has a checkpoint {uuid!r}")
-
-
-def _insist_on_weights(checkpoint: Committed, experiment: ExperimentFolder) -> None:
-    if any(fnmatch.fnmatch(name, pattern) for name in checkpoint.removed for pattern in WEIGHTS):
-        raise UsageError(
-            f"{checkpoint.path} {lacks_files(checkpoint)}; name one that has its weights: "
-            f"`hpc-det experiment list-checkpoints {experiment.id}` shows which are COMPLETED"
-        )
-    if damage := checkpoint.damage():
-        raise UsageError([f"{checkpoint.path}: damaged: {problem}" for problem in damage])
 
 
 @dataclass(frozen=True)
@@ -305,3 +190,114 @@ def _with_seed(effective: Effective) -> Tree:
     if reproducibility["experiment_seed"] is None:
         reproducibility["experiment_seed"] = int(time.time())
     return effective.tree
+
+
+def check_storage(effective: Effective) -> None:
+    """Raises UsageError where no checkpoint could be put; the store itself is not asked."""
+    problems = [*_missing_libraries(effective), *_folder_problems(effective)]
+    if problems:
+        raise UsageError(problems)
+
+
+def make_storage(effective: Effective, experiment: ExperimentFolder) -> None:
+    """Write down the place of this experiment and, where it is a folder, make it. Raises UsageError if that fails."""
+    name = f"{experiment.id}-{os.urandom(4).hex()}"
+    if url := store_url(effective.experiment.checkpoint_storage):
+        write_json(experiment.storage, {"url": f"{url}/{name}"})
+    if folder := checkpoint_folder(effective.experiment, effective.cluster):
+        write_json(experiment.storage, {"folder": str(folder / name)})
+        try:
+            experiment.make_elsewhere(folder / name)
+        except OSError as error:
+            raise UsageError(f"checkpoint_storage: {folder / name} cannot be made: {error.strerror}") from None
+
+
+def _missing_libraries(effective: Effective) -> Iterator[str]:
+    kind = effective.experiment.checkpoint_storage.type
+    missing = [name for name in ("fsspec", _LIBRARIES.get(kind or "")) if name and find_spec(name) is None]
+    if kind in _LIBRARIES and missing:
+        yield (
+            f"checkpoint_storage.type: {kind!r} needs {' and '.join(missing)}, which {sys.executable} does not have; "
+            f"run `{sys.executable} -m pip install 'hpc_det[cloud]'`"
+        )
+
+
+def _folder_problems(effective: Effective) -> Iterator[str]:
+    folder = checkpoint_folder(effective.experiment, effective.cluster)
+    if folder is None:
+        return
+    storage = effective.experiment.checkpoint_storage
+    key = "host_path" if isinstance(storage, SharedFs) else "container_path"
+    # Only storage_path is made where it is not there.
+    base = Path(storage.host_path) if isinstance(storage, SharedFs) else folder
+    there = next((path for path in (folder, *folder.parents) if path.exists()), base)
+    if not base.is_dir() or not there.is_dir():
+        wrong = base if not base.is_dir() else there
+        yield (
+            f"checkpoint_storage.{key}: {str(wrong)!r} is no folder on this machine; name one that this machine and "
+            f"all nodes see, since hpc-det reads checkpoints from both"
+        )
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield f"checkpoint_storage.{key}: {str(there)!r} may not be written; name a folder that you may write"
+
+
+def source_checkpoint(searcher: Mapping[str, Any], store: ExperimentStore) -> Path | None:
+    """The folder that `source_trial_id` or `source_checkpoint_uuid` means; None where neither is given.
+
+    Of a trial it is the latest checkpoint (upstream's rule). Raises UsageError where there is none.
+    """
+    try:
+        if name := searcher.get("source_trial_id"):
+            return _latest(_trial(name, store))
+        uuid = searcher.get("source_checkpoint_uuid")
+        return _of_uuid(uuid, store) if uuid else None
+    except UsageError as error:
+        key = "source_trial_id" if searcher.get("source_trial_id") else "source_checkpoint_uuid"
+        raise UsageError([f"searcher.{key}: {problem}" for problem in error.problems]) from None
+
+
+def _trial(name: str, store: ExperimentStore) -> TrialFolder:
+    """`name`: "12/3", or "12" for the best trial of experiment 12."""
+    number, _, trial = name.partition("/")
+    experiment = store.existing(int(number))
+    known = [begun.id for begun in experiment.trials()]
+    if not known:
+        raise UsageError(f"no trial of experiment {number} has begun")
+    found = int(trial) if trial else _best(experiment) or known[0]
+    if found not in known:
+        raise UsageError(f"{name}: experiment {number} has no trial {found}; it has {', '.join(map(str, known))}")
+    return experiment.trial(found)
+
+
+def _best(experiment: ExperimentFolder) -> int | None:
+    search = SearchJournal(experiment)
+    best = best_trial(search.new(), search.searcher)
+    return best.trial if best else None
+
+
+def _latest(trial: TrialFolder) -> Path:
+    found, skipped = newest_good(trial.checkpoints)
+    if found is None:
+        name = f"{trial.experiment().id}/{trial.id}"
+        raise UsageError([*skipped, f"trial {name} has no checkpoint; name one that was trained and kept one"])
+    return found.path
+
+
+def _of_uuid(uuid: str, store: ExperimentStore) -> Path:
+    for experiment in store.all():
+        for trial in experiment.trials():
+            found = (checkpoint for checkpoint in committed(trial.checkpoints) if checkpoint.uuid == uuid)
+            if checkpoint := next(found, None):
+                _insist_on_weights(checkpoint, experiment)
+                return checkpoint.path
+    raise UsageError(f"no experiment below {store.root} has a checkpoint {uuid!r}")
+
+
+def _insist_on_weights(checkpoint: Committed, experiment: ExperimentFolder) -> None:
+    if any(fnmatch.fnmatch(name, pattern) for name in checkpoint.removed for pattern in WEIGHTS):
+        raise UsageError(
+            f"{checkpoint.path} {lacks_files(checkpoint)}; name one that has its weights: "
+            f"`hpc-det experiment list-checkpoints {experiment.id}` shows which are COMPLETED"
+        )
+    if damage := checkpoint.damage():
+        raise UsageError([f"{checkpoint.path}: damaged: {problem}" for problem in damage])

@@ -1,4 +1,4 @@
-"""What a program submits with."""
+"""What a program submits with: the executor, what may be asked for, and the directives that say so to qsub."""
 
 from __future__ import annotations
 
