@@ -1,10 +1,10 @@
 """Where node agents come from.
 
 local        a child of the driver
-allocation   the job that the driver runs in: starters has srun, PBS' commands, mpiexec
-job, pool    jobs of their own through submitit: executors, queue; what runs in them is hpc_det.sgd.elastic.agents
+allocation   the job that the driver runs in
+starters     srun, PBS' commands, mpiexec; what the driver has started itself
+job          jobs of their own through submitit, and how they stand in the queue; hpc_det.sgd.elastic.task runs in them
 profile      a cluster's profile as parameters of such a job
-processes    what the driver has started itself
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hpc_det.errors import UsageError
 from hpc_det.sgd.capacity.allocation import Allocation
-from hpc_det.sgd.capacity.job import GangJob
+from hpc_det.sgd.capacity.job import GangJob, Pool
 from hpc_det.sgd.capacity.local import Local
-from hpc_det.sgd.capacity.pool import Pool
 from hpc_det.sgd.capacity.starters import variable_of_allocation
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from hpc_det.errors import UsageError
 from hpc_det.launch.log_tail import last_line
 from hpc_det.node.network import address_towards, own_address
-from hpc_det.sgd.capacity.processes import LEAVE_S, TERM_S, Process, all_ended, kill, start
-from hpc_det.sgd.capacity.starters import starter_of
+from hpc_det.sgd.capacity.starters import LEAVE_S, TERM_S, Process, all_ended, kill, start, starter_of
 from hpc_det.sgd.elastic.agents import BackOff
 from hpc_det.store.run_folder import RunFolder
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from hpc_det.errors import UsageError
 from hpc_det.launch.log_tail import last_line
 from hpc_det.node.suspension import guard_from_now_on
-from hpc_det.sgd.capacity.processes import LEAVE_S, Process, all_ended, kill, start
-from hpc_det.sgd.capacity.starters import gpus_here, variable_of_allocation
+from hpc_det.sgd.capacity.starters import LEAVE_S, Process, all_ended, gpus_here, kill, start, variable_of_allocation
 from hpc_det.sgd.elastic import agents
 from hpc_det.sgd.elastic.agents import BackOff
 from hpc_det.store.run_folder import RunFolder

@@ -187,7 +187,7 @@ class _States:
     """Of all jobs that trials have in the queue: one question for all."""
 
     def __init__(self) -> None:
-        from hpc_det.sgd.capacity.queue import Queue
+        from hpc_det.sgd.capacity.job import Queue
 
         self.queue = Queue("slurm")
         self.jobs: list[Any] = []
@@ -215,7 +215,7 @@ class Jobs:
 
     def __init__(self, executor: Any, slots: int) -> None:
         """Raises UsageError for what submitit refuses."""
-        from hpc_det.sgd.capacity.executors import executor_of
+        from hpc_det.sgd.capacity.job import executor_of
 
         inner = getattr(executor, "_executor", executor)  # of an AutoExecutor
         self._states = _States() if inner.name() == "slurm" else None

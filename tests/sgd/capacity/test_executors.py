@@ -11,7 +11,7 @@ import submitit
 
 from hpc_det.errors import UsageError
 from hpc_det.sgd.capacity import GangJob, Local, Pool, capacity_of
-from hpc_det.sgd.capacity.executors import executor_of, gpus_of
+from hpc_det.sgd.capacity.job import executor_of, gpus_of
 from hpc_det.sgd.capacity.profile import gang_job
 from hpc_det.submit.submitit_pbs.executor import _is_pbs
 from tests.stub import Stub

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.sgd.capacity.job import Jobs
-from hpc_det.sgd.capacity.queue import Queue
+from hpc_det.sgd.capacity.job import Jobs, Queue
 from tests.stub import Stub
 from tests.stub import stub as stub
 
