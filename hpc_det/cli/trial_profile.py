@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hpc_det.cli.output import Column, Record, rows
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view.formatting import NONE, columns, count, duration, length_in_words, number, percent, section, size
+from hpc_det.view.formatting import NONE, columns, count, duration, length_in_words, number, percent, quantity, section
 from hpc_det.view.performance.profile import profile
 from hpc_det.view.performance.system import GPU_UNITS, UNITS
 from hpc_det.view.state import ExperimentView
@@ -26,9 +26,9 @@ _METRICS = (
     Column("HOST", lambda measure: measure["host"]),
     Column("GPU", lambda measure: (measure["gpu"] or NONE)[:SHOWN_DIGITS]),
     Column("METRIC", lambda measure: measure["measure"]),
-    Column("MEAN", lambda measure: _amount(measure["mean"], measure["unit"])),
-    Column("MIN", lambda measure: _amount(measure["min"], measure["unit"])),
-    Column("MAX", lambda measure: _amount(measure["max"], measure["unit"])),
+    Column("MEAN", lambda measure: quantity(measure["mean"], measure["unit"])),
+    Column("MIN", lambda measure: quantity(measure["min"], measure["unit"])),
+    Column("MAX", lambda measure: quantity(measure["max"], measure["unit"])),
 )
 KEYS = "measure unit host gpu mean min max share batch_s rank"
 """Of a measure."""
@@ -98,15 +98,3 @@ def _timings_heading(found: Record) -> str:
 
 def _table(records: Sequence[Record], shown: Sequence[Column]) -> list[str]:
     return columns(rows(records, shown)) if records else []
-
-
-_UNITS: dict[str, Callable[[float], str]] = {
-    "%": lambda amount: f"{amount:.0f}%",
-    "bytes": size,
-    "bytes/s": lambda amount: f"{size(amount)}/s",
-    "1/s": lambda amount: f"{amount:.0f}/s",
-}
-
-
-def _amount(amount: float, unit: str) -> str:
-    return _UNITS[unit](amount)

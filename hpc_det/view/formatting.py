@@ -57,6 +57,13 @@ def size(size_bytes: float) -> str:
     return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
+def quantity(amount: float, unit: str) -> str:
+    """An amount in one of the units %, bytes, bytes/s and 1/s: `40%`, `1.5 MiB/s`."""
+    if unit.startswith("bytes"):
+        return size(amount) + unit.removeprefix("bytes")
+    return f"{amount:.0f}{unit.removeprefix('1')}"
+
+
 def count(number: int, thing: str) -> str:
     """`1 file`, `2 files`."""
     return f"{number} {thing}{'s' * (number != 1)}"

@@ -18,6 +18,7 @@ from hpc_det.view.formatting import (
     number,
     number_if_known,
     percent,
+    quantity,
     ratio,
     reached,
     section,
@@ -68,6 +69,14 @@ def test_a_duration_has_the_two_greatest_units(seconds: float, expected: str) ->
 @pytest.mark.parametrize(("bytes_", "expected"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**41, "2.0 TiB")])
 def test_a_size_has_binary_units(bytes_: int, expected: str) -> None:
     assert size(bytes_) == expected
+
+
+@pytest.mark.parametrize(
+    ("amount", "unit", "expected"),
+    [(39.6, "%", "40%"), (12.2, "1/s", "12/s"), (1536, "bytes", "1.5 KiB"), (1536, "bytes/s", "1.5 KiB/s")],
+)
+def test_a_quantity_has_its_unit(amount: float, unit: str, expected: str) -> None:
+    assert quantity(amount, unit) == expected
 
 
 def test_shares_ratios_and_counts() -> None:

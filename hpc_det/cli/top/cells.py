@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from hpc_det.cli.top.experiments import Row
 from hpc_det.cli.top.jobs import Job
-from hpc_det.view.formatting import NONE, cut, number, reached, sparkline, values_in_words
+from hpc_det.view.formatting import NONE, cut, number, quantity, reached, sparkline, values_in_words
 from hpc_det.view.state import ExperimentState
 
 _STATES = (ExperimentState.RUNNING, ExperimentState.QUEUED, ExperimentState.PAUSED)
@@ -67,7 +67,7 @@ def detail(row: Row, width: int) -> list[str]:
         if metrics:
             lines.append(f"{kind}: {values_in_words(metrics)}")
     if row.gpu_use is not None:
-        lines.append(f"GPUs in use {row.gpu_use:.0f}% of the time")
+        lines.append(f"GPUs in use {quantity(row.gpu_use, '%')} of the time")
     if row.losses:
         lines.append(f"loss: {sparkline(row.losses, max(width - 6, 1))}")
     if found.best:
