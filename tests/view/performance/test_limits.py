@@ -10,7 +10,7 @@ import pytest
 from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.save_times import write_save
-from hpc_det.view.performance.limits import Kind, Verdict, verdicts
+from hpc_det.view.performance.limits import NOTICEABLE, Kind, Verdict, limits, verdicts
 from hpc_det.view.performance.measured import Conditions, measured
 from hpc_det.view.performance.profile import recorded
 from tests.checkpoint.saved import save
@@ -200,3 +200,10 @@ def test_what_makes_the_numbers_less_than_they_seem_is_told(trial: TrialFolder) 
     notes = told(trial, slots=2, shares_nodes=True, config={"profiling": {"sync_timings": False}})["notes"]
     words = ("wait for gradients is not known", "sync_timings", "of whole nodes")
     assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * 3
+
+
+def test_one_rule_says_what_is_a_limit_whoever_measured_the_shares() -> None:
+    data, network = Verdict(kind=Kind.DATA_LOADER, share=0.2), Verdict(kind=Kind.COMMUNICATION, share=0.5)
+    small = Verdict(kind=Kind.COPY, share=NOTICEABLE / 2)
+    assert limits([data, small, network]) == [network, data]
+    assert limits([data, small, network], noise=0.3) == [network]
