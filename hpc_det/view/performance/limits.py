@@ -147,6 +147,9 @@ def _idle_gpus(measured: Measured) -> list[Verdict]:
     return [Verdict(kind=Kind.IDLE_GPUS, share=idle)] if idle >= IDLE else []
 
 
+# --- in words
+
+
 _WHY = {
     Kind.DATA_LOADER: "{rank} waits for its data loader",
     Kind.COPY: "{rank} copies between host and device",

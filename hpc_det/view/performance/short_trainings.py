@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 REPORTS = 10
 """Of a training."""
 LABEL = "throughput"
+RARELY = 1000
+"""Batches between two exchanges of gradients, so that they cost nothing: the number of Determined's guide."""
+MOST_DOUBLINGS = 10
+WORTH = 1.05
+"""A larger batch is worth another one where it is so many times as fast."""
 _OUT_OF_MEMORY = re.compile("OutOfMemoryError|CUDA out of memory")
 
 
@@ -42,6 +47,8 @@ class Aim(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
+    """One short training, and what it does otherwise than the experiment."""
+
     aim: Aim
     slots: int
     batch_size: int | None
@@ -82,6 +89,8 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
+    """What came of a measurement."""
+
     measurement: Measurement
     samples_per_s: float | None
     """Of all slots together; None where the training has failed."""
@@ -128,15 +137,13 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-RARELY = 1000
-"""Batches between two exchanges of gradients, so that they cost nothing: the number of Determined's guide."""
-MOST_DOUBLINGS = 10
-WORTH = 1.05
-"""A larger batch is worth another one where it is so many times as fast."""
+# --- which trainings there are
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variations:
+    """The measurements of an experiment."""
+
     conditions: Conditions
     """Of the experiment as configured."""
     baseline: Measurement

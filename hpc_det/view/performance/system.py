@@ -164,6 +164,9 @@ def _known(values: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[st
     yield from ((name, values[name]) for name in names if values.get(name) is not None)
 
 
+# --- now
+
+
 NEW_S = 60.0
 """Nodes write every 10 s; older lines are of an earlier attempt, or of batches that are measured no more."""
 _END = 2**16
