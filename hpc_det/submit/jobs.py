@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpc_det.config.secrets import masked_lines, masked_variables
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.job.excluded import excluded_hosts
+from hpc_det.launch.job.resubmit import excluded_hosts
 from hpc_det.node.files import write_atomic
 from hpc_det.node.json_files import write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan

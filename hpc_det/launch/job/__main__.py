@@ -16,8 +16,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.job.excluded import excluded_hosts
-from hpc_det.launch.job.resubmit import WayBack
+from hpc_det.launch.job.resubmit import WayBack, excluded_hosts
 from hpc_det.launch.job.worker import GAVE_UP, OVERTAKEN, WANTS_REQUEUE, Worker
 from hpc_det.node.files import take_umask_of
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, children, ends_with_parent
