@@ -25,11 +25,11 @@ import torch.distributed as dist
 from hpc_det.distributed.gang_store import address_of_rank_0
 from hpc_det.distributed.sealed import shared_secret
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.channel import Line, Message, connect
 from hpc_det.node.key import derived
+from hpc_det.node.line_server import Event, TcpLineServer
+from hpc_det.node.lines import Line, Message, connect
 from hpc_det.node.network import own_address
 from hpc_det.node.suspension import AwakeClock
-from hpc_det.node.switchboard import Event, Switchboard
 
 FOREVER = math.inf
 ARRIVE_S = 300.0
@@ -180,9 +180,9 @@ class RankZero(GangMessages):
         super().__init__(0, size)
         self._lines: dict[int, Line] = {}
         self._key = key
-        self._switchboard = Switchboard(host, self._key_for, lambda address: True, self._on_event)
-        self._switchboard.answers["send"] = self._on_message
-        self.host, self.port = self._switchboard.host, self._switchboard.port
+        self._server = TcpLineServer(host, self._key_for, lambda address: True, self._on_event)
+        self._server.answers["send"] = self._on_message
+        self.host, self.port = self._server.host, self._server.port
 
     def await_all(self, limit_s: float = ARRIVE_S) -> None:
         """Until every rank has connected. Raises RankGone."""
@@ -197,10 +197,10 @@ class RankZero(GangMessages):
 
     def close(self) -> None:
         super().close()
-        self._switchboard.close()
+        self._server.close()
 
     def let_go(self) -> None:
-        self._switchboard.let_go()
+        self._server.let_go()
 
     def _key_for(self, identity: Mapping[str, Any]) -> bytes | None:
         """Each rank comes once."""

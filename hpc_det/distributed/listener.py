@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from hpc_det.node.channel import Line
+from hpc_det.node.lines import Line
 from hpc_det.node.process import SignalPipe
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from hpc_det.errors import HpcDetError, InvalidHP
 from hpc_det.node import full_disk
 from hpc_det.node.agent_socket import report_exit, say_hello
-from hpc_det.node.channel import Line, connect_local
 from hpc_det.node.files import make_folders, open_log, take_umask_of
 from hpc_det.node.heartbeat import Heartbeat
+from hpc_det.node.lines import Line, connect_local
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from hpc_det.store.attempt import Attempt, failure_now, note_failure
 

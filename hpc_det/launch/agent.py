@@ -27,7 +27,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.job.clock import end_of_grace
 from hpc_det.launch.log_tail import LogWatch, how_it_ended, size_of, written_since
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
-from hpc_det.launch.watch.supervisor import Gang, IllNode, vigil
+from hpc_det.launch.watch.supervisor import SupervisedGang, UnhealthyNode, supervisor_of_node
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.files import take_umask_of, write_atomic
 from hpc_det.node.network import limit_look_ups, own_address, variables
@@ -76,8 +76,8 @@ class Agent:
         self._ranks.on_lost = self._on_lost
         self._ranks.on_failed = self._end
         self._ranks.on_signal = self._on_stop_signal
-        gang = Gang(trial, plan, number, own_scheduler.hosts(os.environ))
-        self._vigil = vigil(gang, self._node_rank, self._selector, self._ranks, end=self._end)
+        gang = SupervisedGang(trial, plan, number, own_scheduler.hosts(os.environ))
+        self._supervisor = supervisor_of_node(gang, self._node_rank, self._selector, self._ranks, end=self._end)
         self._parent = os.getppid()
         outlives_parent()
         self._ended = False
@@ -91,26 +91,26 @@ class Agent:
         try:
             code = self._watch(self._start())
         finally:
-            self._vigil.say_goodbye(code)
+            self._supervisor.report_exit(code)
             end_descendants()
             self._log_watch.close()
-            self._vigil.close()
+            self._supervisor.close()
             self._ranks.close()
         return code
 
     def _watch(self, entrypoint: subprocess.Popen[bytes]) -> int:
         """Until the ranks are done here, and the agents of other nodes need this one no more."""
         while not self._ended and (
-            entrypoint.poll() is None or (not entrypoint.returncode and self._vigil.awaits_nodes)
+            entrypoint.poll() is None or (not entrypoint.returncode and self._supervisor.awaits_nodes)
         ):
             for key, _ in self._selector.select(timeout=min(POLL_S, self._log_watch.pause_s)):
                 key.data()
             self._log_watch.poll()
             self._poll_run_folder()
             self._ranks.turn()
-            self._vigil.poll()
+            self._supervisor.poll()
         if not self._ended:
-            self._hear_last_words()
+            self._take_last_messages()
         if self._ended:
             return 1
         if entrypoint.returncode:
@@ -124,7 +124,7 @@ class Agent:
         own = [self._trial.job_log] if self._node_rank == 0 else []
         return [*own, *(self._trial.rank_log(self._number, rank) for rank in ranks)]
 
-    def _hear_last_words(self) -> None:
+    def _take_last_messages(self) -> None:
         """A rank that is the entrypoint itself may be gone before its line was looked at."""
         for key, _ in self._selector.select(timeout=0):
             key.data()
@@ -154,7 +154,7 @@ class Agent:
 
     def _meet(self) -> tuple[Attempt, str | None]:
         address, interface = own_address(self._plan.nodes, self._plan.network_interface)
-        meeting = self._vigil.meet(address, self._folders)
+        rendezvous = self._supervisor.rendezvous(address, self._folders)
         attempt = Attempt(
             folder=str(self._trial.path),
             worker=self._worker,
@@ -163,9 +163,9 @@ class Agent:
             nodes=self._plan.nodes,
             ranks_per_node=self._plan.ranks_per_node,
             address=address,
-            master_addr=meeting.host,
-            master_port=meeting.port,
-            secret=meeting.secret,
+            master_addr=rendezvous.host,
+            master_port=rendezvous.port,
+            secret=rendezvous.secret,
             socket=self._socket,
         )
         return attempt, interface
@@ -262,7 +262,7 @@ def main(argv: list[str]) -> int:
     try:
         with guarded() if scheduler(plan.scheduler).has_queue else nullcontext(), node_folders(plan) as folders:
             return Agent(trial, plan, number, worker, folders).run()
-    except IllNode:
+    except UnhealthyNode:
         return 1
     except BadFolder as error:
         note_failure(trial, number, failure_now(None, str(error), unhealthy=True))

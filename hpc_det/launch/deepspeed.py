@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.launchers.arguments import Launch, is_for_python, is_trial, parse_or_note
-from hpc_det.node.process import turn_deaf
+from hpc_det.node.process import block_stop_signals
 from hpc_det.store.attempt import Attempt, mistakes_noted
 
 _OF_THE_RUNNER = ("-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--launcher")
@@ -61,7 +61,7 @@ def _world_info(attempt: Attempt, env: Mapping[str, str]) -> str:
 
 
 def main(argv: list[str]) -> NoReturn:
-    turn_deaf()  # launch.py ends rank after rank on TERM, and leaves all of them behind on USR1
+    block_stop_signals()  # launch.py ends rank after rank on TERM, and leaves all of them behind on USR1
     try:
         attempt = Attempt.from_env(os.environ)
         launch = parse_or_note(argv, "deepspeed", attempt)

@@ -25,9 +25,9 @@ from typing import BinaryIO
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.launchers.arguments import Launch, parse_or_note
 from hpc_det.launch.log_tail import how_it_ended, size_of
-from hpc_det.node.channel import connect_local
 from hpc_det.node.files import make_folders, open_log
 from hpc_det.node.json_files import read_json, write_json
+from hpc_det.node.lines import connect_local
 from hpc_det.node.process import SignalPipe, ends_with_parent, exit_code
 from hpc_det.store.attempt import Attempt, failure_now, mistakes_noted, note_failure, read_stop
 

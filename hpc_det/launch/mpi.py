@@ -24,7 +24,7 @@ from hpc_det.launch.launchers.arguments import is_for_python, parse_or_note
 from hpc_det.launch.launchers.nodes import run_gang
 from hpc_det.launch.launchers.remote_shell import host_name
 from hpc_det.launch.srun import step_command
-from hpc_det.node.process import turn_deaf
+from hpc_det.node.process import block_stop_signals
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Attempt
 
@@ -127,7 +127,7 @@ def _write_agent(attempt: Attempt) -> str:
 
 
 def main(argv: list[str]) -> int:
-    turn_deaf()
+    block_stop_signals()
     try:
         attempt = Attempt.from_env(os.environ)
         launch = parse_or_note(argv, "mpi", attempt)

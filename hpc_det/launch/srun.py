@@ -16,7 +16,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.launchers.arguments import parse_or_note
 from hpc_det.launch.launchers.nodes import run_gang
 from hpc_det.launch.launchers.watched import as_rank
-from hpc_det.node.process import turn_deaf
+from hpc_det.node.process import block_stop_signals
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Attempt
 
@@ -46,7 +46,7 @@ def step_command(srun: Sequence[str], plan: JobPlan, overrides: Sequence[str]) -
 
 
 def main(argv: list[str]) -> int:
-    turn_deaf()
+    block_stop_signals()
     try:
         attempt = Attempt.from_env(os.environ)
         launch = parse_or_note(argv, "srun", attempt)

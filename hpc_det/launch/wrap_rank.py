@@ -29,7 +29,7 @@ USAGE = "usage: python3 -m hpc_det.launch.wrap_rank RANK COMMAND ARGS..."
 _END = re.compile(rb"[\r\n]")
 
 
-class Lines:
+class PrefixedOutput:
     """What comes from one stream of the command and goes to `target`."""
 
     def __init__(self, stream: IO[bytes], target: int, rank: int) -> None:
@@ -84,7 +84,7 @@ def run(rank: int, command: Sequence[str]) -> int:
         selector.register(signals.fd, selectors.EVENT_READ)
         for stream, target in ((process.stdout, 1), (process.stderr, 2)):
             assert stream is not None
-            selector.register(stream, selectors.EVENT_READ, Lines(stream, target, rank))
+            selector.register(stream, selectors.EVENT_READ, PrefixedOutput(stream, target, rank))
         # Children of the command may hold its streams open after its end: then what is there already is passed on.
         while ready := selector.select(None if process.poll() is None else 0):
             for key, _ in ready:

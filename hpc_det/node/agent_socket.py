@@ -19,10 +19,10 @@ import struct
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from hpc_det.node.channel import Line
 from hpc_det.node.frames import BrokenRule, Seals
+from hpc_det.node.line_server import Event, LineServer
+from hpc_det.node.lines import Line
 from hpc_det.node.process import has_no_memory
-from hpc_det.node.switchboard import Event, LineServer
 
 if TYPE_CHECKING:
     from hpc_det.node.frames import Bytes

@@ -42,8 +42,12 @@ HELLO = struct.Struct(f">{NONCE_BYTES}s{MAC_BYTES}sH")
 _LENGTHS = struct.Struct(">IQ32s")
 
 
+Head = dict[str, Any]
+"""The JSON object of a message."""
+
+
 class Message(NamedTuple):
-    head: dict[str, Any]
+    head: Head
     body: bytes | bytearray
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
-from hpc_det.node.channel import connect_local
+from hpc_det.node.lines import connect_local
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 """A real-time signal: schedulers, launchers and libraries send none of these."""

@@ -250,8 +250,8 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def turn_deaf() -> None:
-    """This process and all that it starts hear no stop signal, until one of them calls `hear_again`.
+def block_stop_signals() -> None:
+    """This process and all that it starts get no stop signal, until one of them calls `unblock_stop_signals`.
 
     For launchers that set handlers of their own, as mpirun and deepspeed do: what is ignored they would hear again,
     what is blocked they do not (signal(7)). bash hands that on, dash does not. srun takes its signals all the same.
@@ -260,7 +260,7 @@ def turn_deaf() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
-def hear_again() -> None:
-    """Of a rank that a deaf launcher started: signals are ignored, and arrive where it sets handlers."""
+def unblock_stop_signals() -> None:
+    """For a rank whose launcher has blocked them: signals are ignored, and arrive where it sets handlers."""
     shielded()()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from hpc_det.node.channel import Line, connect
-from hpc_det.node.switchboard import Switchboard
+from hpc_det.node.line_server import TcpLineServer
+from hpc_det.node.lines import Line, connect
 from tests.benchmarks.sgd_cases import Empty, new_trainer
 from tests.benchmarks.table import show
 
@@ -45,7 +45,7 @@ def _calls(ranks: int) -> list[float]:
     return taken[WARM_UP:]
 
 
-def _trips(board: Switchboard, lines: list[Line], body: bytes) -> list[float]:
+def _trips(board: TcpLineServer, lines: list[Line], body: bytes) -> list[float]:
     taken = []
     for _ in range(WARM_UP + TRIPS):
         began = perf_counter()
@@ -58,9 +58,9 @@ def _trips(board: Switchboard, lines: list[Line], body: bytes) -> list[float]:
 
 
 @contextmanager
-def _peers() -> Iterator[tuple[Switchboard, list[Line]]]:
+def _peers() -> Iterator[tuple[TcpLineServer, list[Line]]]:
     key, context = secrets.token_bytes(32), multiprocessing.get_context("spawn")
-    board = Switchboard("127.0.0.1", lambda identity: key, lambda address: True)
+    board = TcpLineServer("127.0.0.1", lambda identity: key, lambda address: True)
     processes = [context.Process(target=_echo, args=(board.port, key)) for _ in range(PEERS)]
     for process in processes:
         process.start()

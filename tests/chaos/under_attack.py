@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_det.node.switchboard import STRANGERS
+from hpc_det.node.line_server import STRANGERS
 from tests.chaos.attacks import COUNTS, Target, contacts_needed
 from tests.listening import Listening, listening
 from tests.wait import DEADLINE_S, wait_for

@@ -13,7 +13,7 @@ import pytest
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.listener import Listener
-from hpc_det.node.channel import Message, line_over
+from hpc_det.node.lines import Message, line_over
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from tests.distributed.ranks import OnRanks
 from tests.wait import DEADLINE_S

@@ -31,7 +31,7 @@ import os, sys
 from pathlib import Path
 from hpc_det.store.attempt import Attempt
 from hpc_det.node.agent_socket import report_exit, say_hello
-from hpc_det.node.channel import connect_local
+from hpc_det.node.lines import connect_local
 
 rank, attempt = int(sys.argv[1]), Attempt.from_env(os.environ)
 line = connect_local(attempt.socket)

@@ -260,7 +260,7 @@ def test_a_rank_that_leaves_with_an_error_ends_the_node_without_being_called_los
         "import os, sys\n"
         "from hpc_det.store.attempt import Attempt\n"
         "from hpc_det.node.agent_socket import say_hello\n"
-        "from hpc_det.node.channel import connect_local\n"
+        "from hpc_det.node.lines import connect_local\n"
         "line = connect_local(Attempt.from_env(os.environ).socket)\n"
         "say_hello(line, 1, os.getpid())\n"
         "line.send({'exit': 1})\n"
@@ -279,7 +279,7 @@ import os, sys, time
 from pathlib import Path
 from hpc_det.store.attempt import Attempt
 from hpc_det.node.agent_socket import report_exit, say_hello
-from hpc_det.node.channel import connect_local
+from hpc_det.node.lines import connect_local
 from hpc_det.store.attempt import failure_now, note_failure
 
 attempt = Attempt.from_env(os.environ)
@@ -298,7 +298,7 @@ import os, subprocess, termios, time
 from fcntl import ioctl
 from hpc_det.store.attempt import Attempt
 from hpc_det.node.agent_socket import say_hello
-from hpc_det.node.channel import connect_local
+from hpc_det.node.lines import connect_local
 
 line = connect_local(Attempt.from_env(os.environ).socket)
 say_hello(line, 1, os.getpid())

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.launch.conftest import gang as gang
-from tests.node.lines import Board
+from tests.node.line_board import Board
 
 
 @pytest.fixture

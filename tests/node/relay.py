@@ -1,4 +1,4 @@
-"""A man in the middle: sees every byte between a client and its switchboard, and may change it."""
+"""A man in the middle: sees every byte between a client and its server, and may change it."""
 
 from __future__ import annotations
 

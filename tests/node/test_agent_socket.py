@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from hpc_det.launch.watch.heartbeat_server import HeartbeatServer
 from hpc_det.node.agent_socket import AgentSocket, report_exit, say_hello
-from hpc_det.node.channel import Line, connect_local
 from hpc_det.node.frames import LONGEST_HEAD, Message, Seals, Unsealed
+from hpc_det.node.lines import Line, connect_local
 from tests.machine import resident_bytes
 from tests.wait import DEADLINE_S, wait_for
 
@@ -104,7 +104,7 @@ def test_a_rank_that_is_gone_without_a_report_of_its_exit_was_lost(agent: Agent)
 HELD_OPEN = """
 import os, subprocess, sys
 from hpc_det.node.agent_socket import say_hello
-from hpc_det.node.channel import connect_local
+from hpc_det.node.lines import connect_local
 line = connect_local(sys.argv[1])
 say_hello(line, 1, 0)
 subprocess.Popen(["cat"], pass_fds=[line.connection.fileno()], stdin=sys.stdin)

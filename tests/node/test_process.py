@@ -289,19 +289,19 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), pipe.received())
 def test_what_a_deaf_process_starts_is_deaf_though_it_sets_handlers_until_it_hears_again() -> None:
     listens = """if True:
         import os, signal, sys
-        from hpc_det.node.process import STOP_SIGNALS, hear_again
+        from hpc_det.node.process import STOP_SIGNALS, unblock_stop_signals
         for number in STOP_SIGNALS:
             signal.signal(number, lambda number, frame: sys.exit(f"heard {number}"))
             os.kill(os.getpid(), number)
         print("deaf")
-        hear_again()
+        unblock_stop_signals()
         signal.signal(signal.SIGTERM, lambda number, frame: print("hears again"))
         os.kill(os.getpid(), signal.SIGTERM)
     """
     starts = f"""if True:
         import os, sys
-        from hpc_det.node.process import turn_deaf
-        turn_deaf()
+        from hpc_det.node.process import block_stop_signals
+        block_stop_signals()
         os.execv(sys.executable, [sys.executable, "-c", {listens!r}])
     """
     done = subprocess.run([sys.executable, "-c", starts], capture_output=True, text=True)

@@ -37,14 +37,14 @@ print("accepted")
 """
 
 SWITCHBOARD = """
-from hpc_det.node.switchboard import Switchboard
-board = Switchboard("127.0.0.1", lambda identity: None, lambda address: True)
+from hpc_det.node.line_server import TcpLineServer
+board = TcpLineServer("127.0.0.1", lambda identity: None, lambda address: True)
 address, client, turn = (board.host, board.port), socket.socket(), time.sleep
 """
 
 WITHOUT_THREAD = """
-from hpc_det.node.switchboard import Switchboard
-board = Switchboard("127.0.0.1", lambda identity: None, lambda address: True, has_thread=False)
+from hpc_det.node.line_server import TcpLineServer
+board = TcpLineServer("127.0.0.1", lambda identity: None, lambda address: True, has_thread=False)
 address, client = (board.host, board.port), socket.socket()
 selector = selectors.DefaultSelector()
 selector.register(board, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""Node agents forked from a process that has loaded torch, and their nurseries from them: a gang stands at once."""
+"""Node agents forked from a process that has loaded torch, and their fork servers from them: a gang stands at once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from hpc_det.distributed.rank_process import log_to
-from hpc_det.node.channel import line_over
+from hpc_det.node.lines import line_over
 from hpc_det.node.process import STOP_SIGNALS, ends_with_parent
 from hpc_det.sgd.elastic import node
-from hpc_det.sgd.rank import fork_server as nursery
+from hpc_det.sgd.rank import fork_server
 
 
 class Forked:
-    """As much of a subprocess.Popen as is asked of an agent or a nursery."""
+    """As much of a subprocess.Popen as is asked of an agent or a fork server."""
 
     def __init__(self, process: BaseProcess) -> None:
         process.start()
@@ -54,22 +54,22 @@ def _agent(arguments: Sequence[str], log: Path, env: dict[str, str], folder: Pat
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    node.Nursery.start = _start_nursery  # type: ignore[method-assign]
+    node.ForkServerProcess.start = _start_fork_server  # type: ignore[method-assign]
     raise SystemExit(node.main([*arguments]))
 
 
-def _start_nursery(buffers: list[int]) -> node.Nursery:
+def _start_fork_server(buffers: list[int]) -> node.ForkServerProcess:
     own, its = socket.socketpair()
     with its:
-        process = Forked(multiprocessing.get_context("fork").Process(target=_nursery, args=(own, its, buffers)))
-    return node.Nursery(process, line_over(own))  # type: ignore[arg-type]
+        process = Forked(multiprocessing.get_context("fork").Process(target=_fork_server, args=(own, its, buffers)))
+    return node.ForkServerProcess(process, line_over(own))  # type: ignore[arg-type]
 
 
-def _nursery(agents: socket.socket, its: socket.socket, buffers: list[int]) -> None:
+def _fork_server(agents: socket.socket, its: socket.socket, buffers: list[int]) -> None:
     os.setsid()
     ends_with_parent()
     agents.close()
     signal.set_wakeup_fd(-1)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    raise SystemExit(nursery.main([str(its.detach()), *map(str, buffers)]))
+    raise SystemExit(fork_server.main([str(its.detach()), *map(str, buffers)]))

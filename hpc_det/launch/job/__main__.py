@@ -16,7 +16,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.job.resubmit import WayBack, excluded_hosts
+from hpc_det.launch.job.resubmit import Resubmission, excluded_hosts
 from hpc_det.launch.job.worker import GAVE_UP, OVERTAKEN, WANTS_REQUEUE, Worker
 from hpc_det.node.files import take_umask_of
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, children, ends_with_parent
@@ -37,7 +37,7 @@ class Job:
         self._experiment = experiment
         self._plan = JobPlan.of(experiment)
         self._scheduler = scheduler(self._plan.scheduler)
-        self._way_back = WayBack(experiment, script)
+        self._resubmission = Resubmission(experiment, script)
         self._script = script
         self._array = array = JobArray.of(experiment, script)
         index = self._scheduler.array_index(os.environ)
@@ -55,9 +55,9 @@ class Job:
         note_time(self._log)  # of what the site's modules and setup have said
         self._record_itself()
         if self._has_nothing_to_do():
-            self._way_back.leave()
+            self._resubmission.leave()
             return 0
-        self._way_back.begin(excluded_hosts(self._experiment))
+        self._resubmission.begin(excluded_hosts(self._experiment))
         if len(self._workers) == 1:
             codes = [Worker(self._experiment, self._workers[0], self._start_agents).run()]
         else:
@@ -65,8 +65,8 @@ class Job:
         if OVERTAKEN in codes:  # what waits behind this job is the other one's, which may have the same id
             return GAVE_UP
         if WANTS_REQUEUE in codes:
-            return self._come_back()
-        self._way_back.leave()
+            return self._resubmit()
+        self._resubmission.leave()
         return GAVE_UP if any(codes) else 0
 
     def _record_itself(self) -> None:
@@ -130,9 +130,9 @@ class Job:
             process.send_signal(heard)
         return process
 
-    def _come_back(self) -> int:
+    def _resubmit(self) -> int:
         try:
-            next_job = self._way_back.take(excluded_hosts(self._experiment))
+            next_job = self._resubmission.submit(excluded_hosts(self._experiment))
         except HpcDetError as error:
             say(f"could not go back into the queue: {error}")
             self._note(str(error))

@@ -43,8 +43,8 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.log_lines import say
 
 
-class WayBack:
-    """Of one job: `begin` when it begins, and at its end either `take` or `leave`."""
+class Resubmission:
+    """Of one job: `begin` when it begins, and at its end either `submit` or `leave`."""
 
     def __init__(self, experiment: ExperimentFolder, script: int) -> None:
         self._experiment = experiment
@@ -63,12 +63,12 @@ class WayBack:
             self._begun = threading.Thread(target=self._try_to_submit, args=(exclude,))
             self._begun.start()
 
-    def take(self, exclude: Sequence[str] = ()) -> str:
+    def submit(self, exclude: Sequence[str] = ()) -> str:
         """The id of the job that goes on, away from the hosts `exclude`. Raises CommandError where none can.
 
         Waits for a scheduler that does not answer. What it ends meanwhile it puts back itself.
         """
-        return patiently(lambda: self._take(exclude), say)
+        return patiently(lambda: self._next_job(exclude), say)
 
     def leave(self) -> None:
         """Nothing is left to do: nothing needs to wait any more."""
@@ -83,7 +83,7 @@ class WayBack:
             except CommandError as error:
                 say(f"cancelling job {job}, which waits for this one, failed: {error}; it exits when it starts")
 
-    def _take(self, exclude: Sequence[str]) -> str:
+    def _next_job(self, exclude: Sequence[str]) -> str:
         if self._plan.resume == "requeue":
             return self._requeue(exclude)
         waiting = self._still_there(self._waiting())

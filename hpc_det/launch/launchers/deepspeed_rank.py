@@ -11,7 +11,7 @@ import os
 import sys
 
 from hpc_det.launch.launchers.watched import as_rank
-from hpc_det.node.process import hear_again
+from hpc_det.node.process import unblock_stop_signals
 
 
 def with_local_rank(words: list[str]) -> list[str]:
@@ -24,7 +24,7 @@ def with_local_rank(words: list[str]) -> list[str]:
 
 
 def main(words: list[str]) -> None:
-    hear_again()
+    unblock_stop_signals()
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["HPC_DET_RANKS_PER_NODE"]
     if os.environ["HPC_DET_SLOT_TYPE"] == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # DeepSpeed numbers the slots there, and a node may have GPUs

@@ -21,9 +21,9 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch import rank as trial_rank
 from hpc_det.launch.launchers.arguments import is_for_python, is_trial
 from hpc_det.node.agent_socket import report_exit, say_hello
-from hpc_det.node.channel import connect_local
+from hpc_det.node.lines import connect_local
 from hpc_det.node.network import free_port
-from hpc_det.node.process import hear_again
+from hpc_det.node.process import unblock_stop_signals
 from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _exec(attempt: Attempt, command: list[str]) -> None:
 
 
 def main(command: list[str]) -> None:
-    hear_again()
+    unblock_stop_signals()
     attempt = Attempt.from_env(os.environ)
     try:
         if not is_for_python(command):

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.channel import Line, connect
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.key import derived
+from hpc_det.node.line_server import TcpLineServer
+from hpc_det.node.lines import Line, connect
 from hpc_det.node.network import WAIT_S, awaited
 from hpc_det.node.process import exit_code
 from hpc_det.node.suspension import AwakeClock
-from hpc_det.node.switchboard import Switchboard
 from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
 CONNECTION_LOST = 255
@@ -49,7 +49,7 @@ _OF_A_NODE = (
 def run_gang(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
     """The gang's exit code, on every node. `command` is asked for on node 0, and may raise UsageError."""
     if attempt.node_rank > 0:
-        return Host(attempt).serve()
+        return FollowingLauncher(attempt).serve()
     _publish(attempt)
     code = _lead(attempt, command)
     _publish(attempt, ended=code)  # for launchers that come to listen only now
@@ -96,14 +96,14 @@ def environment_of(attempt: Attempt, node: int) -> dict[str, str]:
     return told
 
 
-class Host:
+class FollowingLauncher:
     """The launcher of a node that does not lead: it listens for requests over authenticated lines (hpc_det.node)."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.children: dict[Line, subprocess.Popen[bytes]] = {}
         """By the line of whoever asked for it."""
         self._attempt = attempt
-        self._board = Switchboard(attempt.address, lambda identity: _key(attempt), lambda address: True)
+        self._board = TcpLineServer(attempt.address, lambda identity: _key(attempt), lambda address: True)
         self._code: int | None = None
 
     @property

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from hpc_det.node.process import turn_deaf
+    from hpc_det.node.process import block_stop_signals
 
-    turn_deaf()  # mpirun starts it with all signals as usual
+    block_stop_signals()  # mpirun starts it with all signals as usual
     sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 
 from hpc_det.launch.launchers.nodes import environment_of
-from hpc_det.node.process import hear_again
+from hpc_det.node.process import unblock_stop_signals
 from hpc_det.store.attempt import Attempt
 
 
@@ -28,7 +28,7 @@ def rank_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(command: list[str]) -> None:
-    hear_again()
+    unblock_stop_signals()
     os.environ.update(environment_of(Attempt.from_env(os.environ), int(os.environ["SLURM_NODEID"])))
     os.environ.update(rank_environment(os.environ))
     os.execvp(command[0], command)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from hpc_det.launch.launchers.arguments import for_python, is_trial
 from hpc_det.node.agent_socket import report_exit, say_hello
-from hpc_det.node.channel import Line, connect_local
+from hpc_det.node.lines import Line, connect_local
 from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, exit_code
 from hpc_det.store.attempt import Attempt, failure_now, note_failure
 

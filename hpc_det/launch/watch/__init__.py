@@ -1,8 +1,10 @@
 """Whether a gang is well: its nodes are there, and well before ranks start, and its ranks go on stepping.
 
-Each node's agent keeps a vigil (`vigil`). It holds a line to node 0 until it says goodbye (`peers`), and node 0 waits
-for all of them (`arrivals`). Before ranks start it examines its node (`health`, `gpus`). Each rank has a heart, which
-answers whatever the rank is doing (`heartbeat`); its agent asks all of them (`hearts`) and passes on what they say.
-Node 0 has them asked again and again (`rounds`), and finds out when they hang (`hang`, arithmetic alone). Time limits
-do not count the time in which an agent was suspended (hpc_det.node.suspension).
+    supervisor         each node's part of that, kept by its agent
+    peers              the agents' lines to node 0, which waits until all have come
+    health             what a node is asked before its ranks start
+    heartbeat_server   an agent asks its ranks, and passes on what they answer (hpc_det.node.heartbeat)
+    hang               node 0 has all ranks asked again and again, and finds out when they hang
+
+Time limits do not count the time in which an agent was suspended (hpc_det.node.suspension).
 """

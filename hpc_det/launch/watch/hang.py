@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from hpc_det.launch.watch.heartbeat_server import Message
+from hpc_det.node.frames import Head
 from hpc_det.node.heartbeat import Progress
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
@@ -41,7 +41,7 @@ Standing = tuple[Progress, str]
 """Where a rank stands: its progress, and the place in its code."""
 
 
-class Rounds:
+class HangWatch:
     def __init__(self, plan: JobPlan, hosts: Sequence[str], ask_all: Callable[[str], None], clock: AwakeClock) -> None:
         """`hosts`: of the gang's nodes, by rank. `ask_all` asks every rank for "progress" or "stacks"."""
         self._plan = plan
@@ -54,11 +54,11 @@ class Rounds:
         """When they were asked for."""
         self._places: dict[int, Standing] = {}
 
-    def take(self, news: Iterable[Message]) -> None:
+    def take(self, news: Iterable[Head]) -> None:
         """What heartbeats have sent."""
         for message in news:
             progress = Progress(*(message[name] for name in Progress._fields))
-            self._judge.hears(message["heartbeat"], progress)
+            self._judge.take(message["heartbeat"], progress)
             if "at" in message:
                 self._places[message["heartbeat"]] = (progress, message["at"])
 
@@ -122,7 +122,7 @@ class HangJudge:
     def ranks(self) -> Mapping[int, Progress]:
         return self._ranks
 
-    def hears(self, rank: int, progress: Progress) -> None:
+    def take(self, rank: int, progress: Progress) -> None:
         before = self._ranks.get(rank)
         if progress == before:
             return

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Any
 
 from hpc_det.node.agent_socket import AgentSocket, number_in
-from hpc_det.node.channel import Line
-from hpc_det.node.frames import BrokenRule
+from hpc_det.node.frames import BrokenRule, Head
 from hpc_det.node.heartbeat import STACKS_SIGNAL
-
-Message = dict[str, Any]
-"""What a heartbeat sends: see hpc_det.node.heartbeat."""
+from hpc_det.node.lines import Line
 
 
 class HeartbeatServer:
+    """What a heartbeat sends is described in hpc_det.node.heartbeat."""
+
     def __init__(self, socket: AgentSocket) -> None:
         self._lines: dict[int, Line] = {}
-        self._last: dict[int, Message] = {}
-        self._news: dict[int, Message] = {}
+        self._last: dict[int, Head] = {}
+        self._news: dict[int, Head] = {}
         self._asked: set[int] = set()
         """Those that have not answered yet."""
         socket.on_heartbeat = self._take
@@ -31,7 +29,7 @@ class HeartbeatServer:
                 line.send({"ask": what})
         self._asked = set(self._lines)
 
-    def news(self) -> list[Message]:
+    def news(self) -> list[Head]:
         """What they sent since the last call."""
         news, self._news = list(self._news.values()), {}
         return news
@@ -47,7 +45,7 @@ class HeartbeatServer:
         for rank in self._asked:
             self._news[rank] = {**self._last[rank], "at": "no answer, a C call may keep the interpreter's lock"}
 
-    def _take(self, line: Line, message: Message) -> None:
+    def _take(self, line: Line, message: Head) -> None:
         """Raises BrokenRule."""
         rank = number_in(message, "heartbeat")
         _check(message)
@@ -56,7 +54,7 @@ class HeartbeatServer:
         self._last[rank] = self._news[rank] = message
 
 
-def _check(message: Message) -> None:
+def _check(message: Head) -> None:
     """Node 0 takes it as it is. Raises BrokenRule."""
     for name in ("steps", "alone", "batch"):
         number_in(message, name)

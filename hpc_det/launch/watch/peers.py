@@ -19,11 +19,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.channel import Line, connect
+from hpc_det.node.frames import Head
 from hpc_det.node.key import derived
+from hpc_det.node.line_server import Event, TcpLineServer
+from hpc_det.node.lines import Line, connect
 from hpc_det.node.network import Rendezvous
 from hpc_det.node.suspension import AwakeClock
-from hpc_det.node.switchboard import Event, Switchboard
 from hpc_det.schedulers.scheduler import NoAnswer, run_command, scheduler
 
 ARRIVE_S = 600.0
@@ -36,7 +37,6 @@ OTHER_FILES = 256
 ANSWER_S = 5.0
 _SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 """How the kernel reports it (tcp(7)): with the last error of the network, where there was one."""
-Message = dict[str, Any]
 
 
 class Arrivals:
@@ -83,18 +83,18 @@ class Peers:
 
     def __init__(self, selector: selectors.BaseSelector, host: str, nodes: int) -> None:
         """Listens at `host`, for nodes 1 to `nodes` - 1. Raises HpcDetError where it cannot."""
-        self.on_heard: Callable[[int, Message], None] = lambda node, message: None
-        self.on_left: Callable[[int, int], None] = lambda node, code: None
-        """Called with the exit code of an agent that says goodbye."""
+        self.on_message: Callable[[int, Head], None] = lambda node, message: None
+        self.on_exit: Callable[[int, int], None] = lambda node, code: None
+        """Called with the exit code that an agent reports."""
         self.on_lost: Callable[[int, str], None] = lambda node, why: None
         self.secret: str | None = None
         """Of the rendezvous; until it is published nobody can know where to come."""
         self._nodes = nodes
         self._lines: dict[int, Line] = {}
-        """Of the nodes that have said something and no goodbye."""
+        """Of the nodes that have sent something and have not reported their exit."""
         self._selector = selector
         _allow_files(nodes + OTHER_FILES)
-        self._board = Switchboard(host, self._key_for, lambda address: True, gone_s=LOST_S, has_thread=False)
+        self._board = TcpLineServer(host, self._key_for, lambda address: True, gone_s=LOST_S, has_thread=False)
         selector.register(self._board, selectors.EVENT_READ, self.poll)
 
     @property
@@ -106,7 +106,7 @@ class Peers:
         """The nodes that have come and not left."""
         return set(self._lines)
 
-    def tell(self, message: Message, node: int | None = None) -> None:
+    def tell(self, message: Head, node: int | None = None) -> None:
         """To one node, or to all."""
         lines = [self._lines[node]] if node is not None else list(self._lines.values())
         for line in lines:
@@ -118,7 +118,7 @@ class Peers:
         while not self._board.events.empty():
             self._take(self._board.events.get())
 
-    def await_goodbyes(self, within_s: float) -> None:
+    def await_exits(self, within_s: float) -> None:
         """Of all that are present."""
         clock = AwakeClock()
         with selectors.DefaultSelector() as selector:
@@ -139,22 +139,22 @@ class Peers:
     def _take(self, event: Event) -> None:
         node = event.line.identity["node"]
         if event.message is not None:
-            self._hear(node, event.line, event.message.head)
+            self._take_message(node, event.line, event.message.head)
         elif event.kind == "gone" and self._lines.get(node) is event.line:
             del self._lines[node]
             self.on_lost(node, _why(event.line))
 
-    def _hear(self, node: int, line: Line, message: Message) -> None:
+    def _take_message(self, node: int, line: Line, message: Head) -> None:
         if self._lines.setdefault(node, line) is not line:  # it has come twice
             line.close()
             return
         try:
-            if "bye" in message:
-                code = int(message["bye"])
+            if "exit" in message:
+                code = int(message["exit"])
                 del self._lines[node]
-                self.on_left(node, code)
+                self.on_exit(node, code)
             else:
-                self.on_heard(node, message)
+                self.on_message(node, message)
         except (KeyError, TypeError, ValueError):  # no message of an agent's
             line.close()
 
@@ -162,16 +162,16 @@ class Peers:
 class ToNode0:
     """Another node's end."""
 
-    def __init__(self, selector: selectors.BaseSelector, meeting: Rendezvous, node: int, within_s: float) -> None:
+    def __init__(self, selector: selectors.BaseSelector, rendezvous: Rendezvous, node: int, within_s: float) -> None:
         """Raises NoLine where node 0 cannot be reached in time."""
-        self.on_heard: Callable[[Message], None] = lambda message: None
-        self.on_left: Callable[[int], None] = lambda code: None
+        self.on_message: Callable[[Head], None] = lambda message: None
+        self.on_exit: Callable[[int], None] = lambda code: None
         """Called with the exit code of node 0's agent, which leaves last unless something has failed, and waits for
-        this one's goodbye.
+        this one's report of its exit.
         """
         self.on_lost: Callable[[str], None] = lambda why: None
         self._selector = selector
-        address, key = (meeting.host, meeting.agents_port), key_of(meeting.secret)
+        address, key = (rendezvous.host, rendezvous.agents_port), key_of(rendezvous.secret)
         identity = {"role": "agent", "node": node}
         self._line = connect(
             *address, key, identity, within_s, listener="the agent of node 0", gone_s=LOST_S, awaits_listener=False
@@ -180,7 +180,7 @@ class ToNode0:
         selector.register(self._line.connection, selectors.EVENT_READ, self._listen)
         self.tell({"hello": True})
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Head) -> None:
         self._line.send(message)
 
     def answered(self) -> bool:
@@ -189,20 +189,20 @@ class ToNode0:
         return self._line.receive() is not None
 
     def close(self, code: int) -> None:
-        """Say goodbye."""
+        """Report the exit of this agent, and hang up."""
         if self._is_open:
-            self.tell({"bye": code})
+            self.tell({"exit": code})
             self._hang_up()
 
     def _listen(self) -> None:
         stands = self._line.take()
         while self._is_open and self._line.received:
             message = self._line.received.popleft().head
-            if "bye" in message:
+            if "exit" in message:
                 self._has_left = True
-                self.on_left(int(message["bye"]))
+                self.on_exit(int(message["exit"]))
             else:
-                self.on_heard(message)
+                self.on_message(message)
         if self._is_open and not stands:
             self._hang_up()
             if not self._has_left:
@@ -215,7 +215,7 @@ class ToNode0:
 
 
 def _why(line: Line) -> str:
-    """What became of a line that ended without a goodbye."""
+    """What became of a line that ended without a report of an exit."""
     if line.error and line.error.errno in _SILENT:
         return f"it has not answered for {LOST_S:g} s"
     return "its connection ended without a goodbye"

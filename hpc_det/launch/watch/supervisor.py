@@ -1,12 +1,12 @@
-"""A node agent's watch over its gang: nodes are there until they leave, are well before ranks start, and ranks go on
-stepping afterwards.
+"""Each node agent supervises its part of the gang: nodes are there until they report their exit, are well before ranks
+start, and ranks go on stepping afterwards.
 
 Node 0 gathers what all say and gives the verdict, since a node with a dead file system could not write one down. Nobody
 waits for anybody but an ill node, for its word to arrive: ranks load their libraries in the meantime. A node that is
 lost, or whose agent fails, ends the gang at once; node 0 leaves last.
 
 node -> node 0: {"hello": true}, {"time": ..., "problems": [...]}, then {"ranks": [what heartbeats sent]}; node 0 ->
-node: {"ask": "progress" | "stacks"}, and {"heard": true} to an ill one. Both at last: {"bye": EXIT CODE}.
+node: {"ask": "progress" | "stacks"}, and {"noted": true} to an ill one. Both at last: {"exit": EXIT CODE}.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import NamedTuple
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch import peers
-from hpc_det.launch.watch.hang import Rounds
+from hpc_det.launch.watch.hang import HangWatch
 from hpc_det.launch.watch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
-from hpc_det.launch.watch.heartbeat_server import HeartbeatServer, Message
+from hpc_det.launch.watch.heartbeat_server import HeartbeatServer
 from hpc_det.launch.watch.peers import ARRIVE_S, Arrivals, Peers, ToNode0
 from hpc_det.node.agent_socket import AgentSocket
-from hpc_det.node.channel import NoLine
+from hpc_det.node.frames import Head
 from hpc_det.node.json_files import write_json
+from hpc_det.node.lines import NoLine
 from hpc_det.node.network import Rendezvous, await_rendezvous, publish
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
@@ -40,7 +41,7 @@ counts as one second of it.
 """
 LINGER_S = 60.0
 """How long node 0 stays for others that have not left yet; what ends them then is the scheduler's business."""
-GOODBYES_S = 3.0
+EXITS_S = 3.0
 """How long the agents of a gang that has failed may take to leave."""
 _STACKS_S = 3.0
 """After this time a rank that has not shown its stacks is forced to."""
@@ -49,11 +50,11 @@ _WRITE_S = 1.0
 _SEND_EVERY_S = 0.5
 
 
-class IllNode(HpcDetError):
+class UnhealthyNode(HpcDetError):
     """No rank may start here. It is noted already."""
 
 
-class Gang(NamedTuple):
+class SupervisedGang(NamedTuple):
     """Whose nodes and ranks are watched."""
 
     trial: TrialFolder
@@ -63,11 +64,11 @@ class Gang(NamedTuple):
     """Of its nodes, by rank."""
 
 
-class Vigil:
-    """One node's part."""
+class Supervisor:
+    """One node's part of it."""
 
     def __init__(
-        self, gang: Gang, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
+        self, gang: SupervisedGang, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
     ) -> None:
         """`end` ends the attempt on this node, and with it the gang."""
         self.gang = gang
@@ -78,8 +79,8 @@ class Vigil:
         """Of all waits: while the job is suspended, nobody can answer."""
         self._force_at = self._report_at = float("inf")
 
-    def meet(self, address: str, folders: NodeFolders) -> Rendezvous:
-        """Where the ranks meet; `address` is this node's. Raises IllNode if this node fails its checks."""
+    def rendezvous(self, address: str, folders: NodeFolders) -> Rendezvous:
+        """Where the ranks meet; `address` is this node's. Raises UnhealthyNode if this node fails its checks."""
         raise NotImplementedError
 
     @property
@@ -102,8 +103,8 @@ class Vigil:
             self._force_at = self._clock.seconds() + _STACKS_S
         self.heartbeats.ask(what)
 
-    def say_goodbye(self, code: int) -> None:
-        """To the other agents: the ranks here are done, or are ended, and this agent leaves with `code`."""
+    def report_exit(self, code: int) -> None:
+        """To the other agents: the ranks here are done, or are ended, and this agent exits with `code`."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -128,13 +129,13 @@ class Vigil:
         note_failure(self.gang.trial, self.gang.attempt, failure)
 
 
-class VigilOfNode0(Vigil):
+class SupervisorOfNode0(Supervisor):
     def __init__(
-        self, gang: Gang, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
+        self, gang: SupervisedGang, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
     ) -> None:
         super().__init__(gang, selector, socket, end)
         self._peers: Peers | None = None
-        self._rounds = Rounds(gang.plan, gang.hosts, self._ask_all, self._clock)
+        self._hang_watch = HangWatch(gang.plan, gang.hosts, self._ask_all, self._clock)
         self._offsets = {0: 0.0}
         """By how many seconds the clock of each node that has arrived is ahead of this one's."""
         self._polled_at = time.monotonic()
@@ -145,11 +146,11 @@ class VigilOfNode0(Vigil):
         self._lost: list[Failure] = []
         self._lost_at = float("inf")
 
-    def meet(self, address: str, folders: NodeFolders) -> Rendezvous:
+    def rendezvous(self, address: str, folders: NodeFolders) -> Rendezvous:
         """Its own checks come first: where they fail, nobody else needs to come."""
         if found := self._problems(folders):
             self._note_problems(0, found)
-            raise IllNode(found[0].text)
+            raise UnhealthyNode(found[0].text)
         return self.open(address)
 
     def open(self, address: str) -> Rendezvous:
@@ -157,14 +158,14 @@ class VigilOfNode0(Vigil):
         plan = self.gang.plan
         if plan.nodes > 1:
             self._peers = Peers(self.selector, address, plan.nodes)
-            self._peers.on_heard, self._peers.on_left = self._hear, self._on_left
+            self._peers.on_message, self._peers.on_exit = self._take_message, self._on_exit
             self._peers.on_lost = self._on_lost
         path = self.gang.trial.rendezvous(self.gang.attempt)
-        meeting = publish(path, address, self._peers.port if self._peers else 0)
+        rendezvous = publish(path, address, self._peers.port if self._peers else 0)
         if self._peers:
-            self._peers.secret = meeting.secret
+            self._peers.secret = rendezvous.secret
         self._arrivals = Arrivals(plan.scheduler, self.gang.hosts)
-        return meeting
+        return rendezvous
 
     def poll(self) -> None:
         super().poll()
@@ -175,20 +176,20 @@ class VigilOfNode0(Vigil):
         if self._clock.seconds() >= self._lost_at:
             self._note_lost()
             self.end()
-        self._rounds.take(self.heartbeats.news())
-        if failure := self._rounds.failure():
+        self._hang_watch.take(self.heartbeats.news())
+        if failure := self._hang_watch.failure():
             note_failure(self.gang.trial, self.gang.attempt, failure)
             self.end()
         self._polled_at = time.monotonic()
 
-    def say_goodbye(self, code: int) -> None:
+    def report_exit(self, code: int) -> None:
         if self._peers:
-            self._peers.tell({"bye": code})
+            self._peers.tell({"exit": code})
 
     def close(self) -> None:
         """After a failure others may still be there. What becomes of them may tell the cause of it."""
         if self._peers:
-            self._peers.await_goodbyes(GOODBYES_S)
+            self._peers.await_exits(EXITS_S)
             self._note_lost()
             self._peers.close()
 
@@ -200,17 +201,17 @@ class VigilOfNode0(Vigil):
         self._done_at = now if self._done_at is None else self._done_at
         return bool(self._peers and self._peers.present and now < self._done_at + LINGER_S)
 
-    def _hear(self, node: int, message: Message) -> None:
+    def _take_message(self, node: int, message: Head) -> None:
         if "problems" in message:
             self._welcome(node, message)
-        self._rounds.take(message.get("ranks", ()))
+        self._hang_watch.take(message.get("ranks", ()))
 
-    def _welcome(self, node: int, report: Message) -> None:
+    def _welcome(self, node: int, report: Head) -> None:
         self._offsets[node] = self._offset(report["time"])
         if report["problems"]:
             self._note_problems(node, [Problem(*problem) for problem in report["problems"]])
             if self._peers:
-                self._peers.tell({"heard": True}, node)
+                self._peers.tell({"noted": True}, node)
             self.end()
 
     def _offset(self, node_time: float) -> float:
@@ -218,7 +219,7 @@ class VigilOfNode0(Vigil):
         offset, unread_s = node_time - time.time(), time.monotonic() - self._polled_at
         return offset if offset > 0 else min(offset + unread_s, 0.0)
 
-    def _on_left(self, node: int, code: int) -> None:
+    def _on_exit(self, node: int, code: int) -> None:
         """With another code than 0 it has noted why, and the gang cannot go on."""
         if code:
             self.end()
@@ -262,9 +263,14 @@ class VigilOfNode0(Vigil):
             self._peers.tell({"ask": what})
 
 
-class VigilOfAnotherNode(Vigil):
+class SupervisorOfOtherNode(Supervisor):
     def __init__(
-        self, gang: Gang, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None], node: int
+        self,
+        gang: SupervisedGang,
+        selector: selectors.BaseSelector,
+        socket: AgentSocket,
+        end: Callable[[], None],
+        node: int,
     ) -> None:
         super().__init__(gang, selector, socket, end)
         self._node = node
@@ -272,23 +278,23 @@ class VigilOfAnotherNode(Vigil):
         self._has_lost_node_0 = False
         self._send_at = 0.0
 
-    def meet(self, address: str, folders: NodeFolders) -> Rendezvous:
+    def rendezvous(self, address: str, folders: NodeFolders) -> Rendezvous:
         """The line comes first: what is lost during the checks was there."""
-        meeting = await_rendezvous(self.gang.trial.rendezvous(self.gang.attempt))
+        rendezvous = await_rendezvous(self.gang.trial.rendezvous(self.gang.attempt))
         try:
-            self._node_0 = ToNode0(self.selector, meeting, self._node, ANSWER_S)
+            self._node_0 = ToNode0(self.selector, rendezvous, self._node, ANSWER_S)
         except NoLine as error:
-            self._cannot_reach(meeting, error.error)
+            self._cannot_reach(rendezvous, error.error)
         else:
-            self._node_0.on_heard = self._obey
-            self._node_0.on_left = self._on_left
+            self._node_0.on_message = self._obey
+            self._node_0.on_exit = self._on_exit
             self._node_0.on_lost = self._on_lost
         found = self._problems(folders)
         if self._node_0:
             self._node_0.tell({"time": time.time(), "problems": found})
         if found:
             self._leave(found)
-        return meeting
+        return rendezvous
 
     def poll(self) -> None:
         super().poll()
@@ -297,7 +303,7 @@ class VigilOfAnotherNode(Vigil):
             self._send_at = now + _SEND_EVERY_S
             self._node_0.tell({"ranks": news})
 
-    def say_goodbye(self, code: int) -> None:
+    def report_exit(self, code: int) -> None:
         if self._node_0:
             self._node_0.close(code)
 
@@ -308,11 +314,11 @@ class VigilOfAnotherNode(Vigil):
         if self._has_lost_node_0:
             time.sleep(peers.LOST_S * 2 / 3)
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: Head) -> None:
         if "ask" in message:
             self.ask_ranks(message["ask"])
 
-    def _on_left(self, code: int) -> None:
+    def _on_exit(self, code: int) -> None:
         if code:
             self.end()
 
@@ -322,25 +328,25 @@ class VigilOfAnotherNode(Vigil):
         print(f"hpc-det: node {self.gang.hosts[0]} lost: {why}; the ranks here are ended", file=sys.stderr, flush=True)
         self.end()
 
-    def _cannot_reach(self, meeting: Rendezvous, error: OSError) -> None:
-        where = f"{self.gang.hosts[0]} at {meeting.host}:{meeting.agents_port}"
+    def _cannot_reach(self, rendezvous: Rendezvous, error: OSError) -> None:
+        where = f"{self.gang.hosts[0]} at {rendezvous.host}:{rendezvous.agents_port}"
         if isinstance(error, ConnectionRefusedError):  # the way is there, and the agent not any more
             raise HpcDetError(f"the agent of the first node, {where}, is gone")
         if self.gang.plan.health_checks:
             self._note_problems(self._node, [Problem(f"no way to the first node, {where}: {error.strerror or error}")])
-            raise IllNode("no way to the first node")
+            raise UnhealthyNode("no way to the first node")
 
     def _leave(self, found: list[Problem]) -> None:
         """Not before node 0 knows why."""
         if self._node_0 is None or not self._node_0.answered():
             self._note_problems(self._node, found)
-        raise IllNode(found[0].text)
+        raise UnhealthyNode(found[0].text)
 
 
-def vigil(
-    gang: Gang, node: int, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
-) -> Vigil:
+def supervisor_of_node(
+    gang: SupervisedGang, node: int, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
+) -> Supervisor:
     """The part of node `node`; `end` ends the attempt on this node, and with it the gang."""
     if node == 0:
-        return VigilOfNode0(gang, selector, socket, end)
-    return VigilOfAnotherNode(gang, selector, socket, end, node)
+        return SupervisorOfNode0(gang, selector, socket, end)
+    return SupervisorOfOtherNode(gang, selector, socket, end, node)

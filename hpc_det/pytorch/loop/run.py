@@ -28,9 +28,9 @@ from hpc_det.distributed.preempt import ForcedStop, StopAgreement, give_notice
 from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.distributed.searcher import SearcherContext
 from hpc_det.errors import UsageError
-from hpc_det.node.channel import Line
 from hpc_det.node.heartbeat import Progress
 from hpc_det.node.json_files import read_json, write_json
+from hpc_det.node.lines import Line
 from hpc_det.node.process import SignalPipe
 from hpc_det.pytorch.loop.checkpoint_saver import Checkpointing
 from hpc_det.pytorch.loop.loop import Loop, WarmStart
@@ -304,7 +304,11 @@ def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
 def _stops(
     distributed: Distributed, signals: SignalPipe, line: Line | None, stop_class: type[StopAgreement] = StopAgreement
 ) -> Iterator[StopAgreement]:
+<<<<<<< HEAD
     """The agreement of the ranks to stop, which a signal or a message of the agent begins."""
+=======
+    """How the ranks agree on a stop, from a signal or the agent's word on."""
+>>>>>>> 242cffcd (Names in the field's terms: supervisor, exit reports, hang watch, resubmission, lines and their server, fork server)
     stop = stop_class(distributed.messages)
 
     def notice(deadline: float | None) -> None:

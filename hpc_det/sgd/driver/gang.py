@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 
 from hpc_det.launch.log_tail import how_it_ended
-from hpc_det.node.switchboard import Event
+from hpc_det.node.line_server import Event
 from hpc_det.sgd.driver.failures import (
     COLLATERAL_S,
     NodeLost,

@@ -10,14 +10,18 @@ from typing import Any, Protocol
 
 from hpc_det.node.frames import Message
 from hpc_det.node.key import derived
+from hpc_det.node.line_server import Event, TcpLineServer
 from hpc_det.node.network import allow_many_files
 from hpc_det.node.process import uninterrupted
 from hpc_det.node.suspension import AwakeClock
-from hpc_det.node.switchboard import Event, Switchboard
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.failures import NotEnoughRanks
+<<<<<<< HEAD
 from hpc_det.sgd.elastic.meeting import Driver, Guests, announce, check_free, claim, withdraw
 from hpc_det.sgd.rank import RankSettings
+=======
+from hpc_det.sgd.elastic.meeting import DriverAddress, Guests, announce, check_free, claim, withdraw
+>>>>>>> 242cffcd (Names in the field's terms: supervisor, exit reports, hang watch, resubmission, lines and their server, fork server)
 from hpc_det.store.run_folder import RunFolder
 
 POLL_S = 1.0
@@ -91,9 +95,9 @@ class Nodes:
         self.generation = 0
         """Of the ranks that may call."""
         self._key = run.key()
-        self._board = Switchboard(capacity.host, self._key_for, Guests(run, capacity.host).are_allowed_from)
+        self._board = TcpLineServer(capacity.host, self._key_for, Guests(run, capacity.host).are_allowed_from)
         try:
-            self._claim = claim(run, Driver(*self.address))
+            self._claim = claim(run, DriverAddress(*self.address))
             announce(run, *self.address)
         except BaseException:
             self._board.close()

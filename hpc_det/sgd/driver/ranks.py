@@ -11,10 +11,15 @@ from typing import Any
 import torch.distributed as dist
 
 from hpc_det.launch.watch.hang import HangJudge, last_first, sentence
+<<<<<<< HEAD
 from hpc_det.node.channel import Line
 from hpc_det.node.frames import Message
 from hpc_det.node.heartbeat import Progress
 from hpc_det.node.key import derived
+=======
+from hpc_det.node.heartbeat import Progress
+from hpc_det.node.lines import Line
+>>>>>>> 242cffcd (Names in the field's terms: supervisor, exit reports, hang watch, resubmission, lines and their server, fork server)
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.sgd.driver.failures import COLLATERAL_S, Hung, RankDied
 from hpc_det.sgd.driver.nodes import POLL_S, GangNode, Nodes
@@ -77,7 +82,7 @@ class Watch:
     def hears(self, rank: int, head: dict[str, Any]) -> None:
         """What it says when it is looked at."""
         self._asked.discard(rank)
-        self._judge.hears(rank, Progress(*head["progress"]))
+        self._judge.take(rank, Progress(*head["progress"]))
         if "at" in head:
             self._places[rank] = head["at"]
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.channel import Line, connect
 from hpc_det.node.files import write_first
 from hpc_det.node.json_files import read_json, write_json
+from hpc_det.node.lines import Line, connect
 from hpc_det.node.network import awaited, tries
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.store.run_folder import RunFolder
@@ -34,14 +34,14 @@ LOOK_S = 0.2
 """At most so often the folder is looked through for the address of an unknown caller: anybody may knock."""
 
 
-class Driver(NamedTuple):
+class DriverAddress(NamedTuple):
     host: str
     port: int
 
 
 def announce(run: RunFolder, host: str, port: int) -> None:
     """The driver listens there from now on."""
-    write_json(run.driver, Driver(host, port)._asdict())
+    write_json(run.driver, DriverAddress(host, port)._asdict())
 
 
 def withdraw(run: RunFolder) -> None:
@@ -49,12 +49,12 @@ def withdraw(run: RunFolder) -> None:
     run.driver.unlink(missing_ok=True)
 
 
-def await_driver(run: RunFolder, within_s: float) -> Driver:
+def await_driver(run: RunFolder, within_s: float) -> DriverAddress:
     """Raises HpcDetError where no driver has announced itself by then."""
     data = awaited(run.driver, within_s)
     if data is None:
         raise HpcDetError(f"{run.driver}: no driver in {within_s:.0f} s; does this node see the driver's folder?")
-    return Driver(**data)
+    return DriverAddress(**data)
 
 
 def call_driver(run: RunFolder, node: str, identity: dict[str, Any], within_s: float) -> Line:
@@ -73,7 +73,7 @@ def call_driver(run: RunFolder, node: str, identity: dict[str, Any], within_s: f
     raise problem
 
 
-def answers(run: RunFolder, driver: Driver) -> bool:
+def answers(run: RunFolder, driver: DriverAddress) -> bool:
     """Whether it still listens: only it can show that it holds the key of the run."""
     name = f"driver-{os.getpid()}"
     try:
@@ -86,11 +86,11 @@ def answers(run: RunFolder, driver: Driver) -> bool:
     return True
 
 
-def _check_in(run: RunFolder, node: str, driver: Driver) -> None:
+def _check_in(run: RunFolder, node: str, driver: DriverAddress) -> None:
     write_json(run.nodes / node, {"address": _address_towards(driver)})
 
 
-def _address_towards(driver: Driver) -> str:
+def _address_towards(driver: DriverAddress) -> str:
     """Of the interface from which this node speaks to the driver. Connecting UDP sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -143,7 +143,7 @@ class Claim:
             write_json(_path(self.run, self.number), {})
 
 
-def claim(run: RunFolder, driver: Driver) -> Claim:
+def claim(run: RunFolder, driver: DriverAddress) -> Claim:
     """For a driver that listens there already: others ask it. Raises UsageError where another one has the run."""
     number = _highest(run)
     process = {"machine": socket.gethostname(), "pid": os.getpid(), "ticks": start_ticks(os.getpid())}
@@ -180,7 +180,9 @@ def is_abandoned(run: RunFolder) -> bool:
 def _lives(run: RunFolder, found: dict[str, Any]) -> bool:
     """A process of this machine may be too busy to answer. Of another one no more than the answer can be known."""
     is_here = found["machine"] == socket.gethostname()
-    return (is_here and is_running(found["pid"], found["ticks"])) or answers(run, Driver(found["host"], found["port"]))
+    return (is_here and is_running(found["pid"], found["ticks"])) or answers(
+        run, DriverAddress(found["host"], found["port"])
+    )
 
 
 def _highest(run: RunFolder) -> int:

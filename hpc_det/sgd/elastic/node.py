@@ -7,9 +7,9 @@ are news for the driver, which drains the node; they end nothing here. Without i
 newest snapshot that it holds durable, or removes a run that is temporary, and leaves. In a scheduler's job its ranks
 stop and continue with it.
 
-Torch is loaded by one child, the nursery (hpc_det.sgd.rank.fork_server), and the ranks are forked from that. The memory
-that snapshots are written to belongs to the agent: no rank that dies takes it along, and nothing of it outlives the
-agent.
+Torch is loaded by one child, the fork server (hpc_det.sgd.rank.fork_server), and the ranks are forked from that. The
+memory that snapshots are written to belongs to the agent: no rank that dies takes it along, and nothing of it outlives
+the agent.
 
 driver -> agent: {"do": "fork", "generation", "size", "ranks": [[rank, local rank], ...]}, {"do": "end", "generation"},
 {"do": "hold", "number", "buffer", "progress", "own": SIZES, "is_writer", "keep"} with the ranks' own parts, {"do":
@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.node.channel import Line, line_over
 from hpc_det.node.frames import Message
 from hpc_det.node.key import derived
+from hpc_det.node.lines import Line, line_over
 from hpc_det.node.network import limit_look_ups, own_address
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, ends_with_parent
 from hpc_det.node.suspension import guarded
@@ -55,14 +55,14 @@ MEET_S = 60.0
 
 
 @dataclass
-class Nursery:
+class ForkServerProcess:
     """The agent's end of the process that ranks are forked from."""
 
     process: subprocess.Popen[bytes]
     line: Line
 
     @classmethod
-    def start(cls, buffers: list[int]) -> Nursery:
+    def start(cls, buffers: list[int]) -> ForkServerProcess:
         own, its = socket.socketpair()
         with its:
             process = subprocess.Popen(
@@ -75,7 +75,7 @@ class Nursery:
         return cls(process, line_over(own))
 
 
-class Node:
+class NodeAgent:
     def __init__(self, run: RunFolder, slots: int) -> None:
         self._run = run
         self._slots = slots
@@ -89,10 +89,10 @@ class Node:
         self._parent = os.getppid()
         self._is_over = self._is_alone = False
         """Alone: it was not told to leave."""
-        self._nursery: Nursery | None = None
+        self._fork_server: ForkServerProcess | None = None
         self._forked: dict[str, Any] = {}
         """The last order to do so."""
-        self._start_nursery()  # torch loads while the driver is met
+        self._start_fork_server()  # torch loads while the driver is met
 
     def run(self) -> int:
         """Until the driver says so, or is gone."""
@@ -127,11 +127,11 @@ class Node:
                 getattr(self, f"_{order.head['do']}")(order)
 
     def _fork(self, order: Message) -> None:
-        """A nursery that is gone is replaced."""
+        """A fork server that is gone is replaced."""
         head = self._forked = order.head
-        if self._nursery is None:
-            self._start_nursery()
-        assert self._nursery
+        if self._fork_server is None:
+            self._start_fork_server()
+        assert self._fork_server
         generation, (host, port) = head["generation"], self._driver.connection.getpeername()
         key = derived(self._run.key(), f"generation {generation}")
         common = {
@@ -143,11 +143,11 @@ class Node:
         }
         for rank, local_rank in head["ranks"]:
             log = str(self._run.rank_log(generation, rank))
-            self._nursery.line.send({"fork": {**common, "rank": rank, "local_rank": local_rank, "log": log}})
+            self._fork_server.line.send({"fork": {**common, "rank": rank, "local_rank": local_rank, "log": log}})
 
     def _end(self, order: Message) -> None:
-        if self._nursery:
-            self._nursery.line.send({"end": order.head["generation"]})
+        if self._fork_server:
+            self._fork_server.line.send({"end": order.head["generation"]})
         else:
             self._driver.send({"ended": order.head["generation"]})
 
@@ -169,25 +169,25 @@ class Node:
             time.sleep(POLL_S)
         return False
 
-    def _start_nursery(self) -> None:
-        self._nursery = Nursery.start([buffer.descriptor for buffer in self._buffers])
-        self._selector.register(self._nursery.line.connection, selectors.EVENT_READ, self._on_nursery)
+    def _start_fork_server(self) -> None:
+        self._fork_server = ForkServerProcess.start([buffer.descriptor for buffer in self._buffers])
+        self._selector.register(self._fork_server.line.connection, selectors.EVENT_READ, self._on_fork_server)
 
-    def _on_nursery(self) -> None:
-        assert self._nursery
-        messages = self._nursery.line.receive_some()
+    def _on_fork_server(self) -> None:
+        assert self._fork_server
+        messages = self._fork_server.line.receive_some()
         if messages is None:
-            self._lose_nursery(self._nursery)
+            self._lose_fork_server(self._fork_server)
         for message in messages or []:
             self._driver.send(message.head)
 
-    def _lose_nursery(self, nursery: Nursery) -> None:
+    def _lose_fork_server(self, lost: ForkServerProcess) -> None:
         """It has failed, and its ranks with it. Nobody else tells of those that it was still to fork."""
-        self._selector.unregister(nursery.line.connection)
-        nursery.line.connection.close()
-        code = _code_of(nursery.process)
+        self._selector.unregister(lost.line.connection)
+        lost.line.connection.close()
+        code = _code_of(lost.process)
         end_descendants()
-        self._nursery = None
+        self._fork_server = None
         generation = self._forked.get("generation")
         for rank, _ in self._forked.get("ranks", []):
             self._driver.send({"exited": rank, "code": code, "generation": generation})
@@ -251,7 +251,7 @@ def main(argv: list[str]) -> int:
     run, slots = RunFolder(Path(argv[0])), int(argv[1])
     share_cpus(slots, os.environ)
     with guarded() if own_job(os.environ) else nullcontext():
-        return Node(run, slots).run()
+        return NodeAgent(run, slots).run()
 
 
 if __name__ == "__main__":

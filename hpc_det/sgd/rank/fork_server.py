@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from hpc_det.distributed.rank_process import leave
-from hpc_det.node.channel import Line, line_over
+from hpc_det.node.lines import Line, line_over
 from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, ends_with_parent
 
 PRELOADED = (
@@ -36,8 +36,11 @@ class Child(NamedTuple):
 
 
 class ForkServer:
+<<<<<<< HEAD
     """Forks ranks as the node agent orders, reports their exits, and ends them."""
 
+=======
+>>>>>>> 242cffcd (Names in the field's terms: supervisor, exit reports, hang watch, resubmission, lines and their server, fork server)
     def __init__(self, line: Line, buffers: list[int]) -> None:
         self._line = line
         self._buffers = buffers

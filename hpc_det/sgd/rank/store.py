@@ -16,7 +16,7 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError
 
-from hpc_det.node.channel import Line, Message
+from hpc_det.node.lines import Line, Message
 
 
 class StoreKeeper:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.launch.job.resubmit import Exclusions, WayBack, excluded_hosts, excluded_nodes
+from hpc_det.launch.job.resubmit import Exclusions, Resubmission, excluded_hosts, excluded_nodes
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.schedulers.slurm.scheduler import Slurm as SlurmScheduler
@@ -196,7 +196,7 @@ def test_what_follows_an_element_of_an_array_knows_itself(
     write_json(gang.experiment.array(), asdict(JobArray(first=0, count=3)))
     for name, value in {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID": "6"}.items():
         monkeypatch.setenv(name, value)
-    follower = WayBack(gang.experiment, 1).take()
+    follower = Resubmission(gang.experiment, 1).submit()
     assert slurm.calls("sbatch") == [f"--parsable --dependency=afterany:7_2 --array=2 {gang.experiment.script()}"]
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "8")
     assert follower == SlurmScheduler().job_id(os.environ) == "8_2"
@@ -244,7 +244,7 @@ def test_the_path_of_the_jobs_does_not_grow(gang: Gang, slurm: Slurm) -> None:
 
 @pytest.mark.parametrize("resume", ["requeue", "successor", "resubmit"])
 def test_a_job_that_slurmctld_has_lost_in_a_crash_is_followed_by_one_that_does_not_wait_for_it(
-    way_back: Callable[..., WayBack], slurm: Slurm, stub: Stub, tmp_path: Path, resume: str
+    resubmission: Callable[..., Resubmission], slurm: Slurm, stub: Stub, tmp_path: Path, resume: str
 ) -> None:
     stub(
         "sbatch",
@@ -254,7 +254,7 @@ def test_a_job_that_slurmctld_has_lost_in_a_crash_is_followed_by_one_that_does_n
     )
     for command in ("scontrol", "squeue"):
         stub(command, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert way_back(resume).take() == "8"
+    assert resubmission(resume).submit() == "8"
     refused, accepted = slurm.calls("sbatch")
     assert "afterany:7" in refused
     assert "afterany" not in accepted
@@ -267,10 +267,10 @@ TIMED_OUT = "Batch job submission failed: Socket timed out on send/recv operatio
 
 
 @pytest.fixture
-def way_back(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> Callable[..., WayBack]:
+def resubmission(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resubmission]:
     """That of job 7, which is the last of an array where one is asked for."""
 
-    def made(resume: str, count: int = 1) -> WayBack:
+    def made(resume: str, count: int = 1) -> Resubmission:
         gang.plan("true", scheduler="slurm", resume=resume)
         write_json(gang.experiment.array(), asdict(JobArray(first=0, count=count)))
         write_json(gang.experiment.job(1), {"job_id": "7"})
@@ -279,13 +279,13 @@ def way_back(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> Callable[..., WayBa
             monkeypatch.setenv(name, value)
         monkeypatch.setattr("hpc_det.schedulers.scheduler.AGAIN_S", 0.01)
         monkeypatch.setattr("hpc_det.schedulers.own_jobs.SETTLES_S", 0.01)
-        return WayBack(gang.experiment, 1)
+        return Resubmission(gang.experiment, 1)
 
     return made
 
 
 def test_a_job_waits_with_its_requeue_for_a_scheduler_that_is_away(
-    way_back: Callable[..., WayBack], slurm: Slurm, stub: Stub, tmp_path: Path
+    resubmission: Callable[..., Resubmission], slurm: Slurm, stub: Stub, tmp_path: Path
 ) -> None:
     stub(
         "scontrol",
@@ -293,17 +293,17 @@ def test_a_job_waits_with_its_requeue_for_a_scheduler_that_is_away(
         [ $(grep -c ^scontrol {tmp_path}/calls) -le 2 ] && echo '{AWAY}' >&2 && exit 1
         echo '{PREEMPTED}'""",
     )
-    assert way_back("requeue").take() == "7"
+    assert resubmission("requeue").submit() == "7"
     assert slurm.calls("scontrol")[-1] == "requeue 7"
     assert slurm.calls("sbatch") == []
 
 
 def test_a_job_that_slurm_has_put_back_meanwhile_is_not_requeued_once_more(
-    way_back: Callable[..., WayBack], slurm: Slurm, stub: Stub, tmp_path: Path
+    resubmission: Callable[..., Resubmission], slurm: Slurm, stub: Stub, tmp_path: Path
 ) -> None:
     """It may run on other nodes by now."""
     stub("scontrol", f"echo \"scontrol $*\" >>{tmp_path}/calls; echo 'JobId=7 JobState=RUNNING Restarts=1'")
-    assert way_back("requeue").take() == "7"
+    assert resubmission("requeue").submit() == "7"
     assert not any("requeue" in call for call in slurm.calls("scontrol"))
 
 
@@ -312,7 +312,7 @@ def test_a_job_that_slurm_has_put_back_meanwhile_is_not_requeued_once_more(
 @pytest.mark.parametrize("resume", ["resubmit", "requeue"])
 def test_a_job_that_may_be_queued_although_nobody_said_so_is_not_submitted_twice(
     gang: Gang,
-    way_back: Callable[..., WayBack],
+    resubmission: Callable[..., Resubmission],
     slurm: Slurm,
     stub: Stub,
     tmp_path: Path,
@@ -343,7 +343,7 @@ def test_a_job_that_may_be_queued_although_nobody_said_so_is_not_submitted_twice
             echo "${{m}}0${{m}}9${{m}}cpu=1$m{gang.experiment.path}$m"
         done""",
     )
-    assert way_back(resume, count).take() == job
+    assert resubmission(resume, count).submit() == job
     assert len(slurm.calls("sbatch")) == (1 if is_queued else 2)
     own = "7" if count == 1 else "7_2"
     assert read_json(gang.experiment.next_jobs(1, count - 1)) == {"jobs": [own, job]}

@@ -19,13 +19,13 @@ import pytest
 
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.launchers import nodes
-from hpc_det.launch.launchers.nodes import Host, run_on
+from hpc_det.launch.launchers.nodes import FollowingLauncher, run_on
 from hpc_det.launch.launchers.remote_shell import host_name, node_of
-from hpc_det.node.channel import connect
 from hpc_det.node.files import share
 from hpc_det.node.frames import NONCE_BYTES
 from hpc_det.node.json_files import write_json
 from hpc_det.node.key import derived
+from hpc_det.node.lines import connect
 from hpc_det.store.attempt import Attempt
 from tests.node.relay import relay
 from tests.store.test_attempt import ATTEMPT
@@ -45,20 +45,20 @@ class Waiting:
 
     def __init__(self, attempt: Attempt) -> None:
         self.code: int | None = None
-        self.host = Host(attempt)
+        self.launcher = FollowingLauncher(attempt)
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()
         wait_for(attempt.trial.launcher(attempt.number, 1).exists)
 
     def end(self) -> None:
         """As node 0 does."""
-        line = connect(*self.host.address, derived(ATTEMPT.secret.encode(), "launchers"), {}, DEADLINE_S)
+        line = connect(*self.launcher.address, derived(ATTEMPT.secret.encode(), "launchers"), {}, DEADLINE_S)
         line.send({"end": 0})
         self.thread.join()
         line.close()
 
     def _serve(self) -> None:
-        self.code = self.host.serve()
+        self.code = self.launcher.serve()
 
 
 def test_how_a_launcher_is_reached_is_no_matter_of_the_group_of_a_shared_experiment(attempt: Attempt) -> None:
@@ -95,10 +95,10 @@ def test_whoever_does_not_know_the_secret_is_refused(
 def test_an_overheard_request_is_worth_nothing_later(attempt: Attempt, waiting: Waiting) -> None:
     at = attempt.trial.launcher(attempt.number, 1)
     where: dict[str, Any] = json.loads(at.read_text())
-    with relay(waiting.host.address) as wire:
+    with relay(waiting.launcher.address) as wire:
         write_json(at, where | {"host": wire.host, "port": wire.port})
         run_on(attempt, 1, f"echo ran >>{attempt.folder}/ran")
-    with socket.create_connection(waiting.host.address) as host:
+    with socket.create_connection(waiting.launcher.address) as host:
         host.sendall(wire.recorded["to listener"])
         with suppress(ConnectionError):
             assert len(host.recv(4096, socket.MSG_WAITALL)) <= NONCE_BYTES
@@ -108,7 +108,7 @@ def test_an_overheard_request_is_worth_nothing_later(attempt: Attempt, waiting: 
 
 @pytest.mark.parametrize("said", [b"", b"\n", b"GET / HTTP/1.0\r\n\r\n", b'{"request": 1}\n', b"[" * 60_000])
 def test_nonsense_disturbs_nobody(attempt: Attempt, waiting: Waiting, said: bytes) -> None:
-    with socket.create_connection(waiting.host.address) as connection, suppress(ConnectionError):
+    with socket.create_connection(waiting.launcher.address) as connection, suppress(ConnectionError):
         connection.sendall(said)
         connection.shutdown(socket.SHUT_WR)
     assert run_on(attempt, 1, "true") == 0
@@ -117,9 +117,9 @@ def test_nonsense_disturbs_nobody(attempt: Attempt, waiting: Waiting, said: byte
 def test_a_command_ends_when_the_asking_side_is_gone(attempt: Attempt, waiting: Waiting) -> None:
     sleeps = [sys.executable, "-m", "hpc_det.launch.launchers.remote_shell", host_name(1), "sleep 60"]
     with subprocess.Popen(sleeps, env=os.environ | attempt.to_env()) as asking:
-        wait_for(lambda: waiting.host.children)
+        wait_for(lambda: waiting.launcher.children)
         asking.kill()
-    (child,) = waiting.host.children.values()
+    (child,) = waiting.launcher.children.values()
     assert child.wait(timeout=DEADLINE_S) == -signal.SIGKILL
 
 
@@ -140,4 +140,4 @@ def test_node_0_is_mpiruns_own() -> None:
 
 def test_a_launcher_that_comes_late_finds_that_the_gang_has_ended(attempt: Attempt) -> None:
     write_json(attempt.trial.launcher(attempt.number, 0), {"ended": 3})
-    assert Host(attempt).serve() == 3
+    assert FollowingLauncher(attempt).serve() == 3

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from hpc_det.launch.watch.hang import LEAST_S, HangJudge, Rounds, last_first, sentence
+from hpc_det.launch.watch.hang import LEAST_S, HangJudge, HangWatch, last_first, sentence
 from hpc_det.node.heartbeat import Progress
 from hpc_det.node.suspension import AwakeClock
 from tests.plan.plans import job_plan
@@ -33,7 +33,7 @@ class Watched:
 
     def say(self, ranks: Iterable[Progress]) -> None:
         for rank, progress in enumerate(ranks):
-            self.judge.hears(rank, progress)
+            self.judge.take(rank, progress)
 
     def hung_within(self, seconds: int) -> bool:
         for _ in range(seconds):
@@ -79,7 +79,7 @@ def test_ranks_that_never_meet_hang_once_all_of_them_are_there() -> None:
 def test_a_rank_of_which_nothing_was_heard_is_waited_for() -> None:
     gang = Watched(training(5), training(5))
     lonely = HangJudge(2, 10)
-    lonely.hears(0, training(5))
+    lonely.take(0, training(5))
     assert gang.hung_within(11)
     assert not any(lonely.is_hung(second) for second in range(100))
 
@@ -157,7 +157,7 @@ class Gang:
         monkeypatch.setattr("time.monotonic", lambda: self.now)
         self.asked: list[str] = []
         plan = job_plan(nodes=2, ranks_per_node=1, hang_timeout_s=LIMIT_S)
-        self.rounds = Rounds(plan, ["node1", "node2"], self.asked.append, AwakeClock())
+        self.rounds = HangWatch(plan, ["node1", "node2"], self.asked.append, AwakeClock())
         for rank in (0, 1):
             self.says(rank)
 

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.watch import peers
-from hpc_det.launch.watch import supervisor as vigil
+from hpc_det.launch.watch import peers, supervisor
 from hpc_det.launch.watch.peers import key_of
 from hpc_det.node.agent_socket import AgentSocket
-from hpc_det.node.channel import Line, connect
 from hpc_det.node.json_files import read_json
+from hpc_det.node.lines import Line, connect
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Failure, failure_now, failures, first_failure, note_failure
 from tests.launch.gang import Gang
@@ -169,12 +168,12 @@ class Node0:
     def __init__(self, gang: Gang, private: str, nodes: int) -> None:
         gang.plan("true", scheduler="slurm", nodes=nodes, ranks_per_node=1)
         self.selector = selectors.DefaultSelector()
-        self.doorbell = AgentSocket(f"{private}/agent", self.selector)
+        self.socket = AgentSocket(f"{private}/agent", self.selector)
         self.ended, self.is_open = False, True
         hosts = [f"node{number + 1}" for number in range(nodes)]
-        watched = vigil.Gang(gang.trial, JobPlan.of(gang.experiment), 1, hosts)
-        self.vigil = vigil.VigilOfNode0(watched, self.selector, self.doorbell, self._end)
-        self.meeting = self.vigil.open("127.0.0.1")
+        watched = supervisor.SupervisedGang(gang.trial, JobPlan.of(gang.experiment), 1, hosts)
+        self.supervisor = supervisor.SupervisorOfNode0(watched, self.selector, self.socket, self._end)
+        self.rendezvous = self.supervisor.open("127.0.0.1")
 
     def _end(self) -> None:
         self.ended = True
@@ -185,15 +184,15 @@ class Node0:
     def _turn(self) -> bool:
         for key, _ in self.selector.select(0.05):
             key.data()
-        self.vigil.poll()
+        self.supervisor.poll()
         return False
 
     def close(self) -> None:
         """Unless it has left already."""
         if self.is_open:
             self.is_open = False
-            self.vigil.close()
-            self.doorbell.close()
+            self.supervisor.close()
+            self.socket.close()
             self.selector.close()
 
 
@@ -208,14 +207,14 @@ def node_0(gang: Gang) -> Iterator[Node0]:
 def arrives(node_0: Node0, node: int, clock_s: float = 0) -> Line:
     """The end of the line at another node, which has passed its checks."""
     identity = {"role": "agent", "node": node}
-    address = ("127.0.0.1", node_0.meeting.agents_port)
+    address = ("127.0.0.1", node_0.rendezvous.agents_port)
     with ThreadPoolExecutor() as threads:
-        coming = threads.submit(connect, *address, key_of(node_0.meeting.secret), identity, DEADLINE_S)
+        coming = threads.submit(connect, *address, key_of(node_0.rendezvous.secret), identity, DEADLINE_S)
         node_0.until(coming.done)
     line = coming.result()
     line.send({"hello": True})
     line.send({"time": time.time() + clock_s, "problems": []})
-    node_0.until(lambda: node in node_0.vigil._offsets)
+    node_0.until(lambda: node in node_0.supervisor._offsets)
     return line
 
 
@@ -235,8 +234,8 @@ def test_a_node_that_does_not_come_and_is_down_is_lost(gang: Gang, node_0: Node0
     """The scheduler knows before the time to arrive is over."""
     stub("sinfo", "echo node3")
     line = arrives(node_0, 1)
-    assert node_0.vigil._arrivals
-    node_0.vigil._arrivals._ask_at = 0.0
+    assert node_0.supervisor._arrivals
+    node_0.supervisor._arrivals._ask_at = 0.0
     node_0.until(lambda: node_0.ended)
     assert (verdict(gang).host, verdict(gang).node_lost) == ("node3", True)
     line.close()
@@ -266,10 +265,10 @@ def test_a_line_that_ends_without_a_goodbye_is_a_lost_node(gang: Gang, node_0: N
 
 def test_a_node_that_says_goodbye_is_not_lost_and_node_0_stays_until_all_have(gang: Gang, node_0: Node0) -> None:
     for line in [arrives(node_0, 1), arrives(node_0, 2)]:
-        assert node_0.vigil.awaits_nodes
-        line.send({"bye": 0})
+        assert node_0.supervisor.awaits_nodes
+        line.send({"exit": 0})
         line.close()
-    node_0.until(lambda: not node_0.vigil.awaits_nodes)
+    node_0.until(lambda: not node_0.supervisor.awaits_nodes)
     assert (node_0.ended, failures(gang.trial, 1)) == (False, [])
 
 
@@ -277,22 +276,22 @@ def test_node_0_does_not_stay_for_ever_for_one_that_does_not_leave(
     node_0: Node0, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [arrives(node_0, 1), arrives(node_0, 2)]
-    assert node_0.vigil.awaits_nodes
-    monkeypatch.setattr(vigil, "LINGER_S", 0.0)
-    assert not node_0.vigil.awaits_nodes
+    assert node_0.supervisor.awaits_nodes
+    monkeypatch.setattr(supervisor, "LINGER_S", 0.0)
+    assert not node_0.supervisor.awaits_nodes
     for line in lines:
         line.close()
 
 
 def test_the_goodbye_of_an_agent_that_has_failed_ends_the_gang_and_blames_no_node(gang: Gang, node_0: Node0) -> None:
     failed, other = arrives(node_0, 1), arrives(node_0, 2)
-    failed.send({"bye": 1})
+    failed.send({"exit": 1})
     node_0.until(lambda: node_0.ended)
-    node_0.vigil.say_goodbye(1)
-    while (message := other.receive()) is not None and "bye" not in message.head:
+    node_0.supervisor.report_exit(1)
+    while (message := other.receive()) is not None and "exit" not in message.head:
         pass  # node 0 may have asked for progress
-    assert message == ({"bye": 1}, b"")
-    other.send({"bye": 1})
+    assert message == ({"exit": 1}, b"")
+    other.send({"exit": 1})
     node_0.close()
     assert failures(gang.trial, 1) == []
     for line in (failed, other):
@@ -333,9 +332,9 @@ def test_agents_that_were_suspended_have_as_long_to_settle_as_others(
     """Where all agents are killed at the same time, none of them is to blame."""
     lines = [arrives(node_0, 1), arrives(node_0, 2)]
     lines[1].close()
-    node_0.until(lambda: node_0.vigil._lost)
+    node_0.until(lambda: node_0.supervisor._lost)
     suspension.lasts()
-    node_0.vigil.poll()
+    node_0.supervisor.poll()
     assert (node_0.ended, failures(gang.trial, 1)) == (False, [])
     node_0.until(lambda: node_0.ended)
     lines[0].close()
@@ -345,9 +344,9 @@ def test_node_0_stays_for_others_that_were_suspended_before_their_goodbye(
     suspension: Suspension, node_0: Node0
 ) -> None:
     lines = [arrives(node_0, 1), arrives(node_0, 2)]
-    assert node_0.vigil.awaits_nodes
+    assert node_0.supervisor.awaits_nodes
     suspension.lasts()
-    assert node_0.vigil.awaits_nodes
+    assert node_0.supervisor.awaits_nodes
     for line in lines:
         line.close()
 
@@ -355,7 +354,7 @@ def test_node_0_stays_for_others_that_were_suspended_before_their_goodbye(
 def test_nodes_may_still_come_after_a_suspension(gang: Gang, suspension: Suspension, node_0: Node0) -> None:
     line = arrives(node_0, 1)
     suspension.lasts()
-    node_0.vigil.poll()
+    node_0.supervisor.poll()
     assert (node_0.ended, failures(gang.trial, 1)) == (False, [])
     arrives(node_0, 2).close()
     line.close()
@@ -365,19 +364,19 @@ def test_ranks_that_were_suspended_have_time_to_show_their_stacks(
     suspension: Suspension, node_0: Node0, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forced: list[bool] = []
-    monkeypatch.setattr(node_0.vigil.heartbeats, "force_stacks", lambda: forced.append(True))
-    node_0.vigil.ask_ranks("stacks")
+    monkeypatch.setattr(node_0.supervisor.heartbeats, "force_stacks", lambda: forced.append(True))
+    node_0.supervisor.ask_ranks("stacks")
     suspension.lasts()
-    node_0.vigil.poll()
+    node_0.supervisor.poll()
     assert not forced
     node_0.until(lambda: forced)
 
 
 def test_no_clock_is_behind_since_its_time_was_read_after_a_suspension(gang: Gang, node_0: Node0) -> None:
     line = arrives(node_0, 1)
-    node_0.vigil._polled_at -= 3600
-    node_0.vigil._welcome(2, {"time": time.time() - 3600, "problems": []})
-    node_0.vigil.poll()
+    node_0.supervisor._polled_at -= 3600
+    node_0.supervisor._welcome(2, {"time": time.time() - 3600, "problems": []})
+    node_0.supervisor.poll()
     assert (node_0.ended, failures(gang.trial, 1)) == (False, [])
     line.close()
 
@@ -385,23 +384,23 @@ def test_no_clock_is_behind_since_its_time_was_read_after_a_suspension(gang: Gan
 # --- agents that break the rules
 
 
-@pytest.mark.parametrize("message", [{"ranks": [{}]}, {"ranks": 7}, {"time": "x", "problems": []}, {"bye": []}])
+@pytest.mark.parametrize("message", [{"ranks": [{}]}, {"ranks": 7}, {"time": "x", "problems": []}, {"exit": []}])
 def test_an_agent_that_breaks_the_rules_ends_its_own_line(node_0: Node0, message: dict[str, object]) -> None:
     line, other = arrives(node_0, 1), arrives(node_0, 2)
     line.send(message)
-    node_0.until(lambda: node_0.vigil._lost)
-    assert [failure.host for failure in node_0.vigil._lost] == ["node2"]
+    node_0.until(lambda: node_0.supervisor._lost)
+    assert [failure.host for failure in node_0.supervisor._lost] == ["node2"]
     other.close()
     line.close()
 
 
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.1\n\n", b'{"token": "guess", "node": 1}\n', b"[1]\n", b'"a"\n'])
 def test_strangers_are_hung_up_on(node_0: Node0, words: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", node_0.meeting.agents_port)) as stranger:
+    with socket.create_connection(("127.0.0.1", node_0.rendezvous.agents_port)) as stranger:
         stranger.sendall(words)
         stranger.settimeout(0.01)
         node_0.until(lambda: _is_closed(stranger))
-    assert node_0.vigil._offsets == {0: 0.0}
+    assert node_0.supervisor._offsets == {0: 0.0}
 
 
 def _is_closed(connection: socket.socket) -> bool:

@@ -115,7 +115,7 @@ def test_ranks_of_a_suspended_job_do_not_hang() -> None:
     with TorchTrainer(training_operator_cls=Linear, executor=nodes, hang_timeout_s=20) as its:
         its.train()
         watch, gang = gang_of(its)._watch, gang_of(its)
-        watch._judge.hears(0, Progress("training", 1, warm=True, batch=1))
+        watch._judge.take(0, Progress("training", 1, warm=True, batch=1))
         with stopped(nodes):
             nodes.job_is_suspended = True
             wait_in_vain(gang)

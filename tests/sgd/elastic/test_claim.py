@@ -11,23 +11,23 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.node.files import write_first
-from hpc_det.sgd.elastic.meeting import Driver, check_free, claim
+from hpc_det.sgd.elastic.meeting import DriverAddress, check_free, claim
 from hpc_det.store.run_folder import RunFolder
 
-NOWHERE = Driver("127.0.0.1", 1)
+NOWHERE = DriverAddress("127.0.0.1", 1)
 """Nobody listens there: that its process lives is all that speaks for such a driver."""
 PROGRAM = """
 import sys
 from pathlib import Path
 from hpc_det.errors import UsageError
 from hpc_det.sgd.elastic.meeting import claim
-from hpc_det.sgd.elastic.meeting import Driver
+from hpc_det.sgd.elastic.meeting import DriverAddress
 from hpc_det.store.run_folder import RunFolder
 
 print("ready", flush=True)
 for path in sys.stdin:
     try:
-        claim(RunFolder(Path(path.strip())), Driver("127.0.0.1", 1))
+        claim(RunFolder(Path(path.strip())), DriverAddress("127.0.0.1", 1))
         print("has it", flush=True)
     except UsageError as error:
         print(error, flush=True)

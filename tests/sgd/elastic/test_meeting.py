@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.switchboard import Switchboard
+from hpc_det.node.line_server import TcpLineServer
 from hpc_det.sgd.elastic import meeting
 from hpc_det.sgd.elastic.meeting import Guests, announce, await_driver, call_driver, withdraw
 from hpc_det.store.run_folder import RunFolder
@@ -27,20 +27,20 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 @contextmanager
-def driver(run: RunFolder) -> Iterator[Switchboard]:
+def driver(run: RunFolder) -> Iterator[TcpLineServer]:
     key = run.key()
-    switchboard = Switchboard("127.0.0.1", lambda identity: key, Guests(run, "127.0.0.1").are_allowed_from)
-    announce(run, switchboard.host, switchboard.port)
-    yield switchboard
-    switchboard.close()
+    server = TcpLineServer("127.0.0.1", lambda identity: key, Guests(run, "127.0.0.1").are_allowed_from)
+    announce(run, server.host, server.port)
+    yield server
+    server.close()
 
 
 def test_an_agent_that_came_first_finds_the_driver_that_comes(run: RunFolder) -> None:
     came: list[object] = []
     agent = threading.Thread(target=lambda: came.append(call_driver(run, "node1", AGENT, DEADLINE_S)))
     agent.start()
-    with driver(run) as switchboard:
-        event = switchboard.events.get(timeout=DEADLINE_S)
+    with driver(run) as server:
+        event = server.events.get(timeout=DEADLINE_S)
         agent.join()
         assert (event.kind, event.line.identity) == ("arrived", AGENT)
         came[0].close()  # type: ignore[attr-defined]
@@ -54,8 +54,8 @@ def test_an_agent_that_finds_a_driver_of_the_past_waits_for_the_next_one(
         pass
     agent = threading.Thread(target=lambda: call_driver(run, "node1", AGENT, DEADLINE_S).close())
     agent.start()
-    with driver(run) as switchboard:
-        assert switchboard.events.get(timeout=DEADLINE_S).kind == "arrived"
+    with driver(run) as server:
+        assert server.events.get(timeout=DEADLINE_S).kind == "arrived"
         agent.join()
 
 

@@ -14,12 +14,12 @@ from unittest.mock import patch
 import pytest
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node import channel
-from hpc_det.node.channel import Line, Message, connect
+from hpc_det.node import lines
 from hpc_det.node.frames import Seals, Unsealed
 from hpc_det.node.key import derived
-from hpc_det.node.switchboard import Switchboard
-from tests.node.lines import GENERATION, KEY, Board, echoed, open_files
+from hpc_det.node.line_server import TcpLineServer
+from hpc_det.node.lines import Line, Message, connect
+from tests.node.line_board import GENERATION, KEY, Board, echoed, open_files
 from tests.wait import DEADLINE_S
 
 LONG = bytes(300 * 2**20)
@@ -114,7 +114,7 @@ def test_while_300_mb_come_others_are_answered(board: Board) -> None:
     sending = threading.Thread(target=lambda: sender.send({"state": "all"}, LONG))
     sending.start()
     answered = 0
-    while board.switchboard.events.empty():
+    while board.server.events.empty():
         echoed(other, {"n": answered})
         answered += 1
     sending.join()
@@ -142,7 +142,7 @@ def test_an_answer_that_fails_ends_its_line_and_no_other(board: Board, caplog: p
     def fail(line: Line, message: Message) -> None:
         raise KeyError("value")
 
-    board.switchboard.answers["fail"] = fail
+    board.server.answers["fail"] = fail
     line, client = board.line(0)
     _, other = board.line(1)
     client.send({"do": "fail"})
@@ -184,9 +184,9 @@ def test_whoever_waits_in_receive_is_woken_by_close(board: Board) -> None:
 
 def outcome(board: Board, key: bytes, identity: dict[str, Any]) -> str:
     """Of one try, however long that takes."""
-    with patch.object(channel, "tries", lambda within_s: [within_s]), pytest.raises(HpcDetError) as error:
+    with patch.object(lines, "tries", lambda within_s: [within_s]), pytest.raises(HpcDetError) as error:
         connect(*board.address, key, identity, 30)
-    assert board.switchboard.events.empty()
+    assert board.server.events.empty()
     return str(error.value)
 
 
@@ -224,9 +224,9 @@ def test_where_nobody_listens_it_is_said() -> None:
 def test_a_driver_that_comes_a_little_later_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here, because the first of its callers are hung up on."""
     refusals = iter([False, False, True])
-    switchboard = Switchboard("127.0.0.1", lambda identity: KEY, lambda address: next(refusals))
-    connect(switchboard.host, switchboard.port, KEY, {"role": "agent"}, DEADLINE_S).close()
-    switchboard.close()
+    server = TcpLineServer("127.0.0.1", lambda identity: KEY, lambda address: next(refusals))
+    connect(server.host, server.port, KEY, {"role": "agent"}, DEADLINE_S).close()
+    server.close()
 
 
 def test_it_listens_on_its_one_address_alone(board: Board) -> None:
@@ -238,7 +238,7 @@ def test_it_listens_on_its_one_address_alone(board: Board) -> None:
 
 def test_an_address_that_is_not_here_is_named() -> None:
     with pytest.raises(HpcDetError, match=r"this node cannot listen on 192\.0\.2\.1: Cannot assign"):
-        Switchboard("192.0.2.1", lambda identity: None, lambda address: True)
+        TcpLineServer("192.0.2.1", lambda identity: None, lambda address: True)
 
 
 def test_addresses_that_are_not_allowed_hear_nothing() -> None:
@@ -248,12 +248,12 @@ def test_addresses_that_are_not_allowed_hear_nothing() -> None:
         asked.append(address)
         return False
 
-    switchboard = Switchboard("127.0.0.1", lambda identity: KEY, is_allowed)
-    with socket.create_connection((switchboard.host, switchboard.port), source_address=("127.0.0.9", 0)) as stranger:
+    server = TcpLineServer("127.0.0.1", lambda identity: KEY, is_allowed)
+    with socket.create_connection((server.host, server.port), source_address=("127.0.0.9", 0)) as stranger:
         stranger.settimeout(DEADLINE_S)
         assert stranger.recv(1) == b""
     assert asked == ["127.0.0.9"]
-    switchboard.close()
+    server.close()
 
 
 # --- a listener that is no driver
@@ -296,7 +296,7 @@ def test_a_listener_without_the_key_is_refused_and_learns_nothing_that_lets_it_i
         stranger.recv(32, socket.MSG_WAITALL)
         stranger.sendall(hello)  # and a second time it fits no more
         assert stranger.recv(1) == b""
-    assert board.switchboard.events.empty()
+    assert board.server.events.empty()
 
 
 @pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", bytes(31)], ids=len)
@@ -318,7 +318,7 @@ def test_close_ends_everything_also_with_peers_that_never_read() -> None:
     speaking = threading.Thread(target=lambda: ends[0][1].send({}, bytes(2**25)))
     speaking.start()
     strangers = [socket.create_connection(board.address) for _ in range(3)]
-    board.switchboard.close()
+    board.server.close()
     speaking.join(DEADLINE_S)
     assert not speaking.is_alive()
     for stranger in strangers:
@@ -335,7 +335,7 @@ def test_a_client_that_never_reads_can_be_closed(board: Board) -> None:
     def wait(line: Line, message: Message) -> None:
         waiting.wait(DEADLINE_S)
 
-    board.switchboard.answers["wait"] = wait
+    board.server.answers["wait"] = wait
     _, client = board.line()
     client.send({"do": "wait"})
     speaking = threading.Thread(target=lambda: client.send({}, bytes(2**25)))
@@ -356,7 +356,7 @@ def test_after_a_suspension_a_try_to_connect_has_the_time_that_is_left(monkeypat
         raise ConnectionResetError
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(channel, "_introduced", introduced)
+    monkeypatch.setattr(lines, "_introduced", introduced)
     with pytest.raises(HpcDetError):
         connect("127.0.0.1", 1, b"key", {}, 80)
     assert ends == [30, 30, pytest.approx(20, abs=1)]

@@ -23,8 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node import switchboard
-from hpc_det.node.channel import Line, Message, connect
+from hpc_det.node import line_server
 from hpc_det.node.frames import (
     HELLO,
     LONGEST_IDENTITY,
@@ -37,9 +36,10 @@ from hpc_det.node.frames import (
     parsed,
 )
 from hpc_det.node.key import derived
-from hpc_det.node.switchboard import STRANGERS
+from hpc_det.node.line_server import STRANGERS
+from hpc_det.node.lines import Line, Message, connect
 from tests.machine import resident_bytes, slowness, standstill_s
-from tests.node.lines import GENERATION, KEY, Board, echoed, open_files
+from tests.node.line_board import GENERATION, KEY, Board, echoed, open_files
 from tests.node.relay import Tamper, cut, listen_only, relay
 from tests.wait import DEADLINE_S
 
@@ -85,7 +85,7 @@ def undisturbed(board: Board, longest_s: float = 1.0) -> Iterator[None]:
             talking.join()
     assert len(times) > 10
     assert max(times) < longest_s * slowness() + standstill[0]
-    assert board.switchboard.events.empty(), "of nobody else"
+    assert board.server.events.empty(), "of nobody else"
     echoed(board.line()[1], {"new": True})
 
 
@@ -185,7 +185,7 @@ def test_thousands_of_strangers_keep_nobody_out(board: Board) -> None:
 
 
 def test_of_too_many_strangers_the_oldest_is_hung_up_on(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switchboard, "PATIENCE_S", DEADLINE_S)
+    monkeypatch.setattr(line_server, "PATIENCE_S", DEADLINE_S)
     strangers = []
     for _ in range(STRANGERS + 1):
         strangers.append(socket.create_connection(board.address))
@@ -203,7 +203,7 @@ def test_of_too_many_strangers_the_oldest_is_hung_up_on(board: Board, monkeypatc
 def test_slow_drips_are_not_waited_for(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     drops = hello(bytes(32), json.dumps(RANK).encode())[:-1]
     with undisturbed(board), monkeypatch.context() as patched:
-        patched.setattr(switchboard, "PATIENCE_S", 0.3)
+        patched.setattr(line_server, "PATIENCE_S", 0.3)
         began = time.monotonic()
         strangers = [socket.create_connection(board.address) for _ in range(10)]
         dripping = dict.fromkeys(strangers, 0)
@@ -249,7 +249,7 @@ def session(board: Board, tamper: Tamper, within_s: float) -> tuple[list[int], l
         reached_driver.append(received.head["n"])
         line.send({"n": received.head["n"]}, b"b" * 500)
 
-    board.switchboard.answers["count"] = answer
+    board.server.answers["count"] = answer
     with relay(board.address, tamper) as wire:
         try:
             client = connect(wire.host, wire.port, RANKS_KEY, RANK, within_s)
@@ -287,7 +287,7 @@ def test_what_is_changed_on_the_way_is_never_delivered(board: Board, monkeypatch
     assert session(board, listen_only, DEADLINE_S) == (everything, everything)
     stopped = 0
     with monkeypatch.context() as patched:
-        patched.setattr(switchboard, "PATIENCE_S", 0.05)
+        patched.setattr(line_server, "PATIENCE_S", 0.05)
         for _ in range(300):
             direction, position = dice.choice(["to listener", "to client"]), dice.randrange(3000)
             kinds = [
@@ -300,7 +300,7 @@ def test_what_is_changed_on_the_way_is_never_delivered(board: Board, monkeypatch
                 stopped += reached != everything
     assert stopped > 300, "most were changed before their end"
     echoed(board.client(), {"new": True})
-    events = [board.switchboard.events.get() for _ in range(board.switchboard.events.qsize())]
+    events = [board.server.events.get() for _ in range(board.server.events.qsize())]
     assert {event.kind for event in events} == {"arrived", "gone"}
 
 
@@ -416,7 +416,7 @@ def test_memory_is_given_for_what_has_come_and_not_for_what_is_announced(board: 
         line, client = board.line()
         before = resident_bytes()
         client.connection.sendall(lengths(client, b"{}", announced) + b"{}" + bytes(2**20))
-        for n in range(20):  # more turns of the switchboard than it needs to read that
+        for n in range(20):  # more turns of the server than it needs to read that
             echoed(other, {"n": n})
         assert resident_bytes() - before < 20 * 2**20
         client.close()

@@ -1,4 +1,4 @@
-"""A switchboard with honest clients, over loopback."""
+"""A server with honest clients, over loopback."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from hpc_det.node.channel import Line, connect
 from hpc_det.node.key import derived
-from hpc_det.node.switchboard import Event, Switchboard
+from hpc_det.node.line_server import Event, TcpLineServer
+from hpc_det.node.lines import Line, connect
 from tests.wait import DEADLINE_S
 
 KEY = bytes(range(32))
@@ -26,20 +26,20 @@ def open_files() -> int:
 
 
 class Board:
-    """A switchboard that echoes messages with {"do": "echo"} in its own thread."""
+    """A server that echoes messages with {"do": "echo"} in its own thread."""
 
     def __init__(self, key_for: Callable[[dict[str, Any]], bytes | None] = key_for) -> None:
         self._open_files = open_files()
-        self.switchboard = Switchboard("127.0.0.1", key_for, lambda address: True)
-        self.switchboard.answers["echo"] = lambda line, message: line.send(message.head, message.body)
+        self.server = TcpLineServer("127.0.0.1", key_for, lambda address: True)
+        self.server.answers["echo"] = lambda line, message: line.send(message.head, message.body)
         self._clients: list[Line] = []
 
     @property
     def address(self) -> tuple[str, int]:
-        return self.switchboard.host, self.switchboard.port
+        return self.server.host, self.server.port
 
     def event(self) -> Event:
-        return self.switchboard.events.get(timeout=DEADLINE_S)
+        return self.server.events.get(timeout=DEADLINE_S)
 
     def client(self, rank: int = 0) -> Line:
         """A rank's end of a new line."""
@@ -58,7 +58,7 @@ class Board:
     def close(self) -> None:
         for client in self._clients:
             client.close()
-        self.switchboard.close()
+        self.server.close()
         assert "lines" not in [thread.name for thread in threading.enumerate()]
         assert open_files() == self._open_files
 

@@ -21,7 +21,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.channel import GONE_S, READ_BYTES, Line, set_up
 from hpc_det.node.frames import (
     HELLO,
     LONGEST_IDENTITY,
@@ -36,6 +35,7 @@ from hpc_det.node.frames import (
     message,
     parsed,
 )
+from hpc_det.node.lines import GONE_S, READ_BYTES, Line, set_up
 from hpc_det.node.network import NO_MORE_FILES
 from hpc_det.node.process import uninterrupted
 
@@ -220,7 +220,7 @@ class LineServer:
                 self._selector.modify(caller.connection, _READ | _WRITE, self._selector.get_key(caller.connection).data)
 
 
-class Switchboard(LineServer):
+class TcpLineServer(LineServer):
     """Listens at a free port of the one address `host`. Raises HpcDetError where it cannot.
 
     `key_for`: the key that whoever has this identity must show; None where there can be nobody like that.
