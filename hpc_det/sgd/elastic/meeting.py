@@ -179,10 +179,9 @@ def is_abandoned(run: RunFolder) -> bool:
 
 def _lives(run: RunFolder, found: dict[str, Any]) -> bool:
     """A process of this machine may be too busy to answer. Of another one no more than the answer can be known."""
-    is_here = found["machine"] == socket.gethostname()
-    return (is_here and is_running(found["pid"], found["ticks"])) or answers(
-        run, DriverAddress(found["host"], found["port"])
-    )
+    if found["machine"] == socket.gethostname() and is_running(found["pid"], found["ticks"]):
+        return True
+    return answers(run, DriverAddress(found["host"], found["port"]))
 
 
 def _highest(run: RunFolder) -> int:
