@@ -70,7 +70,7 @@ def test_bodies_of_all_sizes_arrive_as_they_were(board: Board, size: int) -> Non
     echoed(client, {}, bytes(range(251)) * (size // 251) + bytes(size % 251))
 
 
-def test_what_is_asked_of_the_switchboard_is_no_event(board: Board) -> None:
+def test_what_is_asked_of_the_server_is_no_event(board: Board) -> None:
     _, client = board.line()
     echoed(client, {"n": 1})
     client.send({"do": ["echo"]})

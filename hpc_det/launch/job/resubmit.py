@@ -17,8 +17,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hpc_det.launch.watch.hang import HangJudge, last_first, sentence
 <<<<<<< HEAD
-from hpc_det.node.channel import Line
+from hpc_det.node.lines import Line
 from hpc_det.node.frames import Message
 from hpc_det.node.heartbeat import Progress
 from hpc_det.node.key import derived

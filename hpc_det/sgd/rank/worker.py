@@ -31,10 +31,10 @@ from torch._C._distributed_c10d import PrefixStore
 
 from hpc_det.checkpoint.torch_layout import layout_of
 from hpc_det.distributed.collectives import closed_once_connected
-from hpc_det.node.lines import connect
 from hpc_det.node.frames import Message
 from hpc_det.node.heartbeat import Phase, Progress, place_of_main_thread
 from hpc_det.node.key import derived
+from hpc_det.node.lines import connect
 from hpc_det.sgd.rank import RankPlace, RankSettings
 from hpc_det.sgd.rank.runner import Runner
 from hpc_det.sgd.rank.state import pickled

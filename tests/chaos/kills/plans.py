@@ -107,7 +107,9 @@ ENDS = Time(
 )
 IN_RANKS = (STARTS, TRAINS, VALIDATES, SAVES, COMMITS)
 
-IN_AGENT = Time(("hpc_det.launch.watch.supervisor:vigil", "hpc_det.launch.agent:environment_of"), rank=NO_RANK)
+IN_AGENT = Time(
+    ("hpc_det.launch.watch.supervisor:supervisor_of_node", "hpc_det.launch.agent:environment_of"), rank=NO_RANK
+)
 JOB_BEGINS = Time(("hpc_det.search.journal:SearchJournal.claim",), rank=NO_RANK)
 ATTEMPT_BEGINS = Time(
     ("hpc_det.store.journal:Journal.started", "hpc_det.launch.job.attempts:say_attempt_begins"), rank=NO_RANK

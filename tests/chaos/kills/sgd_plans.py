@@ -1,4 +1,4 @@
-"""Random orders for a program with a TorchTrainer: its workers, its node agent with the nursery, and itself."""
+"""Random orders for a program with a TorchTrainer: its workers, its node agent with the fork server, and itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 from tests.chaos.kills.plans import NO_RANK, Kill, Planner, Time, Victim
 
 A_WORKER, WORKERS = Victim(("a worker",), ()), Victim(("workers",), ())
-NURSERY, AGENT = Victim(("nursery",), ()), Victim(("node agent",), ())
+FORK_SERVER, AGENT = Victim(("fork server",), ()), Victim(("node agent",), ())
 DRIVER = Victim(("driver",), (), ends_job=True)
 ALL_OF_IT = Victim(("everything",), (), ends_job=True)
-ALL = (A_WORKER, WORKERS, NURSERY, AGENT, DRIVER, ALL_OF_IT)
+ALL = (A_WORKER, WORKERS, FORK_SERVER, AGENT, DRIVER, ALL_OF_IT)
 
 IN_WORKERS = Time(("tests.sgd.trained:Linear.train_batch",), most=16, rank=NO_RANK)
 VALIDATES = Time(("tests.sgd.trained:Linear.validate_batch",), rank=NO_RANK)

@@ -16,7 +16,7 @@ _LAUNCHERS = (
     "mpiexec",
     "tests/e2e/warm/launcher.py",
 )
-_NURSERY, _NODE_AGENT = "hpc_det.sgd.rank.fork_server", "hpc_det.sgd.elastic.node"
+_FORK_SERVER, _NODE_AGENT = "hpc_det.sgd.rank.fork_server", "hpc_det.sgd.elastic.node"
 
 
 class Processes:
@@ -53,8 +53,8 @@ class Processes:
                 return self._workers()[-1:]
             case ["workers"]:
                 return self._workers()
-            case ["nursery"]:
-                return self._nurseries()
+            case ["fork server"]:
+                return self._fork_servers()
             case ["node", "agent"]:
                 return self._marked_with(_NODE_AGENT)
             case ["driver"]:
@@ -77,14 +77,14 @@ class Processes:
         found = [pid for pid in processes.pids() if any(each in word for word in _command(pid) for each in _LAUNCHERS)]
         return [pid for pid in found if agents & {*processes.ancestors(pid)} and pid not in agents]
 
-    def _nurseries(self) -> list[int]:
+    def _fork_servers(self) -> list[int]:
         agents = self._marked_with(_NODE_AGENT)
-        return [pid for pid in self._marked_with(_NURSERY) if processes.ancestors(pid)[0] in agents]
+        return [pid for pid in self._marked_with(_FORK_SERVER) if processes.ancestors(pid)[0] in agents]
 
     def _workers(self) -> list[int]:
-        """Forked from the nursery, so that all look alike."""
-        nurseries = self._nurseries()
-        return [pid for pid in self._marked_with(_NURSERY) if processes.ancestors(pid)[0] in nurseries]
+        """Forked from the fork server, so that all look alike."""
+        fork_servers = self._fork_servers()
+        return [pid for pid in self._marked_with(_FORK_SERVER) if processes.ancestors(pid)[0] in fork_servers]
 
     def _marked_with(self, word: str) -> list[int]:
         return [pid for pid in self.marked() if any(each.endswith(word) for each in _command(pid))]

@@ -35,7 +35,7 @@ class Target:
         return socket.create_connection((self.meeting.host, self.meeting.agents_port), DEADLINE_S)
 
     def trains_on(self) -> None:
-        """It hears of a stop, saves on both nodes, and says goodbye."""
+        """It hears of a stop, saves on both nodes, and reports its exit."""
         assert [agent.poll() for agent in self._agents] == [None, None], self._gang.printed.read_text()
         request_stop(self._gang.trial.stop, attempt=1, reason="pause", source="a test", deadline=None)
         assert [agent.wait(DEADLINE_S) for agent in self._agents] == [0, 0]

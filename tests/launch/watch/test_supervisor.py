@@ -254,7 +254,7 @@ def test_clocks_are_compared_once_all_have_come(gang: Gang, node_0: Node0, monke
 # --- nodes that are lost
 
 
-def test_a_line_that_ends_without_a_goodbye_is_a_lost_node(gang: Gang, node_0: Node0) -> None:
+def test_a_line_that_ends_without_a_report_of_an_exit_is_a_lost_node(gang: Gang, node_0: Node0) -> None:
     there, lost = arrives(node_0, 1), arrives(node_0, 2)
     lost.close()
     node_0.until(lambda: node_0.ended)
@@ -263,7 +263,7 @@ def test_a_line_that_ends_without_a_goodbye_is_a_lost_node(gang: Gang, node_0: N
     there.close()
 
 
-def test_a_node_that_says_goodbye_is_not_lost_and_node_0_stays_until_all_have(gang: Gang, node_0: Node0) -> None:
+def test_a_node_that_reports_its_exit_is_not_lost_and_node_0_stays_until_all_have(gang: Gang, node_0: Node0) -> None:
     for line in [arrives(node_0, 1), arrives(node_0, 2)]:
         assert node_0.supervisor.awaits_nodes
         line.send({"exit": 0})
@@ -283,7 +283,7 @@ def test_node_0_does_not_stay_for_ever_for_one_that_does_not_leave(
         line.close()
 
 
-def test_the_goodbye_of_an_agent_that_has_failed_ends_the_gang_and_blames_no_node(gang: Gang, node_0: Node0) -> None:
+def test_the_exit_of_an_agent_that_has_failed_ends_the_gang_and_blames_no_node(gang: Gang, node_0: Node0) -> None:
     failed, other = arrives(node_0, 1), arrives(node_0, 2)
     failed.send({"exit": 1})
     node_0.until(lambda: node_0.ended)
@@ -340,7 +340,7 @@ def test_agents_that_were_suspended_have_as_long_to_settle_as_others(
     lines[0].close()
 
 
-def test_node_0_stays_for_others_that_were_suspended_before_their_goodbye(
+def test_node_0_stays_for_others_that_were_suspended_before_they_reported_their_exit(
     suspension: Suspension, node_0: Node0
 ) -> None:
     lines = [arrives(node_0, 1), arrives(node_0, 2)]

@@ -168,8 +168,13 @@ def test_retries_are_counted_and_used_up(monkeypatch: pytest.MonkeyPatch) -> Non
         assert isinstance(caught.value, RetriesUsedUp)
 
 
+<<<<<<< HEAD
 def test_ranks_that_a_killed_nursery_was_to_fork_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     await_ranks = RankGang._await_ranks
+=======
+def test_ranks_that_a_killed_fork_server_was_to_fork_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    await_ranks = Gang._await_ranks
+>>>>>>> eb1c6bb7 (Tests follow the names: fork server, supervisor_of_node)
     before = children(os.getpid())
     killed: list[int] = []
 
@@ -276,8 +281,8 @@ class OneBroken(LocalNodes):
         mark = self.mark
 
         def die_there() -> None:
-            nursery = Path(f"/proc/{os.getppid()}/stat").read_text()
-            if nursery.rpartition(")")[2].split()[1] == mark.read_text():
+            fork_server = Path(f"/proc/{os.getppid()}/stat").read_text()
+            if fork_server.rpartition(")")[2].split()[1] == mark.read_text():
                 os.kill(os.getpid(), signal.SIGKILL)
 
         return die_there
@@ -462,7 +467,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(state_folder: Path) -> None:
         assert driver.stdout
         driver.stdout.readline()
         its = descendants(driver.pid)
-        assert len(its) >= 4  # agent, nursery, two ranks
+        assert len(its) >= 4  # agent, fork server, two ranks
         os.killpg(driver.pid, signal.SIGINT)
         assert "KeyboardInterrupt" in driver.communicate(timeout=DEADLINE_S)[1]
     wait_for(lambda: all(map(has_no_memory, its)), DEADLINE_S)
