@@ -304,11 +304,7 @@ def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
 def _stops(
     distributed: Distributed, signals: SignalPipe, line: Line | None, stop_class: type[StopAgreement] = StopAgreement
 ) -> Iterator[StopAgreement]:
-<<<<<<< HEAD
     """The agreement of the ranks to stop, which a signal or a message of the agent begins."""
-=======
-    """How the ranks agree on a stop, from a signal or the agent's word on."""
->>>>>>> 242cffcd (Names in the field's terms: supervisor, exit reports, hang watch, resubmission, lines and their server, fork server)
     stop = stop_class(distributed.messages)
 
     def notice(deadline: float | None) -> None:

@@ -16,12 +16,8 @@ from hpc_det.node.process import uninterrupted
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.failures import NotEnoughRanks
-<<<<<<< HEAD
 from hpc_det.sgd.elastic.meeting import Driver, Guests, announce, check_free, claim, withdraw
 from hpc_det.sgd.rank import RankSettings
-=======
-from hpc_det.sgd.elastic.meeting import DriverAddress, Guests, announce, check_free, claim, withdraw
->>>>>>> 242cffcd (Names in the field's terms: supervisor, exit reports, hang watch, resubmission, lines and their server, fork server)
 from hpc_det.store.run_folder import RunFolder
 
 POLL_S = 1.0

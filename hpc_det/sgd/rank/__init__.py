@@ -1,14 +1,9 @@
 """One process of the gang.
 
 fork_server        the process that ranks are forked from; process: what is forked
-<<<<<<< HEAD
 worker             does what the driver asks: a runner trains, over passes, and state is what is saved of it
 passes             over the user's loaders; shards: those that are shared out
 store              how ranks meet
-=======
-worker             does what the driver asks; runner trains, over data, and state is what is saved of it
-store, broadcast   how ranks meet
->>>>>>> 242cffcd (Names in the field's terms: supervisor, exit reports, hang watch, resubmission, lines and their server, fork server)
 train_loop         what functions of `fit` may call
 
 RankPlace and RankSettings are what a rank is told at its start.

@@ -36,11 +36,8 @@ class Child(NamedTuple):
 
 
 class ForkServer:
-<<<<<<< HEAD
     """Forks ranks as the node agent orders, reports their exits, and ends them."""
 
-=======
->>>>>>> 242cffcd (Names in the field's terms: supervisor, exit reports, hang watch, resubmission, lines and their server, fork server)
     def __init__(self, line: Line, buffers: list[int]) -> None:
         self._line = line
         self._buffers = buffers

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """A rank's process, as the fork server starts it: which signals it takes, how it ends, and what it prints."""
-=======
-"""A rank's process, as the fork server forks it: what it prints, which signals it hears, how it ends."""
->>>>>>> 242cffcd (Names in the field's terms: supervisor, exit reports, hang watch, resubmission, lines and their server, fork server)
 
 from __future__ import annotations
 

@@ -168,13 +168,8 @@ def test_retries_are_counted_and_used_up(monkeypatch: pytest.MonkeyPatch) -> Non
         assert isinstance(caught.value, RetriesUsedUp)
 
 
-<<<<<<< HEAD
 def test_ranks_that_a_killed_nursery_was_to_fork_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     await_ranks = RankGang._await_ranks
-=======
-def test_ranks_that_a_killed_fork_server_was_to_fork_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    await_ranks = Gang._await_ranks
->>>>>>> eb1c6bb7 (Tests follow the names: fork server, supervisor_of_node)
     before = children(os.getpid())
     killed: list[int] = []
 
