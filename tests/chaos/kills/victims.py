@@ -53,7 +53,7 @@ class Processes:
                 return self._workers()[-1:]
             case ["workers"]:
                 return self._workers()
-            case ["fork server"]:
+            case ["fork", "server"]:
                 return self._fork_servers()
             case ["node", "agent"]:
                 return self._marked_with(_NODE_AGENT)
