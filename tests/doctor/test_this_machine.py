@@ -10,7 +10,7 @@ import pytest
 
 from hpc_det.doctor import Finding, this_machine
 from hpc_det.doctor.this_machine import file_system, findings
-from hpc_det.launch.watch.health import Problem
+from hpc_det.launch.watch.health import NodeProblem
 from tests.cli.life import Life
 from tests.doctor.sites import one
 from tests.wait import DEADLINE_S
@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_made(root: Path) -> None:
 
 
 def test_a_folder_that_takes_no_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = Problem(f"{root}: Disk quota exceeded")
+    full = NodeProblem(f"{root}: Disk quota exceeded")
     monkeypatch.setattr(this_machine, "folder_problem", lambda folder, shared: full)
     assert one(told_of(root), "Disk quota exceeded").verdict == "problem"
 

@@ -38,16 +38,18 @@ MOST_USED = 0.5
 _UUID_LENGTH = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
-class Problem(NamedTuple):
+class NodeProblem(NamedTuple):
     text: str
     is_shared: bool = False
     """The run folder is full: every other node would say the same, and the node is not to blame."""
 
 
-Check = Callable[[], Problem | None]
+Check = Callable[[], NodeProblem | None]
 
 
-def problems_of_node(trial: TrialFolder, plan: JobPlan, folders: NodeFolders, env: Mapping[str, str]) -> list[Problem]:
+def problems_of_node(
+    trial: TrialFolder, plan: JobPlan, folders: NodeFolders, env: Mapping[str, str]
+) -> list[NodeProblem]:
     """What is wrong with this node for a gang of `plan`; after `ANSWER_S` at the latest."""
     checks: dict[str, Check] = {
         "memory": _memory,
@@ -59,7 +61,7 @@ def problems_of_node(trial: TrialFolder, plan: JobPlan, folders: NodeFolders, en
     return answers(checks, ANSWER_S)
 
 
-def answers(checks: Mapping[str, Check], within_s: float) -> list[Problem]:
+def answers(checks: Mapping[str, Check], within_s: float) -> list[NodeProblem]:
     """What the checks find, all at the same time; a silent one is a problem, under its name."""
     end = time.monotonic() + within_s
     running = {name: _start(check) for name, check in checks.items()}
@@ -67,20 +69,20 @@ def answers(checks: Mapping[str, Check], within_s: float) -> list[Problem]:
     return [problem for problem in found if problem]
 
 
-def _memory() -> Problem | None:
+def _memory() -> NodeProblem | None:
     lines = Path("/proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable:"))
     if available >= LEAST_MEMORY_MB:
         return None
-    return Problem(f"{available} MB of memory are left there, less than {LEAST_MEMORY_MB} MB")
+    return NodeProblem(f"{available} MB of memory are left there, less than {LEAST_MEMORY_MB} MB")
 
 
-def _devices(needed: int, env: Mapping[str, str]) -> Problem | None:
+def _devices(needed: int, env: Mapping[str, str]) -> NodeProblem | None:
     text = device_problem(needed, env)
-    return Problem(text) if text else None
+    return NodeProblem(text) if text else None
 
 
-def folder_problem(folder: Path, *, shared: bool) -> Problem | None:
+def folder_problem(folder: Path, *, shared: bool) -> NodeProblem | None:
     """Write, flush, read, delete; on the way the file server tells its time."""
     path = folder / f".health-{socket.gethostname()}-{os.getpid()}"
     try:
@@ -88,13 +90,13 @@ def folder_problem(folder: Path, *, shared: bool) -> Problem | None:
         written = _write_and_read(path, os.urandom(512))
         after = time.time()
     except OSError as error:
-        return Problem(f"{folder}: {error.strerror}", is_shared=shared and error.errno in full_disk.CODES)
+        return NodeProblem(f"{folder}: {error.strerror}", is_shared=shared and error.errno in full_disk.CODES)
     finally:
         with suppress(OSError):
             path.unlink()
     if before - CLOCK_S <= written <= after + CLOCK_S:
         return None
-    return Problem(f"the clock is {abs(after - written):.0f} s {_side(after - written)} the one behind {folder}")
+    return NodeProblem(f"the clock is {abs(after - written):.0f} s {_side(after - written)} the one behind {folder}")
 
 
 def _write_and_read(path: Path, content: bytes) -> float:
@@ -110,7 +112,7 @@ def _write_and_read(path: Path, content: bytes) -> float:
         os.close(descriptor)
 
 
-def wrong_clocks(offsets: Mapping[str, float]) -> dict[str, Problem]:
+def wrong_clocks(offsets: Mapping[str, float]) -> dict[str, NodeProblem]:
     """The hosts whose clocks are wrong, from how many seconds each is ahead of the first one's, which has 0.
 
     The first one is right, unless most of the others say otherwise.
@@ -118,9 +120,11 @@ def wrong_clocks(offsets: Mapping[str, float]) -> dict[str, Problem]:
     away = {host: offset for host, offset in offsets.items() if abs(offset) > CLOCK_S}
     first = next(iter(offsets))
     if len(away) > len(offsets) / 2:
-        return {first: Problem(f"the clock is more than {CLOCK_S:.0f} s away from those of {len(away)} other nodes")}
+        return {
+            first: NodeProblem(f"the clock is more than {CLOCK_S:.0f} s away from those of {len(away)} other nodes")
+        }
     return {
-        host: Problem(f"the clock is {abs(offset):.0f} s {_side(offset)} that of {first}")
+        host: NodeProblem(f"the clock is {abs(offset):.0f} s {_side(offset)} that of {first}")
         for host, offset in away.items()
     }
 
@@ -147,26 +151,26 @@ def _run(check: Check, write: int) -> NoReturn:
     try:
         problem = check()
     except BaseException as error:
-        problem = Problem(f"{type(error).__name__}: {error}")
+        problem = NodeProblem(f"{type(error).__name__}: {error}")
     with suppress(BaseException):
         os.write(write, json.dumps(problem).encode())
     os._exit(0)
 
 
-def _answer(name: str, process: int, answer: int, end: float, within_s: float) -> Problem | None:
+def _answer(name: str, process: int, answer: int, end: float, within_s: float) -> NodeProblem | None:
     try:
         if not select.select([answer], [], [], max(0.0, end - time.monotonic()))[0]:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-            return Problem(f"no answer from {name} in {within_s:g} s")
+            return NodeProblem(f"no answer from {name} in {within_s:g} s")
         said = os.read(answer, select.PIPE_BUF)
         os.waitpid(process, 0)
     finally:
         os.close(answer)
     if not said:
-        return Problem(f"the check of {name} was killed")
+        return NodeProblem(f"the check of {name} was killed")
     problem = json.loads(said)
-    return Problem(*problem) if problem else None
+    return NodeProblem(*problem) if problem else None
 
 
 class _Memory(ctypes.Structure):

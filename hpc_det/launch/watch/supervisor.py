@@ -22,7 +22,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch import peers
 from hpc_det.launch.watch.hang import HangWatch
-from hpc_det.launch.watch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
+from hpc_det.launch.watch.health import ANSWER_S, NodeProblem, problems_of_node, wrong_clocks
 from hpc_det.launch.watch.heartbeat_server import HeartbeatServer
 from hpc_det.launch.watch.peers import ARRIVE_S, Arrivals, Peers, ToNode0
 from hpc_det.node.agent_socket import AgentSocket
@@ -110,11 +110,11 @@ class Supervisor:
     def close(self) -> None:
         raise NotImplementedError
 
-    def _problems(self, folders: NodeFolders) -> list[Problem]:
+    def _problems(self, folders: NodeFolders) -> list[NodeProblem]:
         plan = self.gang.plan
         return problems_of_node(self.gang.trial, plan, folders, os.environ) if plan.health_checks else []
 
-    def _note_problems(self, node: int, problems: Iterable[Problem]) -> None:
+    def _note_problems(self, node: int, problems: Iterable[NodeProblem]) -> None:
         """A problem of a folder that all share is the run's failure, and no verdict on the node."""
         problems = list(problems)
         text = "; ".join(problem.text for problem in problems)
@@ -209,7 +209,7 @@ class SupervisorOfNode0(Supervisor):
     def _welcome(self, node: int, report: Head) -> None:
         self._offsets[node] = self._offset(report["time"])
         if report["problems"]:
-            self._note_problems(node, [Problem(*problem) for problem in report["problems"]])
+            self._note_problems(node, [NodeProblem(*problem) for problem in report["problems"]])
             if self._peers:
                 self._peers.tell({"noted": True}, node)
             self.end()
@@ -244,7 +244,7 @@ class SupervisorOfNode0(Supervisor):
             self._on_lost(node, f"{self.gang.plan.scheduler} says that it is down, and its agent has not come")
         if arrivals.are_late and self.gang.plan.health_checks:
             for node in missing:
-                self._note_problems(node, [Problem(f"no word from its agent in {ARRIVE_S:.0f} s")])
+                self._note_problems(node, [NodeProblem(f"no word from its agent in {ARRIVE_S:.0f} s")])
             self.end()
 
     def _check_clocks(self) -> None:
@@ -333,10 +333,12 @@ class SupervisorOfOtherNode(Supervisor):
         if isinstance(error, ConnectionRefusedError):  # the way is there, and the agent not any more
             raise HpcDetError(f"the agent of the first node, {where}, is gone")
         if self.gang.plan.health_checks:
-            self._note_problems(self._node, [Problem(f"no way to the first node, {where}: {error.strerror or error}")])
+            self._note_problems(
+                self._node, [NodeProblem(f"no way to the first node, {where}: {error.strerror or error}")]
+            )
             raise UnhealthyNode("no way to the first node")
 
-    def _leave(self, found: list[Problem]) -> None:
+    def _leave(self, found: list[NodeProblem]) -> None:
         """Not before node 0 knows why."""
         if self._node_0 is None or not self._node_0.answered():
             self._note_problems(self._node, found)

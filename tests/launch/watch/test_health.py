@@ -14,13 +14,13 @@ import pytest
 
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch import health
-from hpc_det.launch.watch.health import Problem, answers, device_problem, problems_of_node, wrong_clocks
+from hpc_det.launch.watch.health import NodeProblem, answers, device_problem, problems_of_node, wrong_clocks
 from hpc_det.store.folders import ExperimentFolder
 from tests.machine import smallest
 from tests.plan.plans import job_plan
 
 
-def found(tmp_path: Path, **plan: Any) -> list[Problem]:
+def found(tmp_path: Path, **plan: Any) -> list[NodeProblem]:
     trial = ExperimentFolder(tmp_path / "run").trial()
     trial.path.mkdir(parents=True, exist_ok=True)
     private = tmp_path / "private"
@@ -40,7 +40,7 @@ def test_a_folder_that_is_gone_is_the_nodes_problem(tmp_path: Path) -> None:
     trial = ExperimentFolder(tmp_path / "run").trial()
     gone = str(tmp_path / "private")
     problems = problems_of_node(trial, job_plan(slot_type="cpu"), NodeFolders(gone, None), {})
-    assert problems == [Problem(f"{gone}: No such file or directory")]
+    assert problems == [NodeProblem(f"{gone}: No such file or directory")]
 
 
 @pytest.mark.parametrize(("error", "is_shared"), [("ENOSPC", True), ("EROFS", False)])
@@ -55,7 +55,7 @@ def test_a_full_run_folder_is_everybodys_problem_and_a_read_only_one_the_nodes(
     monkeypatch.setattr(os, "fsync", refuse)
     folders = [tmp_path / "run" / "trials" / "1", tmp_path / "private"]
     assert found(tmp_path) == [
-        Problem(f"{folder}: {os.strerror(number)}", is_shared and folder == folders[0]) for folder in folders
+        NodeProblem(f"{folder}: {os.strerror(number)}", is_shared and folder == folders[0]) for folder in folders
     ]
 
 
@@ -74,7 +74,7 @@ def test_a_node_without_memory_is_ill(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_gpus_are_asked_for_where_slots_are_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "device_problem", lambda needed, env: f"0 of {needed} GPUs")
-    assert found(tmp_path, slot_type="gpu") == [Problem("0 of 4 GPUs")]
+    assert found(tmp_path, slot_type="gpu") == [NodeProblem("0 of 4 GPUs")]
     assert found(tmp_path, slot_type="cpu") == []
 
 
@@ -82,8 +82,8 @@ def test_a_check_that_hangs_is_named_and_keeps_nobody_else_waiting(monkeypatch: 
     wait, within_s = select.select, iter([0.2, None])  # the healthy one may be let run later than that
     monkeypatch.setattr(select, "select", lambda read, write, urgent, left_s: wait(read, write, urgent, next(within_s)))
     began = time.monotonic()
-    checks = {"/scratch": lambda: time.sleep(60), "memory": lambda: Problem("none left")}
-    assert answers(checks, within_s=0.2) == [Problem("no answer from /scratch in 0.2 s"), Problem("none left")]
+    checks = {"/scratch": lambda: time.sleep(60), "memory": lambda: NodeProblem("none left")}
+    assert answers(checks, within_s=0.2) == [NodeProblem("no answer from /scratch in 0.2 s"), NodeProblem("none left")]
     assert time.monotonic() - began < 50
     os.waitpid(-1, 0)  # the one that was killed: an agent reaps it at its end
 
@@ -92,12 +92,12 @@ def test_a_check_that_breaks_is_a_problem() -> None:
     def breaks() -> None:
         raise KeyError("MemAvailable")
 
-    assert answers({"memory": breaks}, within_s=20) == [Problem("KeyError: 'MemAvailable'")]
+    assert answers({"memory": breaks}, within_s=20) == [NodeProblem("KeyError: 'MemAvailable'")]
 
 
 def test_the_wrong_clock_is_the_one_that_most_others_contradict() -> None:
     assert wrong_clocks({"a": 0, "b": 59, "c": -59}) == {}
-    assert wrong_clocks({"a": 0, "b": 90}) == {"b": Problem("the clock is 90 s ahead of that of a")}
+    assert wrong_clocks({"a": 0, "b": 90}) == {"b": NodeProblem("the clock is 90 s ahead of that of a")}
     assert list(wrong_clocks({"a": 0, "b": 90, "c": 91})) == ["a"]
 
 
