@@ -1,13 +1,16 @@
-"""What a rank's process needs before torch is imported and after it failed: its log, the connection to the agent, the
-stop signals, and the note of a failure.
+"""A rank's process before torch is imported, beside its training, and after it failed: its log, the connection to its
+agent, the stop signals, and the note of a failure.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +56,60 @@ def join_gang(env: Mapping[str, str]) -> RankProcess:
     return process
 
 
+def _let_go(*lines: Line) -> None:
+    """A forked child, a DataLoader's worker, is no rank: its end of the line would hide that the rank is gone."""
+    for line in lines:
+        line.connection.close()
+
+
+class StopListener:
+    """A thread that waits for either, and gives notice (hpc_det.distributed.preempt)."""
+
+    def __init__(self, signals: SignalPipe, line: Line | None, give_notice: Callable[[float | None], None]) -> None:
+        """`give_notice` takes the deadline, where it is known."""
+        self._signals = signals
+        self._line = line
+        self._give_notice = give_notice
+        self._end, self._end_by = os.pipe()
+        self._thread = threading.Thread(target=self._listen, name="stop-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hear nothing any more."""
+        os.write(self._end_by, b"end")
+        self._thread.join()
+        os.close(self._end)
+        os.close(self._end_by)
+
+    def _listen(self) -> None:
+        sources: list[int] = [self._end, self._signals.fd, *([self._line.connection.fileno()] if self._line else [])]
+        while True:
+            ready = select.select(sources, [], [])[0]
+            if self._end in ready:
+                return
+            if self._signals.fd in ready:
+                self._on_signals(self._signals.received())
+            if self._line and self._line.connection.fileno() in ready:
+                self._on_line(self._line)
+
+    def _on_signals(self, received: list[signal.Signals]) -> None:
+        """The agent tells all ranks to stop; without one the gang was started by hand, and this rank speaks for it."""
+        for number in received:
+            if self._line:
+                self._line.send({"signal": number.name})
+            else:
+                self._give_notice(None)
+
+    def _on_line(self, line: Line) -> None:
+        messages = line.receive_some()
+        if messages is None:
+            print("hpc-det: the node agent is gone; this rank leaves", file=sys.stderr, flush=True)
+            os._exit(1)
+        for message in messages:
+            if "stop" in message.head:
+                self._give_notice(message.head.get("deadline"))
+
+
 def note_error(attempt: Attempt, rank: int | None, error: BaseException) -> None:
     """What ended the rank, for the job to see. `rank` None: there is none yet."""
     if full := full_disk.cause_in(error):
@@ -64,12 +121,6 @@ def note_error(attempt: Attempt, rank: int | None, error: BaseException) -> None
         trace = "".join(traceback.format_exception(error))
         failure = failure_now(rank, f"{type(error).__name__}: {error}", traceback=trace)
     note_failure(attempt.trial, attempt.number, failure)
-
-
-def _let_go(*lines: Line) -> None:
-    """A forked child, a DataLoader's worker, is no rank: its end of the line would hide that the rank is gone."""
-    for line in lines:
-        line.connection.close()
 
 
 def log_to(path: Path) -> None:

@@ -22,10 +22,9 @@ from hpc_det.checkpoint.retention import Policy, policy_of
 from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.config.rank_variables import RESUME_CHECK, THROUGHPUT, TrainsOn, stops_of, trains_on
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.distributed.listener import Listener
 from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import ForcedStop, StopAgreement, give_notice
-from hpc_det.distributed.rank_process import RankProcess
+from hpc_det.distributed.rank_process import RankProcess, StopListener
 from hpc_det.distributed.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.node.heartbeat import Progress
@@ -311,7 +310,7 @@ def _stops(
         stop.deadline = deadline
         give_notice(distributed.messages)
 
-    listener = Listener(signals, line, notice)
+    listener = StopListener(signals, line, notice)
     try:
         yield stop
         distributed.barrier()

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.distributed.listener import Listener
+from hpc_det.distributed.rank_process import StopListener
 from hpc_det.node.lines import Message, line_over
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from tests.distributed.ranks import OnRanks
@@ -21,7 +21,7 @@ from tests.wait import DEADLINE_S
 
 def signalled_by_hand(distributed: Distributed, number: signal.Signals) -> bool:
     noticed = threading.Event()
-    Listener(SignalPipe(STOP_SIGNALS), None, lambda _: noticed.set())
+    StopListener(SignalPipe(STOP_SIGNALS), None, lambda _: noticed.set())
     os.kill(os.getpid(), number)
     return noticed.wait(DEADLINE_S)
 
@@ -35,7 +35,7 @@ def signalled_under_an_agent(distributed: Distributed) -> tuple[Message | None, 
     """What the agent received, whether notice was given before it told the ranks to stop, and their deadline."""
     notices: queue.Queue[float | None] = queue.Queue()
     agent, line = map(line_over, socket.socketpair())
-    Listener(SignalPipe(STOP_SIGNALS), line, notices.put)
+    StopListener(SignalPipe(STOP_SIGNALS), line, notices.put)
     os.kill(os.getpid(), signal.SIGUSR2)
     received, before = agent.receive(), not notices.empty()
     agent.send({"something": "else"})
@@ -57,7 +57,7 @@ def orphaned(distributed: Distributed) -> tuple[int, str]:
         os.dup2(write, 2)
         sys.stderr = os.fdopen(2, "w")
         ours, theirs = socket.socketpair()
-        Listener(SignalPipe(STOP_SIGNALS), line_over(theirs), lambda _: None)
+        StopListener(SignalPipe(STOP_SIGNALS), line_over(theirs), lambda _: None)
         ours.close()
         threading.Event().wait(DEADLINE_S)
         os._exit(0)
