@@ -63,7 +63,9 @@ def _let_go(*lines: Line) -> None:
 
 
 class StopListener:
-    """A thread that waits for either, and gives notice (hpc_det.distributed.preempt)."""
+    """A thread that waits for a stop from the agent or a signal to this process, and gives notice
+    (hpc_det.distributed.preempt).
+    """
 
     def __init__(self, signals: SignalPipe, line: Line | None, give_notice: Callable[[float | None], None]) -> None:
         """`give_notice` takes the deadline, where it is known."""
