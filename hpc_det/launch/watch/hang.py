@@ -37,7 +37,7 @@ _VERDICT_S = 10.0
 """How long the stacks of all ranks may take."""
 _COLLECTIVES = "(distributed_c10d.py:"
 """In the place of a rank that waits for others, by a call of torch.distributed's."""
-Standing = tuple[Progress, str]
+RankPosition = tuple[Progress, str]
 """Where a rank stands: its progress, and the place in its code."""
 
 
@@ -52,7 +52,7 @@ class HangWatch:
         self._next_round = 0.0 if plan.hang_timeout_s != 0 else float("inf")
         self._stacks_at: float | None = None
         """When they were asked for."""
-        self._places: dict[int, Standing] = {}
+        self._places: dict[int, RankPosition] = {}
 
     def take(self, news: Iterable[Head]) -> None:
         """What heartbeats have sent."""
@@ -159,7 +159,7 @@ class HangJudge:
         return max(self.limit_s, _FUNCTION_S) if has_been_done else float("inf")
 
 
-def last_first(ranks: Mapping[int, Standing]) -> list[tuple[Standing, list[int]]]:
+def last_first(ranks: Mapping[int, RankPosition]) -> list[tuple[RankPosition, list[int]]]:
     """Ranks that stand at the same place together, those furthest behind first, and of these the odd ones out.
 
     In a pipeline several are odd: of equally many those that do not wait in a collective themselves.
@@ -171,7 +171,7 @@ def last_first(ranks: Mapping[int, Standing]) -> list[tuple[Standing, list[int]]
     return [(ranks[together[0]], together) for _, together in ordered]
 
 
-def sentence(still_s: float, groups: Iterable[tuple[Standing, list[int]]]) -> str:
+def sentence(still_s: float, groups: Iterable[tuple[RankPosition, list[int]]]) -> str:
     """What the failure says."""
     told = [f"{_named(ranks)}: {_where(progress)}, {place}" for (progress, place), ranks in groups]
     return f"no step for {still_s:.0f} s; " + "; ".join(told) + "; the stacks of all threads stand in the ranks' logs"

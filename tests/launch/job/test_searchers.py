@@ -31,7 +31,7 @@ write_json(attempt.trial.outcome, {"attempt": attempt.number, "kind": kind, "ste
 """A trial without torch: its learning rate is its loss."""
 LR = {"type": "log", "base": 10.0, "minval": -4.0, "maxval": -1.0}
 OPTUNA = {"name": "optuna", "max_trials": 4, "sampler": "TPESampler", "sampler_settings": {"n_startup_trials": 2}}
-CUSTOM = {"name": "custom", "class": "mine:HangWatch", "max_trials": 4, "settings": {"rounds": 2}}
+CUSTOM = {"name": "custom", "class": "mine:Rounds", "max_trials": 4, "settings": {"rounds": 2}}
 
 needs_optuna = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="needs the extra `optuna`")
 
