@@ -11,10 +11,10 @@ from typing import Any
 import torch.distributed as dist
 
 from hpc_det.launch.watch.hang import HangJudge, last_first, sentence
-from hpc_det.node.lines import Line
 from hpc_det.node.frames import Message
 from hpc_det.node.heartbeat import Progress
 from hpc_det.node.key import derived
+from hpc_det.node.lines import Line
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.sgd.driver.failures import COLLATERAL_S, Hung, RankDied
 from hpc_det.sgd.driver.nodes import POLL_S, GangNode, Nodes
