@@ -16,7 +16,7 @@ from hpc_det.node.process import uninterrupted
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.failures import NotEnoughRanks
-from hpc_det.sgd.elastic.meeting import Guests, announce, check_free, claim, withdraw
+from hpc_det.sgd.elastic.meeting import DriverAddress, Guests, announce, check_free, claim, withdraw
 from hpc_det.sgd.rank import RankSettings
 from hpc_det.store.run_folder import RunFolder
 
