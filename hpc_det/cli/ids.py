@@ -1,4 +1,4 @@
-"""Experiments and trials on the command line: an id there, what it names in the command."""
+"""Experiments, trials and jobs on the command line: an id there, what it names in the command."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from hpc_det.cli.actions import at_once
 from hpc_det.cli.parameters import Decorator
-from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json
 from hpc_det.store.experiment_config import read_about
@@ -110,6 +110,13 @@ def _trial(text: str, experiment_of: Callable[[str], ExperimentFolder]) -> Trial
     return created_trial(experiment_of(experiment), int(trial))
 
 
+def job_ids(text: str) -> list[str]:
+    """Ids with commas between, each once."""
+    if not all(named := text.split(",")):
+        raise click.BadParameter(f"{text!r} names no job; expected ids such as 4711,4712")
+    return list(dict.fromkeys(named))
+
+
 def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
     """Raises UsageError for a trial that the search has not created."""
     from hpc_det.view.state import ExperimentView
@@ -157,3 +164,4 @@ any_experiments_argument = _argument("experiments", "[OWNER:]IDS", any_experimen
 trial_argument = _argument("trial", "EXPERIMENT/TRIAL", own_trial, _completed_trials)
 any_trial_argument = _argument("trial", "[OWNER:]EXPERIMENT/TRIAL", any_trial, _completed_trials)
 """Those that begin with any_ are for commands that change nothing: what they name may be a colleague's."""
+jobs_argument = click.argument("jobs", metavar="JOB[,JOB...]", type=job_ids)

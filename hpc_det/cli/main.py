@@ -13,7 +13,7 @@ from hpc_det.errors import INTERRUPTED, HpcDetError, refused, visible
 
 COMMANDS = (
     LazyCommand("experiment", "experiment", "Create experiments and look after them.", alias="e"),
-    LazyCommand("top", "top.command", "Watch all experiments and their jobs on one screen."),
+    LazyCommand("top", "top", "Watch all experiments and their jobs on one screen."),
     LazyCommand("trial", "trial", "Look at one trial of an experiment.", alias="t"),
     LazyCommand("checkpoint", "checkpoint", "Look at checkpoints, copy and remove them.", alias="c"),
     LazyCommand("job", "job", "Look at the queue, and change places in it.", alias="j"),
@@ -25,12 +25,12 @@ COMMANDS = (
     LazyCommand("schema", "schema", "Print the JSON schema of experiment files."),
     LazyCommand("run", "run", "Create an experiment from a Hydra command line."),
     LazyCommand("sweep", "sweep", "Look after sweeps of Hydra apps."),
-    LazyCommand("preview-search", "preview", "Show what the search of an experiment would train."),
+    LazyCommand("preview-search", "preview_search", "Show what the search of an experiment would train."),
     LazyCommand("template", "template", "Keep settings that several experiments share.", alias="tpl"),
     LazyCommand("task", "task", "What runs now: the gangs of all experiments."),
     LazyCommand("version", "version", "Show the versions of hpc_det and of what it runs on."),
     LazyCommand("completion", "completion", "Have a shell complete commands, ids and names."),
-    LazyCommand("install-det", "det", "Give hpc-det the second name det."),
+    LazyCommand("install-det", "install_det", "Give hpc-det the second name det."),
 )
 
 

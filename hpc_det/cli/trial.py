@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
+from hpc_det.cli import describe_trial
 from hpc_det.cli.experiment.download import output_dir
 from hpc_det.cli.experiment.list_checkpoints import best_option, show_checkpoints
 from hpc_det.cli.experiment.logs import LogChoices, log_options
 from hpc_det.cli.experiment.stop import kill_trial
 from hpc_det.cli.groups import Group
 from hpc_det.cli.ids import any_trial_argument, trial_argument
-from hpc_det.cli.output import Output, output_options, show
+from hpc_det.cli.output import Column, Output, Record, column, output_options, rows, show
+from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.metrics import read_reports
 from hpc_det.view.checkpoints import of_trial, set_aside_in
-from hpc_det.view.state import effective_config
+from hpc_det.view.formatting import (
+    NONE,
+    columns,
+    count,
+    duration,
+    iso,
+    length_in_words,
+    number,
+    percent,
+    quantity,
+    section,
+    values_in_words,
+)
+from hpc_det.view.performance.profile import profile as profile_record
+from hpc_det.view.performance.system import GPU_UNITS, UNITS
+from hpc_det.view.state import ExperimentView, effective_config
 
 
 @click.group(cls=Group)
@@ -47,17 +66,14 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
     unless there is none, or too much to read for it. What the last keys hold stands in
     `hpc-det experiment describe --help`.
     """
-    from hpc_det.cli.describe_trial import as_json, in_words, of
-    from hpc_det.cli.trial_metrics import COLUMNS, KEYS, reported
-
     if with_metrics:
-        output.table(reported(trial), COLUMNS, KEYS)
+        output.table(reports_of(trial), REPORT_COLUMNS, REPORT_KEYS)
         return
-    found = of(trial)
+    found = describe_trial.of(trial)
     if output.is_for_people:
-        show(in_words(found))
+        show(describe_trial.in_words(found))
     else:
-        output.details([as_json(found)])
+        output.details([describe_trial.as_json(found)])
 
 
 @trial.command()
@@ -90,13 +106,11 @@ def profile(trial: TrialFolder, output: Output) -> None:
     `rank` is the only one with which it is so, and which the others wait for. `also` holds other verdicts, smaller
     ones. `parts` are seconds of the slowest rank. Units are seconds, bytes and bytes a second; usage is in percent.
     """
-    from hpc_det.cli.trial_profile import KEYS, in_words, measures, of
-
-    found = of(trial)
+    found = profile_of(trial)
     if output.is_for_people:
-        show(in_words(trial, found))
+        show(profile_in_words(trial, found))
     elif output.as_csv:
-        output.table(measures(found), (), KEYS)
+        output.table(measures(found), (), MEASURE_KEYS)
     else:
         output.details([found])
 
@@ -167,3 +181,124 @@ def logs(trial: TrialFolder, choices: LogChoices) -> None:
     from hpc_det.cli.experiment.logs import print_trial
 
     print_trial(trial, choices)
+
+
+REPORT_KEYS = "time attempt kind batches metrics"
+"""Of a record."""
+
+
+REPORT_COLUMNS = (
+    column("TIME", "time"),
+    column("ATTEMPT", "attempt"),
+    column("KIND", "kind"),
+    column("BATCHES", "batches"),
+    Column("METRICS", lambda record: values_in_words(record["metrics"])),
+)
+
+
+def reports_of(trial: TrialFolder) -> list[Record]:
+    """Oldest first, without what was lost and trained again."""
+    return [
+        {
+            "time": iso(report["time"]),
+            "attempt": report["attempt"],
+            "kind": report["kind"],
+            "batches": report["steps"],
+            "metrics": report["metrics"],
+        }
+        for report in read_reports(trial.metrics)
+    ]
+
+
+SHOWN_DIGITS = 12
+"""Of a GPU's UUID: as many tell those of a node apart."""
+
+
+_TIMINGS = (
+    Column("TIMING", lambda timing: timing["timing"]),
+    Column("MEAN", lambda timing: duration(timing["mean_s"])),
+    Column("SHARE", lambda timing: percent(timing["share"])),
+    Column("A BATCH", lambda timing: duration(timing["batch_s"])),
+    Column("LONGEST", lambda timing: duration(timing["longest_s"])),
+    Column("OF RANK", lambda timing: f"{timing['longest_rank']} on {timing['longest_host']}"),
+)
+
+
+_METRICS = (
+    Column("HOST", lambda measure: measure["host"]),
+    Column("GPU", lambda measure: (measure["gpu"] or NONE)[:SHOWN_DIGITS]),
+    Column("METRIC", lambda measure: measure["measure"]),
+    Column("MEAN", lambda measure: quantity(measure["mean"], measure["unit"])),
+    Column("MIN", lambda measure: quantity(measure["min"], measure["unit"])),
+    Column("MAX", lambda measure: quantity(measure["max"], measure["unit"])),
+)
+
+
+MEASURE_KEYS = "measure unit host gpu mean min max share batch_s rank"
+"""Of a measure."""
+
+
+def profile_of(trial: TrialFolder) -> Record:
+    """The record that `--json` prints."""
+    return {"id": trial.id, **profile_record(ExperimentView(trial.experiment()), trial)}
+
+
+def measures(found: Record) -> list[Record]:
+    """A record for each timing and each metric of a node or GPU: a spreadsheet's rows."""
+    return [*map(_of_timing, found["timings"]), *_of_nodes(found)]
+
+
+def _of_timing(timing: Record) -> Record:
+    return {
+        "measure": timing["timing"],
+        "unit": "s",
+        "host": timing["longest_host"],
+        "gpu": None,
+        "mean": timing["mean_s"],
+        "min": None,
+        "max": timing["longest_s"],
+        "share": timing["share"],
+        "batch_s": timing["batch_s"],
+        "rank": timing["longest_rank"],
+    }
+
+
+def _of_nodes(found: Record) -> Iterator[Record]:
+    for node in found["nodes"]:
+        yield from _of_metrics(node["host"], None, node["metrics"], UNITS)
+        for gpu, metrics in node["gpus"].items():
+            yield from _of_metrics(node["host"], gpu, metrics, GPU_UNITS)
+
+
+def _of_metrics(host: str, gpu: str | None, metrics: Record, units: Mapping[str, str]) -> Iterator[Record]:
+    for name, usage in metrics.items():
+        about = {"measure": name, "unit": units[name], "host": host, "gpu": gpu}
+        yield {**about, **usage, "share": None, "batch_s": None, "rank": None}
+
+
+def profile_in_words(trial: TrialFolder, found: Record) -> str:
+    """The verdict first, and then what it stands on."""
+    heading = [f"Trial {trial.experiment().id}/{trial.id}: {found['verdict']}", f"  {found['why']}"]
+    also = [section(f"Also {other['verdict']}: {other['why']}", _advice(other)) for other in found["also"]]
+    timings = section(_timings_heading(found), _table(found["timings"], _TIMINGS))
+    nodes = section("System metrics, of whole nodes", _table(list(_of_nodes(found)), _METRICS))
+    parts = [heading, section("To try", _advice(found)), *also, timings, nodes, section("Notes", found["notes"])]
+    return "\n\n".join("\n".join(map(printable, lines)) for lines in parts if lines)
+
+
+def _advice(verdict: Record) -> list[str]:
+    return [line for its in verdict["advice"] for line in [f"- {its['text']}", *_setting(its)]]
+
+
+def _setting(advice: Record) -> list[str]:
+    return [f"    {advice['setting']}"] if advice["setting"] else []
+
+
+def _timings_heading(found: Record) -> str:
+    batches, ranks = length_in_words(found["batches"], "batches"), count(found["ranks"], "rank")
+    speed = number(found["samples_per_second"])
+    return f"Timings of {batches} on {ranks}, {speed} samples a second"
+
+
+def _table(records: Sequence[Record], shown: Sequence[Column]) -> list[str]:
+    return columns(rows(records, shown)) if records else []

@@ -58,8 +58,8 @@ class SlurmOnPaper:
 
     def take_over(self, patch: pytest.MonkeyPatch) -> None:
         """`hpc-det job` asks it, whatever this machine has."""
-        patch.setattr("hpc_det.cli.job.here.schedulers_here", lambda which: ["slurm"])
-        for module in ("here", "listing", "of_experiments", "operations", "updates", "holds"):
+        patch.setattr("hpc_det.cli.job.list.schedulers_here", lambda which: ["slurm"])
+        for module in ("list", "hold", "update", "operations"):
             patch.setattr(f"hpc_det.cli.job.{module}.run_command", self.run)
 
     def queue(self, job_id: str, *, user: str | None = None, **more: str) -> PaperJob:

@@ -129,7 +129,7 @@ def test_an_unknown_pool_is_told_with_the_known_ones(hpc_det: Command, queue: Sl
 def test_a_machine_without_a_scheduler_has_its_own_jobs_alone(
     hpc_det: Command, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_det.cli.job.here.schedulers_here", lambda which: [])
+    monkeypatch.setattr("hpc_det.cli.job.list.schedulers_here", lambda which: [])
     assert hpc_det("job", "list").code == 0
     told = "--resource-pool: no pool 'low'; this machine has no scheduler, so known: local"
     assert told in hpc_det("job", "list", "-p", "low").err
@@ -148,10 +148,10 @@ def test_of_two_schedulers_the_one_that_answers_is_asked(
         return slurm.run(command)
 
     slurm.queue("4711")
-    monkeypatch.setattr("hpc_det.cli.job.here.schedulers_here", lambda which: ["pbs", "slurm"])
-    monkeypatch.setattr("hpc_det.cli.job.here.run_command", slurm_alone)
+    monkeypatch.setattr("hpc_det.cli.job.list.schedulers_here", lambda which: ["pbs", "slurm"])
+    monkeypatch.setattr("hpc_det.cli.job.list.run_command", slurm_alone)
     assert [record["id"] for record in records(hpc_det)] == ["4711"]
-    monkeypatch.setattr("hpc_det.cli.job.here.schedulers_here", lambda which: ["slurm", "pbs"])
+    monkeypatch.setattr("hpc_det.cli.job.list.schedulers_here", lambda which: ["slurm", "pbs"])
     assert [record["id"] for record in records(hpc_det)] == ["4711"]
 
 
@@ -159,7 +159,7 @@ def test_a_silent_scheduler_is_an_error(hpc_det: Command, slurm: SlurmOnPaper, m
     def silent(command: Sequence[str]) -> str:
         raise CommandError("scontrol: no answer in 60 s; try again later")
 
-    monkeypatch.setattr("hpc_det.cli.job.listing.run_command", silent)
+    monkeypatch.setattr("hpc_det.cli.job.list.run_command", silent)
     assert hpc_det("job", "list") == (1, "", "hpc-det: scontrol: no answer in 60 s; try again later\n")
 
 
@@ -369,7 +369,7 @@ def test_a_running_job_is_not_held(hpc_det: Command, queue: SlurmOnPaper) -> Non
 
 def test_on_pbs(hpc_det: Command, pbs_lab: PbsLab, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     """Its priorities and places are its users' to change."""
-    monkeypatch.setattr("hpc_det.cli.job.here.schedulers_here", lambda which: ["pbs"])
+    monkeypatch.setattr("hpc_det.cli.job.list.schedulers_here", lambda which: ["pbs"])
     pbs_lab.submit("-q", "low", "-l", "select=3:ncpus=4", "--", "/bin/sleep", "600")
     folder = Life.submitted(root).folder
     waits = ("-q", "low", "-l", "select=3:ncpus=4", "-o", folder.jobs / "1.log", "--", "/bin/true")
@@ -410,8 +410,8 @@ def test_on_the_real_slurm(
     slurm_lab.use(monkeypatch)
     slurm_lab.preempt(seconds=600)
     folder = Life.submitted(root).folder.path
-    monkeypatch.setattr("hpc_det.cli.job.here.this_user", lambda: "nobody")
-    monkeypatch.setattr("hpc_det.cli.job.listing.this_user", lambda: "nobody")
+    monkeypatch.setattr("hpc_det.cli.job.list.this_user", lambda: "nobody")
+    monkeypatch.setattr("hpc_det.cli.job.list.this_user", lambda: "nobody")
     as_nobody = "setpriv --reuid=nobody --regid=nogroup --clear-groups"
     for command in ("sbatch", "squeue", "scontrol"):
         stubbed = stub(command, f'exec {as_nobody} {slurm_lab.bin / command} "$@"')

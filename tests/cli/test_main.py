@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from hpc_det.cli import experiment
+from hpc_det.cli import experiment, job
 from hpc_det.cli.groups import LazyCommand
 from hpc_det.cli.main import COMMANDS, cli, main
 from hpc_det.errors import HpcDetError, UsageError
@@ -60,7 +60,7 @@ def test_help_lists_every_command_without_importing_it() -> None:
         assert re.search(rf"^  {names} +{re.escape(command.help)}$", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *experiment.COMMANDS], ids=lambda command: command.where)
+@pytest.mark.parametrize("command", [*COMMANDS, *experiment.COMMANDS, *job.COMMANDS], ids=lambda command: command.where)
 def test_the_help_in_the_list_is_the_commands_own(command: LazyCommand) -> None:
     assert command.load().get_short_help_str(200) == command.help
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import click
 
+from hpc_det.cli.actions import each
 from hpc_det.cli.groups import Group
 from hpc_det.cli.ids import experiments_argument
 from hpc_det.cli.parameters import words
-from hpc_det.cli.several import each
 from hpc_det.errors import UsageError, nearest
 from hpc_det.store.experiment_config import write_about
 from hpc_det.store.folders import ExperimentFolder

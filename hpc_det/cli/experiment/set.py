@@ -9,12 +9,11 @@ import click
 
 from hpc_det.checkpoint.retention import policies_of
 from hpc_det.checkpoint.storage import Superfluous, superfluous_in
-from hpc_det.cli.confirm import confirm, yes_option
+from hpc_det.cli.actions import at_once, confirm, each, yes_option
 from hpc_det.cli.groups import Group
 from hpc_det.cli.ids import experiments_argument
-from hpc_det.cli.job.of_experiments import update_jobs
+from hpc_det.cli.job.update import update_jobs
 from hpc_det.cli.parameters import words
-from hpc_det.cli.several import at_once, each
 from hpc_det.config.merge import Tree
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpc_det.cli.job.here import jobs_named, own_jobs, waiting
-from hpc_det.cli.job.listing import experiment_of
+from hpc_det.cli.job.list import experiment_of, jobs_named, own_jobs, waiting
 from hpc_det.errors import UsageError, nearest
 from hpc_det.plan.priority import FIRST, LAST
 from hpc_det.schedulers.queue import Change, Queue, QueuedJob

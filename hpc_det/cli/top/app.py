@@ -20,8 +20,7 @@ from hpc_det.cli.experiment.continue_ import activate_one
 from hpc_det.cli.experiment.stop import kill_one, pause_one
 from hpc_det.cli.output import COLOURS
 from hpc_det.cli.top import cells
-from hpc_det.cli.top.experiments import Experiments, Row, Seen
-from hpc_det.cli.top.jobs import Answers
+from hpc_det.cli.top.experiments import Answers, Experiments, Row, Seen
 from hpc_det.cli.top.screens import WIDEST, Details, Logs, Question
 from hpc_det.errors import HpcDetError, visible
 from hpc_det.store.experiments import ExperimentStore

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hpc_det.cli.top.experiments import Row
-from hpc_det.cli.top.jobs import Job
+from hpc_det.cli.top.experiments import Job, Row
 from hpc_det.view.formatting import NONE, cut, number, quantity, reached, sparkline, values_in_words
 from hpc_det.view.state import ExperimentState
 

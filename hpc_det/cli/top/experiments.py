@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hpc_det.cli.experiment.follow import MetricsReader
-from hpc_det.cli.top.jobs import Answers, Job, in_queue
 from hpc_det.errors import HpcDetError
-from hpc_det.schedulers.scheduler import JobStatus
+from hpc_det.schedulers import scheduler as schedulers
+from hpc_det.schedulers.scheduler import JobState, JobStatus, run_command
+from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.view import experiments
 from hpc_det.view.metric_history import Curve
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import DAMAGED, UNREADABLE, Summary, summary
 from hpc_det.view.trial_facts import TrialFacts
+from hpc_det.view.watch import NO_NEWS
 
 ROUND_S = 5.0
 """Between two looks for experiments that are new, have ended or go on. The others are looked at each time."""
@@ -150,3 +153,43 @@ def _ranks(view: ExperimentView) -> int:
         return view.plan().world_size
     except HpcDetError:
         return 0
+
+
+NEWEST_S = 5.0
+"""A younger answer is not asked for again, whoever had it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job, or an array of them, that has not ended."""
+
+    job_id: str
+    experiment: int
+    state: JobState
+    reason: str
+
+
+class Answers:
+    """The last of each job, also while a question waits for its answer."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._said: dict[str, JobStatus] = {}
+
+    def ask(self, job_ids: Mapping[str, Sequence[str]]) -> None:
+        """About jobs by scheduler. It may take as long as a scheduler takes to answer."""
+        for name, its_jobs in job_ids.items():
+            answers = SharedAnswers(self._root, schedulers.scheduler(name))
+            self._said |= answers.news(its_jobs, run_command, NEWEST_S) or {}
+
+    def of(self, job_ids: Sequence[str]) -> list[JobStatus]:
+        return [self._said.get(job_id, NO_NEWS) for job_id in job_ids]
+
+
+def in_queue(experiment: int, job_ids: Sequence[str], statuses: Sequence[JobStatus]) -> list[Job]:
+    """Those that have not ended."""
+    return [
+        Job(job_id=job_id, experiment=experiment, state=status.state, reason=status.reason)
+        for job_id, status in zip(job_ids, statuses, strict=True)
+        if status.state is not JobState.ENDED
+    ]

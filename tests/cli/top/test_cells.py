@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hpc_det.cli.top import cells
-from hpc_det.cli.top.experiments import Row
-from hpc_det.cli.top.jobs import Job
+from hpc_det.cli.top.experiments import Job, Row
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.view.state import ExperimentState
 from hpc_det.view.summary import Summary

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.cli.top import experiments
-from hpc_det.cli.top.experiments import Experiments, Row, Seen
-from hpc_det.cli.top.jobs import Answers, Job
+from hpc_det.cli.top.experiments import Answers, Experiments, Job, Row, Seen
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.experiments import ExperimentStore

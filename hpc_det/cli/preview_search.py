@@ -23,6 +23,7 @@ from hpc_det.view.formatting import count
 if TYPE_CHECKING:
     from hpc_det.config.request import Request
 
+
 SHOWN_TRIALS = 5
 
 

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-from hpc_det.cli.job.here import own_jobs, queue_to_change, waiting
+import click
+
+from hpc_det.cli.actions import each
+from hpc_det.cli.ids import jobs_argument
+from hpc_det.cli.job.list import own_jobs, queue_to_change, waiting
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.scheduler import CommandError, JobState, run_command
 
 
-def hold(job_id: str) -> str:
+@click.command()
+@jobs_argument
+def hold(jobs: list[str]) -> None:
+    """Keep jobs from starting, until `release`.
+
+    \b
+    Example:
+      hpc-det job hold 4711
+    """
+    each(jobs, hold_one)
+
+
+@click.command()
+@jobs_argument
+def release(jobs: list[str]) -> None:
+    """Let jobs start that are held.
+
+    Slurm also holds a job for two minutes that went back into the queue.
+
+    \b
+    Example:
+      hpc-det job release 4711
+    """
+    each(jobs, release_one)
+
+
+def hold_one(job_id: str) -> str:
     """Keep the job from starting; what was done, in a sentence. Raises HpcDetError where the scheduler refuses."""
     queue = queue_to_change()
     for job in waiting(job_id, own_jobs(job_id, queue.jobs(run_command))):
@@ -15,7 +45,7 @@ def hold(job_id: str) -> str:
     return f"Holding job {job_id}; let it go with `hpc-det job release {job_id}`"
 
 
-def release(job_id: str) -> str:
+def release_one(job_id: str) -> str:
     """Let the job start if it is held; what was done, in a sentence. Raises HpcDetError where the scheduler refuses."""
     queue = queue_to_change()
     found = own_jobs(job_id, queue.jobs(run_command))

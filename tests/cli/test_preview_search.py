@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.cli.preview import in_words, previewed
+from hpc_det.cli.preview_search import in_words, previewed
 from tests.cli.conftest import Command
 
 LR = {"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -2, "count": 2}}

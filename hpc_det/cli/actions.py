@@ -1,14 +1,19 @@
-"""What a command does with each of several things."""
+"""What a command does with each of several things, and the question before something is deleted for good."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+
+import click
 
 from hpc_det.cli.output import show
 from hpc_det.errors import HpcDetError, UsageError, refused
 
 Thing = TypeVar("Thing")
+
+
 Made = TypeVar("Made")
 
 
@@ -42,3 +47,16 @@ def each(things: Sequence[Thing], act: Callable[[Thing], str | None], *, side_by
         return
     with ThreadPoolExecutor(side_by_side) as workers:
         at_once([workers.submit(act, thing) for thing in things], lambda said: tell(said.result()))
+
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Returns where the answer is yes. Raises HpcDetError where it is no, UsageError where nobody can answer."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} Nobody is there to answer; add --yes")
+    if not click.confirm(question, err=True):
+        raise HpcDetError("nothing was changed")

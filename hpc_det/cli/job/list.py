@@ -1,7 +1,8 @@
-"""hpc-det job list."""
+"""hpc-det job list, and the queue of this machine's scheduler, to which all of `job` belongs."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -9,19 +10,53 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import click
+
 from hpc_det.cli.ids import store
-from hpc_det.cli.job.here import queue_here
-from hpc_det.cli.output import Column, Record
+from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers import local
-from hpc_det.schedulers.queue import Queue, QueuedJob, this_user
-from hpc_det.schedulers.scheduler import JobState, run_command
+from hpc_det.schedulers.queue import Queue, QueuedJob, queue, this_user
+from hpc_det.schedulers.scheduler import CommandError, JobState, run_command
+from hpc_det.schedulers.site import schedulers_here
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import NONE, date_and_time, iso
 
+
+@click.command("list")
+@click.option("-p", "--resource-pool", "pool", metavar="POOL", help="Of this pool, instead of the default one.")
+@click.option("--all-pools", is_flag=True, help="Of all pools.")
+@output_options
+def list_(pool: str | None, all_pools: bool, output: Output) -> None:
+    """Show the queue of a pool, in scheduling order. `ls` is the same.
+
+    Jobs that run come first: they are SCHEDULED, or SUSPENDED while the scheduler has stopped them on their nodes. The
+    others are QUEUED, or HELD where somebody has to let a job go. A priority is Determined's: 42 where nobody asked for
+    another, lower is earlier.
+
+    \b
+    Example:
+      hpc-det job list --resource-pool low --json
+      [{"position": 0, "id": "4711", "type": "EXPERIMENT", "experiment": 12,
+        "name": "digits", "priority": 42, "scheduler_priority": 4294901757,
+        "submitted": "2026-11-20T10:02:05+01:00",
+        "slots": {"acquired": 0, "needed": 8}, "state": "QUEUED",
+        "user": "ada", "pool": "low", "reason": "Resources",
+        "start": "2026-11-20T12:00:00+01:00"}]
+    `type` is JOB, and `experiment` null, for all but your experiments. An array's
+    jobs that wait together are one. `start` is the expected one of a job that
+    waits, null where the scheduler expects none.
+    """
+    if pool and all_pools:
+        raise click.UsageError("--all-pools: --resource-pool was given, too; give one of them")
+    output.table(listed(pool, all_pools=all_pools), columns(all_pools=all_pools), KEYS)
+
+
 STATES = {JobState.QUEUED: "QUEUED", JobState.HELD: "HELD", JobState.RUNNING: "SCHEDULED"}
 """Determined's words, and HELD and SUSPENDED: it has no holds, and suspends no jobs."""
+
+
 SUSPENDED = "SUSPENDED"
 
 
@@ -124,3 +159,57 @@ _COLUMNS = (
     Column("Reason", lambda record: record["reason"] or "-"),
     Column("Start", lambda record: _when(record["start"])),
 )
+
+
+def queue_here() -> Queue | None:
+    """None: no scheduler is on PATH. Of two, the first that answers."""
+    queues = [queue(name) for name in schedulers_here(shutil.which)]
+    for found in queues[:-1]:
+        with suppress(CommandError):
+            found.pools(run_command)
+            return found
+    return queues[-1] if queues else None
+
+
+def queue_to_change() -> Queue:
+    """Raises UsageError where this machine has none."""
+    found = queue_here()
+    if found is None:
+        raise UsageError(
+            "job: this machine has no scheduler, so jobs run at once and none waits; on a cluster, use a login node"
+        )
+    return found
+
+
+def jobs_named(job_id: str, jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
+    """An array's id names all of it; one of PBS may be without its server. Raises UsageError where none is there."""
+    found = {job.named: job for job in jobs if job_id in _names(job)}  # a job of two pools is listed twice
+    if not found:
+        raise UsageError(f"job {job_id}: not in the queue; `hpc-det job list --all-pools` shows what is")
+    return list(found.values())
+
+
+def own_jobs(job_id: str, jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
+    """Raises UsageError where one is another user's."""
+    found = jobs_named(job_id, jobs)
+    for job in found:
+        if job.user != this_user():
+            raise UsageError(f"job {job_id}: is {job.user}'s; only {job.user} and the site's operators may change it")
+    return found
+
+
+def waiting(job_id: str, found: Sequence[QueuedJob]) -> list[QueuedJob]:
+    """Those of the jobs found for the id that wait. Raises UsageError where all of them run."""
+    if waits := [job for job in found if job.waits]:
+        return waits
+    raise UsageError(f"job {job_id}: runs already, and has no place in the queue any more")
+
+
+def waits(job_id: str, jobs: Sequence[QueuedJob]) -> bool:
+    """Whether any of the jobs of this id does."""
+    return any(job.waits for job in jobs if job_id in _names(job))
+
+
+def _names(job: QueuedJob) -> set[str]:
+    without_server = job.job_id.partition(".")[0]
+    return {job.job_id, without_server, without_server.partition("_")[0], without_server.removesuffix("[]")}
