@@ -44,7 +44,7 @@ class OnNodes:
         self._parent = os.getppid()
         self._running: dict[subprocess.Popen[bytes], range] = {}
         """The starters, and the ranks of the agents that each has started."""
-        self.silent: list[int] = []
+        self.not_begun: list[int] = []
         """The ranks on hosts that have not begun."""
 
     def run(self, commands: Iterator[tuple[range, list[str]]]) -> int:
@@ -56,11 +56,11 @@ class OnNodes:
                 "with `setup`, or choose another of pbsdsh, pbs_tmrsh and mpiexec"
             ) from None
         self._watch()
-        return 1 if self.silent else next((code for code in self._codes.values() if code), 0)
+        return 1 if self.not_begun else next((code for code in self._codes.values() if code), 0)
 
     @property
-    def mute(self) -> list[int]:
-        """The ranks of agents that were gone without a word, or that nobody could reach."""
+    def without_code(self) -> list[int]:
+        """The ranks of agents that left no exit code: they were killed, or their host could not be reached."""
         return [rank for rank in range(self._hosts) if self._codes.get(rank, -1) < 0] if self._is_awaited else []
 
     @property
@@ -78,11 +78,11 @@ class OnNodes:
                     self._folder.order("TERM")
                 self._look()
                 if clock.seconds() >= start_by:
-                    self._give_silent_up()
+                    self._give_up_not_begun()
                     start_by = float("inf")
                 if give_up_at < float("inf"):
                     continue
-                if self.silent or any(self._codes.values()):
+                if self.not_begun or any(self._codes.values()):
                     self._folder.order("end")
                     give_up_at = clock.seconds() + LEAVE_S
                 elif len(self._codes) == self._hosts:
@@ -98,10 +98,10 @@ class OnNodes:
             for rank in self._running.pop(process):
                 self._codes.setdefault(rank, -1)
 
-    def _give_silent_up(self) -> None:
+    def _give_up_not_begun(self) -> None:
         """Nobody waits for those any more."""
-        self.silent = [rank for rank in range(self._hosts) if not self._folder.has_begun(rank)]
-        self._running = {process: ranks for process, ranks in self._running.items() if set(ranks) - set(self.silent)}
+        self.not_begun = [rank for rank in range(self._hosts) if not self._folder.has_begun(rank)]
+        self._running = {process: ranks for process, ranks in self._running.items() if set(ranks) - set(self.not_begun)}
 
 
 def _own_log() -> str | None:
@@ -131,10 +131,10 @@ def main(argv: list[str]) -> int:
         except UsageError as error:
             note_failure(trial, attempt, failure_now(None, str(error), user_error=True))
             code = 1
-        lost = [hosts[rank] for rank in gang.mute]
-        for rank, host in zip(gang.mute, lost, strict=True):
+        lost = [hosts[rank] for rank in gang.without_code]
+        for rank, host in zip(gang.without_code, lost, strict=True):
             said = f"was gone without a word; {starter} may have said why: {trial.job_log}"
-            if rank in gang.silent:
+            if rank in gang.not_begun:
                 said = f"did not start: {starter} had started nothing there after {START_S:g} s"
             note_failure(trial, attempt, _lost(host, said, len(lost), len(hosts)))
         end_descendants()

@@ -208,4 +208,4 @@ def test_hosts_may_still_begin_after_a_suspension_of_the_job(tmp_path: Path, mon
         assert gang.run(iter([(range(1), ["sh", "-c", node])])) == 0
     finally:
         gang._signals.close()
-    assert gang.silent == []
+    assert gang.not_begun == []

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, array_of, reading
 
 
-class State(NamedTuple):
+class Meaning(NamedTuple):
     """What a letter of PBS means: to us, and as the word of Slurm's that submitit knows."""
 
     ours: JobState
@@ -32,20 +32,20 @@ class State(NamedTuple):
 
 # qstat(1B), job states.
 STATES = {
-    "Q": State(JobState.QUEUED, "PENDING"),
-    "H": State(JobState.QUEUED, "PENDING"),  # for another job, or by somebody's qhold, which is not ours to lift
-    "W": State(JobState.QUEUED, "PENDING"),
-    "T": State(JobState.QUEUED, "PENDING"),  # on its way to another queue
-    "M": State(JobState.UNKNOWN, "PENDING"),  # moved to another server, which has it now
-    "B": State(JobState.RUNNING, "RUNNING"),  # an array that has begun: its elements say more
-    "R": State(JobState.RUNNING, "RUNNING"),
-    "S": State(JobState.RUNNING, "PREEMPTED"),  # suspended by the scheduler or by qsig; submitit has no word for it
-    "U": State(JobState.RUNNING, "PREEMPTED"),  # suspended by the user of a workstation that is a node
-    "E": State(JobState.RUNNING, "COMPLETING"),  # its processes may still write; a requeued job passes through here too
-    "X": State(JobState.ENDED, "COMPLETED"),
-    "F": State(JobState.ENDED, "COMPLETED"),  # `word_of` says how
+    "Q": Meaning(JobState.QUEUED, "PENDING"),
+    "H": Meaning(JobState.QUEUED, "PENDING"),  # for another job, or by somebody's qhold, which is not ours to lift
+    "W": Meaning(JobState.QUEUED, "PENDING"),
+    "T": Meaning(JobState.QUEUED, "PENDING"),  # on its way to another queue
+    "M": Meaning(JobState.UNKNOWN, "PENDING"),  # moved to another server, which has it now
+    "B": Meaning(JobState.RUNNING, "RUNNING"),  # an array that has begun: its elements say more
+    "R": Meaning(JobState.RUNNING, "RUNNING"),
+    "S": Meaning(JobState.RUNNING, "PREEMPTED"),  # suspended by the scheduler or by qsig; submitit has no word for it
+    "U": Meaning(JobState.RUNNING, "PREEMPTED"),  # suspended by the user of a workstation that is a node
+    "E": Meaning(JobState.RUNNING, "COMPLETING"),  # its processes may still write; on the way to a requeue, too
+    "X": Meaning(JobState.ENDED, "COMPLETED"),
+    "F": Meaning(JobState.ENDED, "COMPLETED"),  # `word_of` says how
 }
-FROM_A_NEWER_PBS = State(JobState.UNKNOWN, "UNKNOWN")
+FROM_A_NEWER_PBS = Meaning(JobState.UNKNOWN, "UNKNOWN")
 """Of a letter that is not in the table: never a crash."""
 SUSPENDED = ("S", "U")
 _WALLTIME_EXCEEDED, _DELETED = -29, 91
@@ -235,7 +235,7 @@ def status_of(job: Mapping[str, Any], job_id: str) -> JobStatus:
     return JobStatus(state, reason, is_suspended=letter in SUSPENDED)
 
 
-def state_of(job: Mapping[str, Any]) -> State:
+def state_of(job: Mapping[str, Any]) -> Meaning:
     """Of a job's attributes; of an array, whose elements may all wait, that it has begun."""
     return STATES.get(str(job.get("job_state")), FROM_A_NEWER_PBS)
 

@@ -18,20 +18,7 @@ from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.priority import pbs_priority_of
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.pbs.answers import (
-    IDS_AT_ONCE,
-    SCHEDULER,
-    check_is_pbs,
-    end_of,
-    ended_by,
-    over_in,
-    shown,
-    shown_or_nothing,
-    state_of,
-    statuses,
-    submitted_id,
-    waiting,
-)
+from hpc_det.schedulers.pbs import answers
 from hpc_det.schedulers.pbs.hosts import TooFewHosts, down_hosts, hosts_of, named_hosts
 from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, Submission, reading, run_command
 from hpc_det.store.folders import job_log
@@ -68,7 +55,7 @@ class Pbs:
 
         All elements of an array have the same `select`, so none of its nodes can be named, or excluded.
         """
-        check_is_pbs(run)
+        answers.check_is_pbs(run)
         is_array = submission.array.count > 1 and submission.index is None
         flags = array_flags(submission.array) if is_array else []
         if submission.array.count > 1 and submission.index is not None:
@@ -79,25 +66,25 @@ class Pbs:
         return ["qsub", *flags, submission.script]
 
     def parse_submit(self, output: str, element: int | None = None) -> str:
-        return submitted_id(output)
+        return answers.submitted_id(output)
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         """Without -x: that needs a history, which a site may not keep, and says no more of the living."""
-        return statuses(job_ids, run)
+        return answers.statuses(job_ids, run)
 
     def cancel(self, job_id: str, run: Run) -> None:
         try:
             run(["qdel", job_id])
         except CommandError as error:
-            if job_id not in over_in(str(error)):
+            if job_id not in answers.over_in(str(error)):
                 raise
 
     def withdraw(self, job_id: str, run: Run) -> None:
         """qdel would end what runs, so the elements of an array that wait are named one by one."""
         try:
-            jobs = waiting(job_id, run)
-            for start in range(0, len(jobs), IDS_AT_ONCE):
-                run(["qdel", *jobs[start : start + IDS_AT_ONCE]])
+            jobs = answers.waiting(job_id, run)
+            for start in range(0, len(jobs), answers.IDS_AT_ONCE):
+                run(["qdel", *jobs[start : start + answers.IDS_AT_ONCE]])
         except CommandError as error:
             if "Unknown Job Id" not in str(error) and "Job has finished" not in str(error):
                 raise
@@ -141,7 +128,7 @@ class Pbs:
         """
         if not hosts:
             return
-        job = shown(job_id, run)
+        job = answers.shown(job_id, run)
         with reading("qstat"):
             before = str(job["Resource_List"]["select"])
             select = _without_hosts(before)
@@ -157,13 +144,13 @@ class Pbs:
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         """PBS warns of no end, so its default limit counts too, where the plan has none."""
-        return _end(shown_or_nothing(self.job_id(env), run), plan, env)
+        return _end(answers.shown_or_nothing(self.job_id(env), run), plan, env)
 
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         """TERM comes for all alike. A deletion names who asked for it, the scheduler when it preempts."""
-        job = shown_or_nothing(self.job_id(env), run)
-        if by := ended_by(job):
-            return Cause.PREEMPTED if by == SCHEDULER else Cause.CANCELLED
+        job = answers.shown_or_nothing(self.job_id(env), run)
+        if by := answers.ended_by(job):
+            return Cause.PREEMPTED if by == answers.SCHEDULER else Cause.CANCELLED
         end = _end(job, plan, env)
         is_late = end is not None and signalled_at >= end - CLOCKS_DIFFER_S
         return Cause.TIME_LIMIT if is_late and job.get("substate") != BEING_REQUEUED else Cause.PREEMPTED
@@ -173,8 +160,8 @@ class Pbs:
 
     def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
         """Where PBS preempts by requeue it does so whatever the job does; nobody but operators can do it otherwise."""
-        job = shown(job_id, run)
-        if job.get("substate") == BEING_REQUEUED or state_of(job).ours is JobState.QUEUED:
+        job = answers.shown(job_id, run)
+        if job.get("substate") == BEING_REQUEUED or answers.state_of(job).ours is JobState.QUEUED:
             return
         raise CommandError(
             "PBS lets no user requeue a job; set `resume` in the cluster profile to successor, resubmit or chain"
@@ -185,7 +172,7 @@ def _end(job: Mapping[str, Any], plan: JobPlan, env: Mapping[str, str]) -> float
     """By our clock where PBS does not say."""
     with suppress(CommandError):
         if job:
-            return end_of(job)
+            return answers.end_of(job)
     return _end_by_our_clock(plan, env)
 
 

@@ -104,8 +104,8 @@ class Jobs:
                 self._trouble = str(refused)
 
     def state(self) -> str:
-        told = self._queue.status(self._jobs)
-        groups = Counter(_words(status) for status in told.values())
+        statuses = self._queue.status(self._jobs)
+        groups = Counter(_words(status) for status in statuses.values())
         if len(self._jobs) == 1:
             said = [f"job {self._jobs[0].job_id} is {words}" for words in groups]
         else:
@@ -113,8 +113,8 @@ class Jobs:
         return "; ".join([*(said or ["no job is in the queue"]), *([self._trouble] if self._trouble else [])])
 
     def is_suspended(self, job: str) -> bool:
-        told = self._queue.status(self._jobs).get(self._queue.id_of(job))
-        return told is not None and told.is_suspended
+        status = self._queue.status(self._jobs).get(self._queue.id_of(job))
+        return status is not None and status.is_suspended
 
     def stop(self) -> None:
         """Agents leave when the driver hangs up, and their jobs end with them."""
@@ -135,8 +135,8 @@ class Jobs:
         self._jobs += jobs
 
     def _forget_ended(self) -> None:
-        told = self._queue.status(self._jobs)
-        self._jobs = [job for job in self._jobs if told[job.job_id].state is not JobState.ENDED]
+        statuses = self._queue.status(self._jobs)
+        self._jobs = [job for job in self._jobs if statuses[job.job_id].state is not JobState.ENDED]
 
     def _all_gone(self, within_s: float) -> bool:
         end = time.monotonic() + within_s

@@ -62,7 +62,7 @@ class Clock:
         return self.used_s
 
 
-class Node:
+class RemoteTasks:
     """The tasks of another node, in the shape of a process."""
 
     def __init__(self, folder: HostFolder, rank: int, starter: Process) -> None:
@@ -97,7 +97,7 @@ class FirstProcess:
         self._clock = Clock(asked.used_s)
         self._terminated = False
         self._reason: Reason | None = None
-        self._told = False
+        self._is_signalled = False
 
     def run(self) -> int:
         """The job's exit code."""
@@ -115,7 +115,7 @@ class FirstProcess:
         signal.signal(signal.SIGTERM, self._on_term)
         self._clear()
         tasks = self._start_tasks()
-        processes: list[Process | Node] = [*tasks, *self._start_nodes(starter, nodes)]
+        processes: list[Process | RemoteTasks] = [*tasks, *self._start_nodes(starter, nodes)]
         try:
             while self._goes_on(tasks[0], processes):
                 time.sleep(POLL_S)
@@ -143,7 +143,7 @@ class FirstProcess:
         join = self._asked.stderr_to_stdout
         return start_tasks(self._asked.folder, self._asked.command, 0, stderr_to_stdout=join)
 
-    def _start_nodes(self, starter: str | None, nodes: list[str]) -> Iterator[Node]:
+    def _start_nodes(self, starter: str | None, nodes: list[str]) -> Iterator[RemoteTasks]:
         if starter is None or len(nodes) == 1:
             return
         folder = HostFolder.made(self._paths.nodes)
@@ -153,9 +153,9 @@ class FirstProcess:
         command = [*tasks, self._asked.folder, self._asked.command]
         script = folder.write_script(command, {**of_no_machine(os.environ), **ours}, cwd=os.getcwd())
         for rank, host in enumerate(nodes[1:], start=1):
-            yield Node(folder, rank, start(start_command(starter, lines_of(os.environ), host, rank, script)))
+            yield RemoteTasks(folder, rank, start(start_command(starter, lines_of(os.environ), host, rank, script)))
 
-    def _goes_on(self, first: Process, processes: list[Process | Node]) -> bool:
+    def _goes_on(self, first: Process, processes: list[Process | RemoteTasks]) -> bool:
         """Whether there is still something to wait for."""
         if self._reason is None and (reason := self._why_stop()):
             write_atomic(self._paths.stop, reason.value)
@@ -164,7 +164,7 @@ class FirstProcess:
             return any(process.poll() is None for process in processes)
         if self._paths.cancelled.exists():
             return False
-        if not self._told and first.poll() is not None:  # nobody else is told
+        if not self._is_signalled and first.poll() is not None:  # no other task takes the signal
             return any(process.poll() is None for process in processes)
         return self._stops(first, self._reason)
 
@@ -176,25 +176,25 @@ class FirstProcess:
 
     def _stops(self, first: Process, reason: Reason) -> bool:
         """Until task 0 has saved and ended. The others do nothing about it."""
-        self._tell(first)
+        self._signal(first)
         if not self._paths.requeue.exists():
             return first.poll() is None
-        self._come_back(reason)
+        self._resubmit(reason)
         with suppress(subprocess.TimeoutExpired):
             first.wait(END_S)
         return False
 
-    def _tell(self, first: Process) -> None:
+    def _signal(self, first: Process) -> None:
         """Once, and not before task 0 can take it: it would die."""
-        if self._told or not self._paths.ready.exists():
+        if self._is_signalled or not self._paths.ready.exists():
             return
-        self._told = True
+        self._is_signalled = True
         signum = JobEnvironment._usr_sig()
         if signum != signal.SIGTERM or not self._terminated:  # which it has had from PBS
             with suppress(ProcessLookupError):
                 os.kill(int(self._paths.ready.read_text()), signum)
 
-    def _come_back(self, reason: Reason) -> None:
+    def _resubmit(self, reason: Reason) -> None:
         if reason is Reason.PREEMPTED and not _deleted_by_scheduler():
             get_logger().info("PBS runs this job again, or somebody has deleted it.")
             return
