@@ -15,7 +15,7 @@ The folders, each above those that it may import (tests/test_architecture.py hol
     compat         `import determined` for code that was written for Determined
     checkpoint     from tensors in memory to a committed folder and back: copies, writer, commit, verify, prune, mirror
     distributed    inside a rank: its process, collectives, the agreement to stop, metrics, RNG states
-    schedulers     slurm/ pbs/ local/: commands, parsers, flags, queue, detection of a site
+    schedulers     slurm/ pbs/ local: commands, parsers, flags, queue, detection of a site, processes on its nodes
     plan           the configuration meets the site: effective config, multirun points, pools, containers -> JobPlan
     search         searchers over a journal
     config         layers, template merge, validation, secrets; knows no site
