@@ -43,6 +43,12 @@ def second_waits_for(path: str) -> str:
     return wait_for(path) if submitit.JobEnvironment().global_rank else "first"
 
 
+def second_fails() -> str:
+    if submitit.JobEnvironment().global_rank:
+        fail()
+    return "first"
+
+
 class Counts(submitit.helpers.Checkpointable):
     """Counts its lives until there is `path`. Task 0 says that it runs, and that it has saved, in files beside it."""
 

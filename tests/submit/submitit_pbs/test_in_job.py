@@ -12,6 +12,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 from hpc_det.submit.submitit_pbs import in_job
 from hpc_det.submit.submitit_pbs.executor import PbsExecutor
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
+from tests.stub import Stub
 from tests.submit.submitit_pbs import functions
 from tests.submit.submitit_pbs.site import StubSite
 from tests.wait import wait_for
@@ -43,6 +44,33 @@ def test_a_task_that_fails_on_another_node_is_the_jobs_failure(executor: PbsExec
     job = executor.submit(functions.fail)
     assert site.start(job.paths.submission_file, "12.pbshead", nodes="n1 n2").end() == 1
     assert all("on purpose" in str(job.task(rank).exception()) for rank in (0, 1))
+
+
+def test_tasks_of_other_nodes_are_started_by_what_the_site_has_and_their_exit_codes_are_seen(
+    executor: PbsExecutor, site: StubSite, stub: Stub
+) -> None:
+    """pbsdsh comes before pbs_tmrsh, hands on no environment, and tells nothing of how a process ended."""
+    own = 'PBS_JOBID="$PBS_JOBID" HPC_DET_TEST_ID="$HPC_DET_TEST_ID"'
+    stub("pbsdsh", f'[ "$2" = 2 ] || exit; shift 3; env -i PATH=/bin:/usr/bin {own} "$@"; exit 0')
+    executor.update_parameters(nodes=2)
+    job = executor.submit(functions.second_fails)
+    assert site.start(job.paths.submission_file, "12.pbshead", nodes="n1 n1 n2").end() == 1
+    assert job.task(0).result() == "first"
+    assert "on purpose" in str(job.task(1).exception())
+
+
+def test_a_server_that_cannot_be_reached_is_asked_again_for_the_job_that_goes_on(
+    executor: PbsExecutor, site: StubSite, stub: Stub, tmp_path: Path
+) -> None:
+    job = executor.submit(functions.Counts(str(tmp_path / "enough")))
+    running = site.start(job.paths.submission_file, "12.pbshead")
+    wait_for((tmp_path / "enough.running").exists)
+    site.answer(PREEMPTED)
+    away = "touch away; echo 'qsub: cannot connect to server pbshead (errno=111)' >&2; exit 1"
+    stub("qsub", f"cd '{tmp_path}'; [ -e away ] || {{ {away}; }}; echo 13.pbshead")
+    running.term()
+    running.end()
+    assert PbsJobPaths(executor.folder, job_id="12").chain() == ["12", "13"]
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
