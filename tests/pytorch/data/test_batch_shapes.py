@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomS
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader, Position, training_data
 from hpc_det.pytorch.data.batch_shapes import shape_of
+from tests.facts import refused
 from tests.pytorch.data.gang import by_ranks
 from tests.pytorch.data.test_data_loader import Records
 
@@ -65,7 +66,7 @@ def test_a_rank_that_loads_nothing_has_no_workers_and_can_be_closed() -> None:
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_rank_that_loads_nothing_has_no_batch(kind: str) -> None:
     _, data = by_ranks(training_data, LOADERS[kind](), None, parts=[0, 0])
-    with pytest.raises(UsageError, match="build_training_data_loader: it returned None on this rank, which asks for"):
+    with refused(UsageError, "build_training_data_loader", "None"):
         next(data.batches(Position()))
 
 
@@ -188,5 +189,5 @@ def test_micro_batches_of_one_size_stay_so_after_a_resume_on_other_ranks(
 
 def test_a_batch_sampler_of_several_sizes_is_refused_when_it_gives_them() -> None:
     (data,) = by_ranks(training_data, DataLoader(Records(8), batch_sampler=[[0, 1], [2], [3, 4]]), same_size=True)
-    with pytest.raises(UsageError, match="the batch sampler gives batches of 2 and of 1 records, and a pipeline takes"):
+    with refused(UsageError, "2", "1", "drop_last=True"):
         list(islice(data.batches(Position()), 3))

@@ -14,6 +14,7 @@ from hpc_det.distributed.rng import seed_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import Position, TrainingData, ValidationData, training_data, validation_data
 from hpc_det.pytorch.data.external_loader import length_of
+from tests.facts import refused
 from tests.pytorch.data.gang import by_ranks
 from tests.pytorch.data.test_data_loader import Records
 
@@ -140,7 +141,7 @@ def test_an_iterator_that_is_empty_at_once_is_refused(loader: Any, given: int, m
 
 
 def test_a_loader_without_batches_is_refused() -> None:
-    with pytest.raises(UsageError, match="build_training_data_loader: the list has no batches; training needs"):
+    with refused(UsageError, "build_training_data_loader", "list"):
         training([])
 
 
@@ -155,7 +156,7 @@ def test_each_rank_validates_with_all_that_its_loader_gives() -> None:
 
 
 def test_a_validation_without_batches_is_refused() -> None:
-    with pytest.raises(UsageError, match="build_validation_data_loader: the list has no batches; validation needs"):
+    with refused(UsageError, "build_validation_data_loader", "list"):
         validation([])
 
 

@@ -31,6 +31,7 @@ from hpc_det.distributed.rng import seed_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.order import SORTED_UP_TO, Drawn, FeistelOrder, Numbers, Order, Records, epoch_order
 from hpc_det.pytorch.samplers import ReproducibleShuffleSampler
+from tests.facts import refused
 
 LONG = SORTED_UP_TO + 3617
 SEEDS = st.integers(0, 2**63)
@@ -307,7 +308,7 @@ def test_epochs_that_were_only_measured_are_kept_until_a_later_one_is_looked_at(
 def test_a_sampler_with_state_cannot_go_back() -> None:
     items = drawn(Counting())
     epoch_of(items, 4)
-    with pytest.raises(UsageError, match=r"Counting has given the records of epoch 4 already .* back to epoch 2"):
+    with refused(UsageError, "Counting", "4", "2"):
         epoch_of(items, 2)
 
 

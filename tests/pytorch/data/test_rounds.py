@@ -14,6 +14,7 @@ from torch.utils.data import Sampler
 
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader, Evaluation, ValidationData, validation_data
+from tests.facts import refused
 from tests.pytorch.data.gang import by_ranks
 from tests.pytorch.data.test_data_loader import Records
 from tests.pytorch.data.test_external_loader import Stream
@@ -66,7 +67,7 @@ def test_a_trial_may_ask_for_the_batch_itself_and_finds_the_next_one_loaded_only
 
 def test_an_evaluation_that_takes_no_batch_would_be_repeated_without_end() -> None:
     (data,) = by_ranks(validation_data, [10, 20])
-    with pytest.raises(UsageError, match="evaluate_batch: it took no batch from dataloader_iter; take one in each"):
+    with refused(UsageError, "evaluate_batch", "dataloader_iter"):
         evaluated(data, per_round=0)
 
 
@@ -210,5 +211,5 @@ def test_a_sampler_that_gives_fewer_than_it_says_cannot_be_evaluated_together() 
     (apart,) = by_ranks(validation_data, made)
     assert len(evaluated(apart)) == 9
     (together,) = by_ranks(validation_data, made, evaluation=TOGETHER)
-    with pytest.raises(UsageError, match="the sampler gives 9 records in epoch 0, and its len"):
+    with refused(UsageError, "9", "0"):
         evaluated(together)

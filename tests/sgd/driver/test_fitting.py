@@ -20,6 +20,7 @@ from hpc_det.errors import UsageError
 from hpc_det.sgd.driver.fitting import Result, fit
 from hpc_det.sgd.rank import train_loop
 from hpc_det.sgd.rank.train_loop import Checkpoint, get_context, prepare_data_loader, prepare_model, report
+from tests.facts import refused
 from tests.sgd.local_nodes import LocalNodes
 from tests.wait import DEADLINE_S, wait_for
 
@@ -118,12 +119,12 @@ def test_ranks_that_report_unequally_often_are_told(tmp_path: Path) -> None:
         if get_context().get_world_rank() == 0:
             report({})
 
-    with pytest.raises(UsageError, match=r"rank 0 has called it \(1\), rank 1 has returned \(0\)"):
+    with refused(UsageError, "rank 0", "(1)", "rank 1", "(0)"):
         run(unequal, tmp_path)
 
 
 def test_outside_a_loop_there_is_no_context() -> None:
-    with pytest.raises(RuntimeError, match="get_context: is for the function"):
+    with refused(RuntimeError, "get_context"):
         train_loop.get_context()
 
 

@@ -14,6 +14,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.strategies.ddp import DataParallel
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from tests.distributed.ranks import OnRanks
+from tests.facts import refused
 
 
 class Registers(TrainingOperator):
@@ -104,7 +105,7 @@ def test_schedulers_need_to_know_when_they_step() -> None:
     model = layer()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    with pytest.raises(ValueError, match="scheduler_step_freq is None; give TorchTrainer"):
+    with refused(ValueError, "scheduler_step_freq"):
         registered(lambda: {"models": model, "optimizers": optimizer, "schedulers": scheduler})
 
 

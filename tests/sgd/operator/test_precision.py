@@ -13,6 +13,7 @@ from torch import nn
 
 from hpc_det.errors import UsageError
 from hpc_det.sgd.operator.precision import Amp, Precision
+from tests.facts import refused
 from tests.sgd.operators import batches, classifier
 
 CPU = torch.device("cpu")
@@ -130,7 +131,7 @@ def test_a_state_with_a_scale_and_one_without_go_from_gpus_to_cpus_and_back(scal
 @pytest.mark.parametrize("kind", [ImportError, UsageError])
 def test_apex_that_is_not_there_is_said_with_the_remedy(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apex", None)
-    with pytest.raises(kind, match=r"'apex' needs NVIDIA's apex .*; use True for torch's own"):
+    with refused(kind, "use_fp16", "'apex'", "True"):
         classifier(use_fp16="apex")
 
 

@@ -16,6 +16,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.sgd.operator.training_operator import TrainingOperator, get_test_metrics_operator, get_test_operator
 from tests.distributed.ranks import OnRanks
+from tests.facts import refused
 from tests.sgd.operators import Batch, Classifier, batches, classifier
 
 
@@ -165,7 +166,7 @@ def test_several_models_are_trained_by_a_step_of_their_own_and_switched_together
 
 
 def test_setup_must_be_there() -> None:
-    with pytest.raises(NotImplementedError, match=r"TrainingOperator has no setup\(config\)"):
+    with refused(NotImplementedError, "TrainingOperator", "setup(config)"):
         TrainingOperator({}, 0, 0)
 
 
@@ -180,16 +181,16 @@ def test_a_default_loop_names_what_it_misses(name: str) -> None:
 
 @pytest.mark.parametrize("batch", [torch.zeros(4, 4), [torch.zeros(4)], {"features": 0}])
 def test_a_batch_that_has_no_target_is_named(batch: Any) -> None:
-    with pytest.raises(UsageError, match=r"default train_batch and validate_batch take \(\*features, target\)"):
+    with refused(UsageError, "train_batch", "validate_batch"):
         classifier().train_epoch([batch])
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
 def test_a_loader_is_missed_when_it_is_used(kind: type[Exception]) -> None:
     operator = classifier()
-    with pytest.raises(kind, match=r"register_data\(train_loader=\.\.\.\)"):
+    with refused(kind, "train_loader"):
         operator._get_train_loader()
-    with pytest.raises(kind, match=r"register_data\(validation_loader=\.\.\.\)"):
+    with refused(kind, "validation_loader"):
         operator._get_validation_loader()
 
 
@@ -217,7 +218,7 @@ def test_a_step_freq_without_any_scheduler_is_no_mistake() -> None:
 def test_registered_schedulers_that_the_default_loop_does_not_find_are_one() -> None:
     operator = classifier({"scheduler": True}, scheduler_step_freq="epoch")
     del operator.scheduler
-    with pytest.raises(RuntimeError, match=r"self\.scheduler is not set"):
+    with refused(RuntimeError, "self.scheduler"):
         operator.train_epoch(batches(2))
 
 

@@ -16,6 +16,7 @@ from hpc_det.errors import UsageError
 from hpc_det.sgd.operator.options import MissingLoader
 from hpc_det.sgd.operator.training_operator import TrainingOperator, get_test_operator
 from hpc_det.sgd.rank.runner import Runner
+from tests.facts import refused
 from tests.sgd.runners import Augmented, Regression, alone
 
 
@@ -165,7 +166,7 @@ def test_hooks_for_tests_are_called() -> None:
 
 
 def test_anything_but_a_dict_is_refused() -> None:
-    with pytest.raises(UsageError, match="returned NoneType; return a dict of metrics"):
+    with refused(UsageError, "NoneType"):
         with_hooks(train_epoch=lambda operator, iterator: None).train()
 
 
@@ -177,9 +178,9 @@ class WithoutData(TrainingOperator):
 
 def test_without_a_loader_training_is_refused() -> None:
     runner = alone(WithoutData)
-    with pytest.raises(MissingLoader, match="train_loader"):
+    with refused(MissingLoader, "train_loader"):
         runner.train()
-    with pytest.raises(ValueError, match="validation_loader"):
+    with refused(ValueError, "validation_loader"):
         runner.validate()
     runner.restore(runner.shared(), runner.own())
     assert runner.epochs_done == 0

@@ -14,6 +14,7 @@ from hpc_det.node.json_files import read_lines
 from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.sgd.tune import Analysis, asha, choice, grid_search, pbt, tune_run, uniform
 from hpc_det.sgd.tune.files import TuneFolder
+from tests.facts import refused
 from tests.sgd.tune.trainables import Fragile, Line, Slow, Valley
 from tests.wait import DEADLINE_S, wait_for
 
@@ -79,7 +80,7 @@ def test_a_trial_that_dies_too_often_has_failed(tmp_path: Path) -> None:
 
 
 def test_where_every_trial_fails_the_search_says_why(tmp_path: Path) -> None:
-    with pytest.raises(HpcDetError, match="trial 1: failed: ValueError: the loss grows"):
+    with refused(HpcDetError, "trial 1", "failed", "ValueError: the loss grows"):
         tune_run(Fragile, config={"rate": -1.0}, stop=THREE, run=tmp_path / "run")
 
 
@@ -153,7 +154,7 @@ tune_run(Slow, config={{"rate": grid_search([1.0, 2.0, 3.0])}}, stop={{"training
 def test_another_search_does_not_go_on_in_the_same_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     tune_run(Line, config={"rate": 1.0}, stop={"training_iteration": 1}, run=run)
-    with pytest.raises(UsageError, match=r"hyperparameters is .*2\.0.* and was .*1\.0"):
+    with refused(UsageError, "hyperparameters", "2.0", "1.0"):
         tune_run(Line, config={"rate": 2.0}, stop={"training_iteration": 1}, run=run)
 
 
@@ -161,7 +162,7 @@ def test_a_changed_trainable_is_not_unpickled(tmp_path: Path) -> None:
     run = TuneFolder(tmp_path / "run")
     tune_run(Line, config={"rate": 1.0}, stop={"training_iteration": 1}, run=run.path)
     run.trainable.write_bytes(run.trainable.read_bytes()[:-1] + b"x")
-    with pytest.raises(HpcDetError, match=r"does not have this user.s seal"):
+    with refused(HpcDetError, "trainable.pkl"):
         run.read_trainable()
 
 
@@ -231,19 +232,19 @@ def test_a_job_that_nobody_takes_ends_the_search(tmp_path: Path) -> None:
 
 
 def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as caught:
         tune_run(int, stop={"loss": "low"}, num_samples=0, run=tmp_path / "run")  # type: ignore[arg-type, dict-item]
-    assert len(refused.value.problems) == 3
-    with pytest.raises(UsageError) as refused:
+    assert len(caught.value.problems) == 3
+    with pytest.raises(UsageError) as caught:
         tune_run(Line, searcher=asha(), run=tmp_path / "run")
-    assert [problem.split(":")[0] for problem in refused.value.problems] == ["metric", "stop"]
-    with pytest.raises(UsageError, match=r"searcher\.num_rungs"):
+    assert [problem.split(":")[0] for problem in caught.value.problems] == ["metric", "stop"]
+    with refused(UsageError, "searcher.num_rungs"):
         tune_run(Line, searcher=asha(num_rungs=0), stop=THREE, metric="loss", run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_metric_that_nobody_returns_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"metric 'lost': trial 1 returned none; it returned .*'loss'"):
+    with refused(UsageError, "metric", "'lost'", "trial 1", "'loss'"):
         tune_run(Line, config={"rate": 1.0}, stop=THREE, metric="lost", run=tmp_path / "run")
 
 
@@ -301,9 +302,9 @@ def test_rows_have_the_config_and_the_last_result(run: Path) -> None:
 
 
 def test_a_metric_that_nobody_told_is_named(run: Path) -> None:
-    with pytest.raises(UsageError, match="metric 'los': no trial has told it; did you mean 'loss'"):
+    with refused(UsageError, "'los'", "'loss'"):
         Analysis(run).get_best_config("los", "min")
-    with pytest.raises(UsageError, match="metric: give the name"):
+    with refused(UsageError, "metric"):
         Analysis(run).get_best_config()
-    with pytest.raises(UsageError, match="mode: got 'least'"):
+    with refused(UsageError, "mode", "'least'"):
         Analysis(run).get_best_config("loss", "least")  # type: ignore[arg-type]

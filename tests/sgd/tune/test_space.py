@@ -8,6 +8,7 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.search.sample import sample
 from hpc_det.sgd.tune.space import choice, config_of, grid_search, loguniform, randint, uniform
+from tests.facts import refused
 
 
 def values(config: dict[str, Any], draws: int = 200) -> list[Any]:
@@ -51,13 +52,13 @@ def test_a_value_that_is_a_map_stays_one_value() -> None:
 
 
 def test_everything_wrong_is_said_at_once() -> None:
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as caught:
         config_of({"a": uniform(2, 1), "b": choice([len]), "c": grid_search([]), "net": {"type": "norml"}})
-    assert [problem.split(":")[0] for problem in refused.value.problems] == [
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
         "config.b",
         "config.c.vals",
         "config.a.minval",
         "config.net.type",
     ]
-    with pytest.raises(UsageError, match="0 < low < high"):
+    with refused(UsageError, "loguniform"):
         loguniform(0, 1)
