@@ -7,7 +7,7 @@ from hpc_det.pytorch.loop.schedule import Batch, Epoch, TrainUnit
 from hpc_det.pytorch.loop.trainer import Trainer, init
 from hpc_det.pytorch.state.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from hpc_det.pytorch.trial.callback import PyTorchCallback
-from hpc_det.pytorch.trial.context import LRScheduler, PyTorchExperimentalContext, PyTorchTrialContext
+from hpc_det.pytorch.trial.pytorch_context import LRScheduler, PyTorchExperimentalContext, PyTorchTrialContext
 from hpc_det.pytorch.trial.reducer import MetricReducer
 from hpc_det.pytorch.trial.trial import PyTorchTrial
 

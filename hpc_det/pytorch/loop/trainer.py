@@ -22,7 +22,7 @@ from hpc_det.node.process import SignalPipe
 from hpc_det.pytorch.loop.harness import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
 from hpc_det.pytorch.loop.run import Purpose, TrialRun, process_group
 from hpc_det.pytorch.loop.schedule import Batch, CheckpointPolicy, Schedule, TrainUnit, unit_from_config, unit_of
-from hpc_det.pytorch.trial.context import PyTorchTrialContext
+from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial import Trial, interface_problems
 from hpc_det.pytorch.trial.trial_context import TrialContext
 from hpc_det.search.sample import first_sample

@@ -17,7 +17,7 @@ from hpc_det.pytorch.loop.schedule import Progress
 from hpc_det.pytorch.profiling.system import BufferedLines, SystemMetrics
 from hpc_det.pytorch.profiling.timer import Timer, synchronized
 from hpc_det.pytorch.strategies.ddp import DataParallel
-from hpc_det.pytorch.trial.context import PyTorchTrialContext
+from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
 from hpc_det.store.folders import TrialFolder
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.json_files import read_json
 from hpc_det.pytorch.state.portable import METADATA
 from hpc_det.pytorch.state.state import restore_models, state_file, stored_state
-from hpc_det.pytorch.trial.context import PyTorchTrialContext
+from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial import PyTorchTrial
 
 

@@ -34,7 +34,7 @@ from hpc_det.pytorch.state.sharded_tensors import StoredShards, likes_of, part_l
 from hpc_det.pytorch.strategies.ddp import DataParallel, shares_buffers
 from hpc_det.pytorch.strategies.parameters import modes, named_parameters, set_modes
 from hpc_det.pytorch.trial.callback import Callbacks
-from hpc_det.pytorch.trial.context import PyTorchTrialContext
+from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial_context import TrialContext, parameters_of
 
 STATE_DICT = "state_dict.pth"

@@ -36,7 +36,7 @@ from hpc_det.pytorch.strategies.ddp import DataParallel, share_buffers
 from hpc_det.pytorch.strategies.parameters import is_sharded, reshard
 from hpc_det.pytorch.strategies.strategy import Trained, make_data_parallel_mpu, numbered
 from hpc_det.pytorch.trial.callback import Callbacks
-from hpc_det.pytorch.trial.context import PyTorchTrialContext
+from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial_context import TrialContext, parameters_of
 
 if TYPE_CHECKING:

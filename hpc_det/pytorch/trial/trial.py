@@ -15,7 +15,7 @@ from hpc_det.pytorch.data import DataLoader
 from hpc_det.pytorch.strategies.pytorch_strategy import PlainStrategy
 from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.callback import PyTorchCallback
-from hpc_det.pytorch.trial.context import PyTorchTrialContext
+from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial_context import TrialContext
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from hpc_det.pytorch import LRScheduler
-from hpc_det.pytorch.trial.context import ScheduledStep
+from hpc_det.pytorch.trial.pytorch_context import ScheduledStep
 
 Mode = LRScheduler.StepMode
 
