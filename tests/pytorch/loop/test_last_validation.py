@@ -11,7 +11,7 @@ from hpc_det.config.merge import merge
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from tests.distributed.ranks import OnRanks
-from tests.pytorch.loop.test_saves import Disk, disk
+from tests.pytorch.loop.test_checkpoint_saver import Disk, disk
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
 __all__ = ["disk"]
