@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import threading
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from hpc_det.checkpoint import checkpoints as checkpoints_module
 from hpc_det.checkpoint.committed import Committed, committed, committed_at
+from hpc_det.checkpoint.pinned_staging import _Chunk
 from hpc_det.checkpoint.retention import Policy
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.pytorch import PyTorchCallback
+from hpc_det.pytorch import PyTorchCallback, PyTorchTrialContext
 from hpc_det.pytorch.loop import checkpoint_saver
 from hpc_det.store.save_times import read_each_save, read_saves, write_save
 from tests.checkpoint.saved import save
@@ -324,3 +327,42 @@ def test_no_save_reads_the_manifests_of_others_again(tmp_path: Path, monkeypatch
     assert kept > 5
     life.attempt()
     assert len(read) == len({*read}) == kept
+
+
+AT_THE_END: dict[str, Any] = {"min_validation_period": {"batches": 0}, "min_checkpoint_period": {"batches": 0}}
+
+
+class WithAdam(Tiny):
+    def wrap_schedulers(self, context: PyTorchTrialContext) -> None:
+        context.optimizers.clear()
+        self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters()))
+        super().wrap_schedulers(context)
+
+
+def in_the_stall(distributed: Distributed, life: Life, tick: float) -> list[str]:
+    """The threads that were given memory."""
+    threads, touch = [], _Chunk.fault_in
+
+    def noted(chunk: _Chunk) -> None:
+        threads.append(threading.current_thread().name)
+        touch(chunk)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Chunk, "fault_in", noted)
+        life.attempt(StopAt(tick), distributed)
+    assert life.checkpoints
+    return threads
+
+
+@pytest.mark.parametrize("tick", [3, math.inf])
+@pytest.mark.parametrize("aggregation", [1, 2])
+def test_memory_is_handed_out_behind_the_training(tmp_path: Path, aggregation: int, tick: float) -> None:
+    """Also where the first save is that of a preemption."""
+    optimizations = {"aggregation_frequency": aggregation}
+    life = Life.begin(tmp_path, WithAdam, **AT_THE_END, optimizations=optimizations)
+    assert {*in_the_stall(Distributed(), life, tick)} == {"warm"}
+
+
+def test_of_several_ranks_too(on_ranks: OnRanks, tmp_path: Path) -> None:
+    life = Life.begin(tmp_path, WithAdam, **AT_THE_END)
+    assert [{*threads} for threads in on_ranks(2, in_the_stall, life, math.inf)] == [{"warm"}] * 2
