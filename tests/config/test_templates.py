@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def test_a_name_that_is_known_stands_for_the_new_file(env: dict[str, str], file:
 def test_a_removed_template_is_gone(env: dict[str, str], file: File) -> None:
     set_template("mine", file(""), env)
     assert remove_template("mine", env) is None
-    with pytest.raises(UsageError, match="no template is called 'mine'"):
+    with pytest.raises(UsageError, match=r"^template: .*'mine'"):
         template("mine", env)
 
 
@@ -128,7 +129,7 @@ def test_what_belongs_to_others_stays_as_it_is(env: dict[str, str], file: File, 
     "name", ["", "../small", "a/b", ".hidden", "-x", "a b", "a.yaml", "1", "null", "True", "x\n", "é", "x" * 65]
 )
 def test_a_name_is_a_file_name_and_a_word_for_hydra(name: str, env: dict[str, str], file: File) -> None:
-    with pytest.raises(UsageError, match="no name for a template"):
+    with pytest.raises(UsageError, match=f"^template {re.escape(repr(name))}"):
         set_template(name, file("max_restarts: 1"), env)
     assert not Path(env["HPC_DET_ROOT"]).exists()
 
@@ -167,7 +168,7 @@ def test_what_is_no_map_is_refused(text: str, env: dict[str, str], file: File) -
 
 
 def test_a_file_that_is_not_there(env: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"nothing\.yaml: .*No such file"):
         set_template("mine", tmp_path / "nothing.yaml", env)
 
 
@@ -203,5 +204,5 @@ def test_what_it_says_must_be_valid(tree: dict[str, Any], problem: str) -> None:
 
 
 def test_a_package_for_hydra_is_refused(env: dict[str, str], file: File) -> None:
-    with pytest.raises(UsageError, match="`# @package` is for experiments"):
+    with pytest.raises(UsageError, match="`# @package`"):
         set_template("mine", file("\n# @package _global_\nmax_restarts: 3\n"), env)

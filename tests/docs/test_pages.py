@@ -54,6 +54,7 @@ PAGES = [
                 "notifications",
                 "queue",
                 "submitit",
+                "features",
                 "architecture",
             )
         ),

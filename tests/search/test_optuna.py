@@ -254,7 +254,7 @@ def test_a_study_that_was_torn_is_named_and_may_be_deleted(tmp_path: Path) -> No
     file = folder.search / FILE
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([*lines[:-1], lines[-1][:20], *lines]))
-    with pytest.raises(UsageError, match=r"optuna.log: .*; if the file is damaged, delete it"):
+    with pytest.raises(UsageError, match=r"optuna\.log: "):
         SearchJournal(folder).choose(2)
     file.unlink()
     follower = SearchJournal(folder)

@@ -383,5 +383,5 @@ def test_a_search_of_other_rules_is_not_replayed(random_search: ExperimentFolder
     """After an update in its middle, say: other decisions would be taken on the same facts."""
     submitted = {"event": "submitted", "first": 0, "count": 3, "stay": False, "rules": 0}
     SharedLog(random_search.search).append(submitted)
-    with pytest.raises(HpcDetError, match=r"by rules 0 and this hpc_det by rules 1, .* `hpc-det experiment fork`"):
+    with pytest.raises(HpcDetError, match=r"rules 0 .*rules 1.*`hpc-det experiment fork`"):
         SearchJournal(random_search).state()

@@ -19,5 +19,5 @@ def test_a_sweep_folder_finds_the_experiments_that_are_left(tmp_path: Path) -> N
     store.folder(1).remove()
     assert [found.id for found in experiments_of(tmp_path)] == [2]
     store.folder(2).remove()
-    with pytest.raises(UsageError, match=rf"^{tmp_path}: none of its experiments is left below {store.root}: 1, 2$"):
+    with pytest.raises(UsageError, match=rf"^{tmp_path}: .* {store.root}: 1, 2$"):
         experiments_of(tmp_path)
