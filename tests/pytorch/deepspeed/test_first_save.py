@@ -34,5 +34,5 @@ def in_stalls(distributed: Distributed, root: Path) -> list[set[str]]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_memory_is_handed_out_behind_the_training(on_ranks: OnRanks, tmp_path: Path, ranks: int) -> None:
-    behind: list[Any] = [[{"warm"}] * len(CASES)] * ranks
+    behind: list[Any] = [[{"allocate"}] * len(CASES)] * ranks
     assert on_ranks(ranks, in_stalls, tmp_path) == behind

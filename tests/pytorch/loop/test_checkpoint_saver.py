@@ -360,9 +360,9 @@ def test_memory_is_handed_out_behind_the_training(tmp_path: Path, aggregation: i
     """Also where the first save is that of a preemption."""
     optimizations = {"aggregation_frequency": aggregation}
     life = Life.begin(tmp_path, WithAdam, **AT_THE_END, optimizations=optimizations)
-    assert {*in_the_stall(Distributed(), life, tick)} == {"warm"}
+    assert {*in_the_stall(Distributed(), life, tick)} == {"allocate"}
 
 
 def test_of_several_ranks_too(on_ranks: OnRanks, tmp_path: Path) -> None:
     life = Life.begin(tmp_path, WithAdam, **AT_THE_END)
-    assert [{*threads} for threads in on_ranks(2, in_the_stall, life, math.inf)] == [{"warm"}] * 2
+    assert [{*threads} for threads in on_ranks(2, in_the_stall, life, math.inf)] == [{"allocate"}] * 2
