@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.groups import Group
+from hpc_det.cli.commands import Group
 from hpc_det.cli.output import Output, column, output_options
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find, group_files

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_det.cli.groups import Group
-from hpc_det.cli.ids import store
-from hpc_det.cli.parameters import request_options
+from hpc_det.cli.arguments import request_options, store
+from hpc_det.cli.commands import Group
 from hpc_det.view.formatting import count, length_in_words
 
 if TYPE_CHECKING:

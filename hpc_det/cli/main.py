@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from hpc_det.cli.groups import Group, LazyCommand
+from hpc_det.cli.commands import Group, LazyCommand
 from hpc_det.errors import INTERRUPTED, HpcDetError, refused, visible
 
 COMMANDS = (

@@ -1,4 +1,6 @@
-"""--json and --csv, and what people see without them: every command that shows something has these three ways.
+"""What commands print: tables, JSON, CSV, a sentence for each of several things, a question before a deletion.
+
+Every command that shows something has --json and --csv beside the table for people.
 
 Of a table, one record is a row. A record is plain data, as `--json` prints it; the table's columns are made of it, and
 `--csv` is the record itself, with names of nested keys dotted, so that a program gets every value whole.
@@ -12,12 +14,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from hpc_det.cli.parameters import bundle
-from hpc_det.errors import printable, visible
+from hpc_det.cli.commands import bundle
+from hpc_det.errors import HpcDetError, UsageError, printable, refused, visible
 from hpc_det.view.formatting import columns
 
 Record = Mapping[str, Any]
@@ -175,3 +177,52 @@ def _draw(headings: Sequence[str], *rows: Sequence[str]) -> None:
     for row in rows:
         table.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
     Console().print(table)
+
+
+Thing = TypeVar("Thing")
+Made = TypeVar("Made")
+
+
+def at_once(things: Sequence[Thing], act: Callable[[Thing], Made]) -> list[Made]:
+    """What came of each. What fails for one keeps nobody from the others; raises HpcDetError with all that failed."""
+    made: list[Made] = []
+    failed: list[HpcDetError] = []
+    for thing in things:
+        try:
+            made.append(act(thing))
+        except HpcDetError as error:
+            failed.append(error)
+        except OSError as error:
+            failed.append(refused(error))
+    if failed:
+        kind = UsageError if all(isinstance(error, UsageError) for error in failed) else HpcDetError
+        raise kind([problem for error in failed for problem in error.problems])
+    return made
+
+
+def each(things: Sequence[Thing], act: Callable[[Thing], str | None], *, side_by_side: int = 1) -> None:
+    """Do it to each, so many at a time, and say what came of it in their order."""
+    from concurrent.futures import ThreadPoolExecutor  # it takes a third of the time of a small command
+
+    def tell(said: str | None) -> None:
+        if said:
+            show(said)
+
+    if side_by_side == 1:  # in this thread, so that Ctrl-C ends what waits
+        at_once(things, lambda thing: tell(act(thing)))
+        return
+    with ThreadPoolExecutor(side_by_side) as workers:
+        at_once([workers.submit(act, thing) for thing in things], lambda said: tell(said.result()))
+
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Returns where the answer is yes. Raises HpcDetError where it is no, UsageError where nobody can answer."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} Nobody is there to answer; add --yes")
+    if not click.confirm(question, err=True):
+        raise HpcDetError("nothing was changed")

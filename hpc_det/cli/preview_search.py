@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpc_det.cli.arguments import request_options
 from hpc_det.cli.output import Output, output_options
-from hpc_det.cli.parameters import request_options
 from hpc_det.errors import UsageError
 from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.ids import any_experiment_argument
+from hpc_det.cli.arguments import any_experiment_argument
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import size

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.parameters import Choices, choices_options, include_option
+from hpc_det.cli.arguments import Choices, choices_options, include_option
 
 
 @click.command()

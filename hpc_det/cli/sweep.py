@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.groups import Group
-from hpc_det.cli.ids import store
+from hpc_det.cli.arguments import store
+from hpc_det.cli.commands import Group
 from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.store.folders import ExperimentFolder
 

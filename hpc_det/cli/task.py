@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from hpc_det.cli.groups import Group
-from hpc_det.cli.ids import store
+from hpc_det.cli.arguments import store
+from hpc_det.cli.commands import Group
 from hpc_det.cli.output import Output, column, output_options
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_det.cli.groups import Group
+from hpc_det.cli.commands import Group
 from hpc_det.cli.output import Column, Output, output_options
 from hpc_det.errors import UsageError
 

@@ -12,8 +12,8 @@ from types import FrameType
 
 import click
 
-from hpc_det.cli.actions import at_once
-from hpc_det.cli.ids import any_experiment, any_trial
+from hpc_det.cli.arguments import any_experiment, any_trial
+from hpc_det.cli.output import at_once
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import TrialFolder
 

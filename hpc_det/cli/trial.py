@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from hpc_det.cli import describe_trial
+from hpc_det.cli.arguments import any_trial_argument, trial_argument
+from hpc_det.cli.commands import Group
 from hpc_det.cli.experiment.download import output_dir
 from hpc_det.cli.experiment.list_checkpoints import best_option, show_checkpoints
 from hpc_det.cli.experiment.logs import LogChoices, log_options
 from hpc_det.cli.experiment.stop import kill_trial
-from hpc_det.cli.groups import Group
-from hpc_det.cli.ids import any_trial_argument, trial_argument
 from hpc_det.cli.output import Column, Output, Record, column, output_options, rows, show
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
@@ -185,8 +185,6 @@ def logs(trial: TrialFolder, choices: LogChoices) -> None:
 
 REPORT_KEYS = "time attempt kind batches metrics"
 """Of a record."""
-
-
 REPORT_COLUMNS = (
     column("TIME", "time"),
     column("ATTEMPT", "attempt"),
@@ -212,8 +210,6 @@ def reports_of(trial: TrialFolder) -> list[Record]:
 
 SHOWN_DIGITS = 12
 """Of a GPU's UUID: as many tell those of a node apart."""
-
-
 _TIMINGS = (
     Column("TIMING", lambda timing: timing["timing"]),
     Column("MEAN", lambda timing: duration(timing["mean_s"])),

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from hpc_det.cli import experiment, job
-from hpc_det.cli.groups import LazyCommand
+from hpc_det.cli.commands import LazyCommand
 from hpc_det.cli.main import COMMANDS, cli, main
 from hpc_det.errors import HpcDetError, UsageError
 from tests.cli.conftest import Command

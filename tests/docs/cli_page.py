@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.groups import LazyCommand
+from hpc_det.cli.commands import LazyCommand
 from hpc_det.cli.main import COMMANDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"

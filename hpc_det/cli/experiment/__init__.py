@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hpc_det.cli.groups import Group, LazyCommand
+from hpc_det.cli.commands import Group, LazyCommand
 
 COMMANDS = (
     LazyCommand("activate", "experiment.continue_", "Go on with experiments that were paused."),
@@ -47,7 +47,7 @@ COMMANDS = (
     LazyCommand(
         "kill", "experiment.stop", "End experiments now, with all their trials and jobs, without another checkpoint."
     ),
-    LazyCommand("label", "experiment.label", "Words to find experiments by."),
+    LazyCommand("label", "experiment.set", "Words to find experiments by."),
     LazyCommand("list", "experiment.list", "List experiments."),
     LazyCommand("list-checkpoints", "experiment.list_checkpoints", "List the checkpoints of an experiment."),
     LazyCommand(

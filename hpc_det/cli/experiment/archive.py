@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from hpc_det.cli.actions import each
-from hpc_det.cli.ids import experiments_argument
+from hpc_det.cli.arguments import experiments_argument
+from hpc_det.cli.output import each
 from hpc_det.errors import UsageError
 from hpc_det.store.experiment_config import write_about
 from hpc_det.store.folders import ExperimentFolder

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
+from hpc_det.cli.arguments import store
 from hpc_det.cli.experiment.delete import finish_deletions
-from hpc_det.cli.ids import store
 from hpc_det.cli.output import show
 from hpc_det.errors import HpcDetError
 from hpc_det.node.files import make_folder

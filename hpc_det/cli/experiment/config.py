@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import click
 
-from hpc_det.cli.ids import any_experiment_argument
+from hpc_det.cli.arguments import any_experiment_argument
 from hpc_det.cli.output import Output, output_options, show
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.plain_yaml import dump_yaml

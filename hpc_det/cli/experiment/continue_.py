@@ -7,10 +7,16 @@ import time
 
 import click
 
-from hpc_det.cli.actions import each
+from hpc_det.cli.arguments import (
+    Choices,
+    any_experiment_argument,
+    choices_options,
+    completed_names,
+    experiment_argument,
+    experiments_argument,
+)
 from hpc_det.cli.experiment.create import run_here, say_notes, show_and_submit, show_training
-from hpc_det.cli.ids import any_experiment_argument, experiment_argument, experiments_argument
-from hpc_det.cli.parameters import Choices, choices_options, completed_names
+from hpc_det.cli.output import each
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find
 from hpc_det.errors import UsageError

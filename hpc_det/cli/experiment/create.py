@@ -13,10 +13,9 @@ from typing import Any
 import click
 
 from hpc_det import compat
+from hpc_det.cli.arguments import Choices, choices_options, request_options, store
 from hpc_det.cli.experiment.cleanup import cleanup_daily
 from hpc_det.cli.experiment.config import explained
-from hpc_det.cli.ids import store
-from hpc_det.cli.parameters import Choices, choices_options, request_options
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.config.merge import Tree
 from hpc_det.config.rank_variables import asks_for_compat

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from hpc_det.cli import describe_trial
+from hpc_det.cli.arguments import any_experiments_argument
 from hpc_det.cli.experiment.list import progress_in_words
 from hpc_det.cli.experiment.list_trials import table as trials_table
-from hpc_det.cli.ids import any_experiments_argument
 from hpc_det.cli.output import Output, output_options, show
 from hpc_det.errors import printable
 from hpc_det.node.json_files import Shape

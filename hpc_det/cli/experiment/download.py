@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.actions import at_once
-from hpc_det.cli.ids import any_experiment_argument
+from hpc_det.cli.arguments import any_experiment_argument
+from hpc_det.cli.output import at_once
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.checkpoints import StoredCheckpoint, best_first, of_experiment, of_trial

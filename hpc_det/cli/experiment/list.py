@@ -8,7 +8,7 @@ from operator import itemgetter
 
 import click
 
-from hpc_det.cli.ids import store
+from hpc_det.cli.arguments import store
 from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.view.experiments import summaries

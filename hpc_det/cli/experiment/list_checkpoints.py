@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hpc_det.cli.ids import any_experiment_argument
+from hpc_det.cli.arguments import any_experiment_argument
 from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.checkpoints import StoredCheckpoint, best_first, of_experiment, set_aside_in

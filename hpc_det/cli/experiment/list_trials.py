@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import click
 
+from hpc_det.cli.arguments import any_experiment_argument
 from hpc_det.cli.describe_trial import brief
-from hpc_det.cli.ids import any_experiment_argument
 from hpc_det.cli.output import Column, Output, Record, column, output_options, rows
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import columns, number_if_known

@@ -9,8 +9,8 @@ from contextlib import suppress
 import click
 
 from hpc_det.checkpoint.storage import collect
-from hpc_det.cli.actions import each
-from hpc_det.cli.ids import experiments_argument
+from hpc_det.cli.arguments import experiments_argument
+from hpc_det.cli.output import each
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.notify.change import tell_rest
 from hpc_det.schedulers import scheduler as schedulers

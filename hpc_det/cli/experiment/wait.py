@@ -6,8 +6,8 @@ from functools import partial
 
 import click
 
-from hpc_det.cli.actions import each
-from hpc_det.cli.ids import any_experiments_argument
+from hpc_det.cli.arguments import any_experiments_argument
+from hpc_det.cli.output import each
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.watch import Watch, insist_on_completion
 

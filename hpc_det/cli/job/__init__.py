@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hpc_det.cli.groups import Group, LazyCommand
+from hpc_det.cli.commands import Group, LazyCommand
 
 COMMANDS = (
     LazyCommand("hold", "job.hold", "Keep jobs from starting, until `release`."),

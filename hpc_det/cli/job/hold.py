@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from hpc_det.cli.actions import each
-from hpc_det.cli.ids import jobs_argument
+from hpc_det.cli.arguments import jobs_argument
 from hpc_det.cli.job.list import own_jobs, queue_to_change, waiting
+from hpc_det.cli.output import each
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.scheduler import CommandError, JobState, run_command
 

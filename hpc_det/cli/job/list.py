@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from hpc_det.cli.ids import store
+from hpc_det.cli.arguments import store
 from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
@@ -55,8 +55,6 @@ def list_(pool: str | None, all_pools: bool, output: Output) -> None:
 
 STATES = {JobState.QUEUED: "QUEUED", JobState.HELD: "HELD", JobState.RUNNING: "SCHEDULED"}
 """Determined's words, and HELD and SUSPENDED: it has no holds, and suspends no jobs."""
-
-
 SUSPENDED = "SUSPENDED"
 
 

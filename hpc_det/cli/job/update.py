@@ -7,11 +7,10 @@ from contextlib import suppress
 
 import click
 
-from hpc_det.cli.actions import at_once
-from hpc_det.cli.ids import jobs_argument
+from hpc_det.cli.arguments import jobs_argument
 from hpc_det.cli.job.list import queue_to_change, waits
 from hpc_det.cli.job.operations import Operation, operation, parsed
-from hpc_det.cli.output import show
+from hpc_det.cli.output import at_once, show
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.schedulers.queue import Change, Queue, QueuedJob
 from hpc_det.schedulers.scheduler import CommandError, run_command, scheduler

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from hpc_det.cli.ids import store
+from hpc_det.cli.arguments import store
 from hpc_det.errors import UsageError
 
 

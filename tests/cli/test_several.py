@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_det.cli.actions import at_once, each
+from hpc_det.cli.output import at_once, each
 from hpc_det.errors import HpcDetError, UsageError
 
 

@@ -1,9 +1,13 @@
-"""Groups of commands: lazy ones, which import a command only when it is called, and Determined's other names."""
+"""Commands: lazy ones, which are imported when they are called, groups of them, and options taken as one bundle."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -77,3 +81,27 @@ class Group(click.Group):
 
 # Groups within a group are of the same kind.
 Group.group_class = Group
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def bundle(name: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
+    """Return a decorator for commands: they get what `make` returns of the values of `options` as one argument `name`.
+
+    The options must be called as the parameters of `make`; in `--help` they stand in this order.
+    """
+    given = inspect.signature(make).parameters
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_bundle(**arguments: Any) -> Any:
+            values = {each: arguments.pop(each) for each in given}
+            return command(**{name: make(**values)}, **arguments)
+
+        decorated: Callable[..., Any] = with_bundle
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
