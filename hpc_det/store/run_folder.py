@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_det.errors import UsageError
+from hpc_det.node import disk
 from hpc_det.node.files import make_private
 from hpc_det.node.key import user_key
 from hpc_det.store.experiments import state_root
@@ -105,12 +105,12 @@ class DriverRun:
 
     def kept(self) -> DriverRun:
         """This run, as one that stays when its driver ends."""
-        self.folder.temporary.unlink(missing_ok=True)
+        disk.unlink(self.folder.temporary, missing_ok=True)
         return replace(self, is_temporary=False)
 
     def remove_if_temporary(self) -> None:
         if self.is_temporary:
-            shutil.rmtree(self.folder.path, ignore_errors=True)
+            disk.remove_tree(self.folder.path)
 
 
 def run_of(wanted: str | os.PathLike[str] | None, env: Mapping[str, str]) -> DriverRun:
