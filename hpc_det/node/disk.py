@@ -96,6 +96,11 @@ def remove_tree(folder: Path | str, *, ignore_errors: bool = True) -> None:
     shutil.rmtree(folder, ignore_errors=ignore_errors)
 
 
+def make_empty(path: Path, mode: int) -> None:
+    """An empty file, where there is none yet."""
+    path.touch(mode=mode)
+
+
 def copy_content(source: IO[Any], target: Path) -> None:
     """Into a new file, or over an old one."""
     with target.open("wb") as file:

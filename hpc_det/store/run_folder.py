@@ -101,7 +101,7 @@ class DriverRun:
     def goes_with_driver(self) -> None:
         """A temporary one: agents may remove it when its driver has died."""
         if self.is_temporary:
-            self.folder.temporary.touch(mode=0o600)
+            disk.make_empty(self.folder.temporary, 0o600)
 
     def kept(self) -> DriverRun:
         """This run, as one that stays when its driver ends."""
