@@ -13,6 +13,9 @@ from hpc_det.cli.output import Output, column, output_options
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find, group_files
 from hpc_det.errors import UsageError
+from hpc_det.node.files import write_atomic
+from hpc_det.schedulers.scheduler import run_command
+from hpc_det.schedulers.site import ask, to_yaml
 from hpc_det.store.experiments import state_root
 
 
@@ -38,9 +41,6 @@ def detect(scheduler: str | None, name: str | None, write: bool, output: Path | 
     Example:
       hpc-det cluster detect --name dawn --write
     """
-    from hpc_det.schedulers.scheduler import run_command
-    from hpc_det.schedulers.site import ask, to_yaml
-
     if write and output:
         raise UsageError("--write: --output names another file; give one of them")
     site = ask(run_command, shutil.which, scheduler)
@@ -95,8 +95,6 @@ def _checked(name: str) -> str:
 
 
 def _write(target: Path, text: str, force: bool) -> None:
-    from hpc_det.node.files import write_atomic
-
     if target.exists() and not force:
         raise UsageError(f"{target}: is there already; give --force to replace it, or another --name")
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

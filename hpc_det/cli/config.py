@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from hpc_det.cli.arguments import request_options, store
 from hpc_det.cli.commands import Group
+from hpc_det.cli.experiment.create import say_notes
+from hpc_det.config.request import Request
+from hpc_det.plan.effective import Effective, effective
+from hpc_det.submit.submission import prepare
 from hpc_det.view.formatting import count, length_in_words
-
-if TYPE_CHECKING:
-    from hpc_det.config.request import Request
-    from hpc_det.plan.effective import Effective
 
 
 @click.group(cls=Group)
@@ -34,10 +32,6 @@ def check(context: click.Context, request: Request) -> None:
       hpc-det config check digits.yaml --cluster slurm
       digits.yaml: valid: 1 trial of 2 slots, 20 epochs at most, on cluster slurm
     """
-    from hpc_det.cli.experiment.create import say_notes
-    from hpc_det.plan.effective import effective
-    from hpc_det.submit.submission import prepare
-
     found, experiments = effective(request), store()
     say_notes(found)
     submission = prepare(found, experiments.folder(experiments.next_id()))  # refuses what `create` would

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import click
 
 from hpc_det.cli.output import Output, output_options
+from hpc_det.doctor import Finding
+from hpc_det.doctor.examination import asking, examine
+from hpc_det.errors import printable
 from hpc_det.view.formatting import count
-
-if TYPE_CHECKING:
-    from hpc_det.doctor import Finding
 
 _COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 _WIDTH = max(map(len, _COLORS))
@@ -32,8 +31,6 @@ def doctor(cluster: str | None, output: Output) -> int:
     Example:
       hpc-det doctor --cluster atlas
     """
-    from hpc_det.doctor.examination import asking, examine
-
     findings = examine(cluster, os.environ, asking(os.environ), shutil.which)
     if output.is_for_people:
         found = list(_shown(findings))
@@ -46,8 +43,6 @@ def doctor(cluster: str | None, output: Output) -> int:
 
 def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Each as it comes, below a line with its subject."""
-    from hpc_det.errors import printable
-
     subject = None
     for finding in findings:
         if finding.subject != subject:

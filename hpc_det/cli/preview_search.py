@@ -6,23 +6,21 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hpc_det.cli.arguments import request_options
 from hpc_det.cli.output import Output, output_options
+from hpc_det.config.request import Request
 from hpc_det.errors import UsageError
+from hpc_det.plan.effective import effective
 from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import SearchMethod
 from hpc_det.search.sample import Sample
 from hpc_det.search.simulate import at_random, simulate
 from hpc_det.view.formatting import count
-
-if TYPE_CHECKING:
-    from hpc_det.config.request import Request
-
 
 SHOWN_TRIALS = 5
 
@@ -47,8 +45,6 @@ def preview_search(request: Request, output: Output) -> None:
     no max_length, `unit`, `length`, `total` and `full_trials` are null. Where
     hyperparameters are chosen only when a worker takes a trial, `first` is empty.
     """
-    from hpc_det.plan.effective import effective
-
     found = effective(request)
     tree = found.tree
     seed = tree["reproducibility"]["experiment_seed"]

@@ -10,8 +10,13 @@ import click
 
 from hpc_det.cli.arguments import any_experiment_argument
 from hpc_det.errors import UsageError
+from hpc_det.node.files import write_atomic
+from hpc_det.report.facts import facts
+from hpc_det.report.page import page
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import size
+from hpc_det.view.state import ExperimentView
+from hpc_det.view.watch import state
 
 
 @click.command()
@@ -38,10 +43,6 @@ def report(experiment: ExperimentFolder, output: Path | None, as_json: bool) -> 
     null is a value that is not a finite number. A curve of more than 10,000 points keeps the lowest and the highest
     of equal parts.
     """
-    from hpc_det.report.facts import facts
-    from hpc_det.view.state import ExperimentView
-    from hpc_det.view.watch import state
-
     view = ExperimentView(experiment)
     found = facts(view, state(view), time.time())
     if as_json:
@@ -51,9 +52,6 @@ def report(experiment: ExperimentFolder, output: Path | None, as_json: bool) -> 
 
 
 def _written(path: Path, found: dict[str, object]) -> str:
-    from hpc_det.node.files import write_atomic
-    from hpc_det.report.page import page
-
     text = page(found)
     try:
         write_atomic(path, text)

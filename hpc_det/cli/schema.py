@@ -6,6 +6,8 @@ import json
 
 import click
 
+from hpc_det.config.json_schema import cluster_schema, experiment_schema
+
 
 @click.command()
 @click.argument("of", type=click.Choice(["experiment", "cluster"]), default="experiment")
@@ -20,7 +22,5 @@ def schema(of: str) -> None:
       hpc-det schema
       sed -i '1i # yaml-language-server: $schema=experiment.schema.json' digits.yaml
     """
-    from hpc_det.config.json_schema import cluster_schema, experiment_schema
-
     chosen = cluster_schema() if of == "cluster" else experiment_schema()
     click.echo(json.dumps(chosen, indent=1, ensure_ascii=False))

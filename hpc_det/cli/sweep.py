@@ -9,7 +9,11 @@ import click
 from hpc_det.cli.arguments import store
 from hpc_det.cli.commands import Group
 from hpc_det.cli.output import Column, Output, Record, output_options
+from hpc_det.errors import HpcDetError, printable
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.sweep.files import experiments_of
+from hpc_det.sweep.status import failures, points
+from hpc_det.sweep.status import wait as wait_for
 
 SHOWN = 40
 """Characters of a return value in the table."""
@@ -17,8 +21,6 @@ SHOWN = 40
 
 def sweep_experiments(text: str) -> list[ExperimentFolder]:
     """The experiments of a sweep, by its hydra.sweep.dir or by an experiment's number."""
-    from hpc_det.sweep.files import experiments_of
-
     if text.isdecimal() and len(text) < 10 and not Path(text).is_dir():
         return [store().existing(int(text))]
     return experiments_of(Path(text).absolute())
@@ -47,8 +49,6 @@ def status(experiments: list[ExperimentFolder], output: Output) -> None:
     Example:
       hpc-det sweep status multirun/2026-11-20/10-30-00
     """
-    from hpc_det.sweep.status import points
-
     output.table([vars(point) for experiment in experiments for point in points(experiment)], COLUMNS)
 
 
@@ -64,10 +64,6 @@ def wait(experiments: list[ExperimentFolder], poll: float) -> None:
     Example:
       hpc-det sweep wait multirun/2026-11-20/10-30-00
     """
-    from hpc_det.errors import HpcDetError
-    from hpc_det.sweep.status import failures
-    from hpc_det.sweep.status import wait as wait_for
-
     for experiment in experiments:
         wait_for(experiment, poll)
     if failed := [line for experiment in experiments for line in failures(experiment)]:
@@ -75,19 +71,13 @@ def wait(experiments: list[ExperimentFolder], poll: float) -> None:
 
 
 def _returned(record: Record) -> str:
-    return _printable(record["text"] or "-")[:SHOWN]
-
-
-def _printable(text: str) -> str:
-    from hpc_det.errors import printable
-
-    return printable(text)
+    return printable(record["text"] or "-")[:SHOWN]
 
 
 COLUMNS = (
     Column("POINT", lambda record: str(record["num"])),
     Column("STATE", lambda record: record["state"].value),
     Column("RETURNED", _returned),
-    Column("OVERRIDES", lambda record: _printable(" ".join(record["overrides"]))),
+    Column("OVERRIDES", lambda record: printable(" ".join(record["overrides"]))),
     Column("FOLDER", lambda record: record["folder"] or "-"),
 )

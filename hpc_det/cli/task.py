@@ -10,6 +10,10 @@ import click
 from hpc_det.cli.arguments import store
 from hpc_det.cli.commands import Group
 from hpc_det.cli.output import Output, column, output_options
+from hpc_det.view.experiments import under_way
+from hpc_det.view.formatting import iso
+from hpc_det.view.trial_history import read_attempts
+from hpc_det.view.watch import readable_states, say
 
 
 @click.group(cls=Group)
@@ -33,11 +37,6 @@ def list_(output: Output) -> None:
 
 
 def _running() -> Iterator[dict[str, Any]]:
-    from hpc_det.view.experiments import under_way
-    from hpc_det.view.formatting import iso
-    from hpc_det.view.trial_history import read_attempts
-    from hpc_det.view.watch import readable_states, say
-
     views = under_way(store())
     found, damaged = readable_states(views)
     for error in damaged.values():

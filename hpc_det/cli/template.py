@@ -11,6 +11,8 @@ import click
 
 from hpc_det.cli.commands import Group
 from hpc_det.cli.output import Column, Output, output_options
+from hpc_det.config.plain_yaml import dump_yaml
+from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +63,6 @@ def describe(name: str, output: Output) -> None:
     Example:
       hpc-det template describe small
     """
-    from hpc_det.config.secrets import masked
     from hpc_det.config.templates import template
 
     found = template(name, os.environ)
@@ -130,8 +131,6 @@ def _record(found: Template, *, details: bool) -> dict[str, Any]:
 
 def _details(found: Template) -> dict[str, Any]:
     """What it says. A file that cannot be read must not hide all the others."""
-    from hpc_det.config.secrets import masked
-
     try:
         return {"config": masked(found.tree())}
     except UsageError as error:
@@ -139,8 +138,6 @@ def _details(found: Template) -> dict[str, Any]:
 
 
 def _in_words(found: Template, details: dict[str, Any]) -> str:
-    from hpc_det.config.plain_yaml import dump_yaml
-
     lines = [f"# {found.name}: {_whose(found.owner, found.file)}"]
     lines += [f"# hides {_whose(owner, file)}" for owner, file in found.hides]
     lines += [f"# {details['problem']}"] if "problem" in details else []

@@ -16,6 +16,7 @@ from hpc_det.cli.arguments import any_experiment, any_trial
 from hpc_det.cli.output import at_once
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import TrialFolder
+from hpc_det.view.state import ExperimentView
 
 
 def trials_of(text: str) -> list[TrialFolder]:
@@ -55,8 +56,6 @@ def tensorboard(trials: list[TrialFolder], port: int | None, host: str) -> None:
 
 def _named(trials: Sequence[TrialFolder]) -> dict[str, Path]:
     """The files of each under a name such as `12-digits/trial-7`."""
-    from hpc_det.view.state import ExperimentView
-
     experiments = {trial.experiment() for trial in trials}
     names = {one: ExperimentView(one).about().name.replace("/", "_") for one in experiments}
     return {f"{(one := trial.experiment()).id}-{names[one]}/trial-{trial.id}": trial.tensorboard for trial in trials}

@@ -10,9 +10,9 @@ import click
 from hpc_det.cli import describe_trial
 from hpc_det.cli.arguments import any_trial_argument, trial_argument
 from hpc_det.cli.commands import Group
-from hpc_det.cli.experiment.download import output_dir
+from hpc_det.cli.experiment.download import copy, of_one_trial, output_dir
 from hpc_det.cli.experiment.list_checkpoints import best_option, show_checkpoints
-from hpc_det.cli.experiment.logs import LogChoices, log_options
+from hpc_det.cli.experiment.logs import LogChoices, log_options, print_trial
 from hpc_det.cli.experiment.stop import kill_trial
 from hpc_det.cli.output import Column, Output, Record, column, output_options, rows, show
 from hpc_det.errors import printable
@@ -146,8 +146,6 @@ def download(trial: TrialFolder, target: Path, best: bool, latest: bool, uuid: s
     Example:
       hpc-det trial download 12/7 --best -o best
     """
-    from hpc_det.cli.experiment.download import copy, of_one_trial
-
     if best + latest + (uuid is not None) > 1:
         raise click.UsageError("give only one of --best, --latest and --uuid")
     copy([of_one_trial(trial, uuid, best=best)], target)
@@ -178,8 +176,6 @@ def logs(trial: TrialFolder, choices: LogChoices) -> None:
       hpc-det trial logs 12/7 --follow --rank 0
       hpc-det trial logs 12/7 --tail 100 --timestamps
     """
-    from hpc_det.cli.experiment.logs import print_trial
-
     print_trial(trial, choices)
 
 
