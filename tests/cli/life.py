@@ -230,3 +230,10 @@ class FakeScheduler:
 
     def withdraw(self, job_id: str, run: Run) -> None:
         self.withdrawn.append(job_id)
+
+
+def tear(path: Path, content: bytes | None) -> None:
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)

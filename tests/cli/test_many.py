@@ -18,8 +18,8 @@ from hpc_det.search.method import Exit
 from hpc_det.store.attempt import read_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.conftest import Command
+from tests.cli.experiment.test_wait import WAIT, after, lines_of
 from tests.cli.life import FakeScheduler, Life, halving, random_search
-from tests.cli.test_wait import WAIT, after, lines_of
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import click
 import pytest
 
 from hpc_det.cli.main import cli
-from hpc_det.cli.output import MOST_BY_RICH, Output, column, log_line
-from hpc_det.errors import visible
+from hpc_det.cli.output import MOST_BY_RICH, Output, at_once, column, each, log_line
+from hpc_det.errors import HpcDetError, UsageError, visible
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.requeue import Action, Cause
 from tests.cli.conftest import Command
@@ -169,3 +169,32 @@ def test_no_command_lets_what_others_wrote_through(
     for command in [*commands, "task list", "job list", "e describe 1 --json"]:
         told = hpc_det(*command.split())
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", told.out + told.err), command
+
+
+def act(thing: object) -> str:
+    if isinstance(thing, Exception):
+        raise thing
+    return f"did {thing}"
+
+
+def test_what_fails_for_one_keeps_nobody_from_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = PermissionError(13, "Permission denied", "/home/ada")
+    with pytest.raises(HpcDetError) as raised:
+        each([1, UsageError("a: wrong"), 2, refused, 3], act)
+    assert capsys.readouterr().out == "did 1\ndid 2\ndid 3\n"
+    assert (raised.value.problems, raised.value.exit_code) == (["a: wrong", "/home/ada: Permission denied"], 1)
+
+
+def test_only_wrong_usage_is_wrong_usage() -> None:
+    with pytest.raises(UsageError, match="a\nb"):
+        at_once([UsageError("a"), UsageError("b")], act)
+
+
+def test_side_by_side_answers_come_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    each(list(range(20)), act, side_by_side=8)
+    assert capsys.readouterr().out.splitlines() == [f"did {number}" for number in range(20)]
+
+
+def test_a_defect_of_ours_is_no_refusal() -> None:
+    with pytest.raises(ZeroDivisionError):
+        at_once([ZeroDivisionError()], act)

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from hpc_det.cli.experiment.follow import MetricsReader, OneTrial, follow
+from hpc_det.cli.experiment.follow import MetricsReader, OneTrial, Tail, follow
 from hpc_det.errors import HpcDetError
+from hpc_det.node.files import write_atomic
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import Validation
+from tests.cli.experiment.test_wait import after
 from tests.cli.life import SINGLE, FakeScheduler, Life
-from tests.cli.test_wait import after
 
 
 def validates(life: Life, steps: int, accuracy: float) -> None:
@@ -152,3 +154,26 @@ def test_the_bar_shows_state_batches_and_metrics_as_they_are(life: Life) -> None
     assert "experiment 1 RUNNING" in shown.getvalue()
     assert "120/400 batches" in shown.getvalue()
     assert "training: [red]loss 0.5   validation: accuracy NaN" in shown.getvalue()
+
+
+def test_each_call_gives_the_whole_lines_since_the_last(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    tail = Tail(file)
+    assert list(tail.lines()) == []
+    file.write_bytes(b"one\ntwo")
+    assert list(tail.lines()) == ["one"]
+    with file.open("ab") as more:
+        more.write(b" and more\r\xff\nend")
+    assert list(tail.lines()) == ["two and more\r\ufffd"]
+    assert list(tail.lines()) == []
+
+
+def test_a_replaced_or_cut_file_is_read_from_its_top(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    tail = Tail(file)
+    write_atomic(file, "one\ntwo\n")
+    assert list(tail.lines()) == ["one", "two"]
+    write_atomic(file, "three\nfour\nfive\n")
+    assert list(tail.lines()) == ["three", "four", "five"]
+    file.write_text("six\n")
+    assert list(tail.lines()) == ["six"]

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime
-from pathlib import Path
 
 import pytest
 
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
-from hpc_det.store.experiments import ExperimentStore
 from tests.cli.conftest import Command
-from tests.cli.life import FakeScheduler, Life
-
-
-def test_without_experiments_the_list_is_empty(hpc_det: Command) -> None:
-    assert hpc_det("e", "list") == (0, "ID  NAME  STATE  PROGRESS  BEST  SUBMITTED\n", "")
-    assert hpc_det("e", "list", "--json") == (0, "[]\n", "")
+from tests.cli.life import FakeScheduler, Life, tear
 
 
 def test_metrics_that_are_no_numbers_are_described_too(hpc_det: Command, life: Life) -> None:
@@ -29,61 +21,9 @@ def test_metrics_that_are_no_numbers_are_described_too(hpc_det: Command, life: L
     assert "7,..., none null" in said
 
 
-def test_the_list_shows_state_progress_and_best_validation(
-    hpc_det: Command, life: Life, scheduler: FakeScheduler
-) -> None:
-    life.begins()
-    life.reports("validation", 180, {"accuracy": 0.97123456})
-    life.reports("validation", 200, {"accuracy": "NaN"})
-    heading, row = hpc_det("e", "list").out.splitlines()
-    assert heading.split() == ["ID", "NAME", "STATE", "PROGRESS", "BEST", "SUBMITTED"]
-    assert row.split()[:7] == ["1", "digits", "RUNNING", "200/400", "batches", "accuracy", "0.97123"]
-    (record,) = json.loads(hpc_det("e", "list", "--json").out)
-    assert datetime.fromisoformat(record.pop("submitted")).tzinfo
-    assert record == {
-        "id": 1,
-        "name": "digits",
-        "description": "",
-        "labels": [],
-        "archived": False,
-        "state": "RUNNING",
-        "batches": 200,
-        "total_batches": 400,
-        "best": {"metric": "accuracy", "value": 0.97123456, "batches": 180, "trial": 1},
-        "trials": {"expected": 1, "created": 1, "running": 1, "completed": 0, "failed": 0, "invalid": 0},
-        "progress": 0.5,
-    }
-
-
-def test_the_scheduler_is_asked_once_and_only_about_experiments_without_a_verdict(
-    hpc_det: Command, root: Path, scheduler: FakeScheduler
-) -> None:
-    lives = [Life.submitted(root, job_id=str(job_id)) for job_id in (11, 12, 13)]
-    lives[1].begins()
-    lives[1].finishes()
-    states = [record["state"] for record in json.loads(hpc_det("e", "list", "--json").out)]
-    assert states == ["RUNNING", "COMPLETED", "RUNNING"]
-    assert scheduler.asked == [["11", "13"]]
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"[1]", b"\xff\x00", None])
-@pytest.mark.parametrize("name", ["plan.json", "effective.json", "search/000000001.json", "trials/1/metrics.jsonl"])
-def test_an_experiment_with_a_torn_file_hides_no_other(
-    hpc_det: Command, root: Path, scheduler: FakeScheduler, content: bytes | None, name: str
-) -> None:
-    torn, whole = (Life.submitted(root, job_id=str(job_id)) for job_id in (11, 12))
-    torn.begins()
-    torn.reports("validation", 100, {"accuracy": 0.5})
-    _tear(torn.folder.path / name, content)
-    first, second = json.loads(hpc_det("e", "list", "--json").out)
-    assert (second["id"], second["name"], second["state"]) == (whole.id, "digits", "RUNNING")
-    assert first["name"] in ("digits", "(files damaged)")
-    assert len(hpc_det("e", "list").out.splitlines()) == 3
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\x00", None])
 def test_a_torn_file_is_told(hpc_det: Command, life: Life, scheduler: FakeScheduler, content: bytes | None) -> None:
-    _tear(life.folder.effective, content)
+    tear(life.folder.effective, content)
     (record,) = json.loads(hpc_det("e", "list", "--json").out)
     assert (record["name"], record["state"], record["trials"]) == ("(files damaged)", "ERROR", None)
     assert record.keys() >= {"batches", "total_batches", "best", "progress", "submitted"}
@@ -101,18 +41,6 @@ def test_a_damaged_plan_is_no_traceback(hpc_det: Command, life: Life, scheduler:
     life.folder.plan.write_text("{}")
     assert hpc_det("e", "describe", "1").err.endswith("plan.json: plan: damaged: it has no container\n")
     assert hpc_det("e", "logs", "1").code == 0
-
-
-def _tear(path: Path, content: bytes | None) -> None:
-    if content is None:
-        path.unlink()
-    else:
-        path.write_bytes(content)
-
-
-def test_what_was_not_created_to_the_end_is_not_listed(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
-    ExperimentStore(life.folder.path.parent.parent).create()
-    assert len(json.loads(hpc_det("e", "list", "--json").out)) == 1
 
 
 def test_describe_tells_the_whole_story(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:

@@ -232,3 +232,142 @@ def test_a_paused_experiment_can_be_killed(
     hpc_det("experiment", "create", config, code, *SLURM, "--paused")
     assert hpc_det("experiment", "kill", 1) == (0, "Killed experiment 1\n", "")
     assert "nothing happens until" in hpc_det("e", "create", config, code, *SLURM, "--paused", "--follow").err
+
+
+NO_JOB = "--local: there is no job to show, follow or pause; leave out --dry-run, --follow and --paused"
+NOWHERE = "the entrypoint 'python3 -m train' names no trial to run in this process"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--pdb"], "--pdb: a job has no keyboard; add --local"),
+        (["--pdb", "--test"], "--pdb: a job has no keyboard; add --local"),
+        (
+            ["--local", "--dry-run"],
+            "--local: there is no job to show, follow or pause; leave out --dry-run, --follow and --paused",
+        ),
+        (
+            ["--local", "--follow"],
+            "--local: there is no job to show, follow or pause; leave out --dry-run, --follow and --paused",
+        ),
+    ],
+)
+def test_flags_that_contradict_each_other(
+    hpc_det: Command, root: Path, config: Path, code: Path, flags: list[str], said: str
+) -> None:
+    told = (2, "", f"hpc-det: {said}\n")
+    assert hpc_det("experiment", "create", config, code, *flags) == told
+    assert hpc_det("run", "experiment=digits", *flags) == told
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("flags", [["--local"], ["--local", "--test"], ["--local", "--pdb"]])
+def test_an_entrypoint_without_a_trial_has_nothing_to_run_here(
+    hpc_det: Command, root: Path, config: Path, code: Path, flags: list[str]
+) -> None:
+    result = hpc_det("experiment", "create", config, code, *flags, "--config", "entrypoint=python3 -m train")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"hpc-det: --local: {NOWHERE}; use one with `--trial module:Class`")
+    assert result.err.count("\n") == 1
+    assert not root.exists()
+
+
+def test_a_wrong_config_is_told_before_anything_runs(hpc_det: Command, root: Path, config: Path, code: Path) -> None:
+    result = hpc_det("experiment", "create", config, code, "--local", "--config", "max_restart=3")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("hpc-det: max_restart: unknown key 'max_restart'")
+    assert not root.exists()
+
+
+def test_a_test_shows_that_it_is_one_batch_of_everything(hpc_det: Command, config: Path, code: Path) -> None:
+    arguments = ["--config", "description=six digits", "--config", "max_restarts=3", "--test", "--dry-run", "--explain"]
+    lines = hpc_det("experiment", "create", config, code, *arguments).out.splitlines()
+    shown = dict(line.removeprefix("# ").rsplit("  ", 1)[0].strip().split(": ", 1) for line in lines if "  (" in line)
+    assert shown["description"] == '"[test-mode] six digits"'
+    assert shown["searcher.max_length.batches"] == "1"
+    assert shown["max_restarts"] == "0"
+    saved = [f"checkpoint_storage.save_{which}" for which in ("experiment_best", "trial_best", "trial_latest")]
+    assert [shown[key] for key in saved] == ["0", "0", "0"]
+
+
+def test_explain_is_for_a_local_run_too(hpc_det: Command, config: Path, code: Path) -> None:
+    arguments = ["--local", "--explain", "--config", "resources.slots_per_trial=2"]
+    result = hpc_det("experiment", "create", config, code, *arguments, "--config", "entrypoint=python3 -m train")
+    assert "# resources.slots_per_trial: 1 " in result.out
+    assert NOWHERE in result.err
+
+
+RATES = "hyperparameters.learning_rate=0.1,0.01"
+
+
+@pytest.mark.parametrize("sign", ["-m", "--multirun"])
+def test_a_dry_run_shows_the_script_of_all_and_the_points(hpc_det: Command, root: Path, sign: str) -> None:
+    shown = hpc_det("run", sign, "experiment=digits", "cluster=slurm", RATES, "max_restarts=1,2", "--dry-run")
+    assert (shown.code, shown.err) == (0, "")
+    assert "\n#SBATCH --array=0-3\n" in shown.out
+    assert shown.out.splitlines()[-4:] == [
+        "# trial 1: hyperparameters.learning_rate=0.1 max_restarts=1",
+        "# trial 2: hyperparameters.learning_rate=0.1 max_restarts=2",
+        "# trial 3: hyperparameters.learning_rate=0.01 max_restarts=1",
+        "# trial 4: hyperparameters.learning_rate=0.01 max_restarts=2",
+    ]
+    assert not root.exists()
+
+
+def test_explain_lists_the_points(hpc_det: Command) -> None:
+    out = hpc_det("run", "-m", "experiment=digits", RATES, "--dry-run", "--explain").out
+    assert "# trial 1: hyperparameters.learning_rate=0.1\n# trial 2: hyperparameters.learning_rate=0.01\n" in out
+
+
+def test_without_values_to_sweep_it_is_one_trial(hpc_det: Command) -> None:
+    shown = hpc_det("run", "-m", "experiment=digits", "--dry-run")
+    assert shown.out.splitlines()[-1].startswith("# trial 1: ")
+    assert shown.err == "hpc-det: note: -m: no override has several values, such as KEY=A,B; there is one trial\n"
+
+
+def test_equal_points_are_worth_a_note(hpc_det: Command) -> None:
+    shown = hpc_det("run", "-m", "experiment=digits", "hyperparameters.learning_rate=0.1,0.2,0.10", "--dry-run")
+    assert shown.err == "hpc-det: note: -m: trials 1 and 3 are the same: hyperparameters.learning_rate=0.1\n"
+    different = hpc_det("run", "-m", "experiment=digits", "reproducibility.experiment_seed=1,2", "--dry-run")
+    assert (different.code, different.err) == (0, "")
+
+
+def test_a_test_is_one_of_each_point(hpc_det: Command) -> None:
+    out = hpc_det("run", "-m", "experiment=digits", "searcher.max_length=50,60", "--test", "--dry-run", "--explain").out
+    assert "# searcher.max_length.batches: 1 " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([RATES, "--local"], ["--local: trains one trial in this process, and a sweep has many; leave out --multirun"]),
+        (
+            ["resources.slots_per_trial=1,2"],
+            [
+                "resources.slots_per_trial differs between points; a sweep's trials share one kind of job: start one "
+                "sweep for each"
+            ],
+        ),
+        (
+            ["scheduling_unit=5,many", "max_restarts=-1,1"],
+            [
+                "point 1 and 1 more (scheduling_unit=5 max_restarts=-1): max_restarts: got -1 (from config); expected "
+                "a whole number >= 0",
+                "point 3 and 1 more (scheduling_unit=many max_restarts=-1): scheduling_unit: got 'many' (from config); "
+                "expected a whole number >= 1",
+            ],
+        ),
+    ],
+)
+def test_what_is_refused(hpc_det: Command, root: Path, arguments: list[str], said: list[str]) -> None:
+    result = hpc_det("run", "-m", "experiment=digits", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.splitlines() == [f"hpc-det: {line}" for line in said]
+    assert not list((root / "experiments").glob("*"))
+
+
+def test_without_multirun_several_values_are_refused(hpc_det: Command) -> None:
+    result = hpc_det("run", "experiment=digits", RATES, "--dry-run")
+    assert result.code == 2
+    assert "Ambiguous value for argument" in result.err

@@ -19,8 +19,8 @@ from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.folders import TrialFolder
 from tests.cli.conftest import Command
+from tests.cli.experiment.test_wait import after, lines_of
 from tests.cli.life import FakeScheduler, Life, random_search
-from tests.cli.test_wait import after, lines_of
 from tests.view.logs.test_log_file import write
 
 NOON = datetime(2026, 11, 20, 12).astimezone().timestamp()

@@ -1,19 +1,15 @@
-"""The queue as a table, and what moves jobs in it."""
+"""hpc-det job update, update-batch and experiment set priority: what moves jobs in the queue."""
 
 from __future__ import annotations
 
-import csv
-import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from hpc_det.node.json_files import write_json
-from hpc_det.schedulers.queue import this_user
-from hpc_det.schedulers.scheduler import CommandError
 from tests.cli.conftest import Command
+from tests.cli.job.conftest import records
 from tests.cli.life import Life
 from tests.cli.slurm_on_paper import SlurmOnPaper
 from tests.labs.pbs_lab import PbsLab
@@ -22,163 +18,7 @@ from tests.stub import Stub
 from tests.stub import stub as stub
 from tests.wait import wait_for
 
-HEADINGS = ["#", "ID", "Type", "Job Name", "Priority", "Submitted", "Slots (acquired/needed)", "Status", "User"]
-
-
-@pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch) -> SlurmOnPaper:
-    """This machine's scheduler, with nothing in its queue."""
-    paper = SlurmOnPaper(this_user())
-    paper.take_over(monkeypatch)
-    return paper
-
-
-@pytest.fixture
-def queue(slurm: SlurmOnPaper, life: Life) -> SlurmOnPaper:
-    """4711 of experiment 1 runs; 4712 and 4714 of experiment 1, 4713 of bob's and 4715, of no experiment, wait."""
-    folder = str(life.folder.path)
-    slurm.queue("4711", state="RUNNING", reason="None", folder=folder)
-    slurm.queue("4712", folder=folder, reason="Resources")
-    slurm.queue("4713", user="bob", name="bobs", folder="/home/bob/hpc_det/experiments/1")
-    slurm.queue("4714", folder=folder)
-    slurm.queue("4715", name="notebook")
-    return slurm
-
-
-def records(hpc_det: Command, *arguments: str) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads(hpc_det("job", "list", "--json", *arguments).out)
-    return found
-
-
-# --- list
-
-
-def test_the_queue_has_the_columns_of_determineds_and_why_and_when_beside_them(
-    hpc_det: Command, queue: SlurmOnPaper
-) -> None:
-    code, out, _ = hpc_det("job", "list")
-    headings, *rows = ([cell.strip() for cell in line.split("  ") if cell] for line in out.splitlines())
-    assert (code, headings) == (0, [*HEADINGS, "Reason", "Start"])
-    me = this_user()
-    when = "2026-11-20 10:02:05"
-    assert rows == [
-        ["0", "4711", "EXPERIMENT 1", "digits", "42", when, "8/8", "SCHEDULED", me, "-", "-"],
-        ["1", "4712", "EXPERIMENT 1", "digits", "42", when, "0/8", "QUEUED", me, "Resources", "2026-11-20 12:00:00"],
-        ["2", "4713", "JOB", "bobs", "42", when, "0/2", "QUEUED", "bob", "Priority", "-"],
-        ["3", "4714", "EXPERIMENT 1", "digits", "42", when, "0/8", "QUEUED", me, "Priority", "-"],
-        ["4", "4715", "JOB", "notebook", "42", when, "0/2", "QUEUED", me, "Priority", "-"],
-    ]
-
-
-def test_a_job_that_the_scheduler_has_stopped_is_suspended(hpc_det: Command, slurm: SlurmOnPaper) -> None:
-    slurm.queue("4711", state="SUSPENDED", reason="None")
-    slurm.queue("4712", state="RUNNING", reason="None")
-    found = {record["id"]: record["state"] for record in records(hpc_det)}
-    assert found == {"4711": "SUSPENDED", "4712": "SCHEDULED"}
-
-
-def test_ls_is_list(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    assert hpc_det("j", "ls") == hpc_det("job", "list")
-
-
-def test_csv_of_an_empty_queue_is_the_line_of_headings(hpc_det: Command, slurm: SlurmOnPaper) -> None:
-    empty = hpc_det("job", "list", "--csv").out
-    slurm.queue("4715")
-    (record,) = records(hpc_det)
-    assert empty == f"{','.join(record)}\n"
-
-
-def test_json_and_csv_say_all(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    record = records(hpc_det)[1]
-    assert record == {
-        "position": 1,
-        "id": "4712",
-        "type": "EXPERIMENT",
-        "experiment": 1,
-        "name": "digits",
-        "priority": 42,
-        "scheduler_priority": 99_999,
-        "submitted": record["submitted"],
-        "slots": {"acquired": 0, "needed": 8},
-        "state": "QUEUED",
-        "user": this_user(),
-        "pool": "low",
-        "reason": "Resources",
-        "start": record["start"],
-    }
-    rows = list(csv.DictReader(hpc_det("job", "list", "--csv").out.splitlines()))
-    assert [row["slots.needed"] for row in rows] == ["8", "8", "2", "8", "2"]
-
-
-def test_the_queue_is_the_default_pools_another_ones_or_all(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    queue.queue("4716", partition="high")
-    assert [record["id"] for record in records(hpc_det, "-p", "high")] == ["4716"]
-    assert "4716" not in [record["id"] for record in records(hpc_det)]
-    assert {"4712", "4716"} < {record["id"] for record in records(hpc_det, "--all-pools")}
-    assert hpc_det("job", "list", "--all-pools").out.splitlines()[0].endswith("Pool")
-
-
-def test_an_unknown_pool_is_told_with_the_known_ones(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    assert hpc_det("job", "list", "-p", "hihg") == (
-        2,
-        "",
-        "hpc-det: --resource-pool: no pool 'hihg'; known: high, low, local\n",
-    )
-
-
-def test_a_machine_without_a_scheduler_has_its_own_jobs_alone(
-    hpc_det: Command, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hpc_det.cli.job.list.schedulers_here", lambda which: [])
-    assert hpc_det("job", "list").code == 0
-    told = "--resource-pool: no pool 'low'; this machine has no scheduler, so known: local"
-    assert told in hpc_det("job", "list", "-p", "low").err
-    result = hpc_det("job", "update", "17-4@here", "--priority", "60")
-    assert (result.code, "jobs run at once and none waits" in result.err) == (2, True)
-
-
-def test_of_two_schedulers_the_one_that_answers_is_asked(
-    hpc_det: Command, slurm: SlurmOnPaper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where Slurm runs there may be commands of PBS' names, and the other way round."""
-
-    def slurm_alone(command: Sequence[str]) -> str:
-        if command[0] == "qstat":
-            raise CommandError("qstat: cannot connect to server")
-        return slurm.run(command)
-
-    slurm.queue("4711")
-    monkeypatch.setattr("hpc_det.cli.job.list.schedulers_here", lambda which: ["pbs", "slurm"])
-    monkeypatch.setattr("hpc_det.cli.job.list.run_command", slurm_alone)
-    assert [record["id"] for record in records(hpc_det)] == ["4711"]
-    monkeypatch.setattr("hpc_det.cli.job.list.schedulers_here", lambda which: ["slurm", "pbs"])
-    assert [record["id"] for record in records(hpc_det)] == ["4711"]
-
-
-def test_a_silent_scheduler_is_an_error(hpc_det: Command, slurm: SlurmOnPaper, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(command: Sequence[str]) -> str:
-        raise CommandError("scontrol: no answer in 60 s; try again later")
-
-    monkeypatch.setattr("hpc_det.cli.job.list.run_command", silent)
-    assert hpc_det("job", "list") == (1, "", "hpc-det: scontrol: no answer in 60 s; try again later\n")
-
-
 # --- update
-
-
-def test_a_priority_is_asked_for_and_shown(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    assert hpc_det("job", "update", "4712,4714", "--priority", "60") == (
-        0,
-        "Job 4712 has priority 60 now\nJob 4714 has priority 60 now\n",
-        "",
-    )
-    assert [(record["id"], record["priority"]) for record in records(hpc_det)][1:] == [
-        ("4713", 42),
-        ("4715", 42),
-        ("4712", 60),
-        ("4714", 60),
-    ]
-    assert hpc_det("job", "update", "4712", "--priority", "60").out == "Job 4712 has priority 60 already\n"
 
 
 def test_a_job_goes_ahead_of_another_and_behind_it_again(hpc_det: Command, queue: SlurmOnPaper) -> None:
@@ -318,52 +158,6 @@ def test_what_is_no_update_is_told_with_what_is(hpc_det: Command, queue: SlurmOn
     assert queue.changes == []
 
 
-# --- hold and release
-
-
-def test_a_job_is_held_and_let_go(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    assert hpc_det("job", "hold", "4712") == (0, "Holding job 4712; let it go with `hpc-det job release 4712`\n", "")
-    assert [record["state"] for record in records(hpc_det)][-1] == "HELD"
-    told = "job 4712: is held (JobHeldUser), and has no place in the queue; let it go first"
-    assert told in hpc_det("job", "update", "4714", "--behind-of", "4712").err
-    assert hpc_det("job", "release", "4712") == (0, "Released job 4712: it may start now\n", "")
-    assert queue.order()[-1] == "4712"
-
-
-def test_release_lifts_the_wait_after_a_requeue(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    queue.jobs["4712"].reason = "BeginTime"
-    assert hpc_det("job", "release", "4712").out == "Released job 4712: it may start now\n"
-    assert queue.changes == ["scontrol update JobId=4712 StartTime=now"]
-
-
-def test_an_arrays_id_is_all_of_its_jobs_that_wait(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    for job_id in ("4716_3", "4716_5"):
-        queue.queue(job_id, reason="BeginTime")
-    queue.queue("4716_4", state="RUNNING")
-    assert hpc_det("job", "update", "4716", "--priority", "60").code == 0
-    assert [queue.jobs[f"4716_{index}"].nice for index in (3, 4, 5)] == [1800, 0, 1800]
-    assert hpc_det("job", "release", "4716").out == "Released job 4716: it may start now\n"
-    assert [queue.jobs[f"4716_{index}"].reason for index in (3, 5)] == ["Priority", "Priority"]
-    assert hpc_det("job", "update", "4716_5", "--ahead-of", "4716_3").code == 0
-
-
-def test_release_says_when_nothing_is_held(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    assert hpc_det("job", "release", "4711,4712").out == (
-        "Job 4711 is not held: it is running\nJob 4712 is not held: it is queued (Resources)\n"
-    )
-
-
-def test_a_hold_of_the_site_is_its_operators_to_lift(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    queue.jobs["4712"].reason = "JobHeldAdmin"
-    code, _, err = hpc_det("job", "release", "4712")
-    assert (code, err.endswith("; a hold that the site has set is its operators' to lift\n")) == (1, True)
-
-
-def test_a_running_job_is_not_held(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    assert hpc_det("job", "hold", "4711").code == 2
-    assert queue.changes == []
-
-
 # --- the stand-in PBS and the real Slurm
 
 
@@ -475,3 +269,18 @@ def test_an_experiment_without_a_job_that_waits_has_none_to_change(
 ) -> None:
     told = hpc_det("e", "set", "priority", "1", "60")
     assert told == (2, "", "hpc-det: experiment 1: has no job that waits in the queue\n")
+
+
+def test_a_priority_is_asked_for_and_shown(hpc_det: Command, queue: SlurmOnPaper) -> None:
+    assert hpc_det("job", "update", "4712,4714", "--priority", "60") == (
+        0,
+        "Job 4712 has priority 60 now\nJob 4714 has priority 60 now\n",
+        "",
+    )
+    assert [(record["id"], record["priority"]) for record in records(hpc_det)][1:] == [
+        ("4713", 42),
+        ("4715", 42),
+        ("4712", 60),
+        ("4714", 60),
+    ]
+    assert hpc_det("job", "update", "4712", "--priority", "60").out == "Job 4712 has priority 60 already\n"
