@@ -5,26 +5,34 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import pytest
 
+Error = TypeVar("Error", bound=BaseException)
+
 
 @contextmanager
-def refused(kind: type[BaseException], *facts: object) -> Iterator[pytest.ExceptionInfo[BaseException]]:
+def refused(kind: type[Error], *facts: object) -> Iterator[pytest.ExceptionInfo[Error]]:
     """The block raises `kind`, and its message names each of `facts`."""
     with pytest.raises(kind) as info:
         yield info
     assert unnamed(str(info.value), *facts) == []
 
 
+def warned(kind: type[Warning], *facts: object) -> pytest.WarningsRecorder:
+    """The block gives a warning of `kind` whose message names each of `facts`."""
+    return pytest.warns(kind, match=r"(?s)\A" + "".join(f"(?=.*{_whole(str(fact))})" for fact in facts))
+
+
 def unnamed(message: str, *facts: object) -> list[str]:
     """Return those of `facts` that the message does not name; a word or number counts only as a whole."""
-    return [str(fact) for fact in facts if not _names(message, str(fact))]
+    return [str(fact) for fact in facts if re.search(_whole(str(fact)), message) is None]
 
 
-def _names(message: str, fact: str) -> bool:
+def _whole(fact: str) -> str:
     before, after = (r"(?<!\w)" if fact[:1].isalnum() else "", r"(?!\w)" if fact[-1:].isalnum() else "")
-    return re.search(before + re.escape(fact) + after, message) is not None
+    return before + re.escape(fact) + after
 
 
 def keys(problems: Iterable[str]) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
-from tests.facts import keys, refused, unnamed
+from tests.facts import keys, refused, unnamed, warned
 
 MESSAGE = "resources.slots_per_trial: 3 does not fill whole nodes of 2 slots on cluster 'lab'; use 2 or 4"
 
@@ -29,3 +31,10 @@ def test_problems_begin_with_their_keys() -> None:
         "resources.slots_per_trial",
         "searcher.metric",
     ]
+
+
+def test_a_warning_is_told_from_others_by_its_facts() -> None:
+    with warned(UserWarning, "lab", 3):
+        warnings.warn(MESSAGE, UserWarning, stacklevel=1)
+    with pytest.raises(pytest.fail.Exception), warned(UserWarning), warned(UserWarning, "lab", 33):
+        warnings.warn(MESSAGE, UserWarning, stacklevel=1)

@@ -15,6 +15,7 @@ import pytest
 from hpc_det.node import disk, full_disk
 from hpc_det.node.files import write_atomic, write_first
 from hpc_det.node.json_files import append_line, append_lines, read_counted, read_json, read_lines, write_json
+from tests.facts import refused, unnamed
 
 WRITER = """
 import itertools, sys
@@ -66,9 +67,9 @@ def test_json_reads_back_and_a_missing_file_is_none(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_lacks_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Out of range"):
+    with refused(ValueError, "JSON"):
         write_json(tmp_path / "a.json", {"loss": float("nan")})
-    with pytest.raises(ValueError, match="Out of range"):
+    with refused(ValueError, "JSON"):
         append_line(tmp_path / "b.jsonl", {"loss": float("inf")})
     assert list(tmp_path.iterdir()) == []
 
@@ -119,7 +120,7 @@ import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 append_line(Path({str(tmp_path / "journal")!r}), {{"text": "x" * 200}})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "no space left for whole lines" in done.stderr
+    assert unnamed(done.stderr, f"[Errno {errno.ENOSPC}]", tmp_path / "journal") == []
 
 
 def test_lines_that_are_written_again_make_the_former_ones_void(tmp_path: Path) -> None:
@@ -196,6 +197,6 @@ def test_a_half_written_file_that_another_process_has_removed_is_written_again(
 def test_what_cannot_be_removed_hides_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, "write", errno.ENOSPC, 1)
     failing(monkeypatch, "unlink", errno.EIO, 1)
-    with pytest.raises(OSError, match="No space left") as raised:
+    with refused(OSError) as raised:
         write_atomic(tmp_path / "state.json", "x")
     assert raised.value.errno == errno.ENOSPC

@@ -9,6 +9,7 @@ import pytest
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node.key import user_key
+from tests.facts import refused
 
 
 def test_a_wide_umask_opens_no_key(tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ def test_a_wide_umask_opens_no_key(tmp_path: Path) -> None:
 def test_a_key_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     user_key(tmp_path / "key")
     (tmp_path / "key").chmod(mode)
-    with pytest.raises(HpcDetError, match=rf"/key: 32 bytes, mode {mode:04o}, .*Remove the file"):
+    with refused(HpcDetError, tmp_path / "key", f"{mode:04o}", "0600"):
         user_key(tmp_path / "key")
 
 
@@ -32,12 +33,12 @@ def test_a_key_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.M
     user_key(tmp_path / "key")
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    with pytest.raises(HpcDetError, match=rf"of user {me}; a secret has 32, mode 0600, of user {me + 1}"):
+    with refused(HpcDetError, tmp_path / "key", f"user {me}", f"user {me + 1}"):
         user_key(tmp_path / "key")
 
 
 def test_a_torn_key_is_refused(tmp_path: Path) -> None:
     user_key(tmp_path / "key")
     (tmp_path / "key").write_bytes(b"short")
-    with pytest.raises(HpcDetError, match="5 bytes, mode 0600"):
+    with refused(HpcDetError, tmp_path / "key", 5, 32):
         user_key(tmp_path / "key")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import socket
 import threading
@@ -19,6 +21,7 @@ from hpc_det.node.frames import Seals, Unsealed
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import TcpLineServer
 from hpc_det.node.lines import Line, Message, connect
+from tests.facts import refused, unnamed
 from tests.node.line_board import GENERATION, KEY, Board, echoed, open_files
 from tests.wait import DEADLINE_S
 
@@ -148,7 +151,7 @@ def test_an_answer_that_fails_ends_its_line_and_no_other(board: Board, caplog: p
     client.send({"do": "fail"})
     assert client.receive() is None
     assert board.event() == ("gone", line, None)
-    assert "'fail' of {'role': 'rank', 'rank': 0, 'generation': 2} could not be answered" in caplog.text
+    assert unnamed(caplog.text, "'fail'", {"role": "rank", "rank": 0, "generation": 2}, "KeyError: 'value'") == []
     echoed(other, {})
 
 
@@ -164,7 +167,7 @@ def test_to_speak_to_somebody_who_is_gone_is_no_error(board: Board) -> None:
 
 def test_a_head_has_a_longest_length(board: Board) -> None:
     _, client = board.line()
-    with pytest.raises(ValueError, match="1048576 at most: long things go into the body"):
+    with refused(ValueError, 2**20):
         client.send({"text": "x" * 2**20})
     echoed(client, {"n": 1})
 
@@ -202,14 +205,13 @@ def outcome(board: Board, key: bytes, identity: dict[str, Any]) -> str:
 def test_the_key_of_another_generation_opens_nothing(board: Board, identity: dict[str, Any]) -> None:
     said = outcome(board, derived(KEY, f"generation {GENERATION}"), identity)
     address = f"127.0.0.1:{board.address[1]}"
-    assert said.startswith(f"{address}: no connection to the listener within 30 s: the listener hangs up.")
-    assert "Does the listener still run, can this node reach it, and does this" in said
+    assert unnamed(said, address, "30 s") == []
 
 
 def test_whom_no_key_is_for_is_refused_like_all_others() -> None:
     board = Board(lambda identity: None)
-    assert "the listener hangs up" in outcome(board, KEY, {"role": "agent"})
-    assert "the listener hangs up" in outcome(board, b"", {"role": "agent"})
+    for key in (KEY, b""):
+        assert unnamed(outcome(board, key, {"role": "agent"}), f"127.0.0.1:{board.address[1]}", "30 s") == []
     board.close()
 
 
@@ -217,7 +219,7 @@ def test_where_nobody_listens_it_is_said() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # so that nobody else does
         host, port = nobody.getsockname()
-        with pytest.raises(HpcDetError, match=r"no connection to rank 0 within 0 s: Connection refused\. Does rank 0 "):
+        with refused(HpcDetError, f"{host}:{port}", "rank 0", "0 s", os.strerror(errno.ECONNREFUSED)):
             connect(host, port, KEY, {"role": "agent"}, 0, listener="rank 0")
 
 
@@ -237,7 +239,7 @@ def test_it_listens_on_its_one_address_alone(board: Board) -> None:
 
 
 def test_an_address_that_is_not_here_is_named() -> None:
-    with pytest.raises(HpcDetError, match=r"this node cannot listen on 192\.0\.2\.1: Cannot assign"):
+    with refused(HpcDetError, "192.0.2.1", os.strerror(errno.EADDRNOTAVAIL)):
         TcpLineServer("192.0.2.1", lambda identity: None, lambda address: True)
 
 
@@ -282,7 +284,7 @@ def test_a_listener_without_the_key_is_refused_and_learns_nothing_that_lets_it_i
         nonce = stranger.recv(32, socket.MSG_WAITALL)
         with (
             impostor(nonce + bytes(32)) as (address, heard),
-            pytest.raises(HpcDetError, match=r"does not hold the key of this run, and is not rank 0$"),
+            refused(HpcDetError, f"{address[0]}:{address[1]}", "key", "rank 0"),
         ):
             connect(*address, KEY, {"role": "agent"}, 60, listener="rank 0")
         hello = b"".join(heard)
@@ -302,7 +304,7 @@ def test_a_listener_without_the_key_is_refused_and_learns_nothing_that_lets_it_i
 @pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", bytes(31)], ids=len)
 def test_a_listener_that_says_too_little_is_given_up_in_time(says: bytes) -> None:
     before = open_files()
-    with impostor(says) as (address, _), pytest.raises(HpcDetError, match=r"within 0\.1 s: timed out"):
+    with impostor(says) as (address, _), refused(HpcDetError, "0.1 s", "timed out"):
         connect(*address, KEY, {"role": "agent"}, 0.1)
     assert open_files() == before
 

@@ -16,6 +16,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.network import address_towards, await_rendezvous, free_port, own_address, publish, tries
 from hpc_det.store.attempt import first_failure
 from hpc_det.store.folders import TrialFolder
+from tests.facts import refused, unnamed
 from tests.launch.gang import Gang
 from tests.wait import DEADLINE_S
 
@@ -56,11 +57,8 @@ def test_the_address_towards_other_hosts_is_of_the_network_that_leads_there() ->
 
 
 def test_a_node_that_lacks_it_says_what_it_has() -> None:
-    with pytest.raises(UsageError) as error:
+    with refused(UsageError, "cluster.dtrain_network_interface", socket.gethostname(), "'ib7'", "lo (127.0.0.1)"):
         own_address(2, "ib7")
-    assert str(error.value).startswith(
-        f"cluster.dtrain_network_interface: {socket.gethostname()} has no 'ib7' with an IPv4 address; it has lo (127.0"
-    )
 
 
 @pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
@@ -79,7 +77,7 @@ def test_an_attempt_without_it_fails_before_anything_is_started(gang: Gang) -> N
     failure = first_failure(gang.trial, 1)
     assert failure is not None
     assert failure.user_error
-    assert "has no 'ib7'" in failure.message
+    assert unnamed(failure.message, "cluster.dtrain_network_interface", "'ib7'") == []
     assert not (gang.code / "started").exists()
 
 
@@ -122,9 +120,8 @@ def test_another_attempt_meets_elsewhere(tmp_path: Path) -> None:
 
 
 def test_where_node_0_publishes_nothing_the_wait_ends_with_a_hint(path: Path) -> None:
-    with pytest.raises(HpcDetError) as error:
+    with refused(HpcDetError, path, "node 0", "0 s", "folder"):
         await_rendezvous(path, 0.2)
-    assert str(error.value) == f"{path}: node 0 published no rendezvous in 0 s; do all nodes see this folder?"
 
 
 def test_a_wait_does_not_count_the_time_for_which_its_process_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +147,7 @@ def test_the_secret_is_the_owners_alone(path: Path) -> None:
 def test_nothing_half_written_is_ever_read(path: Path) -> None:
     path.parent.mkdir()
     path.with_name(".rendezvous.json.part").write_text('{"host": "10.0')
-    with pytest.raises(HpcDetError, match="published no rendezvous"):
+    with refused(HpcDetError, path, "node 0"):
         await_rendezvous(path, 0.1)
 
 
@@ -183,5 +180,5 @@ def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("hpc_det.node.network._candidates", lambda: [taken, free])
         assert free_port() == free
         monkeypatch.setattr("hpc_det.node.network._candidates", lambda: [taken])
-        with pytest.raises(HpcDetError, match="no free TCP port"):
+        with refused(HpcDetError, "TCP port"):
             free_port()

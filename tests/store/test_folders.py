@@ -10,6 +10,7 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.store.folders import ExperimentFolder, TrialFolder, job_log
+from tests.facts import refused
 
 TAKE_IDS = """
 import sys
@@ -68,7 +69,7 @@ def test_only_experiments_that_were_created_to_the_end_are_listed(store: Experim
 
 def test_an_unknown_experiment_is_a_usage_error_that_names_the_place(store: ExperimentStore) -> None:
     store.create()
-    with pytest.raises(UsageError, match=rf"^experiment 1: not found below {store.root}; `hpc-det experiment list`"):
+    with refused(UsageError, "experiment 1", store.root, "`hpc-det experiment list`"):
         store.existing(1)
 
 

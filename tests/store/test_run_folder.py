@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.store.run_folder import RunFolder
+from tests.facts import refused
 
 
 def modes(path: Path) -> dict[str, int]:
@@ -43,20 +45,20 @@ def test_a_run_that_goes_on_keeps_its_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
 def test_a_folder_that_others_see_is_no_run_folder(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(UsageError, match=rf"mode {mode:04o}, .* a run folder has 0700, .*`chmod 700 {tmp_path}`"):
+    with refused(UsageError, f"{tmp_path}: ", f"{mode:04o}", "0700", f"`chmod 700 {tmp_path}`"):
         RunFolder(tmp_path).make()
 
 
 def test_a_folder_of_somebody_else_is_no_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    with pytest.raises(UsageError, match=f"of user {me}; a run folder has 0700, of user {me + 1}"):
+    with refused(UsageError, f"{tmp_path}: ", f"user {me}", f"user {me + 1}"):
         RunFolder(tmp_path).make()
 
 
 def test_where_no_folder_can_be_made_the_remedy_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UsageError, match="a run needs a folder of yours that all nodes see"):
+    with refused(UsageError, tmp_path / "file", os.strerror(errno.ENOTDIR), "nodes"):
         RunFolder(tmp_path / "file" / "run").make()
 
 
