@@ -12,8 +12,9 @@ from hpc_det.cli.job.list import queue_to_change, waits
 from hpc_det.cli.job.operations import Operation, operation, parsed
 from hpc_det.cli.output import at_once, show
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.queue import Change, Queue, QueuedJob
-from hpc_det.schedulers.scheduler import CommandError, run_command, scheduler
+from hpc_det.schedulers.scheduler import CommandError, run_command
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentView
 
@@ -137,7 +138,7 @@ def update_jobs(experiments: Sequence[ExperimentFolder], priority: str) -> list[
 def _with_a_queue(experiment: ExperimentFolder) -> ExperimentView:
     """Raises UsageError for an experiment of this machine alone."""
     view = ExperimentView(experiment)
-    if view.jobs and not scheduler(view.jobs[0].scheduler).has_queue:
+    if view.jobs and not schedulers.scheduler(view.jobs[0].scheduler).has_queue:
         raise UsageError(f"experiment {experiment.id}: runs on this machine, where no job waits in a queue")
     return view
 
