@@ -17,7 +17,8 @@ def refused(kind: type[Error], *facts: object) -> Iterator[pytest.ExceptionInfo[
     """The block raises `kind`, and its message names each of `facts`."""
     with pytest.raises(kind) as info:
         yield info
-    assert unnamed(str(info.value), *facts) == []
+    missing = unnamed(str(info.value), *facts)
+    assert not missing, f"{missing} not in the message: {info.value}"
 
 
 def warned(kind: type[Warning], *facts: object) -> pytest.WarningsRecorder:

@@ -20,6 +20,7 @@ from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.content import is_plain, load
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
+from tests.facts import refused
 
 PLAIN = st.one_of(
     np_st.boolean_dtypes(),
@@ -123,7 +124,7 @@ NOT_PLAIN: list[Any] = [
 @pytest.mark.parametrize("value", NOT_PLAIN, ids=[str(value.dtype) for value in NOT_PLAIN])
 def test_what_is_no_number_and_no_text_is_not_loaded(tmp_path: Path, value: Any) -> None:
     assert not is_plain(value)
-    with pytest.raises(pickle.UnpicklingError, match="only numbers and texts"):
+    with refused(pickle.UnpicklingError, f"dtype {np.dtype(value.dtype.str.partition('[')[0])}"):
         round_trip(value, tmp_path / "a.pth")
 
 
@@ -164,21 +165,21 @@ def test_flags_that_would_make_pointers_of_numbers_are_ignored(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "forged",
+    ("forged", "facts"),
     [
-        pickled_array(b"A" * 8, (1 << 40,), np.dtype("f8")),
-        pickled_array(b"A" * 8, (-1,), np.dtype("f8")),
-        pickled_array(b"A" * 64, (1,), np.dtype("f8")),
-        pickled_array(b"A" * 8, (1,), "f8"),
-        pickled_array(b"A" * 8, (1,), np.dtype("O")),
-        Pickled(np.float64(1).__reduce__()[0], np.dtype("f8"), b"short"),
-        Pickled(np.float64(1).__reduce__()[0], np.dtype("O"), b"A" * 8),
-        Pickled(np.zeros(1).__reduce__()[0], np.ndarray, (0,), b"b"),
+        (pickled_array(b"A" * 8, (1 << 40,), np.dtype("f8")), ["8 bytes", "dtype float64", (1 << 40,)]),
+        (pickled_array(b"A" * 8, (-1,), np.dtype("f8")), ["8 bytes", "dtype float64", (-1,)]),
+        (pickled_array(b"A" * 64, (1,), np.dtype("f8")), ["64 bytes", "dtype float64", (1,)]),
+        (pickled_array(b"A" * 8, (1,), "f8"), ["8 bytes", "dtype None", (1,)]),
+        (pickled_array(b"A" * 8, (1,), np.dtype("O")), ["dtype object"]),
+        (Pickled(np.float64(1).__reduce__()[0], np.dtype("f8"), b"short"), ["5 bytes", "dtype float64"]),
+        (Pickled(np.float64(1).__reduce__()[0], np.dtype("O"), b"A" * 8), ["dtype object"]),
+        (Pickled(np.zeros(1).__reduce__()[0], np.ndarray, (0,), b"b"), ["numpy array"]),
     ],
     ids=["huge", "negative", "too much", "no dtype", "objects", "short scalar", "object scalar", "no content"],
 )
-def test_forged_arrays_are_refused(tmp_path: Path, forged: Pickled) -> None:
-    with pytest.raises(pickle.UnpicklingError, match=r"no numpy values of|only numbers|without content"):
+def test_forged_arrays_are_refused(tmp_path: Path, forged: Pickled, facts: list[object]) -> None:
+    with refused(pickle.UnpicklingError, *facts):
         round_trip(forged, tmp_path / "a.pth")
 
 
@@ -272,8 +273,7 @@ def test_what_a_save_takes_a_resume_loads(folder: Path, state: Any) -> None:
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_a_resume_would_not_load_is_refused_at_the_save(folder: Path, tmp_path: Path, kind: str) -> None:
     context = CheckpointContext(folder, Distributed())
-    said = rf"state_dict.pth: callbacks.mine.where\[1\]: (pathlib\._local)?{kind} cannot be part of a checkpoint"
-    with pytest.raises(HpcDetError, match=said):
+    with refused(HpcDetError, "state_dict.pth: callbacks.mine.where[1]: ", kind.rpartition(".")[2]):
         context.save(1, {"state_dict.pth": {"callbacks": {"mine": {"where": [0, REFUSED[kind]]}}}}, lambda _: None)
     assert context.newest() is None
     assert not list(folder.iterdir())
@@ -283,6 +283,7 @@ def test_what_a_resume_would_not_load_is_refused_at_the_save(folder: Path, tmp_p
 
 
 def test_keys_are_looked_at_too(folder: Path) -> None:
+    key = (1, Path("/"))
     context = CheckpointContext(folder, Distributed())
-    with pytest.raises(HpcDetError, match=r"state_dict.pth: the key \(.*Path.*\)\[1\]: pathlib\S*Path cannot be part"):
-        context.save(1, {"state_dict.pth": {(1, Path("/")): 1}}, lambda _: None)
+    with refused(HpcDetError, "state_dict.pth", f"key {key}[1]: ", type(key[1]).__name__):
+        context.save(1, {"state_dict.pth": {key: 1}}, lambda _: None)

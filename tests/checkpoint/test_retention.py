@@ -19,6 +19,7 @@ from hpc_det.node.json_files import append_line, write_json
 from hpc_det.store.folders import ExperimentFolder
 from tests.checkpoint.saved import saved
 from tests.cli.life import Life
+from tests.facts import refused
 
 NAN, INF = math.nan, math.inf
 
@@ -313,6 +314,6 @@ def test_a_store_that_does_not_answer_is_told_and_nothing_goes(
         raise PermissionError("no")
 
     monkeypatch.setattr(Remote, "stored", refuse)
-    with pytest.raises(HpcDetError, match=f"^checkpoint_storage: file://{bucket}/1: PermissionError: no$"):
+    with refused(HpcDetError, "checkpoint_storage: ", f"file://{bucket}/1", "PermissionError: no"):
         collect(experiment)
     assert here(experiment) == [*range(1, 11)]

@@ -13,6 +13,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from tests.checkpoint.saved import saved
+from tests.facts import refused
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_what_nobody_has_any_more_is_not_copied(trial: TrialFolder, uploaded: Co
     storage = TrialStorage(trial, {})
     storage.remove(uploaded.uuid)
     storage.remove(uploaded.uuid)
-    with pytest.raises(HpcDetError, match=f"^checkpoint {uploaded.uuid}: damaged: not in its folder$"):
+    with refused(HpcDetError, f"checkpoint {uploaded.uuid}", "folder"):
         storage.copy(uploaded, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
@@ -71,7 +72,7 @@ def test_files_go_after_the_manifest_that_names_them(
 
 def test_names_that_lead_elsewhere_are_not_followed(trial: TrialFolder, uploaded: Committed) -> None:
     planted = replace(uploaded, files={**uploaded.files, "../../trial.json": uploaded.files["state.pt"]})
-    with pytest.raises(HpcDetError, match=r"'\.\./\.\./trial\.json' is no file of a checkpoint$"):
+    with refused(HpcDetError, "'../../trial.json'"):
         TrialStorage(trial, {}).remove_files(planted, list(planted.files))
     assert uploaded.damage() == []
 
@@ -86,6 +87,6 @@ def test_a_store_that_does_not_answer_is_a_sentence(
         monkeypatch.setattr(Remote, call, refuse)
     storage = TrialStorage(trial, {})
     for ask in (storage.all, lambda: storage.places(uploaded.uuid), lambda: storage.remove(uploaded.uuid)):
-        with pytest.raises(HpcDetError, match=f"^checkpoint_storage: file://{bucket}: ConnectionError: no route$"):
+        with refused(HpcDetError, "checkpoint_storage: ", f"file://{bucket}", "ConnectionError: no route"):
             ask()
     assert uploaded.damage() == []

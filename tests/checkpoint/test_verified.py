@@ -18,6 +18,7 @@ from hpc_det.checkpoint.verified import shared
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
 from tests.distributed.ranks import OnRanks
+from tests.facts import refused
 
 SIZES = {"state_dict.pth": 1000, "rank-0.pth": 10, "rank-1.pth": 10, "rank-2.pth": 10, "rank-3.pth": 10, "code/a.py": 0}
 FILES = {name: FileEntry(size=size, crc32=0) for name, size in SIZES.items()}
@@ -117,7 +118,7 @@ def test_one_that_rank_0_has_fetched_is_read_on_every_node(tmp_path: Path, monke
 
 
 def test_a_damaged_one_that_was_told_is_refused_on_every_rank(on_ranks: OnRanks, tmp_path: Path) -> None:
-    said = on_ranks(2, refused, tmp_path)
+    said = on_ranks(2, refusal, tmp_path)
     assert said[0] == said[1]
     assert "crc32" in said[0]
 
@@ -130,7 +131,7 @@ def test_a_fifo_in_one_that_was_told_is_refused_and_never_opened(tmp_path: Path,
         (folder / MANIFEST).unlink()
         checkpoints.verify(folder)
     os.mkfifo(folder / "more")
-    with pytest.raises(HpcDetError, match="more: a FIFO"):
+    with refused(HpcDetError, "more: ", "FIFO"):
         checkpoints.verify(folder)
 
 
@@ -138,7 +139,7 @@ def test_an_odd_manifest_of_one_that_was_told_is_named(tmp_path: Path) -> None:
     checkpoints = CheckpointContext(tmp_path, Distributed())
     folder = tmp_path / checkpoints.save(1, {"state_dict.pth": 1})
     (folder / MANIFEST).write_text("{}")
-    with pytest.raises(HpcDetError, match=MANIFEST):
+    with refused(HpcDetError, MANIFEST):
         checkpoints.verify(folder)
 
 
@@ -162,7 +163,7 @@ def test_a_checkpoint_that_one_rank_does_not_see_is_an_error_and_is_not_set_asid
     assert len(committed(tmp_path)) == 1
 
 
-def refused(distributed: Distributed, folder: Path) -> str:
+def refusal(distributed: Distributed, folder: Path) -> str:
     checkpoints = CheckpointContext(folder, distributed)
     uuid = checkpoints.save(1, {f"rank-{distributed.rank}.pth": distributed.rank})
     checkpoints.verify(folder / uuid)
