@@ -11,6 +11,7 @@ import pytest
 from hpc_det.cli.main import main
 from hpc_det.submit import render  # noqa: F401  # before a test replaces the schedulers that it takes
 from tests.cli.life import FakeScheduler, Life
+from tests.facts import unnamed
 
 TRIAL = """
 from hpc_det.pytorch import PyTorchTrial
@@ -32,6 +33,16 @@ class Result(NamedTuple):
     code: int
     out: str
     err: str
+
+    def succeeds(self, *facts: object) -> bool:
+        """The exit code is 0, stderr is empty, and stdout names each of `facts`, whatever its wording."""
+        assert (self.code, self.err, unnamed(self.out, *facts)) == (0, "", [])
+        return True
+
+    def fails(self, code: int, *facts: object) -> bool:
+        """The exit code is `code`, stdout is empty, and stderr names each of `facts`, whatever its wording."""
+        assert (self.code, self.out, unnamed(self.err, *facts)) == (code, "", [])
+        return True
 
 
 Command = Callable[..., Result]

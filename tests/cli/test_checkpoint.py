@@ -20,6 +20,7 @@ from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.node.json_files import write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, random_search
+from tests.facts import unnamed
 
 
 @pytest.fixture
@@ -269,7 +270,7 @@ def test_a_checkpoint_of_a_trial_is_the_latest_the_best_or_the_one_that_is_named
 
 def test_a_trial_without_checkpoints_says_so(hpc_det: Command, root: Path) -> None:
     Life.submitted(root).begins()
-    assert hpc_det("t", "download", "1/1") == (2, "", "hpc-det: trial 1/1 has no checkpoint\n")
+    assert hpc_det("t", "download", "1/1").fails(2, "trial 1/1", "no checkpoint")
 
 
 def test_a_damaged_one_is_refused_and_leaves_nothing(hpc_det: Command, life: Life, tmp_path: Path) -> None:
@@ -340,7 +341,7 @@ def moved_to_a_bucket(life: Life, bucket: Path, but: Committed | None = None) ->
 def test_removed_checkpoints_are_gone(hpc_det: Command, life: Life) -> None:
     first, second = at(life, 1, 100), at(life, 2, 100)
     done = hpc_det("c", "rm", f"{first.uuid[:8]},{second.uuid}", "--yes")
-    assert (done.code, done.out) == (0, f"Removed checkpoint {first.uuid}\nRemoved checkpoint {second.uuid}\n")
+    assert (done.code, unnamed(done.out, first.uuid, second.uuid)) == (0, [])
     assert [len(committed(life.folder.trial(trial).checkpoints)) for trial in (1, 2)] == [1, 1]
     assert hpc_det("c", "delete", first.uuid, "--yes").code == 2
 
@@ -399,7 +400,7 @@ def test_a_running_experiment_keeps_its_checkpoints(hpc_det: Command, root: Path
 def test_a_glob_removes_files_and_the_rest_stays_valid(hpc_det: Command, life: Life) -> None:
     checkpoint = with_another_file(at(life, 1, 400))
     done = hpc_det("c", "rm", checkpoint.uuid, "--glob", "rank-*", "--yes")
-    assert done.out == f"{checkpoint.uuid}/rank-0.pth\nRemoved 1 file of checkpoint {checkpoint.uuid}\n"
+    assert unnamed(done.out, f"{checkpoint.uuid}/rank-0.pth", "1 file") == []
     left = at(life, 1, 400)
     assert (set(left.files), left.removed, left.damage()) == ({"state_dict.pth"}, ("rank-0.pth",), [])
     assert not (left.path / "rank-0.pth").exists()

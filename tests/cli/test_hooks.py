@@ -21,7 +21,7 @@ def hooked(life: Life, receiver: Receiver) -> Life:
 
 def test_a_kill_is_told_once(hpc_det: Command, hooked: Life, scheduler: FakeScheduler, receiver: Receiver) -> None:
     hooked.begins()
-    assert hpc_det("e", "kill", 1) == (0, "Killed experiment 1\n", "")
+    assert hpc_det("e", "kill", 1).succeeds("experiment 1")
     assert hpc_det("e", "kill", 1).code == 2
     assert receiver.news() == [(1, "CANCELED")]
 

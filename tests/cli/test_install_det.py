@@ -10,7 +10,7 @@ from tests.cli.conftest import Command
 
 def test_det_is_hpc_det_under_its_name(hpc_det: Command, tmp_path: Path) -> None:
     script = tmp_path / "bin" / "det"
-    assert hpc_det("install-det", "--folder", script.parent) == (0, f"Installed {script}\n", "")
+    assert hpc_det("install-det", "--folder", script.parent).succeeds(script)
     listed = subprocess.check_output([script, "e", "ls"], text=True)
     assert listed.startswith("ID  NAME")
     assert subprocess.check_output([script, "--help"], text=True).startswith("Usage: det ")
@@ -21,10 +21,10 @@ def test_it_is_installed_again_and_removed(hpc_det: Command, tmp_path: Path) -> 
     script = tmp_path / "det"
     for _ in range(2):
         assert hpc_det("install-det", "--folder", tmp_path).code == 0
-    assert hpc_det("install-det", "--folder", tmp_path, "--remove") == (0, f"Removed {script}\n", "")
+    assert hpc_det("install-det", "--folder", tmp_path, "--remove").succeeds(script)
     assert not script.exists()
     told = hpc_det("install-det", "--folder", tmp_path, "--remove")
-    assert told == (2, "", f"hpc-det: {script}: is not there; say where it is with --folder\n")
+    assert told.fails(2, script, "--folder")
 
 
 def test_determineds_own_det_stays(hpc_det: Command, tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def test_wait_ends_when_all_trials_have(hpc_det: Command, root: Path, scheduler:
 
 def test_kill_ends_every_trial_and_every_job(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     life.search.ask(7, "5000")
-    assert hpc_det("e", "kill", "1") == (0, "Killed experiment 1\n", "")
+    assert hpc_det("e", "kill", "1").succeeds("experiment 1")
     assert scheduler.cancelled == ["4711", "5000"]
     for trial in (2, 3, 4):
         request = read_stop(life.folder.trial(trial).stop, 1)

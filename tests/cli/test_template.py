@@ -39,10 +39,10 @@ def stored(root: Path) -> Path:
 
 
 def test_a_template_is_set_updated_and_removed(hpc_det: Command, file: Path, stored: Path) -> None:
-    assert hpc_det("template", "set", "mine", file) == (0, "Set template mine\n", "")
-    assert hpc_det("tpl", "set", "mine", file) == (0, "Updated template mine\n", "")
+    assert hpc_det("template", "set", "mine", file).succeeds("Set", "mine")
+    assert hpc_det("tpl", "set", "mine", file).succeeds("Updated", "mine")
     assert stored.read_text() == TEXT
-    assert hpc_det("tpl", "rm", "mine") == (0, "Removed template mine\n", "")
+    assert hpc_det("tpl", "rm", "mine").succeeds("mine")
     assert not stored.exists()
 
 
@@ -63,7 +63,7 @@ def test_removing_the_own_one_says_what_the_name_stands_for_now(hpc_det: Command
     stored.parent.mkdir(parents=True)
     (stored.parent / "small.yaml").write_text("max_restarts: 1\n")
     result = hpc_det("template", "remove", "small")
-    assert result.out == f"Removed template small; the name stands for hpc_det ({SMALL}) again\n"
+    assert result.succeeds("small", "hpc_det", SMALL)
 
 
 def test_a_template_is_shown_without_its_secrets(hpc_det: Command, file: Path, stored: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_template_names_no_template(hpc_det: Command, config: Path, code: Path
 def test_a_new_template_takes_no_name_that_is_taken(hpc_det: Command, root: Path, tmp_path: Path) -> None:
     file = tmp_path / "a100.yaml"
     file.write_text("max_restarts: 2\n")
-    assert hpc_det("template", "create", "a100", file) == (0, "Created template a100\n", "")
+    assert hpc_det("template", "create", "a100", file).succeeds("a100")
     told = hpc_det("template", "create", "a100", file)
     remedy = f"replace it with `hpc-det template set a100 {file}`"
-    assert told == (2, "", f"hpc-det: template 'a100': is there already; {remedy}\n")
+    assert told.fails(2, "'a100'", remedy)

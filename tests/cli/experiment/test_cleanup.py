@@ -40,7 +40,7 @@ def logs(life: Life) -> list[str]:
 
 def test_logs_go_so_many_days_after_the_end(hpc_det: Command, root: Path) -> None:
     due, young = old(ended(root), 31, log_retention_days=30), old(ended(root), 29, log_retention_days=30)
-    assert hpc_det("e", "cleanup") == (0, "Deleted logs of experiment 1: 3 files\n", "")
+    assert hpc_det("e", "cleanup").succeeds("experiment 1", "3 files")
     assert (logs(due), logs(young)) == ([], ["1.log", "job.log", "rank-0.log"])
     assert hpc_det("e", "logs", "1").code == hpc_det("e", "describe", "1").code == 0
     assert hpc_det("e", "cleanup").out == ""
@@ -65,7 +65,7 @@ def test_an_experiment_that_has_not_ended_keeps_its_logs(
 
 def test_a_dry_run_only_says_it(hpc_det: Command, root: Path) -> None:
     life = old(ended(root), 2, log_retention_days=1)
-    assert hpc_det("e", "cleanup", "--dry-run").out == "Would delete logs of experiment 1: 3 files\n"
+    assert hpc_det("e", "cleanup", "--dry-run").succeeds("Would", "experiment 1", "3 files")
     assert len(logs(life)) == 3
 
 
@@ -74,7 +74,7 @@ def test_new_logs_of_an_experiment_that_went_on_go_too(hpc_det: Command, root: P
     hpc_det("e", "cleanup")
     os.utime(life.folder.logs_deleted, times=(then := time.time() - 90 * DAY_S, then))
     life.job_prints("once more\n")
-    assert hpc_det("e", "cleanup").out == "Deleted logs of experiment 1: 1 file\n"
+    assert hpc_det("e", "cleanup").succeeds("experiment 1", "1 file")
 
 
 def test_damaged_files_keep_nobody_from_the_others(hpc_det: Command, root: Path) -> None:
@@ -82,7 +82,7 @@ def test_damaged_files_keep_nobody_from_the_others(hpc_det: Command, root: Path)
     for entry in torn.folder.search.iterdir():
         entry.write_text("")
     list_.folder.effective.write_text("[1]")
-    assert hpc_det("e", "cleanup").out == "Deleted logs of experiment 3: 3 files\n"
+    assert hpc_det("e", "cleanup").succeeds("experiment 3", "3 files")
     assert (len(logs(torn)), len(logs(list_)), logs(whole)) == (3, 3, [])
 
 

@@ -68,7 +68,7 @@ def test_after_a_refused_submission_the_next_one_is_seen(hpc_det: Command, creat
     slurm("sbatch", "echo 'sbatch: error: the queue is full' >&2; exit 1")
     assert hpc_det("experiment", "continue", 1).code == 1
     slurm("sbatch", "echo 4712")
-    assert hpc_det("experiment", "continue", 1).out == "Continued experiment 1: 3 trials\n"
+    assert hpc_det("experiment", "continue", 1).succeeds("experiment 1", "3 trials")
     slurm("squeue", "echo '4712|PENDING|Priority'")
     assert "QUEUED" in hpc_det("experiment", "describe", 1).out
     assert "is QUEUED; wait for its end" in hpc_det("experiment", "continue", 1).err
@@ -83,7 +83,7 @@ def test_trials_that_replace_invalid_ones_are_left_to_do(hpc_det: Command, creat
     search.ask(2, "4711_2")
     search.report(1, Work(2, 10), 0.5)
     search.report(2, Work(3, 10), 0.5)
-    assert hpc_det("experiment", "continue", 1).out == "Continued experiment 1: 1 trial\n"
+    assert hpc_det("experiment", "continue", 1).succeeds("experiment 1", "1 trial")
     assert trained(experiment, worker=3) == [4]
 
 
@@ -105,7 +105,7 @@ def test_a_search_that_compares_goes_on_after_a_cancellation(hpc_det: Command, c
     search.cancel("ada")
     search.end(0, 1, Exit.CANCELLED)
     search.leave(0)
-    assert hpc_det("experiment", "continue", 1).out == "Continued experiment 1: 2 trials\n"
+    assert hpc_det("experiment", "continue", 1).succeeds("experiment 1", "2 trials")
     assert [trained(experiment, worker) for worker in (2, 3)] == [[1], [2, 1]]
 
 
@@ -113,7 +113,7 @@ def test_the_next_jobs_have_the_limit_that_was_set_last(hpc_det: Command, create
     experiment = create(RANDOM)
     slurm("squeue", "echo '4711|PENDING|Priority'")
     said = hpc_det("experiment", "set", "max-slots", 1, 2)
-    assert said == (0, "Experiment 1 has at most 2 slots, from its next jobs on\n", "")
+    assert said.succeeds("Experiment 1", "2 slots")
     assert "--array=0-2\n" in experiment.script(1).read_text()
     hpc_det("experiment", "pause", 1)
     slurm("squeue", KNOWS_NONE)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
+from tests.facts import unnamed
 
 SLURM = ("--cluster", "slurm", "--config", "resources.slots_per_trial=4")
 Stub = Callable[[str, str], None]
@@ -149,7 +150,7 @@ def test_every_problem_at_once(hpc_det: Command, config: Path, code: Path) -> No
 
 def test_a_missing_config_file(hpc_det: Command, root: Path, code: Path) -> None:
     result = hpc_det("experiment", "create", "missing.yaml", code)
-    assert result == (2, "", "hpc-det: missing.yaml: cannot be read: No such file or directory\n")
+    assert result.fails(2, "missing.yaml", "No such file or directory")
     assert is_untouched(root)
 
 
@@ -221,7 +222,7 @@ def test_a_paused_experiment_gets_its_job_when_it_is_activated(
     (record,) = json.loads(hpc_det("experiment", "list", "--json").out)
     assert (record["state"], record["submitted"]) == ("PAUSED", None)
     assert "State:      PAUSED: by " in hpc_det("experiment", "describe", 1).out
-    assert hpc_det("experiment", "activate", 1) == (0, "Activated experiment 1: 1 trial\n", "")
+    assert hpc_det("experiment", "activate", 1).succeeds("experiment 1", "1 trial")
     assert sbatch.read_text() == (root / "experiments/1/jobs/1.sh").read_text()
     assert "State:      QUEUED: Priority\n" in hpc_det("experiment", "describe", 1).out
 
@@ -230,7 +231,7 @@ def test_a_paused_experiment_can_be_killed(
     hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path
 ) -> None:
     hpc_det("experiment", "create", config, code, *SLURM, "--paused")
-    assert hpc_det("experiment", "kill", 1) == (0, "Killed experiment 1\n", "")
+    assert hpc_det("experiment", "kill", 1).succeeds("experiment 1")
     assert "nothing happens until" in hpc_det("e", "create", config, code, *SLURM, "--paused", "--follow").err
 
 
@@ -323,12 +324,12 @@ def test_explain_lists_the_points(hpc_det: Command) -> None:
 def test_without_values_to_sweep_it_is_one_trial(hpc_det: Command) -> None:
     shown = hpc_det("run", "-m", "experiment=digits", "--dry-run")
     assert shown.out.splitlines()[-1].startswith("# trial 1: ")
-    assert shown.err == "hpc-det: note: -m: no override has several values, such as KEY=A,B; there is one trial\n"
+    assert unnamed(shown.err, "-m", "one trial") == []
 
 
 def test_equal_points_are_worth_a_note(hpc_det: Command) -> None:
     shown = hpc_det("run", "-m", "experiment=digits", "hyperparameters.learning_rate=0.1,0.2,0.10", "--dry-run")
-    assert shown.err == "hpc-det: note: -m: trials 1 and 3 are the same: hyperparameters.learning_rate=0.1\n"
+    assert unnamed(shown.err, "-m", 1, 3, "hyperparameters.learning_rate=0.1") == []
     different = hpc_det("run", "-m", "experiment=digits", "reproducibility.experiment_seed=1,2", "--dry-run")
     assert (different.code, different.err) == (0, "")
 

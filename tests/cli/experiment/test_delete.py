@@ -15,6 +15,7 @@ from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.experiments import ExperimentStore
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
+from tests.facts import unnamed
 
 
 def ended(root: Path) -> Life:
@@ -37,7 +38,7 @@ def left(root: Path) -> list[str]:
 def test_ended_experiments_go_as_a_whole(hpc_det: Command, root: Path) -> None:
     for _ in range(3):
         ended(root)
-    assert hpc_det("e", "delete", "1,2", "--yes") == (0, "Deleted experiment 1\nDeleted experiment 2\n", "")
+    assert hpc_det("e", "delete", "1,2", "--yes").succeeds("experiment 1", "experiment 2")
     assert left(root) == [".deleted-2", "3"]
     assert hpc_det("e", "describe", "1").code == 2
 
@@ -150,7 +151,7 @@ def test_a_store_that_never_answers_keeps_nothing_else_from_its_end(
         life.folder.path.rename(store.deleted(life.id))
     monkeypatch.setattr(Remote, "remove_all", refuse)
     done = hpc_det("e", "delete", "3", "--yes")
-    assert (done.code, done.out) == (0, "Deleted experiment 3\n")
+    assert (done.code, unnamed(done.out, "experiment 3")) == (0, [])
     assert done.err.replace("\n", "\nhpc-det: ", 1) == f"hpc-det: note: {told}"
     assert left(root) == [".deleted-1", ".deleted-3"]
     done = hpc_det("e", "cleanup")
@@ -201,10 +202,10 @@ def test_files_go_once_the_experiment_has_ended(hpc_det: Command, life: Life, sc
     life.trial.tensorboard.mkdir()
     (life.trial.tensorboard / "events").write_bytes(b"12345")
     code, _, err = hpc_det("e", "delete-tb-files", 1, "--yes")
-    assert (code, err.split(",")[0]) == (2, "hpc-det: experiment 1 is RUNNING")
+    assert (code, unnamed(err, "experiment 1", "RUNNING")) == (2, [])
     assert life.trial.tensorboard.exists()
     life.finishes()
     said = hpc_det("e", "delete-tb-files", 1, "--yes")
-    assert said == (0, "Deleted 1 TensorBoard file of experiment 1\n", "")
+    assert said.succeeds("1 TensorBoard file", "experiment 1")
     assert not life.trial.tensorboard.exists()
-    assert hpc_det("e", "delete-tb-files", 1, "--yes").out == "Deleted 0 TensorBoard files of experiment 1\n"
+    assert hpc_det("e", "delete-tb-files", 1, "--yes").succeeds("0 TensorBoard files", "experiment 1")

@@ -14,6 +14,7 @@ from hpc_det.node.json_files import read_json, write_json
 from hpc_det.schedulers.scheduler import JobState
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, random_search
+from tests.facts import unnamed
 
 
 @pytest.fixture
@@ -30,18 +31,18 @@ def listed(hpc_det: Command, *options: str) -> list[int]:
 
 
 def test_what_is_archived_is_listed_on_demand_only(hpc_det: Command, three: list[Life]) -> None:
-    assert hpc_det("e", "archive", "1") == (0, "Archived experiment 1: lists show it with --all\n", "")
+    assert hpc_det("e", "archive", "1").succeeds("experiment 1", "--all")
     assert listed(hpc_det) == [2, 3]
     assert listed(hpc_det, "--all") == [1, 2, 3]
-    assert hpc_det("e", "archive", "1").out == "Experiment 1 was archived before\n"
-    assert hpc_det("e", "unarchive", "1").out == "Unarchived experiment 1\n"
-    assert hpc_det("e", "unarchive", "1").out == "Experiment 1 is not archived\n"
+    assert hpc_det("e", "archive", "1").succeeds("Experiment 1", "before")
+    assert hpc_det("e", "unarchive", "1").succeeds("experiment 1")
+    assert hpc_det("e", "unarchive", "1").succeeds("Experiment 1", "not")
     assert listed(hpc_det) == [1, 2, 3]
 
 
 def test_what_is_under_way_is_not_archived_and_keeps_no_other_from_it(hpc_det: Command, three: list[Life]) -> None:
     code, out, err = hpc_det("e", "archive", "2,1,3")
-    assert (code, out) == (2, "Archived experiment 1: lists show it with --all\n")
+    assert (code, unnamed(out, "experiment 1")) == (2, [])
     assert [line.split(";")[0] for line in err.splitlines()] == [
         f"hpc-det: experiment {number} is RUNNING" for number in (2, 3)
     ]
@@ -52,9 +53,9 @@ def test_labels_are_added_once_and_removed(hpc_det: Command, three: list[Life]) 
     said = hpc_det("e", "label", "add", "1,3", "paper", "paper", "a b").out
     assert said == "Experiment 1 has labels: paper, a b\nExperiment 3 has labels: paper, a b\n"
     assert listed(hpc_det, "--label", "paper", "--label", "a b") == [1, 3]
-    assert hpc_det("e", "label", "remove", "1", "paper").out == "Experiment 1 has labels: a b\n"
+    assert hpc_det("e", "label", "remove", "1", "paper").succeeds("Experiment 1", "a b")
     assert listed(hpc_det, "--label", "paper") == [3]
-    assert hpc_det("e", "label", "remove", "3", "paper", "a b").out == "Experiment 3 has labels: none\n"
+    assert hpc_det("e", "label", "remove", "3", "paper", "a b").succeeds("Experiment 3", "none")
 
 
 def test_labels_of_the_configuration_count(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
@@ -62,11 +63,11 @@ def test_labels_of_the_configuration_count(hpc_det: Command, root: Path, schedul
     config = json.loads(life.folder.effective.read_text())
     life.folder.effective.write_text(json.dumps({**config, "labels": ["mnist"]}))
     assert listed(hpc_det, "--label", "mnist") == [1]
-    assert hpc_det("e", "label", "remove", "1", "mnist").out == "Experiment 1 has labels: none\n"
+    assert hpc_det("e", "label", "remove", "1", "mnist").succeeds("Experiment 1", "none")
 
 
 def test_a_label_that_is_not_there_is_told_with_the_nearest(hpc_det: Command, three: list[Life]) -> None:
-    assert hpc_det("e", "label", "remove", "1", "x").err == "hpc-det: experiment 1: has no label 'x'; it has none\n"
+    assert hpc_det("e", "label", "remove", "1", "x").fails(2, "experiment 1", "'x'", "none")
     hpc_det("e", "label", "add", "1", "paper")
     assert hpc_det("e", "label", "remove", "1", "papr") == (
         2,
@@ -90,8 +91,8 @@ def test_a_list_of_some_states(hpc_det: Command, three: list[Life]) -> None:
 
 
 def test_an_experiment_gets_another_name(hpc_det: Command, three: list[Life]) -> None:
-    assert hpc_det("e", "set", "name", "1", "better").out == "Renamed experiment 1: run-11 is now better\n"
-    assert hpc_det("e", "set", "description", "1", "with dropout").out == "Described experiment 1: with dropout\n"
+    assert hpc_det("e", "set", "name", "1", "better").succeeds("experiment 1", "run-11", "better")
+    assert hpc_det("e", "set", "description", "1", "with dropout").succeeds("experiment 1", "with dropout")
     first = json.loads(hpc_det("e", "list", "--json").out)[0]
     assert (first["name"], first["description"]) == ("better", "with dropout")
 
@@ -189,7 +190,7 @@ def test_those_who_begin_with_what_goes_are_named_before(
 
 
 def test_nothing_is_asked_where_nothing_goes(hpc_det: Command, life: Life) -> None:
-    assert hpc_det(*SET, "1", "--save-trial-latest", "9").out == "Experiment 1: 0 checkpoints deleted\n"
+    assert hpc_det(*SET, "1", "--save-trial-latest", "9").succeeds("Experiment 1", "0 checkpoints")
 
 
 def test_a_running_experiment_keeps_to_it_from_its_next_checkpoint_on(

@@ -54,11 +54,7 @@ def test_a_paused_experiment_is_paused_once_its_trial_has_left(
     hpc_det: Command, life: Life, scheduler: FakeScheduler
 ) -> None:
     life.begins()
-    assert hpc_det("e", "pause", "1") == (
-        0,
-        "Paused experiment 1; go on with `hpc-det experiment activate 1`\n",
-        "",
-    )
+    assert hpc_det("e", "pause", "1").succeeds("experiment 1", "hpc-det experiment activate 1")
     assert "RUNNING" in hpc_det("e", "list").out, "it still saves"
     life.ends(Cause.PAUSED, Action.PAUSE, steps=120)
     life.search.lose(0, "4711")
@@ -67,21 +63,17 @@ def test_a_paused_experiment_is_paused_once_its_trial_has_left(
     assert f"PAUSED: by {getpass.getuser()}\n" in told
     assert "paused at batch 120" in told
     assert life.search.state().method.next_work() == Work(1, 400), "the trial is to be gone on with"
-    assert hpc_det("e", "pause", "1").out == f"Experiment 1 was paused before, by {getpass.getuser()}\n"
+    assert hpc_det("e", "pause", "1").succeeds("Experiment 1", "before", getpass.getuser())
 
 
 def test_only_a_paused_experiment_is_activated(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     life.begins()
-    assert hpc_det("e", "activate", "1") == (
-        2,
-        "",
-        "hpc-det: experiment 1 is RUNNING; only a paused one can be activated\n",
-    )
+    assert hpc_det("e", "activate", "1").fails(2, "experiment 1", "RUNNING")
 
 
 def test_a_cancelled_experiment_says_by_whom(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     life.begins()
-    assert hpc_det("e", "cancel", "1").out == "Canceled experiment 1: its trials save and end\n"
+    assert hpc_det("e", "cancel", "1").succeeds("experiment 1")
     life.ends(Cause.CANCELLED, Action.DONE, steps=120)
     assert hpc_det("e", "wait", "1").code == 1
     assert "CANCELED" in hpc_det("e", "list").out
@@ -91,7 +83,7 @@ def test_a_cancelled_experiment_says_by_whom(hpc_det: Command, life: Life, sched
 def test_what_has_ended_is_left_alone(hpc_det: Command, life: Life, scheduler: FakeScheduler, command: str) -> None:
     life.begins()
     life.finishes()
-    assert hpc_det("e", command, "1") == (2, "", "hpc-det: experiment 1 has ended already: COMPLETED\n")
+    assert hpc_det("e", command, "1").fails(2, "experiment 1", "COMPLETED")
 
 
 def test_jobs_that_wait_behind_others_are_withdrawn_too(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
@@ -114,7 +106,7 @@ def test_a_pause_that_came_to_no_end_can_be_asked_for_again(
 ) -> None:
     life.begins()
     life.search.pause("ada")
-    assert hpc_det("e", "pause", "1").out == "Experiment 1 was paused before, by ada\n"
+    assert hpc_det("e", "pause", "1").succeeds("Experiment 1", "before", "ada")
     assert (reason(life), scheduler.withdrawn) == ("pause", ["4711"])
 
 
@@ -175,14 +167,14 @@ def test_a_trial_that_nobody_trains_cannot_be_killed(hpc_det: Command, root: Pat
     assert (code, reason(life, 1)) == (2, None)
     assert err.startswith("hpc-det: trial 1/1 is PAUSED: nobody trains it, ")
     life.ends(Cause.FAILED, Action.GIVE_UP)
-    assert hpc_det("t", "kill", "1/2").err == "hpc-det: trial 1/2 has ended already: ERROR\n"
+    assert hpc_det("t", "kill", "1/2").fails(2, "trial 1/2", "ERROR")
 
 
 def test_a_killed_experiment_keeps_what_its_policy_says(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     life.begins()
     for steps in (100, 200, 300):
         life.saves(steps)
-    assert hpc_det("e", "kill", "1").out == "Killed experiment 1\n"
+    assert hpc_det("e", "kill", "1").succeeds("experiment 1")
     assert [checkpoint.steps for checkpoint in committed(life.trial.checkpoints)] == [300]
 
 

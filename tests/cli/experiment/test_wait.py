@@ -239,7 +239,7 @@ def test_following_logs_goes_on_across_a_requeue_to_the_last_word(
 
 def test_kill_leaves_its_request_and_cancels_the_job(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     life.begins()
-    assert hpc_det("e", "kill", "1") == (0, "Killed experiment 1\n", "")
+    assert hpc_det("e", "kill", "1").succeeds("experiment 1")
     assert scheduler.cancelled == ["4711"]
     request = read_stop(life.trial.stop, 1)
     assert request is not None
@@ -253,7 +253,7 @@ def test_kill_leaves_its_request_and_cancels_the_job(hpc_det: Command, life: Lif
 def test_kill_refuses_politely_what_has_ended(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     life.begins()
     life.finishes()
-    assert hpc_det("e", "kill", "1") == (2, "", "hpc-det: experiment 1 has ended already: COMPLETED\n")
+    assert hpc_det("e", "kill", "1").fails(2, "experiment 1", "COMPLETED")
     assert scheduler.cancelled == []
     assert not life.trial.stop.exists()
 
@@ -267,7 +267,7 @@ def test_kill_says_so_when_the_experiment_was_faster(
         return "ada"
 
     monkeypatch.setattr("getpass.getuser", finish_first)
-    assert hpc_det("e", "kill", "1").out == "Experiment 1 ended by itself just now: COMPLETED\n"
+    assert hpc_det("e", "kill", "1").succeeds("Experiment 1", "COMPLETED")
 
 
 def test_kill_ends_a_job_that_was_put_back_into_the_queue_when_its_start_was_cut_short(
@@ -338,7 +338,7 @@ def test_another_job_goes_on_where_the_former_ended_without_a_word(
 
 def test_wait_says_that_an_experiment_was_deleted(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     scheduler.states = [JobState.RUNNING, after(life.folder.remove)]
-    assert hpc_det(*WAIT) == (1, "", "hpc-det: experiment 1: was deleted\n")
+    assert hpc_det(*WAIT).fails(1, "experiment 1", "deleted")
 
 
 def test_ctrl_c_ends_waiting(

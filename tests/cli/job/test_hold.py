@@ -9,17 +9,17 @@ from tests.stub import stub as stub
 
 
 def test_a_job_is_held_and_let_go(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    assert hpc_det("job", "hold", "4712") == (0, "Holding job 4712; let it go with `hpc-det job release 4712`\n", "")
+    assert hpc_det("job", "hold", "4712").succeeds("hpc-det job release 4712")
     assert [record["state"] for record in records(hpc_det)][-1] == "HELD"
     told = "job 4712: is held (JobHeldUser), and has no place in the queue; let it go first"
     assert told in hpc_det("job", "update", "4714", "--behind-of", "4712").err
-    assert hpc_det("job", "release", "4712") == (0, "Released job 4712: it may start now\n", "")
+    assert hpc_det("job", "release", "4712").succeeds("Released", "job 4712")
     assert queue.order()[-1] == "4712"
 
 
 def test_release_lifts_the_wait_after_a_requeue(hpc_det: Command, queue: SlurmOnPaper) -> None:
     queue.jobs["4712"].reason = "BeginTime"
-    assert hpc_det("job", "release", "4712").out == "Released job 4712: it may start now\n"
+    assert hpc_det("job", "release", "4712").succeeds("Released", "job 4712")
     assert queue.changes == ["scontrol update JobId=4712 StartTime=now"]
 
 
@@ -29,7 +29,7 @@ def test_an_arrays_id_is_all_of_its_jobs_that_wait(hpc_det: Command, queue: Slur
     queue.queue("4716_4", state="RUNNING")
     assert hpc_det("job", "update", "4716", "--priority", "60").code == 0
     assert [queue.jobs[f"4716_{index}"].nice for index in (3, 4, 5)] == [1800, 0, 1800]
-    assert hpc_det("job", "release", "4716").out == "Released job 4716: it may start now\n"
+    assert hpc_det("job", "release", "4716").succeeds("Released", "job 4716")
     assert [queue.jobs[f"4716_{index}"].reason for index in (3, 5)] == ["Priority", "Priority"]
     assert hpc_det("job", "update", "4716_5", "--ahead-of", "4716_3").code == 0
 

@@ -125,4 +125,4 @@ def test_a_silent_scheduler_is_an_error(hpc_det: Command, slurm: SlurmOnPaper, m
         raise CommandError("scontrol: no answer in 60 s; try again later")
 
     monkeypatch.setattr("hpc_det.cli.job.list.run_command", silent)
-    assert hpc_det("job", "list") == (1, "", "hpc-det: scontrol: no answer in 60 s; try again later\n")
+    assert hpc_det("job", "list").fails(1, "scontrol", "60 s")

@@ -22,14 +22,14 @@ from tests.wait import wait_for
 
 
 def test_a_job_goes_ahead_of_another_and_behind_it_again(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    assert hpc_det("job", "update", "4714", "--ahead-of", "4712").out == "Job 4714 is ahead of job 4712 now\n"
+    assert hpc_det("job", "update", "4714", "--ahead-of", "4712").succeeds("job 4712", "now")
     assert queue.order() == ["4713", "4714", "4712", "4715"]
-    assert hpc_det("job", "update", "4714", "--behind-of", "4715").out == "Job 4714 is behind job 4715 now\n"
+    assert hpc_det("job", "update", "4714", "--behind-of", "4715").succeeds("job 4715", "now")
     assert queue.order() == ["4713", "4712", "4715", "4714"]
 
 
 def test_an_experiments_job_changes_pools(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    assert hpc_det("job", "update", "4714", "--resource-pool", "high").out == "Job 4714 waits in pool high now\n"
+    assert hpc_det("job", "update", "4714", "--resource-pool", "high").succeeds("Job 4714", "high", "now")
     assert [record["id"] for record in records(hpc_det, "-p", "high")] == ["4714"]
 
 
@@ -251,7 +251,7 @@ def test_on_the_real_slurm(
 def test_all_jobs_of_an_experiment_get_a_priority(hpc_det: Command, slurm: SlurmOnPaper, root: Path) -> None:
     life = Life.submitted(root, job_id="4712")
     slurm.queue("4712", folder=str(life.folder.path))
-    assert hpc_det("e", "set", "priority", "1", "60") == (0, "Job 4712 has priority 60 now\n", "")
+    assert hpc_det("e", "set", "priority", "1", "60").succeeds("Job 4712", 60, "now")
     assert slurm.jobs["4712"].nice == 1800
     assert "expected" in hpc_det("e", "set", "priority", "1", "x").err
 
@@ -261,14 +261,14 @@ def test_jobs_that_have_ended_or_run_are_left_out(hpc_det: Command, slurm: Slurm
     write_json(life.folder.next_jobs(1, 0), {"jobs": ["4711", "4712", "4713"]})
     slurm.queue("4712", folder=str(life.folder.path), state="RUNNING")
     slurm.queue("4713", folder=str(life.folder.path))
-    assert hpc_det("e", "set", "priority", "1", "60").out == "Job 4713 has priority 60 now\n"
+    assert hpc_det("e", "set", "priority", "1", "60").succeeds("Job 4713", 60, "now")
 
 
 def test_an_experiment_without_a_job_that_waits_has_none_to_change(
     hpc_det: Command, slurm: SlurmOnPaper, life: Life
 ) -> None:
     told = hpc_det("e", "set", "priority", "1", "60")
-    assert told == (2, "", "hpc-det: experiment 1: has no job that waits in the queue\n")
+    assert told.fails(2, "experiment 1", "no job")
 
 
 def test_a_priority_is_asked_for_and_shown(hpc_det: Command, queue: SlurmOnPaper) -> None:
@@ -283,4 +283,4 @@ def test_a_priority_is_asked_for_and_shown(hpc_det: Command, queue: SlurmOnPaper
         ("4712", 60),
         ("4714", 60),
     ]
-    assert hpc_det("job", "update", "4712", "--priority", "60").out == "Job 4712 has priority 60 already\n"
+    assert hpc_det("job", "update", "4712", "--priority", "60").succeeds("Job 4712", 60, "already")
