@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -39,3 +40,15 @@ def _whole(fact: str) -> str:
 def keys(problems: Iterable[str]) -> list[str]:
     """Return the configuration path that each problem begins with, in order."""
     return [problem.partition(": ")[0] for problem in problems]
+
+
+def each_names(messages: Iterable[str], *facts: Iterable[object]) -> None:
+    """There is one message for each of `facts`, in this order, and it names them all."""
+    found = list(messages)
+    assert len(found) == len(facts), found
+    assert [unnamed(message, *named) for message, named in zip(found, facts, strict=True)] == [[]] * len(found), found
+
+
+def golden(module: str, name: str) -> list[str]:
+    """Return the lines of the file `name` in the folder `golden` beside a test module, given by its `__file__`."""
+    return Path(module).parent.joinpath("golden", name).read_text().splitlines()

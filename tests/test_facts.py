@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from tests.facts import keys, refused, unnamed, warned
+from tests.facts import each_names, keys, refused, unnamed, warned
 
 MESSAGE = "resources.slots_per_trial: 3 does not fill whole nodes of 2 slots on cluster 'lab'; use 2 or 4"
 
@@ -38,3 +38,11 @@ def test_a_warning_is_told_from_others_by_its_facts() -> None:
         warnings.warn(MESSAGE, UserWarning, stacklevel=1)
     with pytest.raises(pytest.fail.Exception), warned(UserWarning), warned(UserWarning, "lab", 33):
         warnings.warn(MESSAGE, UserWarning, stacklevel=1)
+
+
+@pytest.mark.parametrize("facts", [[], [[3], [7]], [["'lab'"], [4]], [[3, 2]]])
+def test_each_message_has_facts_of_its_own(facts: list[list[object]]) -> None:
+    messages = [MESSAGE, "searcher.metric: got None; expected a name"]
+    each_names(messages, [3, "'lab'"], ["None"])
+    with pytest.raises(AssertionError):
+        each_names(messages, *facts)

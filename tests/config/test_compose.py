@@ -17,6 +17,7 @@ from hpc_det.config.section import Section, sections_in
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import effective
 from hpc_det.resources import data_path
+from tests.facts import each_names, golden, refused
 
 BOMB = "\n".join(["a0: &a0 [x]", *(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(9))])
 UserFile = Callable[[str, Any], Path]
@@ -79,49 +80,60 @@ def test_a_length_changes_its_unit(code: Path, env: dict[str, str]) -> None:
     assert effective(changed).experiment.min_validation_period == Length(30, "records")
 
 
+WRONG_OVERRIDES: list[tuple[list[str], list[object]]] = [
+    (["cluster=slrm"], ["cluster", "'slrm'", "'slurm'", "local", "pbs", "slurm"]),
+    (["template=smal"], ["template", "'smal'", "'small'", "small"]),
+    (["clustr=slurm"], ["clustr", "'clustr'", "'cluster'"]),
+    (
+        ["resources.slots_per_trail=2"],
+        ["resources.slots_per_trail", "'slots_per_trail'", "'slots_per_trial'"],
+    ),
+    (
+        ["cluster.signal_leed_s=2"],
+        ["cluster.signal_leed_s", "'signal_leed_s'", "'signal_lead_s'"],
+    ),
+    (
+        ["hyperparameters.lr=2"],
+        ["hyperparameters.lr", "+hyperparameters.lr=VALUE"],
+    ),
+    (
+        ["experiment=digits", "min_validation_period={batches: 3}"],
+        ["min_validation_period", "+min_validation_period.KEY=VALUE", "~min_validation_period.KEY"],
+    ),
+    (["nonsense"], ["'nonsense'", "KEY=VALUE"]),
+    (
+        ["name=a,b"],
+        ["'name=a,b'", "KEY=[a,b]", "KEY='\"a,b\"'", "-m"],
+    ),
+    (["+data.x=${nope}"], ["data.x", "'nope'"]),
+    (["+data.x=???"], ["data.x", "x"]),
+    (["cluster=null"], ["cluster=null", "NoneType"]),
+    (["~nothing"], ["'nothing'"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("overrides", "problem"),
-    [
-        (["cluster=slrm"], "cluster: no cluster is called 'slrm'; did you mean 'slurm'? known: local, pbs, slurm"),
-        (["template=smal"], "template: no template is called 'smal'; did you mean 'small'? known: small"),
-        (["clustr=slurm"], "clustr: unknown key 'clustr'; did you mean 'cluster'?"),
-        (
-            ["resources.slots_per_trail=2"],
-            "resources.slots_per_trail: unknown key 'slots_per_trail'; did you mean 'slots_per_trial'?",
-        ),
-        (
-            ["cluster.signal_leed_s=2"],
-            "cluster.signal_leed_s: unknown key 'signal_leed_s'; did you mean 'signal_lead_s'?",
-        ),
-        (
-            ["hyperparameters.lr=2"],
-            "hyperparameters.lr: no such key in what the files compose; to add it write +hyperparameters.lr=VALUE",
-        ),
-        (
-            ["experiment=digits", "min_validation_period={batches: 3}"],
-            "min_validation_period: Hydra merges maps; add the new key with +min_validation_period.KEY=VALUE "
-            "and remove the old with ~min_validation_period.KEY",
-        ),
-        (["nonsense"], "'nonsense' is no override: expected KEY=VALUE; text with blanks or signs in quotes"),
-        (
-            ["name=a,b"],
-            "Ambiguous value for argument 'name=a,b'; a list is KEY=[a,b], a text is KEY='\"a,b\"', a sweep needs -m",
-        ),
-        (["+data.x=${nope}"], "data.x: Interpolation key 'nope' not found"),
-        (["+data.x=???"], "data.x: Missing mandatory value: x"),
-        (["cluster=null"], "cluster=null: Config group override must be a string or a list. Got NoneType"),
-        (["~nothing"], "Could not delete from config. 'nothing' does not exist."),
-    ],
+    ("overrides", "facts"),
+    WRONG_OVERRIDES,
 )
-def test_hydras_errors_are_one_sentence(overrides: list[str], problem: str, env: dict[str, str]) -> None:
+def test_hydras_errors_are_one_sentence(overrides: list[str], facts: list[object], env: dict[str, str]) -> None:
     with pytest.raises(UsageError) as error:
         from_hydra(overrides, env)
-    assert error.value.problems == [problem]
+    each_names(error.value.problems, facts)
+
+
+def test_the_words_for_a_wrong_override(env: dict[str, str]) -> None:
+    said = []
+    for overrides, _ in WRONG_OVERRIDES:
+        with pytest.raises(UsageError) as error:
+            from_hydra(overrides, env)
+        said += error.value.problems
+    assert said == golden(__file__, "overrides.txt")
 
 
 def test_a_broken_file_is_named_with_its_line(env: dict[str, str], user_file: UserFile) -> None:
     file = user_file("template/broken.yaml", "a: 1\nb: [1\nc: 2\n")
-    with pytest.raises(UsageError, match=f"{file}:3: "):
+    with refused(UsageError, f"{file}:3"):
         from_hydra(["template=broken"], env)
 
 
@@ -175,7 +187,7 @@ def test_an_experiment_below_its_own_key_is_refused(env: dict[str, str], user_fi
     file = user_file("experiment/mine.yaml", "# mine\n# @package _global_\nname: mine\nentrypoint: bash a.sh\n")
     with pytest.raises(UsageError) as error:
         from_hydra([chosen, "name=other"], env)
-    assert error.value.problems == [f"{file}: give it the first line `# @package _global_`"]
+    each_names(error.value.problems, [file, "# @package _global_"])
     file.write_text(file.read_text().removeprefix("# mine\n"))
     assert from_hydra([chosen], env).config["name"] == "mine"
 
@@ -184,16 +196,14 @@ def test_a_time_that_hydra_reads_as_a_number_is_refused(env: dict[str, str], use
     file = user_file("template/short.yaml", "resources:\n  time_limit: 1:30:00\n")
     with pytest.raises(UsageError) as error:
         from_hydra(["template=short"], env)
-    assert error.value.problems == [
-        f"{file}: resources.time_limit: Hydra reads 1:30:00 as the number 5400; write '1:30:00' in quotes"
-    ]
+    each_names(error.value.problems, [file, "resources.time_limit", "1:30:00", 5400, "'1:30:00'"])
     user_file("template/short.yaml", "resources:\n  time_limit: '1:30:00'\n")
     assert from_hydra(["template=short"], env).template == {"resources": {"time_limit": "1:30:00"}}
 
 
 def test_a_template_of_a_template_is_refused(env: dict[str, str], user_file: UserFile) -> None:
     user_file("template/big.yaml", {"template": "small"})
-    with pytest.raises(UsageError, match=r"^template: .*'big'.*'small'"):
+    with refused(UsageError, "template", "'big'", "'small'"):
         from_hydra(["template=big"], env)
 
 

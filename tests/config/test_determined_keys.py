@@ -9,6 +9,7 @@ from hpc_det.config.determined_keys import NO_EFFECT, REMEDIES, REMEDIES_OF_KIND
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import keys_at
 from hpc_det.plan.effective import Effective
+from tests.facts import each_names
 
 Build = Callable[..., Effective]
 Problems = Callable[..., list[str]]
@@ -78,7 +79,7 @@ def test_a_key_without_effect_is_accepted_with_a_note(build: Build, path: str) -
     change = written(path, VALUES[path])
     if path == "checkpoint_storage.propagation":
         change["checkpoint_storage"] |= {"type": "shared_fs", "host_path": "/c"}
-    assert build(**change).notes == [f"{path}: {NO_EFFECT[path]}"]
+    each_names(build(**change).notes, [path, NO_EFFECT[path]])
 
 
 def test_who_writes_nothing_is_told_nothing(build: Build) -> None:
@@ -87,8 +88,5 @@ def test_who_writes_nothing_is_told_nothing(build: Build) -> None:
 
 def test_a_section_of_another_scheduler_has_no_effect(build: Build) -> None:
     change = {"slurm": {"sbatch_args": ["-v"]}, "pbs": {"slots_per_node": 4, "pbsbatch_args": ["-m be"]}}
-    assert build(**change).notes == [
-        "pbs.slots_per_node: has no effect: the scheduler is slurm",
-        "pbs.pbsbatch_args: has no effect: the scheduler is slurm",
-    ]
+    each_names(build(**change).notes, ["pbs.slots_per_node"], ["pbs.pbsbatch_args"])
     assert build(cluster={"scheduler": "local"}, template=change).notes[0].startswith("slurm.sbatch_args: ")

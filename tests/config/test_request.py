@@ -10,6 +10,7 @@ from hpc_det.config.request import Request, apply_override, conf_folders, find, 
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import effective
 from hpc_det.resources import data_path
+from tests.facts import each_names, refused, unnamed
 
 UserFile = Callable[[str, Any], Path]
 CONFIG = """
@@ -49,7 +50,7 @@ def test_the_argument_beats_the_files_context_dir(config: Path, code: Path, env:
 
 
 def test_a_context_dir_that_is_no_folder_is_a_problem(config: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=r"context_dir: '.*/none'"):
+    with refused(UsageError, "context_dir", tmp_path / "none"):
         effective(from_file(config, tmp_path / "none", [], None, None, env))
 
 
@@ -81,19 +82,19 @@ def test_an_override_sets_one_yaml_value(override: str, tree: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "facts"),
     [
-        ("a", "--config a: expected KEY=VALUE"),
-        ("=1", "--config =1: expected KEY=VALUE"),
-        ("a..b=1", "--config a..b=1: expected KEY=VALUE"),
-        ("b.c.d=1", "--config b.c.d=1: b.c is 1, not a map"),
-        ("b=[1", "--config b:1: expected ',' or ']'"),
+        ("a", ["--config", "KEY=VALUE"]),
+        ("=1", ["--config", "=1", "KEY=VALUE"]),
+        ("a..b=1", ["--config", "a..b=1", "KEY=VALUE"]),
+        ("b.c.d=1", ["--config", "b.c.d=1", "b.c", 1]),
+        ("b=[1", ["--config", "b:1", "','", "']'"]),
     ],
 )
-def test_a_wrong_override_is_told(override: str, message: str) -> None:
+def test_a_wrong_override_is_told(override: str, facts: list[object]) -> None:
     with pytest.raises(UsageError) as error:
         apply_override({"b": {"c": 1}}, override)
-    assert str(error.value).startswith(message)
+    assert not unnamed(str(error.value), *facts)
 
 
 def test_the_users_own_file_comes_before_the_projects(env: dict[str, str], user_file: UserFile) -> None:
@@ -112,20 +113,18 @@ def test_an_unknown_name_names_the_nearest_and_the_known(
     user_file("template/big.yaml", {})
     with pytest.raises(UsageError) as error:
         from_file(config, None, [], "smal", None, env)
-    assert error.value.problems == [
-        "template: no template is called 'smal'; did you mean 'small'? known: big, small",
-    ]
+    each_names(error.value.problems, ["template", "'smal'", "'small'", "big", "small"])
 
 
 @pytest.mark.parametrize("name", ["../cluster/local", "/etc/passwd", ""])
 def test_a_name_is_no_path(name: str, env: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=f"^template: .*{name!r}"):
+    with refused(UsageError, "template", repr(name)):
         find("template", name, env)
 
 
 def test_a_template_of_a_template_is_refused(config: Path, env: dict[str, str], user_file: UserFile) -> None:
     user_file("template/big.yaml", {"template": "small"})
-    with pytest.raises(UsageError, match=r"^template: .*'big'.*'small'"):
+    with refused(UsageError, "template", "'big'", "'small'"):
         from_file(config, None, [], "big", None, env)
 
 
@@ -194,7 +193,7 @@ def test_a_run_in_this_process_has_one_slot(code: Path, asked: dict[str, Any]) -
 def test_a_run_in_this_process_needs_no_image(code: Path) -> None:
     image = {"environment": {"image": "docker://torch", "force_pull_image": False}}
     request = requested({**image, "searcher": {"metric": "loss", "max_length": 10}}, code, template=image)
-    with pytest.raises(UsageError, match=r"^environment\.image: 'docker://torch'.*containers\.runtime"):
+    with refused(UsageError, "environment.image", "'docker://torch'", "containers.runtime"):
         effective(request)
     result = effective(on_one_slot(request))
     assert result.experiment.environment.image is None

@@ -13,6 +13,7 @@ from hpc_det.plan.job_plan import Container, Device, JobPlan, Mount
 from hpc_det.plan.planner import placement, plan_jobs
 from hpc_det.plan.pool import in_its_pool, pool_problems
 from hpc_det.store.folders import ExperimentFolder
+from tests.facts import refused, unnamed
 from tests.plan.sites import cluster, experiment
 
 FOLDER = "/state/experiments/12"
@@ -66,7 +67,7 @@ def test_without_an_image_for_these_slots_there_is_no_container() -> None:
 
 def test_a_state_folder_that_no_runtime_can_be_told_of_is_no_plan() -> None:
     site = cluster(containers={"runtime": "podman"})
-    with pytest.raises(UsageError, match=r"^HPC_DET_ROOT: '/a:b/experiments/12' holds ':'"):
+    with refused(UsageError, "HPC_DET_ROOT", "'/a:b/experiments/12'", "':'"):
         plan(experiment(environment={"image": "a"}), site, "/a:b/experiments/12")
 
 
@@ -94,4 +95,4 @@ def test_a_directory_for_checkpoints_is_mounted_at_its_own_path_too() -> None:
 def test_a_directory_that_goes_with_the_container_is_refused(mounts: list[dict[str, object]]) -> None:
     asked = experiment(environment={"image": "site/cuda:1"}, bind_mounts=mounts, checkpoint_storage=IN_RESULTS)
     (problem,) = pool_problems(asked, cluster(containers={"runtime": "podman"}))
-    assert problem.startswith("checkpoint_storage.container_path: '/results/a' lies in no folder that bind_mounts")
+    assert not unnamed(problem, "checkpoint_storage.container_path", "'/results/a'", "bind_mounts")

@@ -11,6 +11,7 @@ from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.plan.planner import Placement, RankLayout, placement, rank_layout
+from tests.facts import refused, unnamed
 
 
 def cluster(max_nodes: int | None = None) -> Cluster:
@@ -29,19 +30,14 @@ def test_any_number_fits_a_node_and_whole_nodes_fit_beyond(slots: int, nodes: in
 def test_part_of_a_node_is_an_error_that_names_what_would_fit(slots: int, low: int, high: int) -> None:
     with pytest.raises(UsageError) as error:
         rank_layout(slots, cluster())
-    assert str(error.value) == (
-        f"resources.slots_per_trial: {slots} does not fill whole nodes of 4 slots on cluster 'atlas'; "
-        f"use {low} or {high}"
-    )
+    assert not unnamed(str(error.value), "resources.slots_per_trial", slots, 4, "'atlas'", low, high)
 
 
 @pytest.mark.parametrize("slots", [9, 10, 12])
 def test_more_than_the_cluster_has_is_an_error_that_names_the_most(slots: int) -> None:
     with pytest.raises(UsageError) as error:
         rank_layout(slots, cluster(max_nodes=2))
-    assert str(error.value) == (
-        f"resources.slots_per_trial: {slots} is more than cluster 'atlas' has, 2 node(s) of 4 slots; use at most 8"
-    )
+    assert not unnamed(str(error.value), "resources.slots_per_trial", slots, "'atlas'", 2, 4, 8)
 
 
 @pytest.mark.parametrize("slots", [1, 4, 8])
@@ -51,9 +47,9 @@ def test_all_of_the_cluster_may_be_asked_for(slots: int) -> None:
 
 
 def test_no_advice_exceeds_the_cluster() -> None:
-    with pytest.raises(UsageError, match=r"use 4 or 8$"):
+    with refused(UsageError, "resources.slots_per_trial", 7, 4, 8):
         rank_layout(7, cluster(max_nodes=2))
-    with pytest.raises(UsageError, match=r"use at most 4$"):
+    with refused(UsageError, "resources.slots_per_trial", 5, 4):
         rank_layout(5, cluster(max_nodes=1))
 
 
@@ -135,7 +131,7 @@ def test_packed_slots_for_one_gang_are_a_plain_job() -> None:
 
 
 def test_an_allocation_that_fits_in_no_way_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^resources\.packed_slots: 6 .*\b4 or 8$"):
+    with refused(UsageError, "resources.packed_slots", 6, 4, 8):
         placed(64, resources={"slots_per_trial": 1, "packed_slots": 6}, searcher={"max_concurrent_trials": 16})
 
 
@@ -152,5 +148,5 @@ def test_a_single_trial_without_a_queue_takes_what_it_needs() -> None:
 
 
 def test_a_gang_that_this_machine_cannot_hold_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^resources\.slots_per_trial: 9 .*'atlas'.* 8$"):
+    with refused(UsageError, "resources.slots_per_trial", 9, "'atlas'", 8):
         placed(1, resources={"slots_per_trial": 9}, scheduler="local", slots_per_node=8, max_nodes=1)

@@ -17,6 +17,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.optuna_study import FILE, STUDY
 from hpc_det.store.folders import ExperimentFolder
+from tests.facts import refused
 from tests.search.experiments import experiment
 from tests.wait import DEADLINE_S
 
@@ -230,19 +231,16 @@ def test_a_sampler_may_be_a_class_of_the_trials_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("searcher", "said"),
+    ("searcher", "facts"),
     [
-        (
-            {"sampler": "TPESampeler"},
-            "searcher.sampler: optuna.samplers has no 'TPESampeler'; did you mean 'TPESampler'?",
-        ),
-        ({"sampler_settings": {"gama": 1}}, r"searcher.sampler_settings: TPESampler: TypeError: .*gama"),
-        ({"sampler": "mine:Mine"}, "mine:Mine: .*mine.py: No such file or directory"),
+        ({"sampler": "TPESampeler"}, ["searcher.sampler", "optuna.samplers", "'TPESampeler'", "'TPESampler'"]),
+        ({"sampler_settings": {"gama": 1}}, ["searcher.sampler_settings", "TPESampler", "TypeError", "'gama'"]),
+        ({"sampler": "mine:Mine"}, ["mine:Mine", "mine.py"]),
     ],
 )
-def test_a_sampler_that_there_is_not_is_named(tmp_path: Path, searcher: dict[str, Any], said: str) -> None:
+def test_a_sampler_that_there_is_not_is_named(tmp_path: Path, searcher: dict[str, Any], facts: list[str]) -> None:
     search = SearchJournal(optuna_experiment(tmp_path, **searcher))
-    with pytest.raises(UsageError, match=said):
+    with refused(UsageError, *facts):
         search.choose(1)
 
 
@@ -254,7 +252,7 @@ def test_a_study_that_was_torn_is_named_and_may_be_deleted(tmp_path: Path) -> No
     file = folder.search / FILE
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([*lines[:-1], lines[-1][:20], *lines]))
-    with pytest.raises(UsageError, match=r"optuna\.log: "):
+    with refused(UsageError, "optuna.log"):
         SearchJournal(folder).choose(2)
     file.unlink()
     follower = SearchJournal(folder)

@@ -18,6 +18,7 @@ from hpc_det.search.sample import (
     first_sample,
     sample,
 )
+from tests.facts import refused
 
 SPACE = {
     "global_batch_size": {"type": "const", "val": 64},
@@ -187,7 +188,7 @@ def test_both_ends_of_an_int_are_drawn() -> None:
 
 
 def test_an_unknown_type_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'gauss'.* const, int, double, log or categorical"):
+    with refused(ValueError, "'gauss'", "const", "int", "double", "log", "categorical"):
         sample({"a": {"type": "gauss"}})
 
 

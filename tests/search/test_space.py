@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hpc_det.config.checks import space_problems
+from tests.facts import each_names, golden, keys
 
 INT = {"type": "int", "minval": 1, "maxval": 9}
 LOG = {"type": "log", "minval": -4, "maxval": -2}
@@ -41,68 +42,51 @@ def test_whole_ranges_are_right_for_every_searcher_that_searches(searcher: str) 
     assert list(space_problems({"nested": space, **space}, searcher)) == []
 
 
-KINDS_AND_MORE = (
-    "expected one of const, categorical, int, double, log; for a constant map that has a key `type`, give "
-    "{type: const, val: {...}}"
-)
+KINDS = ["const", "categorical", "int", "double", "log", "{type: const, val: {...}}"]
+WRONG: list[tuple[dict[str, Any], list[list[object]]]] = [
+    ({"type": "gauss"}, [["type", "'gauss'", *KINDS]]),
+    ({"type": None}, [["type", None, *KINDS]]),
+    ({"type": ["int"]}, [["type", ["int"], *KINDS]]),
+    ({"type": "const"}, [["val"]]),
+    ({"type": "const", "val": 1, "vals": [1]}, [["vals", "'vals'", "'val'"]]),
+    ({"type": "categorical"}, [["vals"]]),
+    ({"type": "categorical", "vals": []}, [["vals", "[]"]]),
+    ({"type": "categorical", "vals": "abc"}, [["vals", "'abc'"]]),
+    ({**INT, "minval": 9}, [["minval", 9, "maxval 9", "type: const"]]),
+    ({**INT, "minval": 1.0}, [["minval", 1.0, 64]]),
+    ({**INT, "maxval": True}, [["maxval", True, 64]]),
+    ({**INT, "maxval": 2**63}, [["maxval", 9223372036854775808, 64]]),
+    ({**INT, "count": 0}, [["count", 0, 1]]),
+    ({**INT, "step": 2}, [["step", "'step'", "type", "minval", "maxval", "count"]]),
+    ({"type": "double", "minval": "1e-4", "maxval": 1}, [["minval", "'1e-4'"]]),
+    ({"type": "double", "minval": 0, "maxval": float("inf")}, [["maxval", "inf"]]),
+    ({"type": "double", "minval": -1e308, "maxval": 1e308}, [["maxval", "1e+308", "-1e+308"]]),
+    ({**LOG, "base": 0}, [["base", 0]]),
+    ({**LOG, "base": "ten"}, [["base", "'ten'"]]),
+    ({**LOG, "maxval": 1000}, [["maxval", "10 ** -4", "10 ** 1000", "minval"]]),
+    ({"type": "int", "minvall": 3}, [["minval"], ["maxval"], ["minvall", "'minvall'", "'minval'"]]),
+]
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ({"type": "gauss"}, [f"type: got 'gauss'; {KINDS_AND_MORE}"]),
-        ({"type": None}, [f"type: got None; {KINDS_AND_MORE}"]),
-        ({"type": ["int"]}, [f"type: got ['int']; {KINDS_AND_MORE}"]),
-        ({"type": "const"}, ["val: required, but nobody set it; give the constant's value"]),
-        ({"type": "const", "val": 1, "vals": [1]}, ["vals: unknown key 'vals'; did you mean 'val'?"]),
-        ({"type": "categorical"}, ["vals: required, but nobody set it; give the list of values"]),
-        ({"type": "categorical", "vals": []}, ["vals: got []; expected a list of at least one value"]),
-        ({"type": "categorical", "vals": "abc"}, ["vals: got 'abc'; expected a list of at least one value"]),
-        ({**INT, "minval": 9}, ["minval: 9 is not below maxval 9; swap them, or give `type: const` for one value"]),
-        ({**INT, "minval": 1.0}, ["minval: got 1.0; expected a whole number of 64 bits"]),
-        ({**INT, "maxval": True}, ["maxval: got True; expected a whole number of 64 bits"]),
-        ({**INT, "maxval": 2**63}, ["maxval: got 9223372036854775808; expected a whole number of 64 bits"]),
-        ({**INT, "count": 0}, ["count: got 0; expected a whole number >= 1"]),
-        ({**INT, "step": 2}, ["step: unknown key 'step'; known: type, minval, maxval, count"]),
-        ({"type": "double", "minval": "1e-4", "maxval": 1}, ["minval: got '1e-4'; expected a number"]),
-        ({"type": "double", "minval": 0, "maxval": float("inf")}, ["maxval: got inf; expected a number"]),
-        (
-            {"type": "double", "minval": -1e308, "maxval": 1e308},
-            ["maxval: 1e+308 - -1e+308 is no finite number; narrow the range"],
-        ),
-        ({**LOG, "base": 0}, ["base: got 0; expected a number above 0"]),
-        ({**LOG, "base": "ten"}, ["base: got 'ten'; expected a number above 0"]),
-        (
-            {**LOG, "maxval": 1000},
-            ["maxval: 10 ** -4 and 10 ** 1000 are not both finite; minval and maxval of a log are exponents"],
-        ),
-        (
-            {"type": "int", "minvall": 3},
-            [
-                "minval: required, but nobody set it; give the lowest value, or of a log its exponent",
-                "maxval: required, but nobody set it; give the highest value, or of a log its exponent",
-                "minvall: unknown key 'minvall'; did you mean 'minval'?",
-            ],
-        ),
-    ],
-)
-def test_every_problem_of_a_hyperparameter(spec: dict[str, Any], expected: list[str]) -> None:
-    assert problems(**spec) == expected
+@pytest.mark.parametrize(("spec", "facts"), WRONG)
+def test_every_problem_of_a_hyperparameter(spec: dict[str, Any], facts: list[list[object]]) -> None:
+    assert keys(problems(**spec)) == [key for key, *_ in facts]
+    each_names(problems(**spec), *facts)
+
+
+def test_the_words_for_a_wrong_hyperparameter() -> None:
+    assert [line for spec, _ in WRONG for line in problems(**spec)] == golden(__file__, "space.txt")
 
 
 @pytest.mark.parametrize("kind", ["int", "double", "log"])
 def test_a_grid_needs_counts(kind: str) -> None:
     spec: dict[str, Any] = {"type": kind, "minval": 1, "maxval": 2}
     assert problems(**spec) == []
-    assert problems("grid", **spec) == [
-        f"count: a count was not provided, and the grid searcher needs one for {kind}; give the number of points"
-    ]
+    each_names(problems("grid", **spec), ["count", "grid", kind])
 
 
 def test_a_range_where_only_constants_make_sense() -> None:
-    assert problems("points", **LOG) == [
-        "type: 'log' is a range to search, and the points searcher needs constants; give `type: const` and `val`"
-    ]
+    each_names(problems("points", **LOG), ["type", "'log'", "points", "type: const", "val"])
 
 
 def test_problems_of_all_hyperparameters_come_at_once() -> None:

@@ -18,6 +18,7 @@ from hpc_det.search.method import Exit, Work
 from hpc_det.search.state import SearchState
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
+from tests.facts import refused, unnamed
 from tests.search.experiments import experiment
 
 RANDOM = {"name": "random", "max_trials": 3, "max_length": {"batches": 100}}
@@ -362,7 +363,7 @@ def test_replacements_of_invalid_trials_come_to_an_end(
     state = search.state()
     assert (state.finished, len(state.trials)) == (True, most)
     assert state.given_up is not None
-    assert state.given_up.startswith(f"{most} of {most} trials said that their hyperparameters are invalid")
+    assert not unnamed(state.given_up, most)
 
 
 def test_trials_under_way_go_on_though_no_others_come(tmp_path: Path) -> None:
@@ -383,5 +384,5 @@ def test_a_search_of_other_rules_is_not_replayed(random_search: ExperimentFolder
     """After an update in its middle, say: other decisions would be taken on the same facts."""
     submitted = {"event": "submitted", "first": 0, "count": 3, "stay": False, "rules": 0}
     SharedLog(random_search.search).append(submitted)
-    with pytest.raises(HpcDetError, match=r"rules 0 .*rules 1.*`hpc-det experiment fork`"):
+    with refused(HpcDetError, "rules 0", "rules 1", "hpc-det experiment fork"):
         SearchJournal(random_search).state()
