@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -282,12 +283,11 @@ def save_without_rank_1(distributed: Distributed, folder: Path, *, is_gone: bool
     return ""
 
 
-@pytest.mark.parametrize(("is_gone", "facts"), [(False, ["0.2 s"]), (True, ["ended"])])
-def test_a_save_waits_for_no_rank_without_a_limit_and_names_it(
-    on_ranks: OnRanks, folder: Path, is_gone: bool, facts: list[str]
-) -> None:
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_save_waits_for_no_rank_without_a_limit_and_names_it(on_ranks: OnRanks, folder: Path, is_gone: bool) -> None:
     zero, _ = on_ranks(2, partial(save_without_rank_1, is_gone=is_gone), folder)
-    assert unnamed(zero, "rank 1", "checkpoint UUID", *facts) == []
+    assert unnamed(zero, "rank 1", "checkpoint UUID") == []
+    assert re.findall(r"[\d.]+ s\b", zero) == ([] if is_gone else ["0.2 s"]), "only a wait that was too long has a time"
     assert committed(folder) == []
 
 

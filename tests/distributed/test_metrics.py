@@ -19,6 +19,7 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal, Overtaken
 from hpc_det.store.metrics import read_reports
 from tests.distributed.ranks import OnRanks
+from tests.facts import refused, unnamed
 
 ALONE = Distributed()
 
@@ -109,16 +110,14 @@ def test_anything_else_makes_a_training_metric_none_for_the_whole_window(value: 
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (torch.ones(2), r"Tensor of shape \(2,\)"),
-        (np.ones((2, 3)), r"ndarray of shape \(2, 3\)"),
+        (torch.ones(2), "Tensor of shape (2,)"),
+        (np.ones((2, 3)), "ndarray of shape (2, 3)"),
         ("0.5", "str"),
         (None, "None"),
     ],
 )
 def test_anything_else_as_a_validation_metric_is_an_error_that_says_what_to_return(value: Any, kind: str) -> None:
-    with pytest.raises(
-        UsageError, match=f"metric 'accuracy' is no number but {kind}; return a number or a tensor of one element"
-    ):
+    with refused(UsageError, "evaluate_batch", "'accuracy'", kind, "context.wrap_reducer"):
         window_of({"accuracy": value}, numbers_only=True)
 
 
@@ -174,12 +173,12 @@ def test_later_batches_allocate_nothing() -> None:
 
 def test_changed_names_are_named() -> None:
     window = window_of({"loss": 1.0})
-    with pytest.raises(UsageError, match=r"\['loss'\] before, \['accuracy', 'loss'\] now"):
+    with refused(UsageError, ["loss"], ["accuracy", "loss"]):
         window.add({"loss": 1.0, "accuracy": 1.0})
 
 
 def test_a_name_is_a_text() -> None:
-    with pytest.raises(UsageError, match="metric 7: a name is a text, not int"):
+    with refused(UsageError, "metric 7", "int"):
         window_of({7: 1.0})  # type: ignore[dict-item]
 
 
@@ -237,14 +236,15 @@ def test_values_of_several_places_are_compared(reducer: Reducer, expected: float
 @pytest.mark.parametrize("names", [["loss"], ["loss", "accuracy", "other"]])
 def test_a_dict_of_reducers_names_exactly_the_metrics(names: list[str]) -> None:
     window = window_of({"loss": 1.0, "accuracy": 1.0}, reducer=dict.fromkeys(names, Reducer.AVG))
-    with pytest.raises(UsageError) as error:
+    with refused(
+        UsageError, f"evaluation_reducer names {sorted(names)}", "evaluate_batch returns ['accuracy', 'loss']"
+    ):
         window.reduce(ALONE)
-    assert f"evaluation_reducer names {sorted(names)}, evaluate_batch returns ['accuracy', 'loss']" in str(error.value)
 
 
-@pytest.mark.parametrize("reducer", ["mean", {"loss": max}])
-def test_what_is_no_reducer_is_told_so(reducer: Any) -> None:
-    with pytest.raises(UsageError, match=r"is no Reducer; return one of Reducer.AVG, Reducer.SUM, Reducer.MAX,"):
+@pytest.mark.parametrize(("reducer", "wrong"), [("mean", "mean"), ({"loss": max}, max)])
+def test_what_is_no_reducer_is_told_so(reducer: Any, wrong: object) -> None:
+    with refused(UsageError, "evaluation_reducer", repr(wrong), *Reducer):
         MetricWindow(reducer)
 
 
@@ -353,17 +353,19 @@ def complaint(distributed: Distributed, names: list[list[str]]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "facts"),
     [
-        ([["loss"], [], ["loss", "x"]], "names differ between ranks: rank 0 has ['loss'], rank 2 ['loss', 'x']"),
-        ([[], ["a"], ["loss"]], "names differ between ranks: rank 1 has ['a'], rank 2 ['loss']"),
-        ([[], ["b", "a"], ["a", "b"]], "evaluation_reducer names ['loss'], evaluate_batch returns ['a', 'b']"),
+        ([["loss"], [], ["loss", "x"]], ["rank 0 has ['loss']", "rank 2 ['loss', 'x']"]),
+        ([[], ["a"], ["loss"]], ["rank 1 has ['a']", "rank 2 ['loss']"]),
+        ([[], ["b", "a"], ["a", "b"]], ["evaluation_reducer names ['loss']", "evaluate_batch returns ['a', 'b']"]),
     ],
 )
-def test_a_broken_rule_is_the_same_error_on_every_rank(on_ranks: OnRanks, names: list[list[str]], said: str) -> None:
+def test_a_broken_rule_is_the_same_error_on_every_rank(
+    on_ranks: OnRanks, names: list[list[str]], facts: list[str]
+) -> None:
     complaints = on_ranks(3, complaint, names)
     assert len({*complaints}) == 1
-    assert said in complaints[0]
+    assert unnamed(complaints[0], *facts) == []
 
 
 # --- the file
@@ -464,7 +466,7 @@ def test_a_gang_that_was_believed_gone_reports_no_more_when_another_one_goes_on(
     log.report("training", 10, 100, {"loss": 2.0})
     journal.started(2, "8")
     MetricsLog(trial, attempt=2).begin_at(trained=0, validated=0)
-    with pytest.raises(Overtaken, match="attempt 2 of this trial has begun"):
+    with refused(Overtaken, "attempt 2", 1):
         log.report("training", 20, 100, {"loss": 1.0})
     MetricsLog(trial, attempt=2).report("training", 10, 100, {"loss": 2.0})
     assert [record["steps"] for record in read_reports(trial.metrics)] == [10]

@@ -6,11 +6,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from hpc_det.errors import UsageError
 from hpc_det.launch.srun import step_command, step_flags
 from hpc_det.node.json_files import write_json
+from tests.facts import refused
 from tests.plan.plans import job_plan
 from tests.store.test_attempt import ATTEMPT
 
@@ -36,7 +35,7 @@ def test_overrides_come_after_our_flags_and_before_the_rank() -> None:
 
 
 def test_without_slurm_the_launcher_says_so() -> None:
-    with pytest.raises(UsageError, match="srun-of-nobody: there is no such command on this node"):
+    with refused(UsageError, "srun-of-nobody", "command"):
         step_command(["srun-of-nobody"], job_plan(), [])
 
 
