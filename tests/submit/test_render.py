@@ -10,6 +10,7 @@ import pytest
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.submit.render import render, render_template, script_variables
+from tests.facts import refused
 from tests.plan.plans import job_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -91,7 +92,7 @@ def test_the_shell_can_read_the_script(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["slurm", "pbs", "local"])
 def test_a_variable_that_the_template_lacks_is_an_error(name: str) -> None:
-    with pytest.raises(ValueError, match=r"unknown variables \[\], unused variables \['surplus'\]"):
+    with refused(ValueError, "[]", "['surplus']"):
         render_template(scheduler(name).template, {**variables(name), "surplus": 1})
 
 
@@ -100,10 +101,10 @@ def test_a_variable_that_only_the_template_knows_is_an_error(name: str) -> None:
     everything = variables(name)
     for left_out in everything:
         rest = {name: value for name, value in everything.items() if name != left_out}
-        with pytest.raises(ValueError, match=rf"unknown variables \['{left_out}'\], unused variables \[\]"):
+        with refused(ValueError, f"['{left_out}']", "[]"):
             render_template(scheduler(name).template, rest)
 
 
 def test_the_error_names_the_template() -> None:
-    with pytest.raises(ValueError, match=r"slurm_templates/local\.sh\.j2"):
+    with refused(ValueError, "slurm_templates/local.sh.j2"):
         render_template("local.sh.j2", {})

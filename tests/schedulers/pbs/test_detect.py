@@ -10,6 +10,7 @@ import pytest
 from hpc_det.schedulers.pbs.detect import detect, parse_scheduler, site_of
 from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.schedulers.site import FoundPool, Site
+from tests.facts import refused
 from tests.schedulers.recorded_sites import PBS, replay, said
 
 FOLDER = "pbs-23.06"
@@ -63,5 +64,5 @@ def test_a_scheduler_that_may_not_be_asked_leaves_the_mode_open() -> None:
 
 
 def test_an_answer_that_is_no_json_is_an_error() -> None:
-    with pytest.raises(CommandError, match="is this PBS Pro or OpenPBS"):
+    with refused(CommandError, "PBS Pro", "OpenPBS"):
         detect(replay(FOLDER, PBS, pbsnodes="<Data></Data>"))

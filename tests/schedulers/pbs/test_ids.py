@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from hpc_det.schedulers.pbs.answers import from_pbs, to_pbs
 from hpc_det.schedulers.scheduler import array_of
+from tests.facts import refused
 
 
 @pytest.mark.parametrize(
@@ -24,7 +23,7 @@ def test_the_server_is_left_out_and_an_index_stands_behind_a_line(pbs_id: str, j
 
 @pytest.mark.parametrize("text", ["", "qsub: waiting", "Submitted batch job 12", "[3].pbshead", "12[a].pbshead"])
 def test_what_is_no_id_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(repr(text))):
+    with refused(ValueError, repr(text)):
         from_pbs(text)
 
 

@@ -19,6 +19,7 @@ from hpc_det.schedulers.pbs.hosts import named_hosts
 from hpc_det.schedulers.pbs.scheduler import Pbs, directives
 from hpc_det.schedulers.scheduler import CommandError, JobState, Run, Submission, array_of, run_command
 from hpc_det.submit.render import render
+from tests.facts import refused, unnamed
 from tests.labs.pbs_lab import PbsLab
 from tests.plan.plans import job_plan
 from tests.stub import Stub
@@ -56,7 +57,7 @@ def changed(name: str, **attributes: Any) -> Run:
     return lambda command: json.dumps(answer)
 
 
-def refused(command: Sequence[str]) -> str:
+def absent(command: Sequence[str]) -> str:
     raise CommandError("qstat: not found on PATH")
 
 
@@ -73,10 +74,10 @@ def refused(command: Sequence[str]) -> str:
             "held-user",
             "51.pbshead",
             JobState.QUEUED,
-            "held by its user; let it go with `hpc-det job release 51.pbshead`",
+            "hpc-det job release 51.pbshead",
         ),
-        ("waiting-until", "52.pbshead", JobState.QUEUED, "waits for its time"),
-        ("held-depend-afterok", "53.pbshead", JobState.QUEUED, "held until the end of 47.pbshead"),
+        ("waiting-until", "52.pbshead", JobState.QUEUED, "time"),
+        ("held-depend-afterok", "53.pbshead", JobState.QUEUED, "47.pbshead"),
         ("array-later-some-expired", "54[0].pbshead", JobState.ENDED, "Job run at Fri Nov 20"),
         ("array-later-some-expired", "54[2].pbshead", JobState.RUNNING, "Job run at Fri Nov 20"),
         ("array-later-some-expired", "54[7].pbshead", JobState.QUEUED, "Job Array Began"),
@@ -91,19 +92,19 @@ def test_what_qstat_says_is_one_of_our_states_with_its_comment(
 ) -> None:
     found = Pbs().status([job_id], answers(name))[job_id]
     assert found.state is state
-    assert found.reason.startswith(reason)
+    assert not unnamed(found.reason, reason)
     assert found.is_suspended is ("suspend" in name)
 
 
 @pytest.mark.parametrize(
     ("holds", "depend", "held_by", "command"),
     [
-        ("u", "", "its user", "hpc-det job release 51.pbshead"),
-        ("u", "beforeok:53.pbshead@pbshead", "its user", "hpc-det job release 51.pbshead"),
-        ("us", "afterany:47.pbshead@pbshead", "its user", "hpc-det job release 51.pbshead"),
-        ("o", "", "an operator of the site", "qrls -h o 51.pbshead"),
-        ("s", "", "a manager of the site", "qrls -h s 51.pbshead"),
-        ("s", "afterok:47.pbshead@pbshead:48.pbshead@pbshead", "until the end of 47.pbshead, 48.pbshead", ""),
+        ("u", "", "user", "hpc-det job release 51.pbshead"),
+        ("u", "beforeok:53.pbshead@pbshead", "user", "hpc-det job release 51.pbshead"),
+        ("us", "afterany:47.pbshead@pbshead", "user", "hpc-det job release 51.pbshead"),
+        ("o", "", "operator", "qrls -h o 51.pbshead"),
+        ("s", "", "manager", "qrls -h s 51.pbshead"),
+        ("s", "afterok:47.pbshead@pbshead:48.pbshead@pbshead", "47.pbshead, 48.pbshead", ""),
     ],
 )
 def test_a_held_job_is_held_by_somebody_whatever_its_former_comment(
@@ -224,7 +225,7 @@ def test_jobs_that_get_no_answer_in_time_are_no_news_with_that_reason() -> None:
     found = Pbs().status(["1.pbshead", "2.pbshead"], run)
     assert found["2.pbshead"].state is JobState.ENDED
     assert found["1.pbshead"].state is JobState.UNKNOWN
-    assert "no answer in 60 s" in found["1.pbshead"].reason
+    assert not unnamed(found["1.pbshead"].reason, "60 s")
 
 
 def test_where_all_have_ended_each_is_named() -> None:
@@ -301,7 +302,7 @@ def test_qsubs_answer_holds_the_id(job_id: str) -> None:
 
 @pytest.mark.parametrize("answer", ["", "4711", "qsub: Unknown queue", "47.a\n48.a"])
 def test_an_answer_without_an_id_is_an_error_that_quotes_it(answer: str) -> None:
-    with pytest.raises(ValueError, match="no job id"):
+    with refused(ValueError, repr(answer)):
         Pbs().parse_submit(answer)
 
 
@@ -331,7 +332,7 @@ def test_a_job_that_is_gone_needs_no_cancelling(stub: Stub) -> None:
 
 def test_a_refused_qdel_is_an_error(stub: Stub) -> None:
     stub("qdel", 'echo "Couldn\'t connect to cluster: pbshead" >&2; exit 162')
-    with pytest.raises(CommandError, match="162"):
+    with refused(CommandError, "qdel", 162, "pbshead"):
         Pbs().cancel("0.pbshead", run_command)
 
 
@@ -362,8 +363,8 @@ def test_only_what_waits_is_withdrawn_from_the_queue() -> None:
 
 def test_what_is_gone_needs_no_withdrawing() -> None:
     Pbs().withdraw("999999.pbshead", answers("unknown", 153))
-    with pytest.raises(CommandError, match="not found on PATH"):
-        Pbs().withdraw("47.pbshead", refused)
+    with refused(CommandError, "qstat"):
+        Pbs().withdraw("47.pbshead", absent)
 
 
 def test_a_job_that_waits_is_moved_away_from_a_node() -> None:
@@ -373,7 +374,7 @@ def test_a_job_that_waits_is_moved_away_from_a_node() -> None:
     Pbs().avoid("48.pbshead", ["pbsn3"], run)
     named = "1:ncpus=2:host=pbsn2+1:ncpus=2:host=pbsn1"
     assert run.ran == [["qalter", "-l", f"select={named}", "48.pbshead"]]
-    Pbs().avoid("48.pbshead", [], refused)
+    Pbs().avoid("48.pbshead", [], absent)
 
 
 def test_a_job_keeps_its_nodes_where_pbs_cannot_be_asked_about_others() -> None:
@@ -381,9 +382,9 @@ def test_a_job_keeps_its_nodes_where_pbs_cannot_be_asked_about_others() -> None:
     answers = Recorder(qstat=changed("queued-insufficient", **select)([]))
 
     def run(command: Sequence[str]) -> str:
-        return refused(command) if command[0] == "pbsnodes" else answers(command)
+        return absent(command) if command[0] == "pbsnodes" else answers(command)
 
-    with pytest.raises(CommandError, match="not found on PATH"):
+    with refused(CommandError, "qstat"):
         Pbs().avoid("48.pbshead", ["pbsn3"], run)
     assert answers.ran == []
 
@@ -393,7 +394,7 @@ def test_a_job_does_not_wait_for_a_node_that_was_named_for_it_and_is_lost_now(pb
     named = "+".join(f"1:ncpus=2:host={host}" for host in (first, third))
     job = pbs_lab.submit("-h", "-l", f"select={named}", "-l", "place=scatter", "--", "/bin/sleep", "600")
     pbs_lab.fail_node(third)
-    with pytest.raises(CommandError, match="2 nodes are needed, and 1 are left"):
+    with refused(CommandError, 2, 1, third):
         Pbs().avoid(job, [second, third], run_command)
     pbs_lab.run("qrls", job)
     hosts = {chunk.partition("/")[0] for chunk in pbs_lab.wait_for(job, "R")["exec_host"].split("+")}
@@ -401,7 +402,7 @@ def test_a_job_does_not_wait_for_a_node_that_was_named_for_it_and_is_lost_now(pb
 
 
 def test_nobody_can_requeue_a_job_of_their_own() -> None:
-    with pytest.raises(CommandError, match="set `resume` in the cluster profile to successor, resubmit or chain"):
+    with refused(CommandError, "resume", "successor", "resubmit", "chain"):
         Pbs().requeue("47.pbshead", {}, answers("running"))
 
 
@@ -450,9 +451,9 @@ def test_without_qstat_the_clock_of_the_job_counts(tmp_path: Path) -> None:
     nodes.touch()
     os.utime(nodes, (MORNING, MORNING))
     env = {"PBS_JOBID": "47.pbshead", "PBS_NODEFILE": str(nodes)}
-    assert Pbs().ends_at(job_plan(time_limit_min=5), env, refused) == MORNING + 300
-    assert Pbs().stop_cause(job_plan(time_limit_min=5), env, MORNING + 301, refused) is Cause.TIME_LIMIT
-    assert Pbs().stop_cause(job_plan(), env, MORNING + 301, refused) is Cause.PREEMPTED
+    assert Pbs().ends_at(job_plan(time_limit_min=5), env, absent) == MORNING + 300
+    assert Pbs().stop_cause(job_plan(time_limit_min=5), env, MORNING + 301, absent) is Cause.TIME_LIMIT
+    assert Pbs().stop_cause(job_plan(), env, MORNING + 301, absent) is Cause.PREEMPTED
 
 
 # --- flags
@@ -487,16 +488,16 @@ def test_a_user_may_place_the_chunks() -> None:
 
 
 def test_a_folder_that_qsub_would_take_for_a_host_is_refused() -> None:
-    with pytest.raises(UsageError, match="holds ':'"):
+    with refused(UsageError, "HPC_DET_ROOT", "/home/a:b", "':'"):
         directives(job_plan(), Path("/home/a:b/jobs/1.sh"))
 
 
 def test_texts_that_no_quotes_can_hold_are_refused_all_at_once() -> None:
     both = """a'b"c"""
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as error:
         directives(job_plan(partition=both, account=both), Path(f"/home/{both}/jobs/1.sh"))
     names = ["resources.resource_pool", "account", "HPC_DET_ROOT"]
-    assert [problem.partition(":")[0] for problem in str(refused.value).splitlines()] == names
+    assert [problem.partition(":")[0] for problem in str(error.value).splitlines()] == names
 
 
 def submit(run: Run, **changes: Any) -> list[str]:
@@ -529,15 +530,15 @@ def test_what_follows_an_element_waits_for_its_time_as_pbs_knows_no_dependency_o
 
 @pytest.mark.parametrize("answer", ["Version: 6.1.2\nCommit: 661e092", "Unknown option: version", ""])
 def test_torque_and_the_commands_that_slurm_brings_are_refused(answer: str) -> None:
-    with pytest.raises(CommandError, match="neither PBS Pro nor OpenPBS"):
+    with refused(CommandError, "PBS Pro", "OpenPBS"):
         submit(lambda command: answer)
 
 
 def test_a_qstat_that_knows_no_version_is_refused_and_an_absent_one_is_said_to_be_absent(stub: Stub) -> None:
-    with pytest.raises(CommandError, match="not found on PATH"):
-        submit(refused)
+    with refused(CommandError, "qstat"):
+        submit(absent)
     stub("qstat", "echo 'Unknown option: version' >&2; exit 2")
-    with pytest.raises(CommandError, match="neither PBS Pro nor OpenPBS"):
+    with refused(CommandError, "PBS Pro", "OpenPBS"):
         submit(run_command)
 
 
@@ -561,7 +562,7 @@ def test_the_nodes_that_are_left_are_named_and_free_ones_first() -> None:
 
 @pytest.mark.parametrize("select", ["2:ncpus=4", "1:ncpus=5", "1:ncpus=1:mem=9gb"])
 def test_too_few_nodes_are_an_error_that_names_who_is_missing(select: str) -> None:
-    with pytest.raises(CommandError, match="left without pbsn2, which were lost or failed"):
+    with refused(CommandError, "pbsn2"):
         named_hosts((select, None), ["pbsn2"], answers("pbsnodes-one-down"))
 
 

@@ -9,6 +9,7 @@ import pytest
 from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.schedulers.site import FoundPool, Site
 from hpc_det.schedulers.slurm.detect import detect, parse_config, parse_gres, parse_partitions, parse_sinfo, site_of
+from tests.facts import refused, unnamed
 from tests.schedulers.recorded_sites import SLURM, replay, said
 
 
@@ -47,7 +48,7 @@ def test_of_nodes_that_differ_the_most_common_ones_with_gpus_are_taken() -> None
     gpu = pools(atlas())["gpu"]
     assert (gpu.slots_per_node, gpu.gpu_type, gpu.cpus_per_slot) == (4, "a100", 16)
     assert gpu.max_nodes == 8  # MaxNodes, of 12 such nodes
-    assert gpu.remark == "its nodes differ: 12 with 64 CPUs, 4 a100, 4 with 96 CPUs, 8 h100"
+    assert not unnamed(gpu.remark, 12, 64, "4 a100", 4, 96, "8 h100")
     assert pools(atlas())["scavenge"].max_nodes == 12
 
 
@@ -77,18 +78,21 @@ def test_who_is_preempted_and_how(config: dict[str, str], gpu: str, scavenge: st
 
 
 @pytest.mark.parametrize(
-    ("config", "flag", "why"),
+    ("config", "flag", "facts"),
     [
-        ({}, "gpus-per-node", "or gres, where the site wants that"),
-        ({"SelectType": "select/cons_res"}, "gres", "select/cons_res does not know --gpus-per-node"),
-        ({"SelectType": "select/linear"}, "gres", "select/linear does not know --gpus-per-node"),
-        ({"SLURM_VERSION": "18.08.9"}, "gres", "Slurm 18.08.9 has no --gpus-per-node"),
-        ({"SLURM_VERSION": "20.11.0-rc1"}, "gpus-per-node", "or gres, where the site wants that"),
+        ({}, "gpus-per-node", ["gres"]),
+        ({"SelectType": "select/cons_res"}, "gres", ["select/cons_res", "--gpus-per-node"]),
+        ({"SelectType": "select/linear"}, "gres", ["select/linear", "--gpus-per-node"]),
+        ({"SLURM_VERSION": "18.08.9"}, "gres", ["Slurm 18.08.9", "--gpus-per-node"]),
+        ({"SLURM_VERSION": "20.11.0-rc1"}, "gpus-per-node", ["gres"]),
     ],
 )
-def test_how_gpus_are_asked_for_follows_from_version_and_plugin(config: dict[str, str], flag: str, why: str) -> None:
+def test_how_gpus_are_asked_for_follows_from_version_and_plugin(
+    config: dict[str, str], flag: str, facts: list[str]
+) -> None:
     site = atlas(**config)
-    assert (site.gpu_flag, site.gpu_flag_why) == (flag, why)
+    assert site.gpu_flag == flag
+    assert not unnamed(site.gpu_flag_why, *facts)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +118,12 @@ def test_pyxis_shows_in_the_help_of_srun() -> None:
 
 
 def test_a_site_where_nobody_may_run_is_an_error() -> None:
-    with pytest.raises(CommandError, match="no partition that you may use"):
+    with refused(CommandError, "sinfo"):
         detect(replay("slurm-22.05", SLURM, sinfo=""))
 
 
 def test_a_slurm_that_does_not_answer_is_an_error() -> None:
-    with pytest.raises(CommandError, match="scontrol"):
+    with refused(CommandError, "scontrol"):
         detect(replay("slurm-22.05", {}))
 
 
@@ -128,5 +132,5 @@ def test_an_answer_that_ends_within_a_line_is_an_error(file: str) -> None:
     """Else a node with 16 GPUs may be taken for one with 1."""
     (command,) = (command for command in SLURM if SLURM[command] == file)
     whole = replay("slurm-24.05", SLURM)
-    with pytest.raises(CommandError, match=command[0]):
+    with refused(CommandError, command[0]):
         detect(lambda asked: whole(asked)[:-2] if tuple(asked) == command else whole(asked))

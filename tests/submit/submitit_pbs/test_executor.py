@@ -8,6 +8,7 @@ import pytest
 from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError
 
 from hpc_det.submit.submitit_pbs.executor import PbsExecutor
+from tests.facts import refused
 from tests.stub import Stub
 from tests.submit.submitit_pbs.functions import add
 from tests.submit.submitit_pbs.site import StubSite
@@ -41,7 +42,7 @@ def test_one_log_where_it_is_asked_for(executor: PbsExecutor) -> None:
 def test_a_folder_that_no_script_can_hold_is_refused(site: StubSite, tmp_path: Path) -> None:
     executor = PbsExecutor(tmp_path / "two\nlines")
     executor.folder.mkdir()
-    with pytest.raises(ValueError, match="control character"):
+    with refused(ValueError, repr(str(executor.folder))[1:-1]):
         executor.submit(add, 1, 2)
     assert site.told("qsub") == []
 
@@ -81,19 +82,19 @@ def test_a_job_after_an_array_is_none(executor: PbsExecutor, site: StubSite) -> 
 
 def test_what_qsub_says_reaches_the_program(executor: PbsExecutor, stub: Stub) -> None:
     stub("qsub", "echo 'qsub: Unknown queue' >&2; exit 170")
-    with pytest.raises(FailedJobError, match="Unknown queue"):
+    with refused(FailedJobError, "Unknown queue"):
         executor.submit(add, 1, 2)
 
 
 def test_an_answer_without_an_id_is_refused(executor: PbsExecutor, stub: Stub) -> None:
     stub("qsub", "echo waiting for the moon")
-    with pytest.raises(FailedSubmissionError, match="'waiting for the moon'"):
+    with refused(FailedSubmissionError, "'waiting for the moon'"):
         executor.submit(add, 1, 2)
 
 
 def test_a_wrong_parameter_changes_nothing(executor: PbsExecutor) -> None:
     executor.update_parameters(name="good")
-    with pytest.raises(ValueError, match="nodes: 0"):
+    with refused(ValueError, "nodes", 0):
         executor.update_parameters(nodes=0, name="other")
     assert executor.parameters == {"name": "good"}
 
@@ -115,7 +116,7 @@ def test_only_pbs_is_pbs(text: str, affinity: int, site: StubSite, stub: Stub) -
 def test_without_pbs_there_is_no_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert PbsExecutor.affinity() == -1
-    with pytest.raises(RuntimeError, match="on a login node"):
+    with refused(RuntimeError, "qsub"):
         PbsExecutor(tmp_path)
 
 

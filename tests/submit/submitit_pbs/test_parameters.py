@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
 from hpc_det.submit.submitit_pbs.executor import Parameters
+from tests.facts import refused
 from tests.labs.pbs_lab import PbsLab
 
 
@@ -75,30 +75,30 @@ def test_a_name_that_pbs_refuses_is_replaced(pbs_lab: PbsLab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "facts"),
     [
-        ({"name": ""}, "name: ''"),
-        ({"queue": ""}, "pbs_queue"),
-        ({"account": "it's"}, "pbs_account"),
-        ({"account": "-V"}, "pbs_account"),
-        ({"nodes": 0}, "nodes: 0 is not above 0"),
-        ({"array_parallelism": 0}, "array_parallelism: 0"),
-        ({"gpus_per_node": -1}, "below 0"),
-        ({"setup": "module load x"}, "give a list of lines"),
-        ({"additional_parameters": {"V": True}}, "'V' is set already; the environment travels in a file"),
-        ({"additional_parameters": {"-J": "0-3"}}, "use map_array"),
-        ({"additional_parameters": {"mail": "x"}}, "no flag of qsub"),
-        ({"additional_parameters": {"W": "x=1\n#PBS -V"}}, "what a line of qsub cannot"),
-        ({"partition": "x"}, "unknown parameters ['partition']; PBS takes ['account', "),
+        ({"name": ""}, ["name", "''"]),
+        ({"queue": ""}, ["pbs_queue", "''"]),
+        ({"account": "it's"}, ["pbs_account", "it's"]),
+        ({"account": "-V"}, ["pbs_account", "-V"]),
+        ({"nodes": 0}, ["nodes", 0]),
+        ({"array_parallelism": 0}, ["array_parallelism", 0]),
+        ({"gpus_per_node": -1}, ["gpus_per_node", -1, 0]),
+        ({"setup": "module load x"}, ["pbs_setup", "'module load x'"]),
+        ({"additional_parameters": {"V": True}}, ["'V'"]),
+        ({"additional_parameters": {"-J": "0-3"}}, ["map_array"]),
+        ({"additional_parameters": {"mail": "x"}}, ["mail", "qsub"]),
+        ({"additional_parameters": {"W": "x=1\n#PBS -V"}}, ["W", "qsub"]),
+        ({"partition": "x"}, ["['partition']", "'account'"]),
     ],
 )
-def test_what_cannot_be_is_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)):
+def test_what_cannot_be_is_refused(given: dict[str, Any], facts: list[object]) -> None:
+    with refused(ValueError, *facts):
         Parameters.of(given)
 
 
 def test_every_problem_is_said_at_once() -> None:
-    with pytest.raises(ValueError, match=r"nodes: 0 (.|\n)*pbs_queue: 'a b'"):
+    with refused(ValueError, "nodes", 0, "pbs_queue", "'a b'"):
         Parameters(nodes=0, queue="a b")
 
 
