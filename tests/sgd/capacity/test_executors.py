@@ -14,6 +14,7 @@ from hpc_det.sgd.capacity import GangJob, Local, Pool, capacity_of
 from hpc_det.sgd.capacity.job import executor_of, gpus_of
 from hpc_det.sgd.capacity.profile import gang_job
 from hpc_det.submit.submitit_pbs.executor import _is_pbs
+from tests.facts import refused
 from tests.stub import Stub
 
 STEP = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mpi=none"]
@@ -76,35 +77,34 @@ def test_gpus_are_found_in_whatever_way_they_are_asked_for(parameters: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "says"),
+    ("name", "parameters", "facts"),
     [
-        ("slurm", {"slurm_partion": "low"}, "executor 'slurm': Unknown argument 'partion' for executor 'slurm'"),
-        ("slurm", {"gpus_per_node": "four"}, "executor 'slurm': Parameter \"gpus_per_node\" expected type"),
-        ("pbs", {}, "executor 'pbs': timeout_min: no time limit is set"),
-        ("lsf", {}, "executor 'lsf': expected one with a queue, for slurm or pbs"),
-        ("local", {}, "executor 'local': expected one with a queue, for slurm or pbs"),
+        ("slurm", {"slurm_partion": "low"}, ["'partion'"]),
+        ("slurm", {"gpus_per_node": "four"}, ["gpus_per_node"]),
+        ("pbs", {}, ["timeout_min"]),
+        ("lsf", {}, ["slurm", "pbs"]),
+        ("local", {}, ["slurm", "pbs"]),
     ],
 )
 def test_what_submitit_refuses_is_the_users_error_and_leaves_no_folder(
-    name: str, parameters: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, parameters: dict[str, Any], facts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    with pytest.raises(UsageError) as refused:
+    with refused(UsageError, f"executor '{name}'", *facts):
         GangJob(name, **parameters)
-    assert says in str(refused.value)
     assert [*here.iterdir()] == []
 
 
 def test_what_no_gang_or_pool_can_be_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"GangJob\(nodes=0\): a job has 1 node or more"):
+    with refused(UsageError, "GangJob(nodes=0)", 1):
         GangJob("slurm", nodes=0)
-    with pytest.raises(UsageError, match=r"Pool\(nodes=\(3, 2\)\): expected \(MIN, MAX\) with 1 <= MIN <= MAX"):
+    with refused(UsageError, "Pool(nodes=(3, 2))", "1 <= MIN <= MAX"):
         Pool("slurm", nodes=(3, 2))
-    with pytest.raises(UsageError, match="the job has 2 CPUs on a node, and a worker takes 4; set cpus_per_task"):
+    with refused(UsageError, "2 CPUs", 4, "cpus_per_task"):
         GangJob("slurm", cpus_per_task=2, cpus_per_worker=4)
-    with pytest.raises(UsageError, match=r"interface: \S+ has no 'ib7' with an IPv4 address"):
+    with refused(UsageError, "interface: ", socket.gethostname(), "'ib7'", "IPv4"):
         GangJob("slurm", interface="ib7")
 
 
@@ -175,16 +175,15 @@ def test_a_profile_of_pbs_says_the_same_in_its_words(root: Path) -> None:
 
 
 def test_more_workers_than_a_cluster_takes_are_refused(root: Path) -> None:
-    with pytest.raises(UsageError) as refused:
+    with refused(UsageError, "num_workers: ", "9 workers", "3 nodes", 4, "cluster 'lab'", 2, 8):
         gang_job("lab-slurm", {"HPC_DET_ROOT": str(root)}, 9, 1, use_gpu=True)
-    assert str(refused.value) == ("num_workers: 9 workers need 3 nodes of 4, and cluster 'lab' allows 2; the most is 8")
 
 
 def test_a_name_is_that_of_a_profile(root: Path) -> None:
     env = {"HPC_DET_ROOT": str(root), "CUDA_VISIBLE_DEVICES": ""}
     assert isinstance(capacity_of("lab-slurm", env, num_workers=2), GangJob)
     assert isinstance(capacity_of("local", env), Local)
-    with pytest.raises(UsageError, match=r"no cluster is called 'lab-slrum'; did you mean 'lab-slurm'\?"):
+    with refused(UsageError, "cluster", "'lab-slrum'", "'lab-slurm'"):
         capacity_of("lab-slrum", env)
 
 
@@ -202,5 +201,5 @@ def test_objects_are_taken_as_they_are_and_strangers_are_named(tmp_path: Path) -
     executor = submitit.SlurmExecutor(tmp_path / "jobs")
     executor.update_parameters(nodes=2, cpus_per_task=4)
     assert capacity_of(executor, cpus_per_worker=2).slots == 4
-    with pytest.raises(UsageError, match=r"executor: got 7; expected 'local', 'allocation', the name of a cluster"):
+    with refused(UsageError, "executor: ", 7, "'local'", "'allocation'", "GangJob"):
         capacity_of(7)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.sgd.capacity import Local
 from hpc_det.sgd.capacity.starters import gpus_here
+from tests.facts import refused, unnamed
 from tests.sgd.capacity.driver import Run, renew_until
 
 pytestmark = pytest.mark.usefixtures("stand_in")
@@ -24,12 +24,12 @@ def test_one_agent_has_a_slot_for_each_rank_that_is_wanted_and_leaves_with_the_d
     local.start(run.path, 3)
     (note,) = run.wait_for_agents(1)
     assert note["slots"] == 3
-    assert local.state() == f"the agent on this machine runs as process {note['pid']}"
+    assert unnamed(local.state(), "this machine", f"process {note['pid']}") == []
     assert os.getsid(note["pid"]) == note["pid"]  # a Ctrl-C at the terminal is the driver's
     assert run.logs() == {f"node-{socket.gethostname()}.log": "here\n"}
     run.hang_up()
     local.stop()
-    assert local.state() == "the agent on this machine has ended with exit code 0: here"
+    assert unnamed(local.state(), "this machine", "exit code 0", "here") == []
 
 
 @pytest.mark.parametrize("variable", ["PBS_NODEFILE", None])
@@ -70,7 +70,7 @@ def test_an_agent_that_does_not_leave_is_ended(run: Run, monkeypatch: pytest.Mon
 
 
 def test_a_node_without_room_for_a_rank_is_refused() -> None:
-    with pytest.raises(UsageError, match=re.escape("Local(slots=0): a node has room for 1 rank or more")):
+    with refused(UsageError, "Local(slots=0)", 1):
         Local(slots=0)
 
 

@@ -11,6 +11,7 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.sgd.capacity import Allocation
 from hpc_det.sgd.capacity.starters import Mpiexec, Srun, cpus_per_node, starter_of
+from tests.facts import refused, unnamed
 from tests.sgd.capacity.driver import Run, renew_until
 from tests.stub import Stub
 from tests.wait import wait_for
@@ -69,12 +70,12 @@ def test_slots_are_gpus_or_as_many_cpus_as_a_worker_takes() -> None:
     assert Allocation(env=with_gpus).slots == 6
     assert Allocation(env=with_gpus, use_gpu=False).slots == 16
     assert Allocation(env=JOB, cpus_per_worker=3).slots == 1 + 1 + 2
-    with pytest.raises(UsageError, match="job 12 has 4 CPUs on a node, and a worker takes 5; ask for more CPUs"):
+    with refused(UsageError, "job 12", "4 CPUs", 5, "num_cpus_per_worker"):
         Allocation(env=JOB, cpus_per_worker=5)
 
 
 def test_outside_of_any_allocation_the_error_says_what_was_looked_for() -> None:
-    with pytest.raises(UsageError, match="no SLURM_JOB_ID, no PBS_NODEFILE, and no host file of an MPI"):
+    with refused(UsageError, "'allocation'", "SLURM_JOB_ID", "PBS_NODEFILE", "HYDRA_HOST_FILE", "'local'"):
         starter_of({"HOME": "/home/me"})
 
 
@@ -109,7 +110,7 @@ def test_mpiexec_starts_an_agent_on_each_host_and_once_more_where_it_has_ended(
     on_each = [line.split()[1:5] for line in (tmp_path / "calls").read_text().splitlines()]
     assert sorted(on_each) == [["-n", "1", "-host", "n1"], ["-n", "1", "-host", "n2"]]
     assert "PMI_RANK" not in Path(f"/proc/{first['pid']}/environ").read_text()
-    assert allocation.state() == f"the hosts of {tmp_path}/hosts has n1, n2"
+    assert unnamed(allocation.state(), tmp_path / "hosts", "n1", "n2") == []
     run.end(first)
     renew_until(lambda: len(run.agents()) == 3, allocation, run)
     run.hang_up()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -25,8 +24,9 @@ from hpc_det.sgd import TorchTrainer, TrainingOperator
 from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.failures import NotEnoughRanks, RetriesUsedUp, StateLost
 from hpc_det.sgd.driver.gang import RankGang
+from hpc_det.sgd.driver.trainer import TrainerIsShutDown
 from hpc_det.store.run_folder import RunFolder
-from tests.facts import refused
+from tests.facts import refused, unnamed
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear, weights
 from tests.wait import DEADLINE_S, wait_for
@@ -81,9 +81,7 @@ def test_a_state_that_nobody_holds_any_more_is_an_error_at_once() -> None:
         nodes.take(0)
         nodes.take(1)
         for _ in range(2):  # no node is waited for; nor does it begin anew when it is asked once more
-            with pytest.raises(
-                StateLost, match=r"lost, and nobody else held the state after train\(\) call 1; .*run=NAME"
-            ):
+            with refused(StateLost, "train() call 1", "run=NAME"):
                 its.train()
         assert isinstance(StateLost("it"), RuntimeError)
 
@@ -113,7 +111,7 @@ def test_with_a_run_the_newest_state_on_the_disk_is_gone_on_from(caplog: pytest.
         nodes.give_back()
         assert its.train()["epoch"] == 2
         assert list(its.remaining(2)) == []
-    assert "the state after train() call 2 are lost; the training goes on after call 1" in caplog.text
+    assert unnamed(caplog.text, "train() call 2", "call 1") == []
 
 
 def test_a_call_that_begins_before_a_state_that_was_lost_counts_as_a_round() -> None:
@@ -148,9 +146,7 @@ def test_fewer_than_min_workers_wait_and_say_what_is_missing(monkeypatch: pytest
     with TorchTrainer(training_operator_cls=Linear, num_workers=2, min_workers=2, executor=nodes) as its:
         nodes.take(1)
         monkeypatch.setattr("hpc_det.sgd.driver.nodes.DEFAULT_START_S", 1.0)
-        with pytest.raises(
-            NotEnoughRanks, match=r"2 ranks are needed at least.* room for 1 .*1 of 2 agents run"
-        ) as caught:
+        with refused(NotEnoughRanks, "2 ranks", 1, "startup_timeout_s", "1 of 2 agents") as caught:
             its.train()
         assert isinstance(caught.value, TimeoutError)
 
@@ -194,9 +190,7 @@ def test_ranks_that_cannot_be_forked_are_told_of_with_the_reason(
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.99: cannot open')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr("hpc_det.sgd.driver.failures.FIRST_PAUSE_S", 0.0)
-    with pytest.raises(
-        RetriesUsedUp, match=r"exit code 1 after 'ImportError: libcudart.*; its output stands in \S+/node-"
-    ):
+    with refused(RetriesUsedUp, "exit code 1", "ImportError: libcudart.so.99", f"node-{socket.gethostname()}.log"):
         TorchTrainer(training_operator_cls=Linear, executor="local")
 
 
@@ -217,7 +211,7 @@ def test_a_death_that_is_heard_before_the_call_is_made_is_not_forgotten(
     with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1)) as its:
         monkeypatch.setattr(ElasticGang, "_place", kill_first)
         assert its.train()["epoch"] == 1
-    assert "ended by signal SIGKILL" in caplog.text
+    assert unnamed(caplog.text, "rank 0", "SIGKILL") == []
 
 
 def test_a_stopped_agent_is_missed_by_its_heartbeat() -> None:
@@ -293,7 +287,7 @@ def test_a_node_where_no_gang_can_be_formed_is_left_out_until_it_comes_anew(
     ) as its:
         assert its.train()["epoch"] == 1
         assert size_of(its) == 1
-        assert "twice in a row no gang could be formed on it" in caplog.text
+        assert unnamed(caplog.text, f"{socket.gethostname()}: ", "its agent") == []
         nodes.take(0)
         nodes.give_back()
         wait_for(lambda: its.train() and size_of(its) == 2, DEADLINE_S)
@@ -322,7 +316,7 @@ def test_ranks_that_cannot_talk_to_each_other_are_tried_again(tmp_path: Path, ca
         (tmp_path / "port").write_text(str(its._open_gang._nodes.address[1]))
         assert its.train()["epoch"] == 1
         assert not (tmp_path / "port").exists()
-    assert "the last call is made again" in caplog.text
+    assert unnamed(caplog.text, "RuntimeError", "gloo") == []
 
 
 def hang_once(mark: Path) -> None:
@@ -370,7 +364,7 @@ def test_a_function_that_hangs_on_one_rank_is_called_again(tmp_path: Path, caplo
         its.train(num_steps=3)
         assert its.apply_all_operators(at_rank_1) == [3, 3]
         assert "in hang_once" in stacks(tmp_path / "run")
-    assert re.search(r"no step for \d+ s; rank 1: function, hang_once \(test_faults.py", caplog.text)
+    assert unnamed(caplog.text, "rank 1: function, hang_once (test_faults.py") == []
 
 
 DRIVER = """
@@ -407,9 +401,7 @@ def test_a_killed_driver_goes_on_after_its_last_call_bit_for_bit() -> None:
 
 def test_a_run_has_one_driver_at_a_time() -> None:
     with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1), run="mine") as its:
-        with pytest.raises(
-            UsageError, match=r"sgd/mine: another program drives this run, on 127\.0\.0\.1:\d+; wait for it"
-        ):
+        with refused(UsageError, "sgd/mine: ", f"127.0.0.1:{its._open_gang._nodes.address[1]}"):
             TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1), run="mine")
         assert its.train()["epoch"] == 1
     with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1), run="mine") as its:
@@ -446,7 +438,7 @@ def test_of_two_drivers_that_start_at_once_one_has_the_run() -> None:
             driver.stdin.write("go\n")
             driver.stdin.flush()
         said = sorted(driver.stdout.readline() for driver in drivers if driver.stdout)
-    assert "sgd/mine: another program drives this run" in said[0]
+    assert unnamed(said[0], "sgd/mine: ", "127.0.0.1:") == []
     assert said[1] == "epoch 1.0\n"
 
 
@@ -519,6 +511,6 @@ def test_nothing_is_left_after_a_shutdown(state_folder: Path, monkeypatch: pytes
     its.shutdown()
     assert all(map(has_no_memory, processes))
     assert not list((state_folder / "sgd").iterdir())
-    with pytest.raises(RuntimeError, match="was shut down"):
+    with refused(TrainerIsShutDown):
         its.train()
     assert torch.is_grad_enabled()

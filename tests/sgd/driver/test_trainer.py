@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.sgd import BATCH_SIZE, TorchTrainer, TrainingOperator
 from hpc_det.sgd.capacity import Local
-from tests.facts import refused
+from tests.facts import refused, unnamed
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear, weights
 
@@ -111,14 +111,14 @@ def test_a_users_exception_is_raised_at_once_with_the_ranks_traceback() -> None:
             return super().train_batch(batch, batch_info)
 
     with trainer(training_operator_cls=Bad) as its:
-        with pytest.raises(KeyError, match="a mistake of mine") as caught:
+        with refused(KeyError, "a mistake of mine") as caught:
             its.train()
         assert "raise KeyError" in str(caught.value.__cause__)
         assert its.apply_all_workers(os.getpid)  # and the trainer is still good
-        with pytest.raises(ValueError, match=r"^long") as long:
+        with refused(ValueError) as long:
             its.apply_all_workers(raise_long_words)
         assert len(str(long.value)) == 2**21
-        with pytest.raises(RuntimeError, match=r"rank \d: Unspeakable, whose str\(\) raises AttributeError"):
+        with refused(RuntimeError, "rank", "Unspeakable", "str()", "AttributeError"):
             its.apply_all_workers(raise_no_words)
 
 
@@ -127,7 +127,7 @@ def test_a_constructor_that_fails_leaves_nothing() -> None:
         def setup(self, config: dict[str, Any]) -> None:
             raise ValueError("no such data")
 
-    with pytest.raises(ValueError, match="no such data"):
+    with refused(ValueError, "no such data"):
         trainer(training_operator_cls=Bad)
 
 
@@ -146,7 +146,7 @@ def test_with_use_local_rank_0_is_in_this_process_and_the_others_are_not() -> No
         os.kill(pids[1], 9)
         assert its.train()["epoch"] == 2
         assert its.apply_all_workers(os.getpid)[0] == os.getpid()
-        with pytest.raises(ValueError, match="a mistake of mine"):  # no timeout of a collective's is waited for
+        with refused(ValueError, "a mistake of mine"):  # no timeout of a collective's is waited for
             its.apply_all_operators(wait_for_rank_1)
 
 
@@ -215,7 +215,7 @@ def test_what_is_saved_is_loaded_into_all_ranks(shared: TorchTrainer, tmp_path: 
 def test_a_file_that_is_no_state_is_refused_and_changes_nothing(shared: TorchTrainer, tmp_path: Path) -> None:
     (tmp_path / "other.pt").write_bytes(b"no state")
     before = weights(shared)
-    with pytest.raises(HpcDetError, match=r"other\.pt: .* damaged|other\.pt: holds more than tensors"):
+    with refused(HpcDetError, tmp_path / "other.pt"):
         shared.load(tmp_path / "other.pt")
     with refused(FileNotFoundError, "missing.pt"):
         shared.load(tmp_path / "missing.pt")
@@ -261,6 +261,6 @@ def test_a_batch_smaller_than_the_gang_is_refused() -> None:
 def test_there_is_room_for_fewer_or_for_too_few(caplog: pytest.LogCaptureFixture) -> None:
     with trainer(executor=Local(slots=1)) as its:
         assert len(its.apply_all_workers(os.getpid)) == 1
-    assert "num_workers is 2, and there is room for 1 at most" in caplog.text
+    assert unnamed(caplog.text, "num_workers is 2", 1) == []
     with refused(ValueError, "min_workers", "2", "1"):
         trainer(executor=Local(slots=1), min_workers=2)

@@ -174,7 +174,7 @@ def test_setup_must_be_there() -> None:
 def test_a_default_loop_names_what_it_misses(name: str) -> None:
     operator = classifier()
     delattr(operator, name)
-    with pytest.raises(RuntimeError, match=f"self.{name} is not set") as raised:
+    with refused(RuntimeError, f"self.{name}", "setup", "self.register(") as raised:
         operator.train_epoch(batches(2))
     assert isinstance(raised.value, UsageError)
 

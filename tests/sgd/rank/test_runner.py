@@ -16,7 +16,7 @@ from hpc_det.errors import UsageError
 from hpc_det.sgd.operator.options import MissingLoader
 from hpc_det.sgd.operator.training_operator import TrainingOperator, get_test_operator
 from hpc_det.sgd.rank.runner import Runner
-from tests.facts import refused
+from tests.facts import keys, refused, unnamed
 from tests.sgd.runners import Augmented, Regression, alone
 
 
@@ -285,12 +285,9 @@ def test_the_state_of_something_else_is_refused_with_all_that_is_wrong() -> None
     state = {"epoch": 1, "models": [], "optimizers": [1, 2]}
     with pytest.raises(UsageError) as raised:
         runner.load_state_dict(state)
-    assert raised.value.problems == [
-        "state: operator is missing",
-        "state: models holds 0, the operator has registered 1; use the setup that it was saved with",
-        "state: optimizers holds 2, the operator has registered 1; use the setup that it was saved with",
-        "state: schedulers holds 0, the operator has registered 1; use the setup that it was saved with",
-    ]
+    facts: list[list[object]] = [["operator"], ["models", 0, 1, "setup"], ["optimizers", 2, 1, "setup"], ["schedulers", 0, 1, "setup"]]
+    assert keys(raised.value.problems) == ["state"] * 4
+    assert [unnamed(it, *named) for it, named in zip(raised.value.problems, facts, strict=True)] == [[]] * 4
 
 
 def test_what_is_frozen_by_hand_stays_frozen_after_a_restore() -> None:
