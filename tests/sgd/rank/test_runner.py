@@ -285,7 +285,12 @@ def test_the_state_of_something_else_is_refused_with_all_that_is_wrong() -> None
     state = {"epoch": 1, "models": [], "optimizers": [1, 2]}
     with pytest.raises(UsageError) as raised:
         runner.load_state_dict(state)
-    facts: list[list[object]] = [["operator"], ["models", 0, 1, "setup"], ["optimizers", 2, 1, "setup"], ["schedulers", 0, 1, "setup"]]
+    facts: list[list[object]] = [
+        ["operator"],
+        ["models", 0, 1, "setup"],
+        ["optimizers", 2, 1, "setup"],
+        ["schedulers", 0, 1, "setup"],
+    ]
     assert keys(raised.value.problems) == ["state"] * 4
     assert [unnamed(it, *named) for it, named in zip(raised.value.problems, facts, strict=True)] == [[]] * 4
 
