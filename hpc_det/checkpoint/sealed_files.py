@@ -222,10 +222,11 @@ def past_the_cache(descriptor: int) -> None:
 def write_at(descriptor: int, data: memoryview, offset: int) -> None:
     """All of `data`. Raises OSError."""
     while data:
+        was_past_the_cache = is_past_the_cache(descriptor)  # another thread may end that in the meantime
         try:
             written = disk.write_at(descriptor, data, offset)
         except OSError as error:
-            if error.errno != errno.EINVAL or not is_past_the_cache(descriptor):
+            if error.errno != errno.EINVAL or not was_past_the_cache:
                 raise
             _set_flags(descriptor, _flags(descriptor) & ~os.O_DIRECT)
             continue

@@ -90,6 +90,22 @@ def test_a_file_system_that_writes_through_its_cache_alone_is_written_to_all_the
     assert file.entry == entry_of(tmp_path / "file", CRC)
 
 
+def test_a_refusal_of_two_writes_at_once_ends_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, both, content = os.pwrite, threading.Barrier(2), content_of(2 * BLOCK)
+
+    def refused(descriptor: int, data: memoryview, offset: int) -> int:
+        if is_past_the_cache(descriptor):
+            both.wait(10)
+            time.sleep(0.1 if offset else 0)  # the first block's thread has left O_DIRECT by then
+            raise OSError(22, "Invalid argument")
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", refused)
+    with sealed_file(tmp_path / "file", CRC) as file:
+        file.write(content)
+    assert (tmp_path / "file").read_bytes() == content
+
+
 @pytest.mark.parametrize("at", [0, 5])
 def test_a_disk_that_is_full_is_an_error_of_whoever_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
