@@ -73,6 +73,12 @@ class Seal(ABC, Generic[E]):
     def entry(self, blocks: Iterable[tuple[int, Digest]]) -> E:
         """The entry of a file, from the size in bytes and the digest of each of its blocks, in order."""
 
+    def of(self, content: bytes) -> E:
+        """The entry of a file with this content."""
+        size = self.read_bytes
+        blocks = [memoryview(content)[offset : offset + size] for offset in range(0, len(content), size)]
+        return self.entry((len(block), self.digest([block])) for block in blocks)
+
     @abstractmethod
     def difference(self, expected: E, found: E) -> str | None:
         """What is wrong with the content of a file that has the expected size."""
@@ -153,9 +159,7 @@ class HmacSeal(Seal[HmacEntry]):
 
     def _of_manifest(self, content: bytes) -> str:
         """Under a key of its own: what a file contains must not pass for a manifest."""
-        seal, size = HmacSeal(derived(self._key, "manifests")), self.read_bytes
-        blocks = [memoryview(content)[offset : offset + size] for offset in range(0, len(content), size)]
-        return seal.entry((len(block), seal.digest([block])) for block in blocks).mac
+        return HmacSeal(derived(self._key, "manifests")).of(content).mac
 
 
 # --- crc32 is the remainder of a polynomial over GF(2), whose highest bit stands for x to the power of 0

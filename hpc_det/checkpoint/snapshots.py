@@ -161,6 +161,9 @@ def _checked(folder: Path, folder_format: FolderFormat[HmacEntry]) -> Durable:
     files = {name: HmacEntry(*manifest["files"][name]) for name in (_STATE, _OWN)}
     if wrong := folder_format.damage(folder, files):
         raise Damage(f"{folder}: {'; '.join(in_words(wrong))}")
+    own, seal = (folder / _OWN).read_bytes(), folder_format.seal
+    if change := seal.difference(files[_OWN], seal.of(own)):  # since its blocks were read: ranks unpickle these bytes
+        raise Damage(f"{folder}: {_OWN}: {change}")
     return Durable(
         path=folder,
         number=manifest["number"],
@@ -168,7 +171,7 @@ def _checked(folder: Path, folder_format: FolderFormat[HmacEntry]) -> Durable:
         calls=manifest["calls"],
         round=manifest.get("round", {}),  # snapshots of earlier versions have none
         size=manifest["size"],
-        own=split((folder / _OWN).read_bytes(), manifest["own"]),
+        own=split(own, manifest["own"]),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hpc_det.checkpoint.committed_folder import FolderFormat
 from hpc_det.checkpoint.seals import HmacEntry
 from hpc_det.checkpoint.snapshots import Durable, Partial, begin, last_number, newest
 from hpc_det.store.run_folder import RunFolder
@@ -172,6 +173,19 @@ def test_a_torn_or_altered_one_is_named_and_the_one_before_is_taken(
     assert unnamed(record.getMessage(), "snapshot 2", *facts) == []
     assert run.key().hex() not in record.getMessage()
     assert taken(run, 3).number == 3
+
+
+def test_what_ranks_unpickle_are_the_bytes_that_the_seal_fits(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = FolderFormat.damage
+
+    def altered_afterwards(self: FolderFormat[Any], folder: Path, files: dict[str, Any]) -> dict[str, str]:
+        found = real(self, folder, files)
+        flip(folder / "own")
+        return found
+
+    taken(run, 1)
+    monkeypatch.setattr(FolderFormat, "damage", altered_afterwards)
+    assert newest(run) is None
 
 
 def test_an_old_one_under_a_new_number_is_refused(run: RunFolder) -> None:
