@@ -29,8 +29,9 @@ and its exit code.
 POLL_S = 0.5
 """How often both sides look at these files."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What PBS, or a site's hook for GPUs, sets on a host counts there; all else is as in the script.
-_OF_THE_HOST = re.compile(r"PBS_\w+|HOSTNAME|\w+_VISIBLE_DEVICES")
+# What PBS, a site's hook for GPUs, or the shell sets on a host counts there; all else is as in the script. Those of the
+# shell are read-only: where sh is bash, setting one ends the script.
+_OF_THE_HOST = re.compile(r"PBS_\w+|HOSTNAME|\w+_VISIBLE_DEVICES|UID|EUID|PPID|SHELLOPTS|BASHOPTS")
 # What PBS, a login or an outer job sets.
 _OF_THE_MACHINE = re.compile(
     r"PBS_.*|NCPUS|ENVIRONMENT|TMPDIR|HOME|USER|LOGNAME|SHELL|HOSTNAME|PWD|OLDPWD|SHLVL|_|TERM|DISPLAY|SSH_.*|XDG_.*|"

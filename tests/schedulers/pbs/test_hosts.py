@@ -38,6 +38,13 @@ def test_what_a_host_sets_itself_counts_there(name: str) -> None:
     assert subprocess.check_output(said, env={name: "the host's"}, text=True) == "the host's"
 
 
+@pytest.mark.parametrize("name", ["UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS"])
+def test_what_the_shell_lets_nobody_set_ends_no_script(name: str) -> None:
+    """On many systems /bin/sh is bash in its POSIX mode."""
+    script = exports({name: "5", "ZEBRA": "set"}).decode() + "printf %s $ZEBRA"
+    assert subprocess.check_output(["bash", "--posix", "-c", script], env={}, text=True) == "set"
+
+
 LINES = ["n1", "n1", "n2", "n3"]
 
 
