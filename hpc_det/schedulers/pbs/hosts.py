@@ -35,7 +35,7 @@ _OF_THE_HOST = re.compile(r"PBS_\w+|HOSTNAME|\w+_VISIBLE_DEVICES|UID|EUID|PPID|S
 # What PBS, a login or an outer job sets.
 _OF_THE_MACHINE = re.compile(
     r"PBS_.*|NCPUS|ENVIRONMENT|TMPDIR|HOME|USER|LOGNAME|SHELL|HOSTNAME|PWD|OLDPWD|SHLVL|_|TERM|DISPLAY|SSH_.*|XDG_.*|"
-    r"SUBMITIT_(EXECUTOR|FOLDER|LOCAL_.*|PBS_.*)"
+    r"SUBMITIT_(EXECUTOR|FOLDER|LOCAL_.*|PBS_.*)|HPC_DET_(HOSTS|SLOTS|NODE_RANK)"
 )
 _RANK_BY_MPIEXEC = "${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$PALS_RANKID}}"
 # pbs_node_attributes(7B), state: what a node can be in that takes jobs now or later.

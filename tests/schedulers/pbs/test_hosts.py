@@ -24,7 +24,17 @@ def test_a_value_arrives_as_it_is(value: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["PBS_JOBID", "NCPUS", "TMPDIR", "HOME", "SUBMITIT_EXECUTOR", "SUBMITIT_PBS_JOB_ID", "BASH_FUNC_ml%%", "a b"],
+    [
+        "PBS_JOBID",
+        "NCPUS",
+        "TMPDIR",
+        "HOME",
+        "SUBMITIT_EXECUTOR",
+        "SUBMITIT_PBS_JOB_ID",
+        "HPC_DET_SLOTS",
+        "BASH_FUNC_ml%%",
+        "a b",
+    ],
 )
 def test_what_belongs_to_a_machine_or_a_job_stays_there(name: str) -> None:
     variables = {name: "x", "MINE": "1", "SUBMITIT_LOG_LEVEL": "INFO"}
