@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from submitit.core.job_environment import JobEnvironment
 from submitit.core.logger import get_logger
@@ -98,6 +99,8 @@ class FirstProcess:
         self._terminated = False
         self._reason: Reason | None = None
         self._is_signalled = False
+        self._nodes: Path | None = None
+        """The folder that is shared with the other nodes."""
 
     def run(self) -> int:
         """The job's exit code."""
@@ -124,7 +127,10 @@ class FirstProcess:
             for process in processes:
                 process.kill()
                 process.wait()
-            self._clear()
+            if self._nodes:
+                shutil.rmtree(self._nodes, ignore_errors=True)
+            if self._paths.chain()[-1] == self._own_id:  # else the job that goes on may have such files by now
+                self._clear()
 
     def _on_term(self, signum: int, frame: object) -> None:
         self._terminated = True
@@ -133,7 +139,8 @@ class FirstProcess:
         """What a run leaves that is killed, too: half a file of submitit's keeps it from writing that file again."""
         for path in (self._paths.ready, self._paths.stop, self._paths.requeue):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self._paths.nodes, ignore_errors=True)
+        for folder in self._paths.folders_of_nodes():
+            shutil.rmtree(folder, ignore_errors=True)
         for whole in (self._paths.submitted_pickle, self._paths.result_pickle):
             whole.with_name(f"{whole.name}.save_tmp").unlink(missing_ok=True)
 
@@ -146,7 +153,8 @@ class FirstProcess:
     def _start_nodes(self, starter: str | None, nodes: list[str]) -> Iterator[RemoteTasks]:
         if starter is None or len(nodes) == 1:
             return
-        folder = HostFolder.made(self._paths.nodes)
+        self._nodes = self._paths.new_folder_of_nodes()
+        folder = HostFolder.made(self._nodes)
         ours = {name: value for name, value in os.environ.items() if name.startswith("SUBMITIT_")}
         join = ["--stderr-to-stdout"] if self._asked.stderr_to_stdout else []
         tasks = [sys.executable, "-m", "hpc_det.submit.submitit_pbs.on_node", *join]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from enum import Enum
 from pathlib import Path
 
@@ -49,10 +50,15 @@ class PbsJobPaths(JobPaths):
         """There once task 0 has saved its work and is to be started again."""
         return self._of_job("requeue")
 
-    @property
-    def nodes(self) -> Path:
-        """The folder that is shared with the other nodes (hpc_det.schedulers.pbs.hosts), as long as the tasks run."""
-        return self._of_job("nodes")
+    def new_folder_of_nodes(self) -> Path:
+        """A folder to share with the other nodes (hpc_det.schedulers.pbs.hosts) as long as the tasks run. Each run has
+        one of its own: the job that goes on may begin before this one has ended.
+        """
+        return Path(tempfile.mkdtemp(prefix=f"{self._of_job('nodes').name}-", dir=self.folder))
+
+    def folders_of_nodes(self) -> list[Path]:
+        """Those that are there."""
+        return [*self.folder.glob(f"{self._of_job('nodes').name}-*")]
 
     def _of_job(self, name: str) -> Path:
         return Path(self._format_id(self.folder / f"%j_{name}"))

@@ -69,6 +69,21 @@ class Counts(submitit.helpers.Checkpointable):
         return submitit.helpers.DelayedSubmission(Counts(self.path, self.lives))
 
 
+class LeavesLate(Counts):
+    """Has saved, and does not leave before there is a file beside `path`."""
+
+    def __call__(self) -> int:
+        try:
+            return super().__call__()
+        finally:
+            while self.lives == 1 and not Path(f"{self.path}.leave").exists():
+                time.sleep(0.02)
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+        super().checkpoint()
+        return submitit.helpers.DelayedSubmission(LeavesLate(self.path, self.lives))
+
+
 def prints_until(path: str) -> str:
     """Prints without a pause, into a buffer, until there is `path`; its pid is in a file beside it, by its rank."""
     Path(f"{path}.{submitit.JobEnvironment().global_rank}").write_text(str(os.getpid()))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
+from hpc_det.schedulers.pbs.hosts import POLL_S
 from hpc_det.submit.submitit_pbs import in_job
 from hpc_det.submit.submitit_pbs.executor import PbsExecutor
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
@@ -192,6 +194,28 @@ def test_nothing_of_ours_is_left_but_the_environment(executor: PbsExecutor, site
     names = {path.name for path in executor.folder.iterdir() if not path.name.startswith(".submission_")}
     logs = {f"12_{rank}_log.{kind}" for rank in (0, 1) for kind in ("out", "err")}
     assert names == {"12_submission.sh", "12_submitted.pkl", "12_0_result.pkl", "12_1_result.pkl"} | logs
+
+
+def test_the_end_of_a_job_takes_nothing_from_the_one_that_goes_on_already(
+    executor: PbsExecutor, site: StubSite, tmp_path: Path
+) -> None:
+    executor.update_parameters(nodes=2)
+    job = executor.submit(functions.LeavesLate(str(tmp_path / "enough")))
+    first = site.start(job.paths.submission_file, "12.pbshead", nodes="n1 n2")
+    wait_for((tmp_path / "enough.running").exists)
+    site.answer(PREEMPTED)
+    site.next_id("13.pbshead")
+    first.term()
+    wait_for(lambda: PbsJobPaths(executor.folder, job_id="12").chain() == ["12", "13"])
+    second = site.start(job.paths.submission_file, "13.pbshead", nodes="n1 n2", goes_on_for="12")
+    wait_for((tmp_path / "enough.running").exists)
+    (tmp_path / "enough.leave").touch()
+    first.end()
+    assert (executor.folder / "12_ready").exists()
+    time.sleep(2 * POLL_S)  # in which the other node would see that its folder is gone
+    (tmp_path / "enough").touch()
+    assert second.end() == 0
+    assert job.task(0).result() == 2
 
 
 def test_a_suspended_jobs_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
