@@ -204,17 +204,18 @@ def test_batches_of_a_batch_sampler_are_filled_up_from_the_next_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "rest", "message"),
+    ("length", "rest", "facts"),
     [
-        (2, Rest.SHORT, "2 records do not make one batch of 4 per slot on 3 slots; use fewer slots$"),
-        (11, Rest.DROPPED, "11 records do not make one batch of 4 per slot on 3 slots; use fewer slots or drop_last"),
-        (2, Rest.DROPPED, "2 records do not make one batch of 4 per slot on 3 slots; use fewer slots$"),
-        (0, Rest.SHORT, "there are no records; training needs at least one per slot"),
+        (2, Rest.SHORT, ["2 records", 4, "3 slots"]),
+        (11, Rest.DROPPED, ["11 records", 4, "3 slots", "drop_last=False"]),
+        (2, Rest.DROPPED, ["2 records", 4, "3 slots"]),
+        (0, Rest.SHORT, ["records"]),
     ],
 )
-def test_too_few_records_for_the_slots_are_refused(length: int, rest: Rest, message: str) -> None:
-    with pytest.raises(UsageError, match=f"build_training_data_loader: {message}"):
+def test_too_few_records_for_the_slots_are_refused(length: int, rest: Rest, facts: list[object]) -> None:
+    with refused(UsageError, "build_training_data_loader: ", *facts) as error:
         share(length, per_slot=4, size=3, rest=rest).check(length)
+    assert ("drop_last" in str(error.value)) is ("drop_last=False" in facts), "only where it would help"
 
 
 def test_also_in_a_later_epoch() -> None:

@@ -19,6 +19,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
 from hpc_det.pytorch.deepspeed.checkpoint_engine import ShardFiles, refused_names
 from tests.distributed.ranks import OnRanks
+from tests.facts import keys, refused
 from tests.pytorch.deepspeed.engines import config, new_engine, new_pipeline, train
 
 TAG = "model0"
@@ -195,34 +196,28 @@ def test_the_stage_of_a_file_of_any_python_is_read(tmp_path: Path) -> None:
 def test_no_other_attribute_is_read(tmp_path: Path, owner: Any, name: str) -> None:
     path = tmp_path / "shard.pt"
     torch.save({"zero_stage": Named(owner, name)}, path)
-    with pytest.raises(HpcDetError, match=rf"{path}: .*{name} of .* is not loaded, only a stage of ZeRO"):
+    with refused(HpcDetError, f"{path}: ", f"{name} of", owner.__name__):
         ShardFiles().load(str(path))
 
 
 def test_what_no_resume_would_load_is_refused_when_it_is_saved(tmp_path: Path) -> None:
     files = ShardFiles()
-    with pytest.raises(HpcDetError) as raised:
+    with refused(HpcDetError, "datetime.date") as raised:
         files.save({**PLAIN, "begun": {"on": date(2026, 1, 1)}}, str(tmp_path / "shard.pt"))
-    assert raised.value.problems == [
-        "shard.pt.begun.on: datetime.date cannot be part of a checkpoint; save tensors, numbers, texts, lists and maps "
-        "of them"
-    ]
+    assert keys(raised.value.problems) == ["shard.pt.begun.on"]
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_could_run_code_is_not_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "shard.pt"
     torch.save({"module": Path("/")}, path)
-    with pytest.raises(HpcDetError) as raised:
+    with refused(HpcDetError, f"{path}: ", "tensors", "pathlib", "weights_only=False"):
         ShardFiles().load(str(path))
-    assert str(raised.value).startswith(f"{path}: holds more than tensors, numbers, texts, lists and maps")
-    assert "pathlib" in str(raised.value)
-    assert "take that out" in str(raised.value)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "shard.pt"
     ShardFiles().save(PLAIN, str(path))
     path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(HpcDetError, match=r"shard.pt: cannot be read .*it may be damaged: use another checkpoint"):
+    with refused(HpcDetError, f"{path}: ", "damaged", "checkpoint"):
         ShardFiles().load(str(path))

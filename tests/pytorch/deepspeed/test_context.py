@@ -13,6 +13,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.deepspeed import DeepSpeedTrialContext, ModelParallelUnit
 from tests.distributed.ranks import OnRanks
+from tests.facts import unnamed_by_each
 from tests.pytorch.deepspeed.engines import config, new_engine, new_pipeline
 
 
@@ -53,15 +54,11 @@ def test_without_an_engine_a_context_says_what_is_missing(on_ranks: OnRanks) -> 
     assert said["unit"] == ModelParallelUnit(0, 1, True, True)
     assert said["flags"] == (False, True, False)
     assert said["evaluates together"] is False
-    no_engine = ["no model engine is wrapped yet; call context.wrap_model_engine first"]
-    assert said["no numbers"] == said["nor the other"] == no_engine
-    assert said["set_mpu"] == ["set_mpu: no model engine is wrapped yet; call wrap_model_engine first"]
-    assert said["check"] == [
-        "__init__ wraps no model engine; call context.wrap_model_engine, or there is nothing to train"
-    ]
-    assert said["wrap"] == [
-        "wrap_model_engine: got tuple; pass the engine, the first thing that deepspeed.initialize returns"
-    ]
+    for refusals in ("no numbers", "nor the other"):
+        assert unnamed_by_each(said[refusals], [["context.wrap_model_engine"]]) == []
+    assert unnamed_by_each(said["set_mpu"], [["set_mpu: ", "wrap_model_engine"]]) == []
+    assert unnamed_by_each(said["check"], [["__init__", "context.wrap_model_engine"]]) == []
+    assert unnamed_by_each(said["wrap"], [["wrap_model_engine: ", "tuple", "deepspeed.initialize"]]) == []
 
 
 def with_engines(distributed: Distributed) -> dict[str, Any]:
@@ -97,17 +94,13 @@ def test_the_first_engine_says_how_large_batches_are(on_ranks: OnRanks) -> None:
     assert said["per slot"] == said["hparam"] == 12
     assert said["engines"] == 3
     assert (said["stage 2 evaluates together"], said["stage 3 evaluates together"]) == (False, True)
-    assert said["again"] == ["wrap_model_engine: this engine is wrapped already; wrap each engine once"]
-    assert said["pipeline"] == [
-        "wrap_model_engine: a PipelineEngine after a DeepSpeedEngine: a pipeline and a plain engine share out the data "
-        "differently; wrap engines of one kind"
-    ]
+    assert unnamed_by_each(said["again"], [["wrap_model_engine: ", "already"]]) == []
+    assert unnamed_by_each(said["pipeline"], [["wrap_model_engine: ", "PipelineEngine", "DeepSpeedEngine"]]) == []
     assert said["like the first"] == []
-    assert said["unlike the first"] == [
-        "wrap_model_engine: an engine has train_micro_batch_size_per_gpu 2, gradient_accumulation_steps 1, and the "
-        "first one train_micro_batch_size_per_gpu 4, gradient_accumulation_steps 3: loaders and calls of train_batch "
-        "go by the first"
+    both = [
+        f"train_micro_batch_size_per_gpu {micro}, gradient_accumulation_steps {gas}" for micro, gas in ((2, 1), (4, 3))
     ]
+    assert unnamed_by_each(said["unlike the first"], [["wrap_model_engine: ", *both]]) == []
 
 
 def settings_of(distributed: Distributed) -> dict[str, Any]:
@@ -135,20 +128,21 @@ def test_settings_that_fit_are_taken_and_others_refused(on_ranks: OnRanks) -> No
     [said] = on_ranks(1, settings_of)
     assert said["flags"] == (False, False)
     assert said["unit"] == ModelParallelUnit(0, 1, True, False)
-    assert said["second unit"] == ["set_mpu: the ModelParallelUnit is set already; call it once"]
-    assert said["others"] == [
-        "optimizations.aggregation_frequency: 4 is for a PyTorchTrial; set gradient_accumulation_steps of the "
-        "deepspeed config",
-        "optimizations.mixed_precision: 'O1' is for a PyTorchTrial; set fp16.enabled or bf16.enabled of the deepspeed "
-        "config",
-        "hyperparameters.global_batch_size: 64, and train_batch_size of the deepspeed config is 4 "
-        "(train_micro_batch_size_per_gpu 4, gradient_accumulation_steps 1, data-parallel size 1); make them the same, "
-        "with overwrite_deepspeed_config, or leave global_batch_size out",
+    assert unnamed_by_each(said["second unit"], [["set_mpu: ", "ModelParallelUnit", "already"]]) == []
+    others: list[list[object]] = [
+        ["optimizations.aggregation_frequency: ", 4, "gradient_accumulation_steps"],
+        ["optimizations.mixed_precision: ", "'O1'", "fp16.enabled", "bf16.enabled"],
+        [
+            "hyperparameters.global_batch_size: ",
+            64,
+            "train_batch_size",
+            "(train_micro_batch_size_per_gpu 4, gradient_accumulation_steps 1, data-parallel size 1)",
+            "overwrite_deepspeed_config",
+        ],
     ]
-    assert said["fractions"] == [
-        "deepspeed config: train_micro_batch_size_per_gpu: 2.0 is no whole number",
-        "deepspeed config: gradient_accumulation_steps: 2.0 is no whole number",
-    ]
+    assert unnamed_by_each(said["others"], others) == []
+    names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    assert unnamed_by_each(said["fractions"], [[f"deepspeed config: {name}: ", 2.0] for name in names]) == []
 
 
 def off_cluster(distributed: Distributed) -> dict[str, Any]:
@@ -188,16 +182,17 @@ def test_a_gang_of_copies_agrees_on_the_batch_or_says_why_not(on_ranks: OnRanks)
     first, second = on_ranks(2, plain_gang)
     assert [said["unit"] for said in (first, second)] == [ModelParallelUnit(rank, 2, True, True) for rank in (0, 1)]
     assert not first["together"]
-    assert first["wrong unit"] == [
-        "ModelParallelUnit.data_parallel_world_size: 4 copies of the model do not have the same number of the 2 ranks; "
-        "use a divisor of 2"
-    ]
+    wrong_unit = ["ModelParallelUnit.data_parallel_world_size: ", "4 copies", "2 ranks"]
+    assert unnamed_by_each(first["wrong unit"], [wrong_unit]) == []
     assert first["one copy"] == second["one copy"]
-    assert first["one copy"] == [
-        "deepspeed config: train_batch_size is 16, and train_micro_batch_size_per_gpu 4, gradient_accumulation_steps "
-        "2, data-parallel size 1 of 2 ranks make 8: the engine's data-parallel size is 2; give "
-        "deepspeed.initialize and context.set_mpu the same model parallelism"
+    one_copy = [
+        "deepspeed config: train_batch_size is 16",
+        "train_micro_batch_size_per_gpu 4, gradient_accumulation_steps 2, data-parallel size 1 of 2 ranks make 8",
+        "data-parallel size is 2",
+        "deepspeed.initialize",
+        "context.set_mpu",
     ]
+    assert unnamed_by_each(first["one copy"], [one_copy]) == []
     assert first["one copy together"]
 
 
@@ -234,8 +229,6 @@ def test_pipelines_side_by_side_share_out_the_data(on_ranks: OnRanks) -> None:
         ModelParallelUnit(pipeline, 2, stage == 1, True) for stage, pipeline in itertools.product(range(2), range(2))
     ]
     for rank, said in enumerate(ranks):
-        assert said["plain"][0].startswith("wrap_model_engine: a DeepSpeedEngine after a PipelineEngine: ")
-        assert said["other"] == [
-            f"wrap_model_engine: rank {rank} is in pipeline {rank} of 4, and in {rank % 2} of 2 of the first engine; "
-            f"give all PipelineModules the same number of stages"
-        ]
+        assert unnamed_by_each(said["plain"], [["wrap_model_engine: ", "DeepSpeedEngine", "PipelineEngine"]]) == []
+        other = ["wrap_model_engine: ", f"rank {rank}", f"pipeline {rank} of 4", f"{rank % 2} of 2", "PipelineModules"]
+        assert unnamed_by_each(said["other"], [other]) == []

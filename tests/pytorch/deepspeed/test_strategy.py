@@ -11,6 +11,7 @@ import pytest
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from tests.distributed.ranks import OnRanks
+from tests.facts import unnamed
 from tests.pytorch.trials import StopAt
 
 SHORT = {"searcher": {"max_length": {"batches": 4}}, "scheduling_unit": 2}
@@ -59,9 +60,8 @@ def test_the_metrics_of_a_batch_are_the_means_of_its_micro_batches(on_ranks: OnR
 
 
 def test_micro_batches_have_the_same_metrics(on_ranks: OnRanks, tmp_path: Path) -> None:
-    assert "train_batch: metric names changed between micro batches: ['odd-1', 'text', 'value'] before" in said(
-        on_ranks(1, lived, tmp_path, "ChangesNames", {"accumulation": 2})
-    )
+    refusal = said(on_ranks(1, lived, tmp_path, "ChangesNames", {"accumulation": 2}))
+    assert unnamed(refusal, "train_batch: ", "micro batches", ["odd-1", "text", "value"]) == []
 
 
 def test_a_trial_may_take_all_micro_batches_in_one_call(on_ranks: OnRanks, tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_a_trial_may_take_all_micro_batches_in_one_call(on_ranks: OnRanks, tmp_p
 
 def test_what_is_not_trained_to_the_end_of_a_batch_is_named(on_ranks: OnRanks, tmp_path: Path) -> None:
     taken = said(on_ranks(2, lived, tmp_path / "1", "TakesOne", {"accumulation": 3}))
-    assert "train_batch: batch 0 took 1 micro batches from dataloader_iter, and 3 make a batch" in taken
+    assert unnamed(taken, "train_batch: batch 0", "1 micro batches", "dataloader_iter", 3) == []
     steps = said(on_ranks(2, lived, tmp_path / "2", "NeverSteps", {"accumulation": 3}))
-    assert "train_batch: after batch 0 an engine is at micro batch 1 of 3 (gradient_accumulation_steps)" in steps
+    assert unnamed(steps, "train_batch: ", "batch 0", "micro batch 1 of 3", "gradient_accumulation_steps") == []
     never = said(on_ranks(2, lived, tmp_path / "3", "OnlyLooks", {}))
-    assert "train_batch: no engine has made a step; call engine.backward(loss) and engine.step()" in never
+    assert unnamed(never, "train_batch: ", "engine.backward(loss)", "engine.step()") == []
 
 
 def test_every_rank_has_its_own_hooks_and_callbacks(on_ranks: OnRanks, tmp_path: Path) -> None:
@@ -106,9 +106,8 @@ def test_in_zero_3_all_ranks_evaluate_equally_often(on_ranks: OnRanks, tmp_path:
 def test_evaluating_the_full_dataset_is_for_engines_that_one_rank_can_use(on_ranks: OnRanks, tmp_path: Path) -> None:
     ranks = on_ranks(2, lived, tmp_path / "1", "InFull", {"stage": 1})
     assert ranks[0]["series"][-1][2] == {"loss": 26.0}
-    refused = said(on_ranks(2, lived, tmp_path / "2", "InFull", {"stage": 3}))
-    assert "InFull: evaluate_full_dataset runs on rank 0 alone" in refused
-    assert "implement evaluate_batch" in refused
+    refusal = said(on_ranks(2, lived, tmp_path / "2", "InFull", {"stage": 3}))
+    assert unnamed(refusal, "InFull: ", "evaluate_full_dataset", "rank 0", "evaluate_batch") == []
 
 
 def test_of_a_model_that_ranks_share_only_those_that_should_load_and_report(on_ranks: OnRanks, tmp_path: Path) -> None:
@@ -133,37 +132,36 @@ def test_a_trial_may_return_none_where_others_load(on_ranks: OnRanks, tmp_path: 
 
 
 def test_batches_of_another_size_than_the_config_says_are_refused(on_ranks: OnRanks, tmp_path: Path) -> None:
-    assert said(on_ranks(2, lived, tmp_path, "TooLarge", {"accumulation": 2})) == (
-        "build_training_data_loader: batch_size is 6, and train_micro_batch_size_per_gpu of the deepspeed config 3; "
-        "give batch_size=context.get_train_micro_batch_size_per_gpu()"
-    )
+    refusal = said(on_ranks(2, lived, tmp_path, "TooLarge", {"accumulation": 2}))
+    facts = ["build_training_data_loader: ", "batch_size is 6", "train_micro_batch_size_per_gpu", 3]
+    assert unnamed(refusal, *facts, "batch_size=context.get_train_micro_batch_size_per_gpu()") == []
 
 
 def test_shards_on_the_disks_of_nodes_are_refused(on_ranks: OnRanks, tmp_path: Path) -> None:
     hparams = {"config": {"checkpoint": {"use_node_local_storage": True}}}
-    assert "deepspeed config: checkpoint.use_node_local_storage: all ranks write into one folder" in said(
-        on_ranks(1, lived, tmp_path, "Noting", hparams)
-    )
+    refusal = said(on_ranks(1, lived, tmp_path, "Noting", hparams))
+    assert unnamed(refusal, "deepspeed config: checkpoint.use_node_local_storage: ") == []
 
 
 def test_none_on_all_ranks_is_refused(on_ranks: OnRanks, tmp_path: Path) -> None:
-    assert "build_training_data_loader: it returned None" in said(on_ranks(2, lived, tmp_path, "NeverLoads", {}))
+    refusal = said(on_ranks(2, lived, tmp_path, "NeverLoads", {}))
+    assert unnamed(refusal, "build_training_data_loader: ", None) == []
 
 
 def test_a_loader_of_the_users_own_is_taken_when_the_checks_are_off(on_ranks: OnRanks, tmp_path: Path) -> None:
     assert [rank["end"] for rank in on_ranks(2, lived, tmp_path / "1", "OwnLoader", {})] == ["finished"] * 2
-    refused = said(on_ranks(2, lived, tmp_path / "2", "OwnLoaderUnasked", {}))
-    assert "build_training_data_loader returned list: hpc_det.pytorch.DataLoader makes the" in refused
-    assert "call context.disable_dataset_reproducibility_checks()" in refused
+    refusal = said(on_ranks(2, lived, tmp_path / "2", "OwnLoaderUnasked", {}))
+    facts = ["build_training_data_loader", "list", "hpc_det.pytorch.DataLoader"]
+    assert unnamed(refusal, *facts, "context.disable_dataset_reproducibility_checks()") == []
 
 
 def test_a_trial_without_an_engine_is_refused(on_ranks: OnRanks, tmp_path: Path) -> None:
-    assert "call context.wrap_model_engine" in said(on_ranks(1, lived, tmp_path, "NoEngine", {}))
+    assert "context.wrap_model_engine" in said(on_ranks(1, lived, tmp_path, "NoEngine", {}))
 
 
 def test_what_no_checkpoint_could_hold_is_named_before_the_first_batch(on_ranks: OnRanks, tmp_path: Path) -> None:
     (rank,) = on_ranks(1, lived, tmp_path, "NotSavable", {})
-    assert "model0.lr_scheduler.began: datetime.date cannot be part of a checkpoint" in rank["said"]
+    assert unnamed(rank["said"], "model0.lr_scheduler.began: ", "datetime.date") == []
     assert not [note for note in rank["noted"] if note[0] == "train"]
 
 
@@ -171,6 +169,6 @@ def test_what_no_checkpoint_could_hold_is_named_before_the_first_batch(on_ranks:
 def test_what_an_engine_cannot_take_up_any_more_is_named(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
     ranks = on_ranks(2, lived, tmp_path, "Thawed", {"stage": stage})
     if stage:
-        assert "at batch 1 2 parameters require gradients that were frozen at deepspeed.initialize" in said(ranks)
+        assert unnamed(said(ranks), "batch 1", "2 parameters", "deepspeed.initialize") == []
     else:
         assert noted(ranks) == [[0, 1, 2, 3]] * 2, "without ZeRO the optimizer has them"
