@@ -52,7 +52,7 @@ class Submitter:
     before: int
     """How often jobs of the experiment were submitted before: `SearchState.submissions`."""
     place: str = ""
-    """What `pid` and `ticks` are of: `hpc_det.node.process.place`. Empty: a process of an older version, anywhere."""
+    """What `pid` and `ticks` are of: `hpc_det.node.process.process_namespace`. Empty: of an older version, anywhere."""
     has_left: bool = False
     """It submits nothing any more, although the process may be there."""
 

@@ -182,6 +182,12 @@ def test_what_a_page_links_to_is_there(path: Path) -> None:
     assert [link for link in Page.read(path).links() if not (path.parent / link).exists()] == []
 
 
+@every_page
+def test_every_test_file_that_a_page_names_is_there(path: Path) -> None:
+    named = set(re.findall(r"tests/[\w/]+\.py", path.read_text()))
+    assert [name for name in sorted(named) if not (CHECKOUT / name).exists()] == []
+
+
 def test_every_module_that_the_architecture_names_is_there() -> None:
     named = re.findall(
         r"(?:hpc_det|tests|conf|slurm_templates)/[\w./]*", (CHECKOUT / "docs" / "architecture.md").read_text()

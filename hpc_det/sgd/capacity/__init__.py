@@ -3,7 +3,7 @@
 local        a child of the driver
 allocation   the job that the driver runs in
 starters     srun, PBS' commands, mpiexec; what the driver has started itself
-job          jobs of their own through submitit, and how they stand in the queue; hpc_det.sgd.elastic.task runs in them
+job          jobs of their own through submitit, and how they stand in the queue; they run hpc_det.sgd.elastic.agents
 profile      a cluster's profile as parameters of such a job
 """
 
