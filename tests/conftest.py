@@ -20,6 +20,7 @@ from tests.labs.pbs_fixture import any_pbs as any_pbs
 from tests.labs.pbs_fixture import pbs_lab as pbs_lab
 from tests.leaks import LeakCheck
 from tests.machine import busy
+from tests.tiers import held_to_its_tier
 
 forget_other_schedulers(os.environ, keep_pbs=pbs_real.ASKED_FOR)
 
@@ -45,6 +46,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected: what they import stays
     if config.option.markexpr == "chaos":
         settings.load_profile("chaos")
     _keep_temporary_folders_in_memory()
@@ -77,6 +79,13 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with held_to_its_tier(item):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
