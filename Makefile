@@ -8,17 +8,23 @@ ONE_BY_ONE := slurm or gpu
 # `make chaos` runs their tests of random examples with more of them, and others each time.
 FUZZED := tests/schedulers/test_odd_answers.py tests/store/test_damage.py
 WHICH = not long and not chaos
+# Without any of these marks a test starts no process: see tests/tiers.py.
+UNIT = not integration and not slurm and not gpu and $(WHICH)
 JOBS = $(shell nproc)
 # The processes of tests start faster from what the ones before them have compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-one-by-one test-the-rest test-long test-slurm-as-user chaos lint bench clean
+.PHONY: demo test test-unit test-one-by-one test-the-rest test-long test-slurm-as-user chaos lint bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/hpc-det experiment create conf/experiment/digits.yaml docs/examples/digits --cluster local --follow
 
 test: lint
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-one-by-one test-the-rest
+
+# In less than a minute on two cores.
+test-unit: $(INSTALLED)
+	$(BIN)/python -m pytest -m "$(UNIT)" --numprocesses $(JOBS) --dist worksteal
 
 # It takes about an hour on two cores, and shows each test as it ends.
 test-long: $(INSTALLED)

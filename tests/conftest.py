@@ -20,7 +20,7 @@ from tests.labs.pbs_fixture import any_pbs as any_pbs
 from tests.labs.pbs_fixture import pbs_lab as pbs_lab
 from tests.leaks import LeakCheck
 from tests.machine import busy
-from tests.tiers import held_to_its_tier
+from tests.tiers import STARTERS, held_to_its_tier
 
 forget_other_schedulers(os.environ, keep_pbs=pbs_real.ASKED_FOR)
 
@@ -67,9 +67,11 @@ def _keep_temporary_folders_in_memory() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before others are left out by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes more examples in `make chaos` is a part of it."""
-    for item in items if config.option.markexpr == "chaos" else ():
-        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+    """Mark what uses a fixture that starts processes, and for `make chaos` what takes more examples there."""
+    for item in items:
+        if STARTERS & {*getattr(item, "fixturenames", ())}:
+            item.add_marker("integration")
+        if config.option.markexpr == "chaos" and getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("chaos")
 
 

@@ -11,6 +11,8 @@ import pytest
 
 import hpc_det
 
+pytestmark = pytest.mark.integration
+
 PACKAGE = Path(hpc_det.__file__).parent
 ORDER = (
     "cli",

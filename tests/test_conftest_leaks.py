@@ -12,6 +12,8 @@ import pytest
 
 from tests.wait import wait_for
 
+pytestmark = pytest.mark.integration
+
 REPOSITORY = Path(__file__).parents[1]
 
 TESTS = """

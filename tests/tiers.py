@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+STARTERS = {"_fork_server", "warm", "any_pbs", "pbs_lab", "slurm_lab"}
+"""Fixtures that start processes: what uses one is marked `integration`."""
 ABOVE_UNIT = ("integration", "slurm", "gpu", "long", "chaos")
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn"}
 """Audit events (docs.python.org/3/library/audit_events.html) of calls that start a process."""
@@ -31,10 +33,10 @@ sys.addaudithook(_refuse)
 _spawn = multiprocessing.util.spawnv_passfds
 
 
-def _spawn_unless_refused(*arguments: Any) -> int:
+def _spawn_unless_refused(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
     """multiprocessing starts its servers below the level that is audited."""
     _refuse("os.posix_spawn", ())
-    return _spawn(*arguments)
+    return _spawn(path, args, passfds)
 
 
 multiprocessing.util.spawnv_passfds = _spawn_unless_refused

@@ -33,6 +33,8 @@ from tests.cli.submissions import arguments as arguments
 from tests.cli.submissions import queue as queue
 from tests.stub import stub as stub
 
+pytestmark = pytest.mark.integration
+
 SAMPLE = 1
 """Of the changes of each command and kind of trouble, in `make test`."""
 

@@ -17,6 +17,8 @@ from tests.chaos.replay import Change, Disk, Survives, changes
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.table import Amount, Tally
 
+pytestmark = pytest.mark.integration
+
 SAMPLE = 1
 """Of the changes of each scenario and kind of trouble, in `make test`."""
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)

@@ -101,6 +101,7 @@ def test_every_leaf_has_a_base_that_is_valid(tmp_path: Path) -> None:
     assert len(LEAVES) > 200
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("chosen", SCHEDULERS)
 @pytest.mark.parametrize(("schema", "group"), GROUPS)
 def test_a_hostile_value_is_refused_by_name_or_is_data(

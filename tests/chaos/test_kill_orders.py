@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.kills import orders
 
 CLAIMS = """
@@ -17,6 +19,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.integration
 def test_the_claim_of_a_process_lapses_when_it_ends(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", CLAIMS, tmp_path], stdout=subprocess.PIPE, text=True) as claimant:
         assert claimant.stdout

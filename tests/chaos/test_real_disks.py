@@ -17,6 +17,8 @@ from tests.chaos.test_disk import zygote_of_scenarios as zygote_of_scenarios
 from tests.small_disk import disk as disk
 from tests.small_disk import fill
 
+pytestmark = pytest.mark.integration
+
 PAGES_LEFT = (0, 1, 2, 3, 4, 6, 8, 12)
 WHAT = "full and read-only file systems"
 

@@ -45,6 +45,7 @@ def assert_same(one: Any, other: Any) -> None:
     assert one.tobytes("A") == other.tobytes("A")
 
 
+@pytest.mark.integration
 @settings(max_examples=150)
 @given(array=np_st.arrays(dtype=PLAIN, shape=np_st.array_shapes(min_dims=0, min_side=0)), fortran=st.booleans())
 def test_arrays_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, array: Any, fortran: bool) -> None:

@@ -107,6 +107,7 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_keeps_the_place_of_copies_free_and_costs_no_page() -> None:
     """Otherwise it would unmap what has taken that place when it frees the copies, and end with a SIGSEGV."""

@@ -103,6 +103,7 @@ def test_the_checksum_of_two_parts_is_that_of_the_whole(first: bytes, second: by
     assert both == zlib.crc32(first + second)
 
 
+@pytest.mark.integration
 def test_the_checksum_of_parts_of_any_length() -> None:
     zeros = bytes(1 << 20)
     crc, length = zlib.crc32(b"a"), 0

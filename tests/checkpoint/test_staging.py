@@ -49,6 +49,7 @@ def test_no_folder_holds_no_checkpoint(tmp_path: Path) -> None:
 # --- killed
 
 
+@pytest.mark.integration
 def test_a_kill_at_any_point_leaves_the_old_or_the_new_checkpoint(folder: Path) -> None:
     command = [sys.executable, "-m", "tests.checkpoint.killed", str(folder)]
     found = json.loads(subprocess.check_output(command, cwd=Path(__file__).parents[2]))

@@ -29,6 +29,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
 
 
+@pytest.mark.integration
 def test_detect_prints_a_profile(hpc_det: Command, slurm: None, root: Path) -> None:
     result = hpc_det("cluster", "detect")
     assert (result.code, result.err) == (0, "")
@@ -36,6 +37,7 @@ def test_detect_prints_a_profile(hpc_det: Command, slurm: None, root: Path) -> N
     assert not (root / "conf").exists()
 
 
+@pytest.mark.integration
 def test_a_profile_that_was_written_is_found_by_its_name(hpc_det: Command, slurm: None, root: Path) -> None:
     written = hpc_det("cluster", "detect", "--name", "atlas", "--write")
     file = root / "conf" / "cluster" / "atlas.yaml"
@@ -47,6 +49,7 @@ def test_a_profile_that_was_written_is_found_by_its_name(hpc_det: Command, slurm
     assert [row[0] for row in rows[2:]] == ["local", "pbs", "slurm"]
 
 
+@pytest.mark.integration
 def test_nothing_is_overwritten_unasked(hpc_det: Command, slurm: None, tmp_path: Path) -> None:
     file = tmp_path / "atlas.yaml"
     file.write_text("mine")
@@ -58,6 +61,7 @@ def test_nothing_is_overwritten_unasked(hpc_det: Command, slurm: None, tmp_path:
     assert "scheduler: slurm" in file.read_text()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["../atlas", ".hidden", "a b", "a/b"])
 def test_a_name_that_is_no_name_of_a_file_is_refused(name: str, hpc_det: Command, slurm: None) -> None:
     refused = hpc_det("cluster", "detect", "--write", "--name", name)

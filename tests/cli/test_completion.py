@@ -60,12 +60,14 @@ def test_a_damaged_experiment_completes_without_its_name(offered: Offered, life:
     assert offered("e", "describe", "") == ["1"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_for_each_shell(hpc_det: Command, shell: str) -> None:
     script = hpc_det("completion", shell).out
     assert "_HPC_DET_COMPLETE=" in script
 
 
+@pytest.mark.integration
 def test_bash_takes_the_script() -> None:
     script = subprocess.check_output([Path(sys.executable).with_name("hpc-det"), "completion", "bash"], text=True)
     asked = "complete -p hpc-det"

@@ -55,6 +55,7 @@ OTHER = ("--config", "entrypoint=other_def:MyTrial")
 # --- what is included
 
 
+@pytest.mark.integration
 def test_a_job_gets_what_is_included_and_its_entrypoint_may_be_there(
     create: Create, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_job_gets_what_is_included_and_its_entrypoint_may_be_there(
     assert sorted(copied) == ["library/deep/layers.py", "model_def.py", "other_def.py"]
 
 
+@pytest.mark.integration
 def test_a_fork_has_it_too(create: Create, hpc_det: Command, root: Path, elsewhere: Path) -> None:
     create("-i", elsewhere / "other_def.py", *OTHER)
     (elsewhere / "other_def.py").unlink()
@@ -78,6 +80,7 @@ def test_check_and_dry_run_know_it(hpc_det: Command, root: Path, config: Path, c
     assert not root.exists()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("multirun", [[], ["-m", "hyperparameters.learning_rate=0.1,0.01"]])
 def test_run_takes_it_as_well(
     hpc_det: Command, root: Path, slurm_commands: Stub, elsewhere: Path, multirun: list[str]
@@ -139,6 +142,7 @@ def lines(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
+@pytest.mark.integration
 def test_an_experiment_says_which_commit_its_code_was(
     repository: Path, tmp_path: Path, hpc_det: Command, create: Create
 ) -> None:
@@ -158,6 +162,7 @@ def test_an_experiment_says_which_commit_its_code_was(
     assert json.loads(hpc_det("e", "describe", 3, "--json").out)["code"] == code
 
 
+@pytest.mark.integration
 def test_an_experiment_yaml_beside_the_code_is_not_taken_for_another_experiment(
     repository: Path, tmp_path: Path, create: Create
 ) -> None:
@@ -166,6 +171,7 @@ def test_an_experiment_yaml_beside_the_code_is_not_taken_for_another_experiment(
     assert (create() / "git.json").exists()
 
 
+@pytest.mark.integration
 def test_without_a_repository_an_experiment_says_nothing_of_a_commit(create: Create, hpc_det: Command) -> None:
     experiment = create()
     assert "commit" not in hpc_det("e", "describe", 1).out
@@ -184,6 +190,7 @@ print(late.WHERE, file=open("{told}", "w"))
 """
 
 
+@pytest.mark.integration
 def test_ranks_import_the_copy_whatever_lies_where_it_was_submitted(
     hpc_det: Command, root: Path, config: Path, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from tests.labs.pbs_lab import PbsLab
 from tests.schedulers.recorded_sites import HERE
 from tests.wait import DEADLINE_S
 
+pytestmark = pytest.mark.integration
+
 Make = Callable[[str, str], None]
 SLURM = {
     "sinfo": f"/bin/cat {HERE}/slurm-22.05/sinfo.txt",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Command
 
 
+@pytest.mark.integration
 def test_det_is_hpc_det_under_its_name(hpc_det: Command, tmp_path: Path) -> None:
     script = tmp_path / "bin" / "det"
     assert hpc_det("install-det", "--folder", script.parent).succeeds(script)

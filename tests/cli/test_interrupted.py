@@ -41,6 +41,8 @@ from tests.cli.submissions import queue as queue
 from tests.stub import Stub
 from tests.stub import stub as stub
 
+pytestmark = pytest.mark.integration
+
 
 def test_a_job_that_was_queued_when_its_submitter_was_killed_is_its_experiments(
     hpc_det: Command, root: Path, arguments: list[str], queue: Queue, monkeypatch: pytest.MonkeyPatch

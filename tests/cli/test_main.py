@@ -28,6 +28,7 @@ def loaded(*arguments: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -47,10 +48,12 @@ def test_looking_around_loads_nothing_heavy(life: Life, arguments: list[str]) ->
     assert loaded(*arguments) == set()
 
 
+@pytest.mark.integration
 def test_the_check_above_can_fail(root: Path) -> None:
     assert "pydantic" in loaded("schema")
 
 
+@pytest.mark.integration
 def test_help_lists_every_command_without_importing_it() -> None:
     code = "import sys; from hpc_det.cli.main import main; main(['--help']); print('hpc_det.cli.run' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

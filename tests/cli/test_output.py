@@ -154,6 +154,7 @@ def test_a_line_of_a_log_keeps_its_colours_alone(line: str, shown: str) -> None:
     assert log_line(line) == shown
 
 
+@pytest.mark.integration
 def test_no_command_lets_what_others_wrote_through(
     root: Path, hpc_det: Command, scheduler: FakeScheduler, tmp_path: Path
 ) -> None:

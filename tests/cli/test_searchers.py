@@ -98,6 +98,7 @@ def test_an_unknown_source_of_weights_is_refused(hpc_det: Command, config: Path,
     assert "expected a trial as experiment/trial, such as '12/3', or the number of an experiment" in malformed.err
 
 
+@pytest.mark.integration
 def test_a_search_that_has_given_up_is_an_error_and_says_why(hpc_det: Command, life: Life) -> None:
     searcher: dict[str, Any] = {"name": "custom", "class": "mine:Rounds", "max_trials": 4, "settings": {}}
     broken = Life.submitted(life.folder.path.parent.parent, **searcher)

@@ -23,7 +23,7 @@ from tests.cli.users import COLLEAGUE, SHARED_GROUP, STRANGER, User, hpc_det_as
 from tests.facts import unnamed
 from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")]
 
 SECRET = "correct-horse"
 CONFIG = f"""

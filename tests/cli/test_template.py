@@ -118,6 +118,7 @@ def test_an_unknown_name_names_the_nearest(hpc_det: Command, arguments: list[str
     )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("way", ["file", "hydra"])
 def test_a_template_that_goes_changes_no_experiment(
     hpc_det: Command,

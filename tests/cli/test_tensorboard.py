@@ -9,6 +9,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from hpc_det.store.folders import TrialFolder
 from tests.cli.conftest import Command
 from tests.cli.life import Life, random_search
@@ -33,6 +35,7 @@ def writes_events(trial: TrialFolder) -> None:
     subprocess.run([sys.executable, "-c", WRITES, str(trial.tensorboard)], check=True)
 
 
+@pytest.mark.integration
 def test_tensorboard_shows_trials_by_name_and_leaves_nothing_behind(life: Life, tmp_path: Path) -> None:
     life.begins()
     writes_events(life.trial)

@@ -15,6 +15,8 @@ from hpc_det.store.attempt import Attempt
 from tests.compat.programs import printed
 from tests.store.test_attempt import ATTEMPT
 
+pytestmark = pytest.mark.integration
+
 SHOW = "import determined as det; info = det.get_cluster_info(); print("
 
 

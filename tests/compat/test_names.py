@@ -8,6 +8,8 @@ import pytest
 
 from tests.compat.programs import Copies, printed
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:

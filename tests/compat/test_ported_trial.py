@@ -31,6 +31,8 @@ def test_nothing_that_was_written_for_determined_names_hpc_det() -> None:
     assert [line for lines in code for line in lines if "hpc_det" in line] == []
 
 
+@pytest.mark.long
+@pytest.mark.integration
 def test_an_unmodified_trial_trains_on_two_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = ["--config", "reproducibility.experiment_seed=6"]
     said = hpc_det("experiment", "create", EXPERIMENT, TRIAL, "--cluster", "local", *seed, "--follow").stdout
@@ -85,6 +87,7 @@ def test_a_search_point_that_a_trial_calls_invalid_is_no_reason_to_start_again()
     assert "a later layer must not be narrower" in story.logged
 
 
+@pytest.mark.integration
 def test_the_effective_configuration_says_what_determined_means() -> None:
     said = hpc_det("experiment", "create", EXPERIMENT, TRIAL, "--dry-run", "--explain").stdout
     assert re.search(r'environment_variables\[0\]: "HPC_DET_COMPAT=determined" +\(entrypoint\)', said)

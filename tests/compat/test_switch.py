@@ -13,6 +13,8 @@ from hpc_det.config.rank_variables import asks_for_compat
 from hpc_det.errors import UsageError
 from tests.compat.programs import HOOKED, printed, python
 
+pytestmark = pytest.mark.integration
+
 SHOW = "import determined, sys; print(determined.InvalidHP.__module__, *sys.argv[1:])\n"
 
 

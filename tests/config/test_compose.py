@@ -207,6 +207,7 @@ def test_a_template_of_a_template_is_refused(env: dict[str, str], user_file: Use
         from_hydra(["template=big"], env)
 
 
+@pytest.mark.integration
 def test_a_request_from_a_file_needs_no_hydra() -> None:
     code = "import sys, hpc_det.plan.effective; print({'hydra', 'torch', 'numpy'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

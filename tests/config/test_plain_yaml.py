@@ -119,6 +119,7 @@ def test_aliases_that_repeat_too_much_are_refused_at_once(text: str) -> None:
         parse_yaml(text, "conf.yaml")
 
 
+@pytest.mark.integration
 def test_aliases_are_otherwise_what_they_stand_for() -> None:
     assert parse_yaml(bomb(2), "conf.yaml")["a2"] == [[["x"]] * 10] * 10
     many = "[" + ", ".join(["1"] * 200_000) + "]"

@@ -179,6 +179,7 @@ def test_nothing_runs_any_more_after_the_end() -> None:
     assert ({*threading.enumerate()}, len(os.listdir("/proc/self/fd"))) == before
 
 
+@pytest.mark.integration
 def test_a_forked_child_keeps_no_connection() -> None:
     """A DataLoader's worker that outlives its rank would hide that the rank is gone."""
     with connected(2) as (zero, one):

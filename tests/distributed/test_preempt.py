@@ -76,6 +76,7 @@ def agreements(size: int) -> Iterator[tuple[list[StopAgreement], list[GangMessag
         yield gang.agreements, messages
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 @settings(max_examples=150)
 @given(

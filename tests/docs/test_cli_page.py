@@ -65,6 +65,7 @@ def test_every_command_has_an_example_of_its_own(entry: Entry) -> None:
     assert any(line.startswith(entry.name) for line in examples(entry))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("entry", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
 def test_an_example_works(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], entry: Entry, line: str
@@ -84,11 +85,13 @@ def test_an_example_works(
         assert [name for name in names if f'"{name}":' not in told.out] == []
 
 
+@pytest.mark.integration
 def test_an_example_that_fails_is_told(fresh: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "describe", "16"]) == 2
     assert "experiment 16: not found" in capfd.readouterr().err
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("name", "commands"), [("experiments.md", 10), ("profiling.md", 2)])
 def test_a_page_does_what_it_says_in_this_world(
     fresh: Path, capfd: pytest.CaptureFixture[str], name: str, commands: int

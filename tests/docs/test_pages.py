@@ -69,6 +69,11 @@ def takes_long(path: Path) -> bool:
 
 
 every_page = pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])
+FIRST_READ = ("README.md", "quickstart.md")
+every_page_most_of_them_long = pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.name, marks=[] if path.name in FIRST_READ else pytest.mark.long) for path in PAGES],
+)
 
 
 class Reader:
@@ -115,7 +120,8 @@ class Reader:
         return done.returncode, done.stdout
 
 
-@every_page
+@pytest.mark.integration
+@every_page_most_of_them_long
 def test_a_page_does_what_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
     Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & {*ELSEWHERE, "long"})
 
@@ -126,6 +132,7 @@ def test_a_page_does_all_that_it_says_on_this_machine(path: Path, tmp_path: Path
     Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & ELSEWHERE)
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_the_quickstart_does_what_it_says_on_a_slurm(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm_lab.use(monkeypatch)
@@ -140,6 +147,7 @@ def test_a_real_slurm_is_detected_as_the_page_shows(slurm_lab: SlurmLab, monkeyp
     Reader(slurm_lab.folder()).follow(page, lambda command: "slurm" in command.marks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["submitit", "reliability"])
 def test_a_page_does_what_it_says_on_a_pbs(name: str, pbs_lab: PbsLab, tmp_path: Path) -> None:
     pbs_lab.set_kill_delay("low", 30)  # the machine may be slow
@@ -212,6 +220,7 @@ def _paths(folder: ExperimentFolder | TrialFolder) -> list[Path]:
     return [value for value in values if isinstance(value, Path)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("shown", "output"),
     [("Created experiment 1\n", "Created experiment 2"), ("", "a warning"), ("a\n...\nc\n", r"a\nb")],
@@ -222,11 +231,13 @@ def test_a_page_that_lies_is_caught(shown: str, output: str, tmp_path: Path) -> 
         Reader(tmp_path).follow(lying, lambda command: True)
 
 
+@pytest.mark.integration
 def test_a_page_that_leaves_out_what_differs_tells_the_truth(tmp_path: Path) -> None:
     page = Page(text="```console\n$ printf 'a\\nb 17\\nc\\n'\na\nb ...\n...\nc\n```\n")
     Reader(tmp_path).follow(page, lambda command: True)
 
 
+@pytest.mark.integration
 def test_a_command_that_fails_unannounced_is_caught(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ends with 1"):
         Reader(tmp_path).follow(Page(text="```console\n$ false\n```\n"), lambda command: True)

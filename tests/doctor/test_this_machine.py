@@ -15,6 +15,8 @@ from tests.cli.life import Life
 from tests.doctor.sites import one
 from tests.wait import DEADLINE_S
 
+pytestmark = pytest.mark.integration
+
 MOUNTS = """\
 /dev/vda / ext4 rw 0 0
 tmpfs /dev/shm tmpfs rw 0 0

@@ -81,6 +81,7 @@ def test_a_killed_experiment_goes_on_from_its_newest_checkpoint(finished: Story)
     assert killed.same_as(finished)
 
 
+@pytest.mark.long
 def test_a_paused_experiment_goes_on_as_if_nothing_had_happened(finished: Story) -> None:
     paused = Story.begin(*SHORT, WAITS_AT.format(4))
     paused.until_batch(4)
@@ -92,6 +93,7 @@ def test_a_paused_experiment_goes_on_as_if_nothing_had_happened(finished: Story)
     assert paused.same_as(finished)
 
 
+@pytest.mark.long
 def test_a_cancelled_trial_saves_before_it_ends() -> None:
     story = Story.begin(*SHORT, WAITS_AT.format(4))
     story.until_batch(4)
@@ -102,6 +104,7 @@ def test_a_cancelled_trial_saves_before_it_ends() -> None:
     assert 4 <= story.describe()["attempts"][0]["batches"] < 20
 
 
+@pytest.mark.long
 def test_a_failed_trial_gets_another_chance() -> None:
     story = Story.begin(WARM, "hyperparameters.raise_at=12", "max_restarts=0")
     assert story.wait(check=False).returncode == 1

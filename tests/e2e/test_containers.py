@@ -50,6 +50,7 @@ def test_a_preempted_run_in_a_container_goes_on_bit_for_bit(
     assert story.same_as(undisturbed_alone)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("runtime", [pytest.param("apptainer", marks=pytest.mark.long), "podman"], indirect=True)
 def test_a_kill_leaves_no_container_running(runtime: Runtime) -> None:
     story = Story.begin(DIRECT, WAITS_AT.format(1), cluster="site")

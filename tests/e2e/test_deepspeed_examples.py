@@ -47,6 +47,8 @@ def assert_digits_are_learned(story: Story) -> None:
     assert reported(story, "validation", "accuracy")[-1] > 0.9
 
 
+@pytest.mark.long
+@pytest.mark.integration
 def test_zero_1_learns_the_digits() -> None:
     assert_digits_are_learned(with_zero(1))
 
@@ -75,6 +77,7 @@ def test_a_search_changes_what_stands_in_the_deepspeed_config() -> None:
 SHORT = "searcher.max_length={epochs: 4}"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("warm")
 def test_a_pipeline_of_two_stages_learns_the_digits() -> None:
     story = finished("deepspeed_pipeline", warm_ranks_of("PipelineTrial"), SHORT)

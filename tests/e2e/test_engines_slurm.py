@@ -54,9 +54,8 @@ def assert_nothing_was_lost_or_trained_on_twice(story: EngineStory, undisturbed:
         assert story.micro_batches(rank) == undisturbed.micro_batches(rank)
 
 
-@pytest.mark.parametrize(
-    ("engine", "launcher"), [pytest.param("zero3", "direct", marks=pytest.mark.long), ("pipeline", "deepspeed")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("engine", "launcher"), [("zero3", "direct"), ("pipeline", "deepspeed")])
 def test_engines_preempted_between_two_micro_batches_go_on_bit_for_bit(
     undisturbed_engines: UndisturbedEngines, slurm_lab: SlurmLab, engine: str, launcher: str
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption(slots:
 # --- roc_auc
 
 
+@pytest.mark.long
 def test_the_area_under_the_curve_is_that_of_all_records_together() -> None:
     story = begin("roc_auc", warm_ranks_of("TumourTrial"), "searcher.max_length={epochs: 4}", SEED)
     story.wait()

@@ -15,6 +15,7 @@ from tests.small_disk import fill
 pytestmark = pytest.mark.usefixtures("warm")
 
 
+@pytest.mark.long
 def test_a_training_goes_on_bit_for_bit_when_there_is_space_again(undisturbed_alone: Story, disk: Path) -> None:
     elsewhere = f"checkpoint_storage={{type: shared_fs, host_path: {disk}}}"
     story = Story.begin(WARM, elsewhere, "hyperparameters.batch_s=0.3", "max_restarts=0")

@@ -60,6 +60,7 @@ def is_found(experiment: ExperimentFolder, state: str) -> str:
     return job_id
 
 
+@pytest.mark.integration
 def test_a_job_that_has_begun_has_recorded_itself(create_killed: Create) -> None:
     experiment = create_killed("local", "env", command="sleep 300")
     wait_for(lambda: experiment.job().exists())

@@ -40,6 +40,7 @@ def profile(pbs_lab: PbsLab, state_folder: Path, tmp_path: Path) -> None:
 TROUBLES = [PbsLab.cut_network, pytest.param(PbsLab.fail_node, marks=pytest.mark.long)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pbs_lab", [{"has_networks": True, "sister_lost_s": 360}], indirect=True)
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_gang_goes_on_without_a_lost_node_long_before_pbs_notices(

@@ -125,6 +125,8 @@ def endless(tiny: list[str]) -> Iterator[subprocess.Popen[str]]:
 # --- --test
 
 
+@pytest.mark.long
+@pytest.mark.integration
 def test_the_digits_are_tried_in_this_process_and_leave_nothing(state_folder: Path) -> None:
     assert_digits_are_tried(hpc_det("experiment", "create", *DIGITS, "--local", "--test"))
     assert local_folders(state_folder) == []
@@ -160,6 +162,7 @@ def test_a_test_that_fails_leaves_nothing_either(
     assert local_folders(state_folder) == []
 
 
+@pytest.mark.integration
 def test_a_test_as_a_job_completes_after_one_batch(tiny: list[str], state_folder: Path) -> None:
     created = hpc_det(*tiny, "--test", *overridden("resources.slots_per_trial=1")).stdout
     assert created == "Created experiment 1\n"
@@ -228,6 +231,7 @@ def test_a_mistake_is_told_in_one_line(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.integration
 def test_the_debugger_opens_where_the_trial_raised(tiny: list[str]) -> None:
     command = [str(COMMAND), *tiny, "--local", "--pdb", *overridden(RAISES)]
     done = subprocess.run(command, input="p answer\nq\n", capture_output=True, text=True)
@@ -244,12 +248,14 @@ def test_without_an_error_the_debugger_stays_away(hpc_det_with_torch: WithTorch,
     assert said.splitlines()[-1] == ONE_BATCH
 
 
+@pytest.mark.integration
 def test_control_c_ends_a_local_run_at_once(tiny: list[str]) -> None:
     with endless(tiny) as process:
         os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
         assert process.wait(timeout=DEADLINE_S) == 130
 
 
+@pytest.mark.integration
 def test_a_term_saves_at_the_next_batch(tiny: list[str], state_folder: Path) -> None:
     with endless(tiny) as process:
         process.terminate()

@@ -97,7 +97,7 @@ ON_PBS = """
               requeued deleted suspended walltime first_node_lost other_node_lost pause crash hang
 trial direct               T        L       L         L        L               L               L     L     L
 trial torch_distributed    L        L       L         L        L               L               L     L     L
-trial mpich                L        T       L         L        L               L               L     L     L
+trial mpich                L        L       L         L        L               L               L     L     L
 trial open_mpi             L        L       L         L        L               L               L     L     L
 trial deepspeed            L        L       L         L        L               L               L     L     L
 script torch_distributed   .        L       .         .        .               .               .     .     .

@@ -85,6 +85,7 @@ def check(experiment: ExperimentFolder, trials: int) -> None:
         assert validated[trial.length] == trial.value
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("warm")
 def test_two_workers_on_this_machine_find_the_best_trial_and_keep_what_the_policy_says() -> None:
     storage = "checkpoint_storage={save_experiment_best: 2, save_trial_best: 0, save_trial_latest: 0}"
@@ -167,6 +168,7 @@ def test_an_array_of_workers_that_are_preempted_and_killed_finds_the_best_trial(
     check(experiment, 8)
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_one_allocation_runs_trial_after_trial(on_the_lab: SlurmLab) -> None:
     experiment = begin("searcher.max_trials=6", "resources.packed_slots=4", cluster="lab")

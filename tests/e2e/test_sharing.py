@@ -12,6 +12,8 @@ import pytest
 from tests.cli.users import SHARED_GROUP
 from tests.e2e.story import HERE, Story, hpc_det
 
+pytestmark = pytest.mark.integration
+
 PRIVATE = {
     "cluster.json",
     "effective.json",
@@ -33,6 +35,7 @@ def in_group(no_leaks: None) -> Iterator[None]:
     os.setgroups(before)
 
 
+@pytest.mark.long
 def test_all_that_a_training_leaves_is_for_its_group_but_what_holds_secrets(in_group: None) -> None:
     created = hpc_det(
         *("experiment", "create", HERE / "story.yaml", HERE / "trial", "--cluster", "local"),

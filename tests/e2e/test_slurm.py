@@ -102,6 +102,7 @@ def test_a_rank_killed_on_another_node_restarts_the_gang_in_the_same_job(
     assert story.same_as(undisturbed)
 
 
+@pytest.mark.long
 def test_the_script_given_to_sbatch_by_hand_does_the_same_job(undisturbed: Story, slurm_lab: SlurmLab) -> None:
     held = Story.begin(SIX_SLOTS, "slurm.sbatch_args=[--hold]", cluster="lab")
     slurm_lab.run("scancel", held.job_id)
@@ -112,6 +113,7 @@ def test_the_script_given_to_sbatch_by_hand_does_the_same_job(undisturbed: Story
     assert held.same_as(undisturbed)
 
 
+@pytest.mark.long
 def test_without_accounting_an_experiment_is_created_watched_and_killed(
     slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +137,7 @@ def test_slurms_own_scancel_ends_an_experiment_that_saves_before_it_goes(slurm_l
     assert newest_steps(story.trial.checkpoints) >= 3
 
 
+@pytest.mark.long
 def test_a_held_job_is_released_by_hand(slurm_lab: SlurmLab) -> None:
     story = Story.begin(SIX_SLOTS, WAITS_AT.format(1), cluster="lab")
     story.until_batch(1)

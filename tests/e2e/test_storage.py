@@ -86,6 +86,7 @@ def test_a_trial_goes_on_from_a_folder_elsewhere(undisturbed_alone: Story, other
     assert f"--config {there}: experiment {story.number} has trials with the old value" in moved.stderr
 
 
+@pytest.mark.long
 def test_a_trial_that_lost_its_folder_goes_on_from_the_store(undisturbed_alone: Story, buckets: Path) -> None:
     story = Story.begin(WARM, WAITS_AT.format(20), IN_S3, "max_restarts=0")
     story.until_batch(20)

@@ -25,6 +25,7 @@ def tuned(*arguments: object) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     return {test["test"]: test for test in found["tests"]}, {one["about"]: one["text"] for one in found["findings"]}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("warm")
 def test_a_loader_that_sleeps_is_what_limits_a_trial_and_the_largest_batch_that_fits_is_found() -> None:
     tests, shown = tuned("--config", warm_ranks_of("TimedTrial"))

@@ -60,6 +60,7 @@ def ranks(launcher: int) -> list[int]:
     return [pid for pid in (launcher, *descendants(launcher)) if "train.py" in words(pid, "cmdline")]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR2, marks=pytest.mark.long)])
 def test_under_torchrun_alone_a_signal_to_one_rank_makes_both_save_and_leave(
     tmp_path: Path, number: signal.Signals

@@ -59,6 +59,7 @@ def test_a_sound_trial_is_the_same_after_each_stop_and_what_it_keeps_for_itself_
     assert {each["name"] for each in found["not_in_checkpoints"]} == {"attribute trial.average"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("warm")
 def test_state_that_ends_with_the_process_is_named() -> None:
     code, found = verified(*WARM, *SHORT, "--config", "hyperparameters.leak=global")
@@ -167,6 +168,7 @@ def test_a_pipeline_is_sound() -> None:
 # --- on a cluster
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_leak_is_named_by_trainings_on_a_real_slurm(
     slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch

@@ -116,6 +116,7 @@ def test_processes_of_other_nodes_die_with_the_job(pbs_lab: PbsLab) -> None:
     wait_for(lambda: pbs_lab.strays() == [])
 
 
+@pytest.mark.integration
 def test_a_process_that_has_just_begun_hears_what_is_sent_to_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ def outcome(job: Job) -> tuple[object, ...]:
 RAN = ("F", 92, 0, "n", None)
 
 
+@pytest.mark.long
 def test_dependents_run_or_are_removed(pbs_lab: PbsLab) -> None:
     """One that is removed looks like a success, but for the Exit_status that it never gets."""
     parents = {"ok": pbs_lab.submit(*ONE, *WAITS, "0"), "bad": pbs_lab.submit(*ONE, *WAITS, "3")}
@@ -47,6 +48,7 @@ def test_dependents_run_or_are_removed(pbs_lab: PbsLab) -> None:
     assert outcome(pbs_lab.wait_for(of_all, "F")) == RAN
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("depend", "runs"),
     [("afterok:GOOD", True), ("afternotok:GOOD", False), ("afterok:BAD", False), ("afterany:999999", False)],

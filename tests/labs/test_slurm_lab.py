@@ -105,6 +105,7 @@ def test_accounting_knows_every_incarnation_of_a_job_and_a_site_may_lack_it(slur
     assert shutil.which("sbatch", path=path)
 
 
+@pytest.mark.long
 @slurm
 def test_preemption_reaches_the_steps_at_once_and_the_batch_shell_after_the_grace_time(slurm_lab: SlurmLab) -> None:
     folder = slurm_lab.folder()

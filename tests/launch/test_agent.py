@@ -19,6 +19,8 @@ from tests.launch.gang import Gang, children, is_there
 from tests.machine import smallest
 from tests.wait import DEADLINE_S, wait_for
 
+pytestmark = pytest.mark.integration
+
 
 def failure(gang: Gang, attempt: int = 1) -> Failure:
     found = first_failure(gang.trial, attempt)

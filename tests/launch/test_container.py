@@ -161,6 +161,7 @@ def test_a_search_path_of_the_host_names_hpc_det_inside() -> None:
     assert inside(f"{PACKAGE}/compat/path:/code") == f"{HPC_DET}/hpc_det/compat/path:/code:{HPC_DET}"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("value", [*VALUES, "two\nlines", ""])
 def test_every_value_of_the_environment_is_read_as_it_was(value: str, tmp_path: Path) -> None:
     (tmp_path / "environment").write_text(environment_file({"VALUE": value}))
@@ -194,6 +195,7 @@ def settings(runtime: Runtime, **changes: Any) -> dict[str, Any]:
     return {"container": container(runtime.name, image=IMAGE, **changes)}
 
 
+@pytest.mark.integration
 def test_the_entrypoint_sees_what_was_set_for_it_and_nothing_of_the_host(gang: Gang, runtime: Runtime) -> None:
     secret = 'it\'s $(touch X) a "secret"'
     gang.plan(
@@ -214,6 +216,7 @@ def test_the_entrypoint_sees_what_was_set_for_it_and_nothing_of_the_host(gang: G
     assert not any(secret in word for word in runtime.argv)
 
 
+@pytest.mark.integration
 def test_the_environments_file_is_the_users_own_and_gone_afterwards(gang: Gang, runtime: Runtime) -> None:
     gang.plan('stat -c "%a %n" "$(dirname "$HPC_DET_SOCKET")/environment" >found', **settings(runtime))
     assert gang.start_agent(PATH=runtime.path).wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
@@ -222,6 +225,7 @@ def test_the_environments_file_is_the_users_own_and_gone_afterwards(gang: Gang, 
     assert not os.path.exists(path)
 
 
+@pytest.mark.integration
 def test_ranks_in_a_container_hear_the_bell_though_a_signal_reached_all_processes(gang: Gang, runtime: Runtime) -> None:
     ranks = "for rank in 0 1; do setsid -w python3 rank.py $rank --trial & done; wait"
     gang.plan(ranks, **settings(runtime))
@@ -234,6 +238,7 @@ def test_ranks_in_a_container_hear_the_bell_though_a_signal_reached_all_processe
     assert gang.saved() == {"0": "signal", "1": "signal"}
 
 
+@pytest.mark.integration
 def test_a_failing_entrypoint_is_the_attempts_failure(gang: Gang, runtime: Runtime) -> None:
     gang.plan("exit 7", **settings(runtime))
     assert gang.start_agent(PATH=runtime.path).wait(timeout=DEADLINE_S) == 1
@@ -242,6 +247,7 @@ def test_a_failing_entrypoint_is_the_attempts_failure(gang: Gang, runtime: Runti
     assert "exit code 7" in failure.sentence()
 
 
+@pytest.mark.integration
 def test_what_runs_in_a_container_ends_with_a_kill(gang: Gang, runtime: Runtime) -> None:
     gang.plan("python3 rank.py 0 deaf --trial", **settings(runtime))
     agent = gang.start_agent(PATH=runtime.path)
@@ -251,6 +257,7 @@ def test_what_runs_in_a_container_ends_with_a_kill(gang: Gang, runtime: Runtime)
     assert not is_there(rank)
 
 
+@pytest.mark.integration
 def test_a_site_without_the_runtime_is_the_users_error(gang: Gang) -> None:
     gang.plan("true", container=container("podman"))
     assert gang.start_agent(PATH="/nowhere").wait(timeout=DEADLINE_S) == 1
@@ -260,6 +267,7 @@ def test_a_site_without_the_runtime_is_the_users_error(gang: Gang) -> None:
     assert failure.user_error
 
 
+@pytest.mark.integration
 def test_scratch_is_the_attempts_own_folder_and_gone_with_it(gang: Gang, tmp_path: Path) -> None:
     (tmp_path / "job-7").mkdir()
     gang.plan('stat -c "%a %n" "$TMPDIR" >found', scratch=f"{tmp_path}/job-$SLURM_JOB_ID")
@@ -269,6 +277,7 @@ def test_scratch_is_the_attempts_own_folder_and_gone_with_it(gang: Gang, tmp_pat
     assert list((tmp_path / "job-7").iterdir()) == []
 
 
+@pytest.mark.integration
 def test_scratch_is_mounted_into_a_container(gang: Gang, runtime: Runtime, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     gang.plan('touch "$TMPDIR/file"', scratch=f"{tmp_path}/scratch", **settings(runtime))
@@ -276,6 +285,7 @@ def test_scratch_is_mounted_into_a_container(gang: Gang, runtime: Runtime, tmp_p
     assert any(f"={tmp_path}/scratch/hpc-det-" in word for word in runtime.argv)
 
 
+@pytest.mark.integration
 def test_a_node_without_its_scratch_folder_is_named(gang: Gang, tmp_path: Path) -> None:
     gang.plan("true", scratch=f"{tmp_path}/$NOBODY_SET_THIS")
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1

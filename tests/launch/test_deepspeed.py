@@ -83,6 +83,7 @@ def run(gang: Gang, words: str) -> list[int]:
     return [agent.wait(timeout=DEADLINE_S) for agent in agents]
 
 
+@pytest.mark.integration
 def test_the_real_launcher_starts_the_ranks_of_two_nodes(gang: Gang) -> None:
     assert run(gang, "train.py") == [0, 0], gang.printed.read_text()
     told = [(gang.code / f"told-{rank}").read_text() for rank in (0, 1)]

@@ -7,6 +7,8 @@ import signal
 import sys
 import time
 
+import pytest
+
 from hpc_det.launch.direct import rank_environment
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.store.attempt import Failure, first_failure, request_stop
@@ -14,6 +16,8 @@ from tests.launch.gang import Gang, children, is_there
 from tests.machine import slowness, smallest
 from tests.store.test_attempt import ATTEMPT
 from tests.wait import DEADLINE_S, wait_for
+
+pytestmark = pytest.mark.integration
 
 WAITS = """
 import os, signal, sys, time

@@ -14,6 +14,8 @@ from tests.launch.gang import Gang
 from tests.stub import Stub
 from tests.wait import DEADLINE_S
 
+pytestmark = pytest.mark.integration
+
 TOOL = 'while [[ $1 != @(python3|numactl) ]]; do shift; done; exec "$@"'
 """As dlprof and numactl: flags, and then a command."""
 SHOWS = "import os, sys; print(os.environ.get('RANK'), *sys.argv[1:])"

@@ -46,6 +46,7 @@ def test_the_flag_belongs_to_the_launcher_where_the_script_could_begin(line: str
     assert without_auto(line.split()) == (rest.split(), is_auto)
 
 
+@pytest.mark.integration
 def test_each_line_carries_the_rank_that_horovodrun_gave(gang: Gang, stub: Stub) -> None:
     stub("horovodrun", HOROVODRUN)
     gang.plan("exec $PYTHON -m hpc_det.launch.horovod --cycle-time-ms 2 -- echo $USE_HOROVOD trained")
@@ -54,6 +55,7 @@ def test_each_line_carries_the_rank_that_horovodrun_gave(gang: Gang, stub: Stub)
     assert "-np 2 -H localhost:2 --start-timeout 1200 --cycle-time-ms 2" in (gang.code / "horovodrun.words").read_text()
 
 
+@pytest.mark.integration
 def test_without_horovod_there_is_nothing_to_start_again_for(gang: Gang) -> None:
     gang.plan([sys.executable, "-m", "hpc_det.launch.horovod", "train.py"])
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1

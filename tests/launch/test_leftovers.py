@@ -13,6 +13,8 @@ import pytest
 from hpc_det.launch.node_folders import OWNER, PREFIX, node_folders, owned, remove_leftovers
 from tests.plan.plans import job_plan
 
+pytestmark = pytest.mark.integration
+
 OWN = """
 import sys
 from hpc_det.launch.node_folders import owned

@@ -124,6 +124,7 @@ def test_a_look_at_the_logs_of_a_node_costs_its_ranks_nothing(tmp_path: Path) ->
     assert spent_s / 50 < 0.01 * LOOK_S
 
 
+@pytest.mark.integration
 def test_what_ranks_print_in_turns_is_read_in_turns_with_the_last_words_of_a_killed_one(gang: Gang) -> None:
     script = TURNS.replace("LOGS", repr(str(gang.trial.rank_log(1, 0).parent)))
     (gang.code / "train.py").write_text(script)

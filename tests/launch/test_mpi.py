@@ -18,6 +18,8 @@ from tests.launch.gang import Gang, children, is_there
 from tests.store.test_attempt import ATTEMPT
 from tests.wait import DEADLINE_S
 
+pytestmark = pytest.mark.integration
+
 MODULE = "hpc_det.launch.mpi"
 SPEAKS = """
 import os, sys

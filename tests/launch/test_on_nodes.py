@@ -22,6 +22,8 @@ from tests.launch.watch.suspension import Suspension
 from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
+pytestmark = pytest.mark.integration
+
 LINES = ["n1", "n1", "n2", "n3"]
 BARE = 'env -i PATH=/bin:/usr/bin PBS_TASKNUM=7 GPU_VISIBLE_DEVICES=7 "HOST=$host" "$@"'
 TMRSH = f"host=$1; shift; exec {BARE}"

@@ -6,6 +6,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from hpc_det.errors import UsageError
 from hpc_det.launch.srun import step_command, step_flags
 from hpc_det.node.json_files import write_json
@@ -39,6 +41,7 @@ def test_without_slurm_the_launcher_says_so() -> None:
         step_command(["srun-of-nobody"], job_plan(), [])
 
 
+@pytest.mark.integration
 def test_a_task_gets_its_numbers_from_srun_and_what_is_its_nodes_own_from_the_nodes_launcher(tmp_path: Path) -> None:
     attempt = replace(ATTEMPT, folder=str(tmp_path), node_rank=0)
     told = attempt.trial.launcher(attempt.number, 1)

@@ -53,6 +53,7 @@ def test_a_command_is_started_as_it_is_and_a_file_by_python(words: str, for_pyth
     assert ("--no-python" not in started) is for_python
 
 
+@pytest.mark.integration
 def test_a_gang_of_one_rank_needs_no_torchrun(gang: Gang) -> None:
     shows = "import os, sys; print(sys.argv[1:], os.environ['RANK'], os.environ['WORLD_SIZE'], os.getppid())"
     (gang.code / "train.py").write_text(shows)
@@ -67,6 +68,7 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*MODULE, *arguments], capture_output=True, text=True, env=os.environ | env)
 
 
+@pytest.mark.integration
 def test_a_wrong_command_line_ends_with_the_usage_and_exit_code_2(tmp_path: Path) -> None:
     attempt = replace(ATTEMPT, folder=str(tmp_path))
     done = run("--trial", "m:C", "surplus", **attempt.to_env())
@@ -79,6 +81,7 @@ def test_a_wrong_command_line_ends_with_the_usage_and_exit_code_2(tmp_path: Path
     assert "extra arguments" in noted.message
 
 
+@pytest.mark.integration
 def test_a_launcher_without_an_agent_says_so() -> None:
     done = run("--trial", "m:C")
     assert done.returncode == 1
@@ -93,6 +96,7 @@ os.write(1, ("/".join(os.environ[name] for name in names) + "\\n").encode())  # 
 """
 
 
+@pytest.mark.integration
 def test_the_real_torchrun_takes_our_flags_and_upstreams_overrides(gang: Gang) -> None:
     port = free_port()
     overrides = f"--rdzv_endpoint=127.0.0.1:{port} --no-python"

@@ -10,6 +10,8 @@ from hpc_det.errors import UsageError
 from hpc_det.launch.wrap_rank import LONGEST_LINE, parse
 from tests.wait import DEADLINE_S
 
+pytestmark = pytest.mark.integration
+
 WRAP_RANK = [sys.executable, "-m", "hpc_det.launch.wrap_rank"]
 
 

@@ -113,6 +113,7 @@ os.abort()
 """A rank that crashes while something else still holds its end of the line."""
 
 
+@pytest.mark.integration
 def test_a_rank_that_is_gone_is_known_before_its_line_ends(agent: Agent) -> None:
     there = agent.rank_says_hello(0)
     assert agent.socket.dead_ranks() == []

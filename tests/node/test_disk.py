@@ -119,6 +119,7 @@ def left_by_a_killed_process(path: Path) -> Path:
     return path.with_name(left)
 
 
+@pytest.mark.integration
 def test_what_a_killed_process_has_left_is_removed_at_once(tmp_path: Path) -> None:
     left = left_by_a_killed_process(tmp_path / "journal.jsonl")
     remove_abandoned([tmp_path, tmp_path / "missing"])

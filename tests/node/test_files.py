@@ -27,6 +27,7 @@ for letter in itertools.cycle("ab"):
 """
 
 
+@pytest.mark.integration
 def test_a_reader_beside_a_writer_sees_whole_files_only(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     write_atomic(path, "a" * 300_000)
@@ -110,6 +111,7 @@ def test_every_place_where_a_line_can_tear_leaves_the_others_readable(tmp_path: 
         assert [line["n"] for line in read_lines(path)] == [1, 3]
 
 
+@pytest.mark.integration
 def test_a_line_for_which_there_is_no_space_is_an_error(tmp_path: Path) -> None:
     code = f"""
 import resource

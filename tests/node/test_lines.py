@@ -111,6 +111,7 @@ def test_messages_of_several_threads_do_not_mix(board: Board) -> None:
     assert heard == {number: list(range(50)) for number in range(4)}
 
 
+@pytest.mark.integration
 def test_while_300_mb_come_others_are_answered(board: Board) -> None:
     _, sender = board.line(0)
     _, other = board.line(1)
@@ -127,6 +128,7 @@ def test_while_300_mb_come_others_are_answered(board: Board) -> None:
     assert answered > 50
 
 
+@pytest.mark.integration
 def test_while_300_mb_go_to_a_slow_reader_nobody_waits(board: Board) -> None:
     line, reader = board.line(0)
     _, other = board.line(1)

@@ -347,6 +347,7 @@ def test_frames_may_come_in_any_pieces(piece: int) -> None:
     assert delivered(b"".join(frames(SENT)), piece=piece) == SENT
 
 
+@pytest.mark.integration
 @settings(max_examples=1000)
 @given(st.data())
 def test_of_a_changed_stream_only_what_is_before_the_change_is_delivered(data: st.DataObject) -> None:

@@ -61,6 +61,7 @@ def test_a_node_that_lacks_it_says_what_it_has() -> None:
         own_address(2, "ib7")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
 def test_gloo_and_nccl_are_told_of_it_unless_the_user_says_otherwise(gang: Gang, name: str) -> None:
     two_nodes = {"scheduler": "slurm", "nodes": 2, "ranks_per_node": 1}
@@ -71,6 +72,7 @@ def test_gloo_and_nccl_are_told_of_it_unless_the_user_says_otherwise(gang: Gang,
     assert (gang.code / "told").read_text() == ("ib0\n" if name.startswith("NCCL") else "lo\n")
 
 
+@pytest.mark.integration
 def test_an_attempt_without_it_fails_before_anything_is_started(gang: Gang) -> None:
     gang.plan("touch started", scheduler="slurm", nodes=2, ranks_per_node=1, network_interface="ib7")
     assert gang.start_agent(SLURM_NODEID="0").wait(timeout=DEADLINE_S) == 1
@@ -97,6 +99,7 @@ def path(tmp_path: Path) -> Path:
     return TrialFolder(tmp_path).rendezvous(1)
 
 
+@pytest.mark.integration
 def test_a_node_that_came_first_waits_and_reads_what_node_0_publishes(path: Path) -> None:
     command = [sys.executable, "-c", AWAIT, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:

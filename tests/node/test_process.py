@@ -16,6 +16,8 @@ import pytest
 from hpc_det.node.process import STOP_SIGNALS, descendants, is_running, process_namespace, shielded, start_ticks
 from tests.wait import DEADLINE_S
 
+pytestmark = pytest.mark.integration
+
 REPOSITORY = Path(__file__).parents[1]
 TREE = """
 import os, subprocess

@@ -15,6 +15,8 @@ from hpc_det.node.process import children, descendants, is_stopped
 from hpc_det.node.suspension import AwakeClock, guarded
 from tests.wait import wait_for
 
+pytestmark = pytest.mark.integration
+
 GUARDED = """
 import subprocess, sys
 from hpc_det.node.suspension import guarded

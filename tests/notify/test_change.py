@@ -145,6 +145,7 @@ def test_a_pause_is_told_each_time(life: Life, receiver: Receiver) -> None:
 # --- what goes wrong with hooks
 
 
+@pytest.mark.integration
 def test_a_hook_that_fails_is_noted_and_the_others_are_told(life: Life, receiver: Receiver) -> None:
     hooked(life, {"command": ["sh", "-c", "echo no such channel; exit 1"]}, {"webhook": receiver.url()})
     life.begins()
@@ -154,6 +155,7 @@ def test_a_hook_that_fails_is_noted_and_the_others_are_told(life: Life, receiver
     assert [hook["problem"] is None for hook in outcome(life, "COMPLETED-1.json")] == [False, True]
 
 
+@pytest.mark.integration
 def test_a_hook_that_hangs_is_ended_and_the_others_are_told(
     life: Life, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def problem(hook: dict[str, Any], news: News) -> str:
 # --- commands
 
 
+@pytest.mark.integration
 def test_a_command_gets_the_news_on_its_input_and_runs_in_the_code(news: News, tmp_path: Path) -> None:
     script = 'cat >../told; printf "%s %s %s %s" "$HPC_DET_EXPERIMENT" "$HPC_DET_STATE" "$0" "$1" >../said'
     send({"command": ["sh", "-c", script, "a b", "$(touch X)"]}, news)
@@ -55,6 +56,7 @@ def test_a_command_gets_the_news_on_its_input_and_runs_in_the_code(news: News, t
     assert json.loads((tmp_path / "12" / "told").read_text()) == {**vars(news), "text": TEXT}
 
 
+@pytest.mark.integration
 def test_a_command_that_fails_says_its_last_word(news: News) -> None:
     assert problem({"command": ["sh", "-c", "echo first; printf 'the \\033[0mlast\\n\\n'; exit 3"]}, news) == (
         "ended with 3: the [0mlast"
@@ -62,10 +64,12 @@ def test_a_command_that_fails_says_its_last_word(news: News) -> None:
     assert problem({"command": ["false"]}, news) == "ended with 1"
 
 
+@pytest.mark.integration
 def test_a_command_that_is_none_is_named(news: News) -> None:
     assert problem({"command": ["./no-such-program"]}, news) == "./no-such-program: No such file or directory"
 
 
+@pytest.mark.integration
 def test_a_command_that_hangs_is_killed_with_what_it_has_started(
     news: News, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +136,7 @@ def test_a_proxy_of_the_environment_is_used(news: News, receiver: Receiver, monk
 # --- mails
 
 
+@pytest.mark.integration
 def test_a_mail_goes_through_sendmail(news: News, stub: Stub, tmp_path: Path) -> None:
     stub("sendmail", f'echo "$@" >{tmp_path}/arguments; cat >{tmp_path}/mail')
     send({"mail": "ada@example.org"}, news)

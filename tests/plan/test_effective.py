@@ -304,6 +304,7 @@ VALUES = st.recursive(
 TREES = st.dictionaries(KEYS, VALUES, max_size=6)
 
 
+@pytest.mark.integration
 @given(template=TREES, config=TREES)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_tree_is_valid_or_told(template: dict[str, Any], config: dict[str, Any], build: Build) -> None:

@@ -95,6 +95,7 @@ def test_the_points_share_what_does_not_differ_and_disturb_no_other(multirun: Ca
     )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("overrides", "number"),
     [
@@ -204,6 +205,7 @@ def test_a_link_to_a_folder_of_the_project_is_no_link_between_keys(
     assert len(composes) == 1
 
 
+@pytest.mark.integration
 def test_a_thousand_points_take_no_longer_than_twenty_one_by_one(multirun: Callable[..., Multirun]) -> None:
     """They take as long as 3 to 8."""
 
@@ -396,6 +398,7 @@ def test_a_test_of_a_sweep_is_one_batch_of_each_point(multirun: Callable[..., Mu
     assert [point["hyperparameters"]["learning_rate"] for point in result.points] == [1, 1, 2, 2]
 
 
+@pytest.mark.integration
 def test_the_effective_side_needs_no_hydra() -> None:
     code = "import sys, hpc_det.plan.multirun; print({'hydra', 'torch', 'numpy'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

@@ -84,6 +84,7 @@ class AveragingAndKeeping(Averaging):
     callback = KeepsTheCheckpoint
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("trial_class", [Averaging, AveragingAndKeeping])
 def test_a_resume_maps_the_state_and_lets_go_of_it_before_the_first_batch(
     tmp_path: Path, trial_class: type[Averaging]

@@ -22,6 +22,8 @@ from tests.benchmarks.loop_overhead import cost_of
 from tests.benchmarks.turns import BareLoop, Batch, Cost, ready_made_batches
 from tests.distributed.ranks import OnRanks
 
+pytestmark = pytest.mark.integration
+
 MOST_ADDED = 0.4
 """Of a bare batch, in a good round: 25 of 61 microseconds. It is 0.05 to 0.2; the rest is for busy machines."""
 ROUNDS, PERIODS = 5, 12

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from hpc_det.report.facts import facts
 from hpc_det.report.page import page
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.labs.chromium import Chromium
 from tests.report.searches import BEGAN, lived
 from tests.view.performance.profiles import profiled
+
+pytestmark = pytest.mark.integration
 
 TRIALS = 24
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -10,6 +10,8 @@ from hpc_det.schedulers.scheduler import CommandError, NoAnswer, outside_any_job
 from tests.facts import refused
 from tests.stub import Stub
 
+pytestmark = pytest.mark.integration
+
 
 def test_the_answer_is_what_the_command_printed(stub: Stub) -> None:
     stub("tool", "printf '%s|' \"$@\"; echo noise >&2")

@@ -24,6 +24,8 @@ from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
 from tests.wait import wait_for
 
+pytestmark = pytest.mark.integration
+
 HOST = socket.gethostname()
 
 

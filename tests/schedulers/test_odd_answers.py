@@ -242,6 +242,7 @@ def test_what_cannot_be_read_is_an_error_in_a_sentence(ask: Callable[..., object
     raises_only_ours(lambda: ask(says(output)))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("ask", ABOUT_A_JOB)
 def test_so_is_a_value_of_any_other_kind_in_any_place(ask: Callable[..., object]) -> None:
     tree = json.loads(next(sample for sample in PBS if f'"{JOB}"' in sample))

@@ -54,6 +54,7 @@ def test_the_same_plan_gives_the_same_script(name: str) -> None:
     assert first == again
 
 
+@pytest.mark.integration
 def test_the_script_is_submitted_as_it_is_called(chosen: Scheduler, stub: Stub) -> None:
     stub("qstat", "echo pbs_version = 23.06.06")
     assert chosen.submit_command(submission("/a b/job.sh"))[-1] == "/a b/job.sh"
@@ -73,6 +74,7 @@ def test_node_0_is_the_first_node(chosen: Scheduler) -> None:
     assert chosen.node_rank(JOB_ENVIRONMENT) == 0
 
 
+@pytest.mark.integration
 def test_status_answers_for_every_job_that_it_was_asked_for(chosen: Scheduler, stub: Stub) -> None:
     stub("squeue", KNOWS_NONE)
     stub("qstat", "echo 'qstat: Unknown Job Id 7' >&2; echo 'qstat: Unknown Job Id 8' >&2; exit 153")
@@ -85,6 +87,7 @@ def test_status_answers_for_every_job_that_it_was_asked_for(chosen: Scheduler, s
     assert [found[job_id].state.value for job_id in job_ids] == ["ended", "ended"]
 
 
+@pytest.mark.integration
 def test_its_module_is_imported_on_use_and_needs_no_heavy_library(name: str) -> None:
     code = f"import sys; from hpc_det.schedulers.scheduler import scheduler; scheduler({name!r}); print(*sys.modules)"
     loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())

@@ -135,6 +135,7 @@ def test_greater_is_better_maximizes(tmp_path: Path) -> None:
     assert study_of(folder).direction.name == "MAXIMIZE"
 
 
+@pytest.mark.integration
 def test_several_processes_share_one_study_and_no_trial_is_asked_for_twice(tmp_path: Path) -> None:
     folder = optuna_experiment(tmp_path, max_trials=12)
     workers = [FORK.Process(target=train_all, args=(folder, worker)) for worker in range(3)]
@@ -164,6 +165,7 @@ def killed_while_choosing(folder: ExperimentFolder, at: str) -> None:
     SearchJournal(folder).choose(1)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("at", ["the second value", "the entry of the journal"])
 def test_who_is_killed_while_choosing_leaves_its_trial_to_the_next(tmp_path: Path, at: str) -> None:
     space = {"depth": SMALL["net"]["depth"], "lr": SPACE["lr"]}

@@ -10,6 +10,8 @@ from collections import Counter
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
+
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Work
 from hpc_det.search.state import SearchState
@@ -17,6 +19,8 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
 from tests.search.experiments import experiment
 from tests.wait import DEADLINE_S
+
+pytestmark = pytest.mark.integration
 
 WORKERS, TRIALS, KILLS = 32, 64, 150
 ADAPTIVE = {"name": "adaptive_asha", "max_trials": TRIALS, "mode": "standard", "max_rungs": 5}
@@ -122,6 +126,7 @@ def replay(folder: ExperimentFolder) -> tuple[SearchState, list[tuple[int, Work]
 LENGTH = {"max_length": {"batches": 256}}
 
 
+@pytest.mark.long
 def test_32_workers_killed_at_random_lose_no_decision_and_do_no_work_twice(tmp_path: Path) -> None:
     """Search after search, until there were as many kills: how many one of them sees, the machine's speed decides."""
     generator, kills, searches = random.Random(5), 0, 0

@@ -59,6 +59,7 @@ def _submits(pbs_lab: PbsLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     _is_pbs.cache_clear()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_submits", "_fork_server")
 def test_a_job_that_is_preempted_is_followed_by_another_and_no_bit_is_lost(pbs_lab: PbsLab) -> None:
     gang = GangJob("pbs", nodes=2, cpus_per_task=1, timeout_min=10, pbs_queue="low")
@@ -75,6 +76,7 @@ def test_a_job_that_is_preempted_is_followed_by_another_and_no_bit_is_lost(pbs_l
     assert pbs_lab.run("qstat") == ""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_submits", "_fork_server")
 def test_a_job_that_is_suspended_for_long_goes_on_with_the_same_ranks(pbs_lab: PbsLab) -> None:
     gang = GangJob("pbs", nodes=2, cpus_per_task=1, timeout_min=10, pbs_queue="low")

@@ -93,6 +93,7 @@ def is_up(lab: SlurmLab, name: str) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_node_that_loses_its_power_is_done_without_until_it_is_back(slurm_lab: SlurmLab) -> None:
     told = prepared(slurm_lab, waits_with=2)
     job = submitted(slurm_lab, told, 2, 100000, "--no-kill")
@@ -112,6 +113,7 @@ def test_a_node_that_loses_its_power_is_done_without_until_it_is_back(slurm_lab:
     slurm_lab.wait_for_state(job, "COMPLETED")
 
 
+@pytest.mark.long
 def test_a_pool_shrinks_with_nodes_that_are_down_and_grows_with_those_that_are_up(slurm_lab: SlurmLab) -> None:
     told = prepared(slurm_lab, waits_with=3)
     command = [sys.executable, str(told.folder / "driver.py"), str(told.folder), "3", "100000"]

@@ -155,6 +155,7 @@ def _yaml(path: Path) -> Callable[[], object]:
     return lambda: load_yaml(path)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "written"),
     [

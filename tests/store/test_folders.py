@@ -30,6 +30,7 @@ def store(tmp_path: Path) -> ExperimentStore:
     return ExperimentStore(tmp_path / "root")
 
 
+@pytest.mark.integration
 def test_processes_that_create_at_the_same_time_get_different_ids(store: ExperimentStore) -> None:
     command = [sys.executable, "-c", TAKE_IDS, str(store.root)]
     pipe = subprocess.PIPE

@@ -127,6 +127,7 @@ def files(draw: st.DrawFn) -> str:
     return "\n".join(lines) + draw(st.sampled_from(["", "\n"]))
 
 
+@pytest.mark.integration
 @given(files(), st.sampled_from([1, 50, 2**20]))
 def test_what_is_read_in_part_is_what_all_lines_say(content: str, block: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
@@ -143,6 +144,7 @@ def test_what_is_read_in_part_is_what_all_lines_say(content: str, block: int) ->
             assert repr(sorted(validations(path, metric).items())) == repr(sorted(expected.items()))  # NaN is not NaN
 
 
+@pytest.mark.integration
 @given(files(), st.sampled_from([1, 7, 2**20]))
 def test_lines_from_the_end_are_the_lines(content: str, block: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:

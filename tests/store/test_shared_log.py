@@ -274,6 +274,7 @@ def written(folder: Path) -> list[tuple[str, int]]:
     return [(entry["by"], entry["number"]) for entry in entries(folder)]
 
 
+@pytest.mark.integration
 def test_32_writers_at_once_lose_nothing_and_every_reader_sees_one_order(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +292,7 @@ def test_32_writers_at_once_lose_nothing_and_every_reader_sees_one_order(
     assert len(list(folder.glob("*.jsonl"))) == 6
 
 
+@pytest.mark.integration
 def test_writers_killed_at_any_point_leave_whole_entries_and_all_that_was_acknowledged(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +316,7 @@ def test_writers_killed_at_any_point_leave_whole_entries_and_all_that_was_acknow
         json.loads(path.read_text())
 
 
+@pytest.mark.integration
 def test_a_hundred_thousand_entries_are_read_in_seconds(folder: Path) -> None:
     """Loosely; `tests/benchmarks` has the number."""
     for first in range(0, 100_000, shared_log.CHUNK):

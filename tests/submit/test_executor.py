@@ -17,6 +17,8 @@ from tests.facts import refused
 from tests.schedulers.one_job import submission
 from tests.stub import Stub
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = '#!/bin/bash\n#SBATCH "--job-name=größe \'x\'"\necho $SLURM_JOB_ID `true` \\\n  "100%"\n\n'
 
 

@@ -15,6 +15,8 @@ from hpc_det.submit.snapshot import snapshot_files
 from tests.stub import Stub
 from tests.stub import stub as stub
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

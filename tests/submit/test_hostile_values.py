@@ -29,6 +29,7 @@ def submitted(home: Path) -> ExperimentFolder:
     return experiment
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("value", [*VALUES, ALL[:200]])
 def test_a_local_job_gets_every_value_byte_for_byte_and_runs_nothing_else(
     value: str, tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
@@ -59,6 +60,7 @@ def test_a_local_job_gets_every_value_byte_for_byte_and_runs_nothing_else(
     assert list(nowhere.iterdir()) == []
 
 
+@pytest.mark.integration
 def test_a_sites_own_setup_lines_are_shell(tmp_path: Path) -> None:
     experiment = submitted(tmp_path)
     python, told = telltale_python(tmp_path / "venv")

@@ -85,6 +85,7 @@ def test_every_golden_is_compared() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == set(PLANS)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", PLANS)
 def test_the_shell_can_read_the_script(name: str) -> None:
     subprocess.run(["bash", "-n"], input=script(name), text=True, check=True)

@@ -9,6 +9,8 @@ import pytest
 
 from tests.sweep.conftest import App, source
 
+pytestmark = pytest.mark.integration
+
 PROFILE = "{name: lab, scheduler: slurm, slots_per_node: 4, slot_type: gpu, max_array_size: 40}"
 
 

@@ -31,6 +31,7 @@ def test_hydra_finds_the_launchers(name: str) -> None:
     assert name in [plugin.__name__ for plugin in Plugins.instance().discover(Launcher)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("launcher_name", "overrides"), [("hpc_local", [])])
 class TestLauncher(LauncherTestSuite):
     pass

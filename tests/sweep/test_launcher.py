@@ -22,6 +22,8 @@ from hpc_det.sweep.saved import checkpoint_of
 from tests.sweep.conftest import App, source
 from tests.wait import DEADLINE_S, wait_for
 
+pytestmark = pytest.mark.integration
+
 DOUBLES = source("return cfg.x * 2")
 WHEN_TOLD = 'while not os.path.exists("go"): time.sleep(0.05)'
 

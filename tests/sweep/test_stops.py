@@ -14,6 +14,8 @@ from hpc_det.sweep import may_stop
 from tests.sweep.conftest import App
 from tests.wait import DEADLINE_S, wait_for
 
+pytestmark = pytest.mark.integration
+
 COUNTS = """
 import os, time
 from pathlib import Path
@@ -154,6 +156,7 @@ def test_all_ranks_of_a_gang_stop_at_the_same_step_and_may_speak_with_each_other
     assert first == second == str(app.points()[0]["returned"])
 
 
+@pytest.mark.long
 def test_ranks_that_cannot_agree_are_told_what_is_missing(app: App) -> None:
     app.write("app.py", IN_STEP.replace("{group}", "pass").replace("{collective}", "pass"))
     output = app.fail("+at_once=true", "hydra.launcher.slots=2")

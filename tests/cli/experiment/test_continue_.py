@@ -15,6 +15,8 @@ from hpc_det.store.folders import ExperimentFolder
 from tests.cli.conftest import Command
 from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 
+pytestmark = pytest.mark.integration
+
 Stub = Callable[[str, str], None]
 RANDOM = """
 name: tiny

@@ -30,6 +30,7 @@ def is_untouched(root: Path) -> bool:
 # --- what works
 
 
+@pytest.mark.integration
 def test_create_submits_and_says_so_in_its_last_line(
     hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path
 ) -> None:
@@ -40,6 +41,7 @@ def test_create_submits_and_says_so_in_its_last_line(
     assert (root / "experiments/1/code/model_def.py").read_text() == (code / "model_def.py").read_text()
 
 
+@pytest.mark.integration
 def test_a_dry_run_touches_nothing_and_prints_what_is_then_submitted(
     hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path
 ) -> None:
@@ -56,6 +58,7 @@ def test_a_dry_run_needs_no_scheduler(hpc_det: Command, config: Path, code: Path
     assert result.out.startswith("#!/bin/bash\n")
 
 
+@pytest.mark.integration
 def test_run_takes_the_same_path(hpc_det: Command, root: Path, sbatch: Path) -> None:
     arguments = ["experiment=digits", "cluster=slurm", "template=small", "resources.slots_per_trial=8"]
     dry = hpc_det("run", *arguments, "--dry-run")
@@ -94,6 +97,7 @@ def test_explain_names_the_mode_and_who_wrote_an_empty_list(hpc_det: Command, co
     assert [origins[key] for key in ("hyperparameters", "slurm.slots_per_node")] == ["(default)"] * 2
 
 
+@pytest.mark.integration
 def test_explain_goes_before_the_last_line_of_create(hpc_det: Command, config: Path, code: Path, sbatch: Path) -> None:
     lines = hpc_det("experiment", "create", config, code, *SLURM, "--explain").out.splitlines()
     assert all(line.startswith("# ") for line in lines[:-1])
@@ -130,6 +134,7 @@ def test_bad_input(
     assert not sbatch.exists()
 
 
+@pytest.mark.integration
 def test_a_refused_job_leaves_no_folder_for_checkpoints(
     hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub, tmp_path: Path
 ) -> None:
@@ -171,6 +176,7 @@ def test_a_template_of_a_template(hpc_det: Command, root: Path, config: Path, co
     assert is_untouched(root)
 
 
+@pytest.mark.integration
 def test_sbatch_absent(hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub) -> None:
     result = hpc_det("experiment", "create", config, code, *SLURM)
     assert (result.code, result.out) == (1, "")
@@ -178,6 +184,7 @@ def test_sbatch_absent(hpc_det: Command, root: Path, config: Path, code: Path, s
     assert is_untouched(root)
 
 
+@pytest.mark.integration
 def test_sbatch_refusing(hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub) -> None:
     slurm_commands("sbatch", "echo 'sbatch: error: Invalid account or account/partition combination' >&2; exit 1")
     result = hpc_det("experiment", "create", config, code, *SLURM)
@@ -186,6 +193,7 @@ def test_sbatch_refusing(hpc_det: Command, root: Path, config: Path, code: Path,
     assert is_untouched(root)
 
 
+@pytest.mark.integration
 def test_sbatch_talking_nonsense(hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub) -> None:
     slurm_commands("sbatch", "echo maintenance")
     result = hpc_det("experiment", "create", config, code, *SLURM)
@@ -202,6 +210,7 @@ def test_run_refuses_bad_overrides(hpc_det: Command, root: Path, override: str) 
     assert is_untouched(root)
 
 
+@pytest.mark.integration
 def test_the_console_script_shows_no_traceback(root: Path, config: Path, code: Path) -> None:
     script = Path(sys.executable).parent / "hpc-det"
     command = [str(script), "experiment", "create", str(config), str(code), "--config", "nam=digits"]
@@ -213,6 +222,7 @@ def test_the_console_script_shows_no_traceback(root: Path, config: Path, code: P
 # --- without a job yet
 
 
+@pytest.mark.integration
 def test_a_paused_experiment_gets_its_job_when_it_is_activated(
     hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path, slurm_commands: Stub
 ) -> None:
@@ -227,6 +237,7 @@ def test_a_paused_experiment_gets_its_job_when_it_is_activated(
     assert "State:      QUEUED: Priority\n" in hpc_det("experiment", "describe", 1).out
 
 
+@pytest.mark.integration
 def test_a_paused_experiment_can_be_killed(
     hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path
 ) -> None:

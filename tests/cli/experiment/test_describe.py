@@ -13,6 +13,7 @@ from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, tear
 
 
+@pytest.mark.integration
 def test_metrics_that_are_no_numbers_are_described_too(hpc_det: Command, life: Life) -> None:
     life.begins()
     life.reports("validation", 10, {"matrix": [[1, 2], [3, 4]], "by_class": {"a": 1.0}, "long": [7] * 99, "none": None})

@@ -191,6 +191,7 @@ def test_a_gang_may_have_more_ranks_than_files_may_be_open(hpc_det: Command, lif
     assert told.count("said by all") == 100
 
 
+@pytest.mark.integration
 def test_whoever_reads_no_further_gets_no_complaint(life: Life, root: Path) -> None:
     prints(life.trial, 0, "a long line\n" * 100_000, NOON + 9)
     command = [

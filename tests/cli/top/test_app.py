@@ -269,6 +269,7 @@ def test_details_of_an_experiment_that_is_deleted_while_they_are_read_say_what_i
     tell(root, story)
 
 
+@pytest.mark.integration
 def test_l_follows_the_logs_with_their_colours_as_they_are(root: Path, life: Life) -> None:
     life.rank_prints(0, "one [/b] \x1b[31mred\x1b[0m\n")
     life.finishes()
@@ -283,6 +284,7 @@ def test_l_follows_the_logs_with_their_colours_as_they_are(root: Path, life: Lif
     tell(root, story)
 
 
+@pytest.mark.integration
 def test_leaving_logs_that_have_no_end_ends_their_process(root: Path, life: Life) -> None:
     """The check that tests leave no process behind sees one that stays."""
     life.rank_prints(0, "goes on\n")

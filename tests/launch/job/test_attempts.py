@@ -24,6 +24,8 @@ from tests.launch.watch.suspension import Suspension
 from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
+pytestmark = pytest.mark.integration
+
 NOTES_A_FAILURE = """
 import os
 from hpc_det.store.attempt import Attempt
@@ -441,6 +443,7 @@ time.sleep(600)
 """As srun, after the agent of the first node has given its verdict."""
 
 
+@pytest.mark.long
 def test_a_job_does_not_wait_with_srun_for_a_lost_node_and_goes_back_uncharged_to_others(
     gang: Gang, slurm_job: dict[str, str], tmp_path: Path
 ) -> None:

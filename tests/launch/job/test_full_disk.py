@@ -18,6 +18,8 @@ from tests.small_disk import fill
 from tests.stub import Stub
 from tests.wait import wait_for
 
+pytestmark = pytest.mark.integration
+
 WRITES = """
 import os, sys
 from hpc_det.store.attempt import Attempt
@@ -84,6 +86,7 @@ def test_an_attempt_goes_on_when_there_is_space(gang: Gang, disk: Path) -> None:
     assert "until its time limit" in attempt_in_words(attempt, attempt.started, is_over=False)
 
 
+@pytest.mark.long
 def test_where_nothing_can_be_written_the_journal_waits(gang_on: Gang, disk: Path, tmp_path: Path) -> None:
     """Neither the rank's failure nor the job's journal finds any space at first."""
     gang_on.plan(waits_until_full(tmp_path))

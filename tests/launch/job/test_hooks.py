@@ -14,6 +14,8 @@ from tests.notify.receiver import Receiver
 from tests.notify.receiver import receiver as receiver
 from tests.wait import DEADLINE_S
 
+pytestmark = pytest.mark.integration
+
 NOTES = ["sh", "-c", "echo $HPC_DET_STATE >>../notes"]
 BOTH = ["RUNNING", "COMPLETED", "ERROR"]
 

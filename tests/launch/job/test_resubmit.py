@@ -24,6 +24,8 @@ from tests.plan.plans import job_plan
 from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
+pytestmark = pytest.mark.integration
+
 PREEMPTED = "JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:42:00 EndTime=2026-11-20T11:42:00"
 
 

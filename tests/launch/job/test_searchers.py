@@ -15,6 +15,8 @@ from tests.launch.gang import EFFECTIVE, Gang
 from tests.search.methods import POPULATION, ROUNDS
 from tests.wait import DEADLINE_S
 
+pytestmark = pytest.mark.integration
+
 REPORTS = """
 import os
 from hpc_det.store.attempt import Attempt

@@ -26,6 +26,8 @@ from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
+pytestmark = pytest.mark.integration
+
 TRIAL = "${HPC_DET_FOLDER##*/}"
 """Its number, for the shell."""
 FOUR = {"name": "random", "max_trials": 4}

@@ -75,11 +75,13 @@ def waiting(attempt: Attempt) -> Iterator[Waiting]:
     waiting.end()
 
 
+@pytest.mark.integration
 def test_a_command_runs_on_the_other_node_and_its_exit_code_comes_back(attempt: Attempt, waiting: Waiting) -> None:
     assert run_on(attempt, 1, f"echo $((40 + 2)) >{attempt.folder}/said; exit 3") == 3
     assert Path(attempt.folder, "said").read_text() == "42\n"
 
 
+@pytest.mark.integration
 def test_whoever_does_not_know_the_secret_is_refused(
     attempt: Attempt, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +94,7 @@ def test_whoever_does_not_know_the_secret_is_refused(
     assert run_on(attempt, 1, "true") == 0
 
 
+@pytest.mark.integration
 def test_an_overheard_request_is_worth_nothing_later(attempt: Attempt, waiting: Waiting) -> None:
     at = attempt.trial.launcher(attempt.number, 1)
     where: dict[str, Any] = json.loads(at.read_text())
@@ -106,6 +109,7 @@ def test_an_overheard_request_is_worth_nothing_later(attempt: Attempt, waiting: 
     write_json(at, where)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("said", [b"", b"\n", b"GET / HTTP/1.0\r\n\r\n", b'{"request": 1}\n', b"[" * 60_000])
 def test_nonsense_disturbs_nobody(attempt: Attempt, waiting: Waiting, said: bytes) -> None:
     with socket.create_connection(waiting.launcher.address) as connection, suppress(ConnectionError):
@@ -114,6 +118,7 @@ def test_nonsense_disturbs_nobody(attempt: Attempt, waiting: Waiting, said: byte
     assert run_on(attempt, 1, "true") == 0
 
 
+@pytest.mark.integration
 def test_a_command_ends_when_the_asking_side_is_gone(attempt: Attempt, waiting: Waiting) -> None:
     sleeps = [sys.executable, "-m", "hpc_det.launch.launchers.remote_shell", host_name(1), "sleep 60"]
     with subprocess.Popen(sleeps, env=os.environ | attempt.to_env()) as asking:

@@ -19,6 +19,8 @@ from hpc_det.store.folders import ExperimentFolder
 from tests.machine import smallest
 from tests.plan.plans import job_plan
 
+pytestmark = pytest.mark.integration
+
 
 def found(tmp_path: Path, **plan: Any) -> list[NodeProblem]:
     trial = ExperimentFolder(tmp_path / "run").trial()

@@ -18,6 +18,8 @@ from hpc_det.store.attempt import failures, request_stop
 from tests.launch.gang import Gang
 from tests.wait import DEADLINE_S
 
+pytestmark = pytest.mark.integration
+
 NONCE = 32
 
 

@@ -17,6 +17,8 @@ from tests.labs.networks import Networks
 from tests.launch.gang import Gang, is_there
 from tests.wait import DEADLINE_S, wait_for
 
+pytestmark = pytest.mark.integration
+
 SOON_S = 3
 """Instead of 15: the limit of these agents."""
 SHORTER = f"import hpc_det.launch.watch.peers as peers\npeers.LOST_S = {SOON_S}\n"

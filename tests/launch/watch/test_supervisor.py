@@ -82,6 +82,7 @@ def verdict(gang: Gang) -> Failure:
 # --- ranks that hang
 
 
+@pytest.mark.integration
 def test_ranks_that_hang_show_their_stacks_on_all_nodes_and_the_last_one_is_named(two_nodes: Gang) -> None:
     first, _ = start_agents(two_nodes, "exec $PYTHON rank.py $HPC_DET_NODE_RANK hangs")
     assert first.wait(timeout=DEADLINE_S) == 1
@@ -94,6 +95,8 @@ def test_ranks_that_hang_show_their_stacks_on_all_nodes_and_the_last_one_is_name
     assert ["in waits_for_others" in log for log in logs] == [True, False]
 
 
+@pytest.mark.long
+@pytest.mark.integration
 def test_a_rank_whose_interpreter_is_locked_shows_its_stack_all_the_same(two_nodes: Gang) -> None:
     start_agents(two_nodes, "exec $PYTHON rank.py $HPC_DET_NODE_RANK keeps_the_lock", hang_timeout_s=4)
     wait_for(lambda: first_failure(two_nodes.trial, 1), DEADLINE_S)
@@ -101,6 +104,7 @@ def test_a_rank_whose_interpreter_is_locked_shows_its_stack_all_the_same(two_nod
     assert "in keeps_the_lock" in two_nodes.trial.rank_log(1, 1).read_text()
 
 
+@pytest.mark.integration
 def test_nobody_is_watched_where_the_limit_is_0(two_nodes: Gang) -> None:
     two_nodes.plan("$PYTHON rank.py 1 hangs & sleep 3", ranks_per_node=1, hang_timeout_s=0)
     assert two_nodes.start_agent().wait(timeout=DEADLINE_S) == 0
@@ -115,6 +119,7 @@ def a_late_clock(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.integration
 def test_an_ill_node_is_named_before_any_rank_trains_there(gang: Gang, tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [a_late_clock(tmp_path), os.environ.get("PYTHONPATH")]))
     agents = start_agents(gang, "touch started-$HPC_DET_NODE_RANK; sleep 60", PYTHONPATH=path)
@@ -126,6 +131,7 @@ def test_an_ill_node_is_named_before_any_rank_trains_there(gang: Gang, tmp_path:
     assert not (gang.code / "started-1").exists()
 
 
+@pytest.mark.integration
 def test_a_node_whose_scratch_folder_takes_nothing_is_ill(gang: Gang) -> None:
     gang.plan("true", scratch="/proc/sys")
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
@@ -133,12 +139,14 @@ def test_a_node_whose_scratch_folder_takes_nothing_is_ill(gang: Gang) -> None:
     assert verdict(gang).message.startswith("/proc/sys: ")
 
 
+@pytest.mark.integration
 def test_a_site_can_do_without_checks(gang: Gang, tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [a_late_clock(tmp_path), os.environ.get("PYTHONPATH")]))
     gang.plan("true", health_checks=False)
     assert gang.start_agent(PYTHONPATH=path).wait(timeout=DEADLINE_S) == 0
 
 
+@pytest.mark.integration
 def test_the_hosts_of_an_attempt_are_noted(gang: Gang) -> None:
     agents = start_agents(gang, "sleep 1")
     assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [0, 0]
@@ -154,6 +162,7 @@ sleep 600
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("fails", [0, 1])
 def test_an_agent_that_fails_ends_the_other_one_and_no_node_is_called_lost(gang: Gang, fails: int) -> None:
     agents = start_agents(gang, ONE_FAILS.format(fails=fails))
@@ -230,6 +239,7 @@ def test_a_node_that_does_not_come_is_named(gang: Gang, node_0: Node0, monkeypat
     line.close()
 
 
+@pytest.mark.integration
 def test_a_node_that_does_not_come_and_is_down_is_lost(gang: Gang, node_0: Node0, stub: Stub) -> None:
     """The scheduler knows before the time to arrive is over."""
     stub("sinfo", "echo node3")

@@ -210,12 +210,14 @@ def moved(data: TrainingData, count: int) -> Position:
     return position
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("done", [1, 3, 4, 6, *(pytest.param(done, marks=pytest.mark.long) for done in (2, 5, 7, 8))])
 def test_augmentation_in_workers_is_exact_after_a_resume_at_any_batch(done: int) -> None:
     undisturbed = taken(augmented(), Position(), done + 4)
     assert taken(augmented(), moved(augmented(), done), 4) == undisturbed[done:]
 
 
+@pytest.mark.integration
 def test_the_loader_that_upstreams_callers_get_augments_as_training_does() -> None:
     loader = DataLoader(Augmented(), 3, num_workers=1, collate_fn=noisy_collate)
     part = loader.get_data_loader(repeat=True, skip=2, num_replicas=2, rank=1, seed=5)
@@ -223,12 +225,14 @@ def test_the_loader_that_upstreams_callers_get_augments_as_training_does() -> No
     assert found == taken(training_data(loader, rank=1, size=2, seed=5), Position(), 8)[2:]
 
 
+@pytest.mark.integration
 def test_augmentation_does_not_depend_on_the_number_of_workers_or_what_they_prefetch() -> None:
     undisturbed = taken(augmented(workers=2), Position(), 9)
     assert taken(augmented(workers=1), Position(), 9) == undisturbed
     assert taken(augmented(workers=2, prefetch_factor=5, persistent_workers=True), Position(), 9) == undisturbed
 
 
+@pytest.mark.integration
 def test_augmentation_is_another_one_for_every_rank_batch_epoch_and_seed() -> None:
     found = [taken(augmented(rank, seed=seed), Position(), 9) for rank in range(2) for seed in (5, 6)]
     noise = [tuple(record[1:]) for batches in found for batch in batches for record in batch]
@@ -244,6 +248,7 @@ def test_without_workers_the_generators_of_the_rank_are_used_and_nothing_is_seed
     assert following == random.random()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["shuffle", "sampler", "batch_sampler"])
 def test_making_iterators_and_drawing_orders_moves_no_global_generator(workers: int, kind: str) -> None:
@@ -302,6 +307,7 @@ def test_validation_with_a_batch_sampler_gives_each_batch_to_one_rank() -> None:
     assert [[batch.tolist() for batch in share] for share in shares] == [[[0, 1, 2], [6, 7, 8]], [[3]], [[4, 5]]]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("persistent", [False, True])
 def test_noise_of_validation_is_the_same_every_time_and_on_any_slots(persistent: bool) -> None:
     loader = DataLoader(Augmented(), 3, num_workers=1, collate_fn=noisy_collate, persistent_workers=persistent)
@@ -329,6 +335,7 @@ class Pids(Records):
         return os.getpid()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("persistent", [False, True])
 def test_closing_ends_workers_also_of_passes_that_were_abandoned(persistent: bool) -> None:
     loader = DataLoader(Pids(100), num_workers=1, persistent_workers=persistent)
@@ -346,6 +353,7 @@ def test_closing_ends_workers_also_of_passes_that_were_abandoned(persistent: boo
         validation.close()
 
 
+@pytest.mark.integration
 def test_persistent_workers_serve_every_validation() -> None:
     loader = DataLoader(Pids(10), num_workers=1, persistent_workers=True)
     data = validation_data(loader, rank=0, size=1, seed=0)

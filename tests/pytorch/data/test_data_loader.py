@@ -133,6 +133,7 @@ def test_a_dataset_needs_no_length_with_a_sampler() -> None:
     assert numbers(islice(training_data(loader, rank=0, size=1, seed=0).batches(Position()), 2)) == [[2], [1]]
 
 
+@pytest.mark.integration
 def test_a_timeout_counts_with_workers_only() -> None:
     assert numbers(DataLoader(Records(2), timeout=60)) == [[0], [1]]
     assert numbers(DataLoader(Records(2), timeout=60, num_workers=1)) == [[0], [1]]
@@ -166,6 +167,7 @@ def test_its_length_is_that_of_the_samplers() -> None:
     assert len(DataLoader(Records(10), batch_sampler=[[1, 2], [3]])) == 2
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "arguments",
     [

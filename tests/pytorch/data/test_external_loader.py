@@ -179,6 +179,7 @@ def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_closing_ends_the_workers_of_training(persistent: bool, epochs: int) -> None:
@@ -192,6 +193,7 @@ def test_closing_ends_the_workers_of_training(persistent: bool, epochs: int) -> 
     data.close()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("persistent", [False, True])
 def test_closing_ends_the_workers_of_a_validation_that_was_abandoned(persistent: bool) -> None:
     data = validation(pids(persistent=persistent))

@@ -156,6 +156,7 @@ def test_epochs_that_are_too_small_after_a_resume_on_more_ranks_are_refused() ->
         ranks[0].after(Position(3, 5))
 
 
+@pytest.mark.integration
 def test_closing_closes_what_loads() -> None:
     data = training_data(DataLoader(Records(8), num_workers=1), rank=0, size=1, seed=0, per_batch=2)
     assert data.loads_in_workers

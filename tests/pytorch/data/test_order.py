@@ -137,6 +137,7 @@ def test_every_record_comes_equally_often_at_every_position(length: int) -> None
     assert is_like_chance(counts, epochs / length)
 
 
+@pytest.mark.integration
 def test_the_cipher_puts_every_record_equally_often_at_every_position_too() -> None:
     length, epochs = 40, 8000
     counts = np.zeros((length, length), dtype=np.int64)
@@ -145,6 +146,7 @@ def test_the_cipher_puts_every_record_equally_often_at_every_position_too() -> N
     assert is_like_chance(counts, epochs / length)
 
 
+@pytest.mark.integration
 def test_every_two_records_of_the_cipher_come_equally_often_after_each_other() -> None:
     length, epochs = 16, 8000
     counts = np.zeros((length, length), dtype=np.int64)

@@ -89,6 +89,7 @@ def test_together_all_ranks_evaluate_equally_often_and_each_record_counts_once(
         assert sorted(counted) == [*range(length)]
 
 
+@pytest.mark.integration
 def test_a_rank_whose_share_is_over_gets_the_first_batch_again() -> None:
     ranks = by_ranks(validation_data, *[DataLoader(Records(4), num_workers=1)] * 3, evaluation=TOGETHER)
     assert [evaluated(data) for data in ranks] == [

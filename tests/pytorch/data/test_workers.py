@@ -25,6 +25,8 @@ from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerIn
 from tests.facts import refused, unnamed
 from tests.wait import DEADLINE_S
 
+pytestmark = pytest.mark.integration
+
 Capture = pytest.CaptureFixture[str]
 
 
@@ -131,6 +133,7 @@ print([int(number) for (number,) in loader], signals.received(), hangs)
 """
 
 
+@pytest.mark.long
 def test_the_end_of_a_worker_that_hangs_in_its_fork_is_no_signal_to_the_rank() -> None:
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "[0, 1, 2, 3] [] []\n"), done.stderr

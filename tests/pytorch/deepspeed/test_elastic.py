@@ -71,6 +71,7 @@ def counted(distributed: Distributed, folder: Path, stop: float) -> list[float]:
     return [metrics["batches"] for kind, _, metrics in life.series if kind == "training"]
 
 
+@pytest.mark.long
 def test_reducers_of_all_ranks_go_on_of_a_pipeline_too(on_ranks: OnRanks, tmp_path: Path) -> None:
     """Two batches of four ranks, of which two report, and two of two."""
     on_ranks(4, counted, tmp_path, 3)

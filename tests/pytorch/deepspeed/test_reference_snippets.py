@@ -230,6 +230,7 @@ def events(folder: TrialFolder) -> EventAccumulator:
     return EventAccumulator(str(folder.tensorboard)).Reload()
 
 
+@pytest.mark.long
 def test_its_trials_learn_and_show_what_they_should(on_ranks: OnRanks, tmp_path: Path) -> None:
     folders, _ = on_ranks(2, all_trained, tmp_path)
     losses = {name: series(folder, "training", "loss") for name, folder in folders.items()}

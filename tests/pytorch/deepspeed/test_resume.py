@@ -70,6 +70,7 @@ def test_a_pipeline_in_bf16_is_exact_with_zero_1_and_refused_without(on_ranks: O
         assert unnamed(said, "deepspeed config: bf16.enabled", "zero_optimization.stage 0", "stage 1") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_stops_in_bf16_change_no_bit(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
     assert on_ranks(2, resumed, tmp_path, "InBf16", {"stage": stage, "accumulation": 2}, [4]) == [[], []]

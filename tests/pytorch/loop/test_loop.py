@@ -63,6 +63,7 @@ def keep_the_last(config: dict[str, Any]) -> dict[str, Any]:
 EVERY_TICK, EVERY_FOURTH = "periods that end inside an epoch", [*SETTINGS][1:]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "every"),
     [
@@ -110,6 +111,7 @@ class Mortal(Tiny):
         return result
 
 
+@pytest.mark.integration
 def test_a_death_in_any_batch_changes_no_bit(tmp_path: Path) -> None:
     undisturbed = Life.begin(tmp_path / "undisturbed", Mortal)
     undisturbed.attempt()
@@ -122,6 +124,7 @@ def test_a_death_in_any_batch_changes_no_bit(tmp_path: Path) -> None:
         assert_same(life, undisturbed)
 
 
+@pytest.mark.integration
 def test_a_stop_changes_no_bit_with_workers(tmp_path: Path) -> None:
     with_workers, alone = {"workers": 2}, {"workers": 0}
     undisturbed = Life.begin(tmp_path / "undisturbed", hparams=alone)
@@ -159,6 +162,7 @@ def test_a_notice_in_any_batch_changes_no_bit(tmp_path: Path, batch: int) -> Non
     assert_same(life, undisturbed)
 
 
+@pytest.mark.integration
 def test_a_notice_at_any_time_changes_no_bit(tmp_path: Path) -> None:
     undisturbed = Life.begin(tmp_path / "undisturbed", Noticing)
     undisturbed.attempt()
@@ -205,6 +209,7 @@ def begin_gan(path: Path, gan: type[PyTorchTrial], batches: int, **config: Any) 
     return Life.begin(path, gan, GAN["hyperparameters"], searcher=searcher, **config)
 
 
+@pytest.mark.integration
 def test_a_gan_is_stopped_and_resumed_without_a_changed_bit(tmp_path: Path, gan: type[PyTorchTrial]) -> None:
     undisturbed, never = begin_gan(tmp_path / "undisturbed", gan, 14), StopAt()
     undisturbed.attempt(never)
@@ -217,6 +222,7 @@ def test_a_gan_is_stopped_and_resumed_without_a_changed_bit(tmp_path: Path, gan:
     assert len(state["models_state_dict"]) == len(state["optimizers_state_dict"]) == 2
 
 
+@pytest.mark.integration
 def test_the_gan_learns(tmp_path: Path, gan: type[PyTorchTrial]) -> None:
     life = begin_gan(tmp_path, gan, 250, perform_initial_validation=True, min_validation_period={"batches": 0})
     life.attempt()
@@ -346,6 +352,7 @@ class Satisfied(Tiny):
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
+@pytest.mark.integration
 def test_a_trial_that_asks_to_stop_finishes_with_a_validation_and_a_checkpoint(tmp_path: Path) -> None:
     life, never = Life.begin(tmp_path / "undisturbed", Satisfied), StopAt()
     assert life.attempt(never).end == "finished"

@@ -96,6 +96,7 @@ def test_a_trial_that_is_let_go_saves_and_comes_back_in_another_worker_bit_for_b
     assert searched.search.state().trials[1] == undisturbed.search.state().trials[1]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_stop_anywhere_changes_nothing(undisturbed: Searched, tmp_path: Path, paused: bool) -> None:
     for tick in range(1, 17):

@@ -300,6 +300,7 @@ def test_what_determined_wrote_at_a_download_before_0_17_7_is_understood(tmp_pat
     assert trial.context.get_experiment_config() == config
 
 
+@pytest.mark.integration
 def test_a_model_def_that_imports_determined_is_told_what_to_do_and_then_runs(tmp_path: Path) -> None:
     folder = determined(tmp_path / "theirs", "state_dict.pth", trained())
     source = (folder / "code" / "model_def.py").read_text()

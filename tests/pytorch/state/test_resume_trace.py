@@ -22,6 +22,8 @@ from tests.distributed.ranks import OnRanks
 from tests.pytorch import leaky
 from tests.pytorch.trials import CONFIG
 
+pytestmark = pytest.mark.integration
+
 BATCHES, STOP = 12, 5
 """Of two epochs."""
 SETTINGS: dict[str, Any] = {

@@ -221,6 +221,7 @@ class Averaging(Tiny):
         return {**super().build_callbacks(), "averaging": SwapsWeights(self)}
 
 
+@pytest.mark.integration
 def test_a_stop_inside_a_validation_undoes_what_its_start_did(tmp_path: Path) -> None:
     undisturbed, never = Life.begin(tmp_path / "undisturbed", Averaging), StopAt()
     undisturbed.attempt(never)

@@ -225,6 +225,7 @@ def test_without_tensorboard_reports_are_left_out_and_a_writer_says_how_to_insta
         _ = board.writer
 
 
+@pytest.mark.integration
 def test_the_module_itself_loads_no_tensorboard() -> None:
     code = "import hpc_det.pytorch.trial.tensorboard, sys\n"
     code += "print(any(name.startswith('tensorboard') for name in sys.modules))"

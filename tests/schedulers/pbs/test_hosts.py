@@ -12,6 +12,7 @@ from hpc_det.schedulers.pbs.on_host import host_environment
 from tests.submit.hostile import VALUES
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("value", [*VALUES, "", "two\nlines", "a,b", "007", "\udcff"])
 def test_a_value_arrives_as_it_is(value: str, tmp_path: Path) -> None:
     (tmp_path / "env").write_bytes(exports({"ODD": value}))
@@ -41,6 +42,7 @@ def test_what_belongs_to_a_machine_or_a_job_stays_there(name: str) -> None:
     assert exports(of_no_machine(variables)) == b"export MINE=1\nexport SUBMITIT_LOG_LEVEL=INFO\n"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["PBS_JOBID", "HOSTNAME", "CUDA_VISIBLE_DEVICES"])
 def test_what_a_host_sets_itself_counts_there(name: str) -> None:
     said = ["sh", "-c", exports({name: "the job's"}).decode() + f'printf %s "${name}"']
@@ -48,6 +50,7 @@ def test_what_a_host_sets_itself_counts_there(name: str) -> None:
     assert subprocess.check_output(said, env={name: "the host's"}, text=True) == "the host's"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS"])
 def test_what_the_shell_lets_nobody_set_ends_no_script(name: str) -> None:
     """On many systems /bin/sh is bash in its POSIX mode."""

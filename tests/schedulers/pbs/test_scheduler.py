@@ -265,6 +265,7 @@ def test_a_job_has_ended_only_where_qstat_names_it(name: str, job_id: str, exit_
     assert Pbs().status([job_id], answers(name, exit_code))[job_id].state is state
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "text",
     [
@@ -323,6 +324,7 @@ def test_an_element_knows_its_place_also_where_it_was_submitted_alone() -> None:
 # --- commands
 
 
+@pytest.mark.integration
 def test_a_job_that_is_gone_needs_no_cancelling(stub: Stub) -> None:
     stub("qdel", "echo 'qdel: Job has finished 0.pbshead' >&2; exit 35")
     Pbs().cancel("0.pbshead", run_command)
@@ -330,6 +332,7 @@ def test_a_job_that_is_gone_needs_no_cancelling(stub: Stub) -> None:
     Pbs().cancel("0.pbshead", run_command)
 
 
+@pytest.mark.integration
 def test_a_refused_qdel_is_an_error(stub: Stub) -> None:
     stub("qdel", 'echo "Couldn\'t connect to cluster: pbshead" >&2; exit 162')
     with refused(CommandError, "qdel", 162, "pbshead"):
@@ -534,6 +537,7 @@ def test_torque_and_the_commands_that_slurm_brings_are_refused(answer: str) -> N
         submit(lambda command: answer)
 
 
+@pytest.mark.integration
 def test_a_qstat_that_knows_no_version_is_refused_and_an_absent_one_is_said_to_be_absent(stub: Stub) -> None:
     with refused(CommandError, "qstat"):
         submit(absent)

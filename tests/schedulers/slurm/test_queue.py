@@ -84,6 +84,7 @@ def test_of_one_pool_others_are_left_out() -> None:
     assert [job.job_id for job in QUEUE.jobs(recorded, pool="high")] == ["102", "109"]
 
 
+@pytest.mark.integration
 def test_what_a_user_has_set_for_squeue_hides_no_job(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_USERS", "ada")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")

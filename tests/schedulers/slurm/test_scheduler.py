@@ -93,11 +93,13 @@ def test_jobs_that_slurm_has_forgotten_have_ended() -> None:
     }
 
 
+@pytest.mark.integration
 def test_a_single_job_that_slurm_has_forgotten_has_ended_though_squeue_fails(stub: Stub) -> None:
     stub("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert Slurm().status(["7"], run_command)["7"].state is JobState.ENDED
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "text",
     [
@@ -113,11 +115,13 @@ def test_a_squeue_that_fails_is_no_news_of_any_job(stub: Stub, text: str) -> Non
     assert "squeue" in found["7"].reason
 
 
+@pytest.mark.integration
 def test_an_absent_squeue_is_no_news_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert Slurm().status(["7"], run_command)["7"].state is JobState.UNKNOWN
 
 
+@pytest.mark.integration
 def test_all_jobs_are_asked_for_at_once(stub: Stub, tmp_path: Path) -> None:
     stub("squeue", f"echo \"$@\" >>'{tmp_path}/asked'; printf '%s|RUNNING|None\\n' 7 8_1 9")
     Slurm().status(["7", "8_1", "9"], run_command)
@@ -133,6 +137,7 @@ def test_the_elements_of_an_array_that_wait_together_are_told_one_by_one() -> No
     assert all("SLURM_BITSTR_LEN=0" in command for command in squeue.asked), "long lists of elements would be cut off"
 
 
+@pytest.mark.integration
 def test_what_a_user_has_set_for_squeue_hides_no_job_of_hers(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_PARTITION", "high")
     stub("squeue", '[ -z "$SQUEUE_PARTITION" ] && echo "7|RUNNING|None"')
@@ -192,6 +197,7 @@ def test_an_array_names_its_held_elements_so_that_they_can_be_released() -> None
     assert (found.state, found.held) == (JobState.RUNNING, ("4711_1", "4711_3"))
 
 
+@pytest.mark.integration
 def test_a_job_that_is_held_can_be_released_by_its_own_id(stub: Stub) -> None:
     stub("squeue", "echo '7|PENDING|BeginTime'")
     assert Slurm().status(["7"], run_command)["7"].held == ("7",)
@@ -234,25 +240,30 @@ def cause(stub: Stub, text: str, now: float = NOW, lead_s: int = 90) -> Cause:
     return Slurm().stop_cause(job_plan(signal_lead_s=lead_s), {"SLURM_JOB_ID": "99"}, now, run_command)
 
 
+@pytest.mark.integration
 def test_a_job_with_a_preempt_time_was_preempted_even_near_its_end(stub: Stub) -> None:
     text = shown(end=slurm_time(NOW + 30), preempted=slurm_time(NOW))
     assert cause(stub, text) is Cause.PREEMPTED
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("early_s", [0, 30, 59])
 def test_the_warning_before_the_end_may_come_a_minute_early(stub: Stub, early_s: int) -> None:
     assert cause(stub, shown(end=slurm_time(NOW + 90 + early_s))) is Cause.TIME_LIMIT
 
 
+@pytest.mark.integration
 def test_a_signal_long_before_the_end_is_a_preemption(stub: Stub) -> None:
     assert cause(stub, shown(end=slurm_time(NOW + 90 + 61))) is Cause.PREEMPTED
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("end", ["Unknown", "N/A", "None"])
 def test_without_an_end_no_time_limit_can_be_near(stub: Stub, end: str) -> None:
     assert cause(stub, shown(end=end)) is Cause.PREEMPTED
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("state", "reason", "restarts", "expected"),
     [
@@ -270,17 +281,20 @@ def test_a_job_that_is_being_ended_was_cancelled_unless_it_was_put_back(
     assert cause(stub, fields) is expected
 
 
+@pytest.mark.integration
 def test_a_second_requeue_is_harmless(stub: Stub) -> None:
     stub("scontrol", "echo 'Job is pending execution for job 99' >&2; exit 1")
     Slurm().requeue("99", {}, run_command)
 
 
+@pytest.mark.integration
 def test_a_refused_requeue_is_an_error(stub: Stub) -> None:
     stub("scontrol", "echo 'Requested operation is presently disabled for job 99' >&2; exit 1")
     with refused(CommandError, "scontrol", "presently disabled"):
         Slurm().requeue("99", {}, run_command)
 
 
+@pytest.mark.integration
 def test_without_scontrol_both_causes_are_treated_alike(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     stub("scontrol", "exit 1")
     assert Slurm().stop_cause(job_plan(), {"SLURM_JOB_ID": "99"}, NOW, run_command) is Cause.PREEMPTED
@@ -288,6 +302,7 @@ def test_without_scontrol_both_causes_are_treated_alike(stub: Stub, monkeypatch:
     assert Slurm().stop_cause(job_plan(), {"SLURM_JOB_ID": "99"}, NOW, run_command) is Cause.PREEMPTED
 
 
+@pytest.mark.integration
 def test_a_jobs_own_name_does_not_speak_for_slurm(stub: Stub) -> None:
     text = shown(f"PreemptTime={slurm_time(NOW)} EndTime=None", end=slurm_time(NOW + 90))
     assert cause(stub, text) is Cause.TIME_LIMIT
@@ -436,6 +451,7 @@ def test_the_nodes_of_a_gang_are_spelt_out(short: str, names: list[str]) -> None
     assert Slurm().hosts({"SLURM_JOB_NODELIST": "another", "SLURM_STEP_NODELIST": short}) == names
 
 
+@pytest.mark.integration
 def test_nodes_that_slurm_calls_down_are_named_once(stub: Stub) -> None:
     stub("sinfo", "echo node2; echo node2; echo node7")
     assert Slurm().down_hosts(["node1", "node2"], run_command) == ["node2"]

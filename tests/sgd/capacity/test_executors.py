@@ -76,6 +76,7 @@ def test_gpus_are_found_in_whatever_way_they_are_asked_for(parameters: dict[str,
     assert gpus_of(executor_of("slurm", 1, parameters)) == gpus
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "parameters", "facts"),
     [
@@ -108,6 +109,7 @@ def test_what_no_gang_or_pool_can_be_is_refused() -> None:
         GangJob("slurm", interface="ib7")
 
 
+@pytest.mark.integration
 def test_slots_are_gpus_or_as_many_cpus_as_a_worker_takes_or_what_is_said() -> None:
     assert GangJob("slurm", 2, gpus_per_node=4).slots == 8
     assert GangJob("slurm", 2, cpus_per_task=8, cpus_per_worker=4).slots == 4
@@ -145,6 +147,7 @@ def root(state_folder: Path) -> Path:
     return state_folder
 
 
+@pytest.mark.integration
 def test_a_profile_of_slurm_makes_a_job_on_as_few_nodes_as_hold_the_workers(root: Path) -> None:
     made = gang_job("lab-slurm", {"HPC_DET_ROOT": str(root)}, 6, 1, use_gpu=True)
     assert isinstance(made, GangJob)
@@ -164,6 +167,7 @@ def test_a_profile_of_slurm_makes_a_job_on_as_few_nodes_as_hold_the_workers(root
     }
 
 
+@pytest.mark.integration
 def test_a_profile_of_pbs_says_the_same_in_its_words(root: Path) -> None:
     made = gang_job("lab-pbs", {"HPC_DET_ROOT": str(root)}, 3, 8, use_gpu=False)
     assert isinstance(made, GangJob)
@@ -179,6 +183,7 @@ def test_more_workers_than_a_cluster_takes_are_refused(root: Path) -> None:
         gang_job("lab-slurm", {"HPC_DET_ROOT": str(root)}, 9, 1, use_gpu=True)
 
 
+@pytest.mark.integration
 def test_a_name_is_that_of_a_profile(root: Path) -> None:
     env = {"HPC_DET_ROOT": str(root), "CUDA_VISIBLE_DEVICES": ""}
     assert isinstance(capacity_of("lab-slurm", env, num_workers=2), GangJob)
@@ -195,6 +200,7 @@ def test_nothing_said_is_this_machine_but_in_an_allocation_with_other_hosts() ->
     assert isinstance(capacity_of(None, {**own, "CUDA_VISIBLE_DEVICES": ""}), Local)
 
 
+@pytest.mark.integration
 def test_objects_are_taken_as_they_are_and_strangers_are_named(tmp_path: Path) -> None:
     local = Local(2)
     assert capacity_of(local) is local

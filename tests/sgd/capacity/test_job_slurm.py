@@ -26,6 +26,7 @@ def queue(lab: SlurmLab) -> list[str]:
     return lab.run("squeue", "--noheader", "--array", "--format=%T").split()
 
 
+@pytest.mark.long
 def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(slurm_lab: SlurmLab, run: Run) -> None:
     gang = GangJob("slurm", nodes=2, gpus_per_node=2, slurm_partition="low")
     assert (gang.host, gang.slots, gang.has_gpus) == (slurm_lab.login_address, 4, True)

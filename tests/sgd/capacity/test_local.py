@@ -15,7 +15,7 @@ from hpc_det.sgd.capacity.starters import gpus_here
 from tests.facts import refused, unnamed
 from tests.sgd.capacity.driver import Run, renew_until
 
-pytestmark = pytest.mark.usefixtures("stand_in")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("stand_in")]
 
 
 def test_one_agent_has_a_slot_for_each_rank_that_is_wanted_and_leaves_with_the_driver(run: Run) -> None:

@@ -45,6 +45,7 @@ def test_agents_of_an_allocation_start_again_where_they_were_killed(pbs_lab: Pbs
     assert not list(run.path.glob(".nodes-*"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_submits")
 def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(pbs_lab: PbsLab, run: Run) -> None:
     pbs_lab.set_kill_delay("low", 5)  # these agents do not leave by themselves

@@ -16,6 +16,7 @@ class Job:
         self.job_id = job_id
 
 
+@pytest.mark.integration
 def test_a_suspended_job_is_known_by_what_its_processes_call_it(
     stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

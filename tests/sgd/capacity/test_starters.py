@@ -95,6 +95,7 @@ def test_host_files_of_all_kinds_name_each_host_once(tmp_path: Path, stub: Stub,
     assert Mpiexec({"PATH": str(tmp_path / "stubs")}, tmp_path / "hosts").hosts == ["n1", "n2"]
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("stand_in")
 def test_mpiexec_starts_an_agent_on_each_host_and_once_more_where_it_has_ended(
     run: Run, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -118,6 +119,7 @@ def test_mpiexec_starts_an_agent_on_each_host_and_once_more_where_it_has_ended(
     assert not list(run.path.glob(".nodes-*"))
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("stand_in")
 def test_agents_that_do_not_leave_are_ended_by_their_steps_end(
     run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +135,7 @@ def test_agents_that_do_not_leave_are_ended_by_their_steps_end(
     wait_for(lambda: not Path(f"/proc/{note['pid']}").exists())
 
 
+@pytest.mark.integration
 def test_a_step_that_ends_at_once_says_why(run: Run, stub: Stub) -> None:
     stub("srun", "echo 'srun: error: Unable to create step for job 12: Requested nodes are busy' >&2; exit 1")
     stub("squeue", "echo node[1,3]")

@@ -301,6 +301,7 @@ def cut_all_but(port: int) -> None:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.long
 def test_ranks_that_cannot_talk_to_each_other_are_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Cut(Linear):
         def train_batch(self, batch: Any, batch_info: Any) -> dict[str, Any]:
@@ -351,6 +352,7 @@ def test_a_setup_that_hangs_is_tried_again(tmp_path: Path) -> None:
         assert "in hang_once" in stacks(tmp_path / "run")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_waits_for_stacks")
 def test_a_function_that_hangs_on_one_rank_is_called_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def at_rank_1(operator: TrainingOperator) -> int:

@@ -60,6 +60,7 @@ def test_a_killed_rank_costs_what_came_after_the_last_checkpoint(tmp_path: Path)
     assert again.metrics == result.metrics
 
 
+@pytest.mark.long
 def test_a_loop_that_hangs_begins_anew_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_det.sgd.driver.ranks.COLLATERAL_S", DEADLINE_S)
 

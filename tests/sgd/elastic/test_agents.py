@@ -16,6 +16,8 @@ from hpc_det.sgd.elastic.agents import AgentTask, BackOff
 from tests.launch.gang import is_there
 from tests.wait import DEADLINE_S, wait_for
 
+pytestmark = pytest.mark.integration
+
 AGENT = """
 import os, signal, sys, time
 run = sys.argv[1]

@@ -69,6 +69,7 @@ class Programs:
         return program.stdout.readline().strip()
 
 
+@pytest.mark.integration
 def test_of_several_drivers_that_come_at_once_one_has_the_run(tmp_path: Path) -> None:
     runs = [RunFolder(tmp_path / str(number)) for number in range(4)]
     for run in runs:

@@ -147,6 +147,7 @@ def lock_file(folder: Path) -> Path:
     return folder / f"hpc_det-{os.geteuid()}.data.lock"
 
 
+@pytest.mark.integration
 def test_data_are_created_while_no_other_rank_of_the_node_does(tmp_path: Path) -> None:
     is_locked = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     answers = []

@@ -114,6 +114,7 @@ def test_an_error_of_the_loader_reaches_the_caller_and_ends_the_pass() -> None:
     assert next(data.batches(1)) == 1
 
 
+@pytest.mark.integration
 def test_worker_processes_end_with_the_pass_and_with_close() -> None:
     with closing(passes(DataLoader(Numbers(8), num_workers=1), num_workers=2)) as data:
         assert len([*data.batches(None)]) == 8

@@ -82,6 +82,7 @@ def plain(batch: Any) -> list[Any]:
     return [part.tolist() if isinstance(part, torch.Tensor) else part for part in batch]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("before", [0, 3, 6, 8])
 @pytest.mark.parametrize("loader", LOADERS)
 def test_the_open_pass_is_replayed_bit_for_bit(loader: Callable[[], Any], before: int) -> None:

@@ -187,6 +187,7 @@ def doubled(samples: list[Any]) -> Any:
     return [2 * sample for sample in samples], torch.utils.data.get_worker_info()
 
 
+@pytest.mark.integration
 def test_the_loader_keeps_what_it_was_made_with() -> None:
     given = DataLoader(
         Numbers(8),
@@ -214,6 +215,7 @@ def test_a_pass_takes_one_number_of_the_users_generator_as_torchs_loader_does() 
     assert torch.equal(ours.get_state(), torchs.get_state())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("persistent", [False, True])
 def test_random_numbers_of_loader_processes_are_those_of_a_pass_that_was_not_left(persistent: bool) -> None:
     def noisy() -> Passes:
@@ -233,6 +235,7 @@ def test_random_numbers_of_loader_processes_are_those_of_a_pass_that_was_not_lef
     assert len({str(batch[1:]) for batch in expected}) == 9
 
 
+@pytest.mark.integration
 def test_ranks_and_passes_have_random_numbers_of_their_own_whatever_the_seed() -> None:
     def drawn(rank: int) -> list[Any]:
         torch.manual_seed(5)

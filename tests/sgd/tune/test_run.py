@@ -18,6 +18,8 @@ from tests.facts import refused, unnamed
 from tests.sgd.tune.trainables import Fragile, Line, Slow, Valley
 from tests.wait import DEADLINE_S, wait_for
 
+pytestmark = pytest.mark.integration
+
 THREE = {"training_iteration": 3}
 
 

@@ -13,6 +13,8 @@ from tests.stub import Stub
 from tests.submit.submitit_pbs.functions import add
 from tests.submit.submitit_pbs.site import StubSite
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = Path(__file__).parent / "script.sh"
 
 

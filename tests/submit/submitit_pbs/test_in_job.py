@@ -20,6 +20,8 @@ from tests.submit.submitit_pbs import functions
 from tests.submit.submitit_pbs.site import StubSite
 from tests.wait import wait_for
 
+pytestmark = pytest.mark.integration
+
 PREEMPTED = {"12.pbshead": {"job_state": "R", "comment": "Job run at Fri and terminated by Scheduler@pbshead"}}
 DELETED = {"12.pbshead": {"job_state": "R", "comment": "Job run at Fri and terminated by alice@pbslogin"}}
 RUNS = {"12.pbshead": {"job_state": "R", "comment": "Job run at Fri on (n1:ncpus=1)"}}

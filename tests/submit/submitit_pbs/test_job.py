@@ -13,6 +13,8 @@ from hpc_det.submit.submitit_pbs.job import PbsJob
 from tests.facts import refused
 from tests.submit.submitit_pbs.site import StubSite
 
+pytestmark = pytest.mark.integration
+
 RECORDED = Path(__file__).parent / "recorded"
 
 

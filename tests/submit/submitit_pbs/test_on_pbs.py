@@ -76,6 +76,7 @@ def test_an_element_is_cancelled_and_the_others_go_on(executor: submitit.AutoExe
     assert jobs[1].result() == "came"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["D", "R"])
 def test_a_preempted_job_comes_back_with_its_work(
     way: str, executor: submitit.AutoExecutor, any_pbs: PbsLab, tmp_path: Path

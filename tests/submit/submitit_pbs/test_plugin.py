@@ -16,6 +16,8 @@ from tests.submit.submitit_pbs import functions
 from tests.submit.submitit_pbs.site import StubSite
 from tests.wait import DEADLINE_S
 
+pytestmark = pytest.mark.integration
+
 
 def test_submitits_own_tests_of_plugins_pass(tmp_path: Path) -> None:
     pytest_alone = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--import-mode=importlib"]
