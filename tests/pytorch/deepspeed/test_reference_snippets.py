@@ -12,6 +12,7 @@ from typing import Any
 
 import deepspeed
 import numpy as np
+import pytest
 import sklearn.metrics
 import torch
 from deepspeed.pipe import PipelineModule
