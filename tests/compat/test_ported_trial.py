@@ -13,6 +13,7 @@ from tests.compat.programs import printed
 from tests.e2e.conftest import warm
 from tests.e2e.forked import WithTorch, _fork_server, hpc_det_with_torch
 from tests.e2e.story import Story, hpc_det, warm_ranks_of
+from tests.facts import unnamed
 
 __all__ = ["_fork_server", "hpc_det_with_torch", "warm"]
 
@@ -37,7 +38,7 @@ def test_an_unmodified_trial_trains_on_two_slots(tmp_path: Path, monkeypatch: py
     seed = ["--config", "reproducibility.experiment_seed=6"]
     said = hpc_det("experiment", "create", EXPERIMENT, TRIAL, "--cluster", "local", *seed, "--follow").stdout
     story = Story.of(1)
-    assert "Experiment 1: COMPLETED after 138 batches" in said
+    assert not unnamed(said, "Experiment 1", "COMPLETED", "138 batches")
     assert best(story, "accuracy") > 0.95
     assert min(best(story, f"accuracy_{digit}") for digit in range(10)) > 0.8
     assert "trial 1 of experiment 1" in story.trial.rank_log(1, 0).read_text()
@@ -51,7 +52,7 @@ def test_an_unmodified_trial_trains_on_two_slots(tmp_path: Path, monkeypatch: py
 def test_an_unmodified_trial_runs_in_one_process_without_a_job(hpc_det_with_torch: WithTorch, tmp_path: Path) -> None:
     shutil.copytree(TRIAL, tmp_path / "trial")
     said = hpc_det_with_torch("experiment", "create", EXPERIMENT, tmp_path / "trial", "--local", "--test").stdout
-    assert said.splitlines()[-1] == "One batch was trained, validated and saved."
+    assert not unnamed(said.splitlines()[-1], "One batch")
 
 
 def short(*entrypoint: str) -> Story:

@@ -12,6 +12,7 @@ from hpc_det import compat
 from hpc_det.config.rank_variables import asks_for_compat
 from hpc_det.errors import UsageError
 from tests.compat.programs import HOOKED, printed, python
+from tests.facts import refused, unnamed
 
 pytestmark = pytest.mark.integration
 
@@ -86,14 +87,13 @@ def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_hpc_det_wins_over_an_installed_determined_and_says_so(another: Path) -> None:
     done = python(*HOOKED, "-c", SHOW)
     assert done.stdout == "hpc_det.errors\n"
-    assert done.stderr == f"hpc-det: `determined` is hpc_det in this process, not {another}\n"
+    assert len(done.stderr.splitlines()) == 1
+    assert not unnamed(done.stderr, "determined", "hpc_det", another)
 
 
 def test_what_is_imported_already_cannot_become_another(another: Path) -> None:
     done = python("-c", "import determined, hpc_det.compat; hpc_det.compat.install()")
-    assert done.stderr.splitlines()[-1].endswith(
-        f"UsageError: hpc_det.compat: {another} is imported already; call install() before"
-    )
+    assert not unnamed(done.stderr.splitlines()[-1], "UsageError", "hpc_det.compat", another, "install()")
 
 
 def test_the_variable_switches_it_on() -> None:
@@ -103,7 +103,7 @@ def test_the_variable_switches_it_on() -> None:
 
 
 def test_a_variable_that_names_something_else_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^HPC_DET_COMPAT: .*'horovod'.*'determined'"):
+    with refused(UsageError, "HPC_DET_COMPAT", "'horovod'", "'determined'"):
         asks_for_compat({"HPC_DET_COMPAT": "horovod"})
 
 

@@ -12,6 +12,7 @@ from hpc_det.schedulers.pbs import detect as pbs
 from hpc_det.schedulers.scheduler import CommandError, Run
 from hpc_det.schedulers.site import Which
 from hpc_det.schedulers.slurm import detect as slurm
+from tests.facts import unnamed
 from tests.schedulers.recorded_sites import PBS, SLURM, replay, said
 
 LAB, ATLAS = "slurm-22.05", "slurm-24.05"
@@ -67,11 +68,11 @@ def cluster(**keys: Any) -> Cluster:
     return Cluster.model_validate({**usual, **keys})
 
 
-def one(findings: Iterable[Finding], word: str) -> Finding:
-    """The only one that tells of `word`."""
+def one(findings: Iterable[Finding], *facts: object) -> Finding:
+    """Return the only one whose message names each of `facts`."""
     all_of_them = list(findings)
-    found = [finding for finding in all_of_them if word in finding.message]
-    assert len(found) == 1, (word, all_of_them)
+    found = [finding for finding in all_of_them if not unnamed(finding.message, *facts)]
+    assert len(found) == 1, (facts, all_of_them)
     return found[0]
 
 

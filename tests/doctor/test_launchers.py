@@ -54,43 +54,43 @@ def test_whose_library_mpi4py_takes(modules: list[str], found: int | None) -> No
 
 
 @pytest.mark.parametrize(
-    ("modules", "said", "verdict", "told"),
+    ("modules", "said", "verdict", "facts"),
     [
-        (("MPI.mpich.abi3.so", "MPI.openmpi.abi3.so"), OPEN_MPI, "ok", "it takes the library of /usr/bin/mpirun"),
-        (("MPI.mpich.abi3.so",), OPEN_MPI, "note", "mpi4py is for MPICH"),
-        (("MPI.abi3.so",), HYDRA, "note", "mpi4py was built for one MPI"),
+        (("MPI.mpich.abi3.so", "MPI.openmpi.abi3.so"), OPEN_MPI, "ok", ["mpi4py", "/usr/bin/mpirun"]),
+        (("MPI.mpich.abi3.so",), OPEN_MPI, "note", ["mpi4py", "MPICH"]),
+        (("MPI.abi3.so",), HYDRA, "note", ["mpi4py", "one MPI"]),
     ],
 )
 def test_whether_mpi4py_fits_mpirun(
-    modules: tuple[str, ...], said: str, verdict: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: tuple[str, ...], said: str, verdict: str, facts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package(tmp_path, "mpi4py", *modules)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = one(told_of("mpirun", said=said), told)
+    found = one(told_of("mpirun", said=said), *facts)
     assert (found.verdict, bool(found.remedy)) == (verdict, verdict != "ok")
     assert "mpi4py" not in sys.modules
 
 
 def test_an_mpirun_of_a_stranger() -> None:
-    assert "mpi_launcher" in one(told_of("mpirun", said=INTEL), "neither Open MPI's nor MPICH's").remedy
+    assert "mpi_launcher" in one(told_of("mpirun", said=INTEL), "Open MPI", "MPICH").remedy
 
 
 def test_what_is_missing_says_how_to_get_it() -> None:
     found = told_of()
-    assert "hpc_det[mpi,mpi-runtime]" in one(found, "no mpirun").remedy
-    assert "environment" not in one(found, "no apptainer").message
+    assert "hpc_det[mpi,mpi-runtime]" in one(found, "mpirun").remedy
+    assert "environment" not in one(found, "apptainer").message
     for finding in found:
         assert finding.remedy or finding.verdict == "ok"
 
 
 def test_srun_as_launcher_of_mpi_is_asked_nothing() -> None:
-    assert one(told_of("srun", launcher="srun"), "started by /usr/bin/srun").verdict == "ok"
+    assert one(told_of("srun", launcher="srun"), "/usr/bin/srun").verdict == "ok"
 
 
 def test_torch_is_looked_up_and_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one(told_of(), "torch_distributed").verdict == "ok"
     monkeypatch.setattr(launchers, "find_spec", lambda name: None)
-    assert one(told_of(), "torch is not there").verdict == "problem"
+    assert one(told_of(), "torch").verdict == "problem"
 
 
 @pytest.mark.parametrize(("address", "verdict"), [("127.0.1.1", "note"), ("10.0.0.7", "ok")])

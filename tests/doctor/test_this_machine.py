@@ -13,6 +13,7 @@ from hpc_det.doctor.this_machine import file_system, findings
 from hpc_det.launch.watch.health import NodeProblem
 from tests.cli.life import Life
 from tests.doctor.sites import one
+from tests.facts import unnamed
 from tests.wait import DEADLINE_S
 
 pytestmark = pytest.mark.integration
@@ -116,16 +117,18 @@ def test_who_else_may_look_or_write(mode: int, verdict: str, root: Path) -> None
 def test_little_room(free: int, verdict: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(this_machine, "LEAST_FREE", 0)
     monkeypatch.setattr(this_machine, "LITTLE_FREE", free)
-    assert one(told_of(root), "GiB are free").verdict == verdict
+    assert one(told_of(root), "GiB").verdict == verdict
 
 
 def test_a_folder_that_is_not_there_yet(root: Path) -> None:
-    assert one(told_of(root / "new"), "the first experiment makes it").verdict == "ok"
+    found = told_of(root / "new")[-1]
+    assert (found.verdict, unnamed(found.message, root / "new")) == ("ok", [])
 
 
 def test_a_folder_that_cannot_be_made(root: Path) -> None:
     (root / "file").touch()
-    assert one(told_of(root / "file" / "new"), "you may not write").verdict == "problem"
+    found = told_of(root / "file" / "new")[-1]
+    assert (found.verdict, unnamed(found.message, root / "file" / "new", root / "file")) == ("problem", [])
 
 
 def test_a_folder_that_takes_no_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,13 +142,12 @@ def test_a_file_server_that_does_not_answer(root: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(this_machine, "_seen", lambda folder: os.read(os.pipe()[0], 1))
     found = told_of(root)[-1]
     assert found.verdict == "problem"
-    assert f"no answer from HPC_DET_ROOT {root}" in found.message
+    assert not unnamed(found.message, f"HPC_DET_ROOT {root}")
 
 
 def test_experiments_are_counted(root: Path) -> None:
     life = Life.submitted(root)
-    assert one(told_of(root), " open").message == "1 experiment, 1 open"
+    assert one(told_of(root), "1 experiment", "1 open")
     (life.folder.path / "jobs" / "1.json").write_text("{")
     (life.folder.path / "effective.json").write_text("{")
-    damaged = one(told_of(root), " open")
-    assert (damaged.verdict, damaged.message) == ("note", "1 experiment, 0 open; files of 1 are damaged")
+    assert one(told_of(root), "1 experiment", "0 open", "files of 1").verdict == "note"

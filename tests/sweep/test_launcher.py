@@ -19,6 +19,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.sweep.experiment import job_returns
 from hpc_det.sweep.files import SweepFiles
 from hpc_det.sweep.saved import checkpoint_of
+from tests.facts import refused, unnamed
 from tests.sweep.conftest import App, source
 from tests.wait import DEADLINE_S, wait_for
 
@@ -60,7 +61,7 @@ ConfigStore.instance().store(group="hydra/sweeper", name="descent", node=Conf)
 def test_values_come_back_and_each_point_has_hydras_files(app: App) -> None:
     app.write("app.py", source('assert "torch" not in sys.modules', "return cfg.x * 2"))
     output = app.succeed("+x=1,2")
-    assert "Submitted 2 jobs as experiment 1" in output
+    assert not unnamed(output, "Submitted 2 jobs", "experiment 1")
     for number in range(2):
         folder = app.folder / "out" / str(number)
         assert (folder / ".hydra" / "overrides.yaml").read_text() == f"- +x={number + 1}\n"
@@ -114,8 +115,7 @@ def test_a_sweeper_that_needs_values_is_refused_where_none_will_come(app: App) -
     app.write("app.py", DOUBLES)
     app.write("hydra_plugins/descent.py", DESCENDS)
     output = app.fail("hydra/sweeper=descent", "hydra.launcher.wait=false", "+x=1")
-    assert output.startswith("hydra.launcher.wait: false returns at once, without results, and the sweeper")
-    assert "set hydra.launcher.wait=true\n" in output
+    assert not unnamed(output, "hydra.launcher.wait", "sweeper", "hydra.launcher.wait=true")
     assert not app.experiment().path.exists()
 
 
@@ -124,7 +124,7 @@ def test_a_sweeper_that_needs_values_is_refused_where_none_will_come(app: App) -
 
 def test_without_waiting_it_returns_at_once_and_the_points_go_on(app: App) -> None:
     app.write("app.py", source(WHEN_TOLD, "return cfg.x"))
-    assert "hpc-det sweep status 1" in app.succeed("+x=1,2", "hydra.launcher.wait=false")
+    assert not unnamed(app.succeed("+x=1,2", "hydra.launcher.wait=false"), "hpc-det sweep status 1")
     assert "COMPLETED" not in {point["state"] for point in app.points()}
     app.write("go", "")
     assert app.hpc_det("sweep", "wait", "out") == (0, "")
@@ -140,7 +140,7 @@ def test_ctrl_c_ends_the_waiting_and_not_the_sweep(app: App) -> None:
     waiting.send_signal(signal.SIGINT)
     output, _ = waiting.communicate(timeout=DEADLINE_S)
     assert waiting.returncode == 130
-    assert "hpc-det: wait for them again with: hpc-det sweep wait 1\n" in output
+    assert not unnamed(output, "hpc-det sweep wait 1")
     assert "Traceback" not in output
     app.write("go", "")
     assert app.hpc_det("sweep", "wait", "1") == (0, "")
@@ -254,8 +254,7 @@ def test_a_failure_names_the_rank_and_the_log_and_leaves_the_other_points_alone(
     app.write("app.py", source("assert cfg.x != 2, 'two is too many'", "return cfg.x"))
     output = app.fail("+x=1,2,3")
     log = app.experiment().trial(2).rank_log(1, 0)
-    assert "trial 2 of experiment 1: rank 0 on " in output
-    assert f"AssertionError: two is too many; its log is {log}" in output
+    assert not unnamed(output, "trial 2 of experiment 1", "rank 0", "AssertionError: two is too many", log)
     assert "Traceback" not in output
     assert "two is too many" in log.read_text()
     assert [point["state"] for point in app.points()] == ["COMPLETED", "ERROR", "COMPLETED"]
@@ -266,7 +265,7 @@ def test_a_failure_names_the_rank_and_the_log_and_leaves_the_other_points_alone(
 
 def test_a_return_value_that_cannot_travel_is_a_failure_that_says_so(app: App) -> None:
     app.write("app.py", source("return (i for i in range(3))"))
-    assert "the app's return value, a generator, cannot be pickled" in app.fail("+x=1")
+    assert not unnamed(app.fail("+x=1"), "return value", "generator")
 
 
 def test_pickles_that_this_user_has_not_sealed_are_not_read(app: App, tmp_path: Path) -> None:
@@ -280,7 +279,7 @@ def test_pickles_that_this_user_has_not_sealed_are_not_read(app: App, tmp_path: 
         whole = path.read_bytes()
         for content in (pickle.dumps(Touches(str(unpickled))), whole[:32] + pickle.dumps(Touches(str(unpickled))), b""):
             path.write_bytes(content)
-            with pytest.raises(HpcDetError, match="does not have this user's seal"):
+            with refused(HpcDetError, path):
                 files.read(path)
         path.write_bytes(whole)
         files.read(path)
@@ -312,15 +311,15 @@ def _touch(path: str) -> None:
     [
         (["hydra.launcher.slots=3"], "resources.slots_per_trial"),
         (["hydra.launcher.slots=0", "hydra.launcher.max_restarts=-1"], "max_restarts"),
-        (["hydra.launcher.cluster=slurm"], "choose hydra/launcher=hpc_slurm"),
-        (["hydra.launcher.cluster=nowhere"], "no cluster is called 'nowhere'"),
-        (["x.y.z=1"], "Could not override 'x.y.z'"),
+        (["hydra.launcher.cluster=slurm"], "hydra/launcher=hpc_slurm"),
+        (["hydra.launcher.cluster=nowhere"], "'nowhere'"),
+        (["x.y.z=1"], "'x.y.z'"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_queued(app: App, overrides: list[str], said: str) -> None:
     app.write("app.py", DOUBLES)
     output = app.fail("+x=1", *overrides)
-    assert said in output
+    assert not unnamed(output, said)
     assert "Traceback" not in output
     assert not app.experiment().path.exists()
 
@@ -328,7 +327,7 @@ def test_what_cannot_be_is_said_before_anything_is_queued(app: App, overrides: l
 def test_a_folder_of_no_sweep_is_refused(app: App, tmp_path: Path) -> None:
     code, output = app.hpc_det("sweep", "status", str(tmp_path))
     assert code == 2
-    assert "has no hpc_det.json" in output
+    assert not unnamed(output, tmp_path, "hpc_det.json")
 
 
 def test_points_that_failed_get_another_chance_and_the_others_stay(app: App) -> None:
@@ -347,7 +346,7 @@ def test_a_sweep_is_not_forked(app: App) -> None:
     app.succeed("+x=1")
     code, output = app.hpc_det("experiment", "fork", "1")
     assert code == 2
-    assert "experiment 1: is a sweep of a Hydra app" in output
+    assert not unnamed(output, "experiment 1", "sweep")
 
 
 # --- checkpoint()

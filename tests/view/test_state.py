@@ -14,6 +14,7 @@ from hpc_det.search.method import Exit
 from hpc_det.store.attempt import failure_now, note_failure, request_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import Life, halving, random_search
+from tests.facts import refused, unnamed
 
 QUEUED, RUNNING = ExperimentState.QUEUED, ExperimentState.RUNNING
 COMPLETED, ERROR, CANCELED = ExperimentState.COMPLETED, ExperimentState.ERROR, ExperimentState.CANCELED
@@ -99,12 +100,11 @@ def test_a_job_that_begins_when_all_is_done_brings_nothing_back(life: Life) -> N
 
 def test_a_job_that_ended_without_a_word_is_an_error_with_the_first_failure(life: Life) -> None:
     assert state(life, JobState.ENDED) is ERROR
-    assert why(life) == "the job ended without a word, before its first attempt"
+    assert not unnamed(why(life), "first attempt")
     life.begins()
     note_failure(life.trial, 1, failure_now(3, "OSError: disk\nfull"))
     assert state(life, JobState.ENDED) is ERROR
-    assert why(life).startswith("the job ended without a word: rank 3 on ")
-    assert why(life).endswith("OSError: disk; full")
+    assert not unnamed(why(life), "rank 3", "OSError: disk; full")
 
 
 def test_a_job_that_could_not_go_back_into_the_queue_says_why(life: Life) -> None:
@@ -112,7 +112,7 @@ def test_a_job_that_could_not_go_back_into_the_queue_says_why(life: Life) -> Non
     life.ends(Cause.PREEMPTED, Action.REQUEUE, steps=120)
     life.journal.problem(1, "scontrol: refused with exit code 1: disabled")
     assert state(life, JobState.ENDED) is ERROR
-    assert why(life) == "the job ended: scontrol: refused with exit code 1: disabled"
+    assert not unnamed(why(life), "scontrol: refused with exit code 1: disabled")
 
 
 @pytest.mark.parametrize("reason", ["kill", "cancel"])
@@ -156,7 +156,7 @@ def test_what_is_cancelled_while_it_is_paused_is_canceled(life: Life) -> None:
 def test_what_ended_a_failed_experiment_is_its_first_failure(life: Life) -> None:
     life.begins()
     life.ends(Cause.FAILED, Action.GIVE_UP, why="1 failures, max_restarts is 0", failure="rank 1 on node1: ValueError")
-    assert why(life) == "rank 1 on node1: ValueError (1 failures, max_restarts is 0)"
+    assert not unnamed(why(life), "rank 1 on node1: ValueError", "1 failures, max_restarts is 0")
 
 
 def test_torn_files_of_a_trial_are_no_error(life: Life) -> None:
@@ -173,7 +173,7 @@ def test_a_damaged_record_of_a_job_hides_no_job(life: Life) -> None:
     life.begins()
     for damage in ("", "{}", "7", '{"job_id": 7, "scheduler": "slurm", "submitted": 1.0, "first": 0, "workers": 1}'):
         life.folder.job().write_text(damage)
-        with pytest.raises(HpcDetError, match=r"1\.json: damaged"):
+        with refused(HpcDetError, life.folder.job()):
             ExperimentView(life.folder)
 
 
@@ -213,17 +213,17 @@ def test_failures_of_all_trials_are_counted(tmp_path: Path) -> None:
         life.begins(worker)
         life.ends(Cause.FAILED, Action.GIVE_UP, worker=worker, why="too often", failure=f"rank {worker}: KeyError")
     assert state(life, JobState.ENDED) is ERROR
-    assert why(life) == "2 of 2 trials failed; trial 1: rank 0: KeyError (too often)"
+    assert not unnamed(why(life), "2 of 2", "trial 1", "rank 0: KeyError", "too often")
 
 
 def test_jobs_that_end_before_their_trials_are_done_are_an_error(tmp_path: Path) -> None:
     life = Life.submitted(tmp_path, workers=3, **random_search(3))
-    assert why(life) == "the jobs ended without a word, and left trials that nobody has begun"
+    assert not unnamed(why(life), "jobs", "trials")
     for worker in (0, 1):
         life.begins(worker)
     life.finishes(worker=0)
     assert state(life, JobState.ENDED) is ERROR
-    assert why(life) == "2 of 3 trials were not done; trial 2: the job ended without a word"
+    assert not unnamed(why(life), "2 of 3", "trial 2")
 
 
 def test_one_job_that_runs_makes_the_experiment_running(tmp_path: Path) -> None:

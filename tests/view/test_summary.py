@@ -8,6 +8,7 @@ from hpc_det.requeue import Action, Cause
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import best, why
 from tests.cli.life import Life, halving
+from tests.facts import unnamed
 
 
 def test_a_paused_experiment_says_by_whom_also_while_its_trials_save(life: Life) -> None:
@@ -15,8 +16,8 @@ def test_a_paused_experiment_says_by_whom_also_while_its_trials_save(life: Life)
     assert why(ExperimentView(life.folder), ExperimentState.RUNNING) is None
     life.search.pause("ada")
     view = ExperimentView(life.folder)
-    assert why(view, ExperimentState.RUNNING) == "ada has paused it, and its trials save"
-    assert why(view, ExperimentState.PAUSED) == "by ada"
+    assert not unnamed(str(why(view, ExperimentState.RUNNING)), "ada", "paused")
+    assert not unnamed(str(why(view, ExperimentState.PAUSED)), "ada")
 
 
 def test_a_canceled_experiment_says_by_whom_also_while_its_trials_save(life: Life) -> None:
@@ -24,15 +25,15 @@ def test_a_canceled_experiment_says_by_whom_also_while_its_trials_save(life: Lif
     life.search.pause("ada")
     life.search.cancel("bob")
     view = ExperimentView(life.folder)
-    assert why(view, ExperimentState.RUNNING) == "bob has canceled it, and its trials save"
-    assert why(view, ExperimentState.CANCELED) == "by bob"
+    assert not unnamed(str(why(view, ExperimentState.RUNNING)), "bob", "canceled")
+    assert not unnamed(str(why(view, ExperimentState.CANCELED)), "bob")
 
 
 def test_a_failed_experiment_says_what_failed_and_a_completed_one_nothing(life: Life) -> None:
     life.begins()
     life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure="rank 1 on node1: ValueError: x")
     view = ExperimentView(life.folder)
-    assert why(view, ExperimentState.ERROR) == "rank 1 on node1: ValueError: x (too often)"
+    assert not unnamed(str(why(view, ExperimentState.ERROR)), "rank 1 on node1: ValueError: x", "too often")
     assert why(view, ExperimentState.COMPLETED) is None
 
 

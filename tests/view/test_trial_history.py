@@ -16,6 +16,7 @@ from hpc_det.view.trial_history import (
     read_attempts,
 )
 from tests.cli.life import Life
+from tests.facts import golden, unnamed
 
 ACCURACY = {"metric": "accuracy", "smaller_is_better": False}
 
@@ -34,38 +35,32 @@ def metrics_of(life: Life) -> Metrics:
 TEN = time.mktime((2026, 11, 20, 10, 2, 11, 0, 0, -1))
 
 
-@pytest.mark.parametrize(
-    ("cause", "action", "why", "failure", "expected"),
-    [
-        ("preempted", "requeue", "preempted", None, "preempted at batch 120, back into the queue"),
-        ("time limit", "requeue", "time limit", None, "out of time at batch 120, back into the queue"),
-        ("finished", "done", "finished", None, "finished at batch 120"),
-        ("cancelled", "done", "cancelled", None, "cancelled; newest checkpoint at batch 120"),
-        ("waiting", "wait", "waiting", None, "waits for the searcher at batch 120"),
-        (
-            "node lost",
-            "requeue",
-            "node lost",
-            None,
-            "lost its node; newest checkpoint at batch 120, back into the queue",
-        ),
-        (
-            "failed",
-            "restart",
-            "failure 1 of 5",
-            "rank 1 on node1: ValueError",
-            "rank 1 on node1: ValueError; failed; newest checkpoint at batch 120, started again (failure 1 of 5)",
-        ),
-        (
-            "failed",
-            "give up",
-            "too often",
-            "rank 0 on node1: KeyError",
-            "rank 0 on node1: KeyError; failed; newest checkpoint at batch 120, given up (too often)",
-        ),
-    ],
-)
-def test_an_ended_attempt_in_words(cause: str, action: str, why: str, failure: str | None, expected: str) -> None:
+ENDED: list[tuple[str, str, str, str | None, list[str]]] = [
+    ("preempted", "requeue", "preempted", None, ["preempted", "batch 120"]),
+    ("time limit", "requeue", "time limit", None, ["time", "batch 120"]),
+    ("finished", "done", "finished", None, ["finished", "batch 120"]),
+    ("cancelled", "done", "cancelled", None, ["cancelled", "batch 120"]),
+    ("waiting", "wait", "waiting", None, ["waits", "batch 120"]),
+    ("node lost", "requeue", "node lost", None, ["node", "batch 120"]),
+    (
+        "failed",
+        "restart",
+        "failure 1 of 5",
+        "rank 1 on node1: ValueError",
+        ["rank 1 on node1: ValueError", "failed", "batch 120", "failure 1 of 5"],
+    ),
+    (
+        "failed",
+        "give up",
+        "too often",
+        "rank 0 on node1: KeyError",
+        ["rank 0 on node1: KeyError", "failed", "batch 120", "too often"],
+    ),
+]
+
+
+def ended(cause: str, action: str, why: str, failure: str | None) -> str:
+    """What is said of the first attempt on node1, which took 209 s."""
     attempt = AttemptHistory(
         number=1,
         job_id="4711",
@@ -79,15 +74,26 @@ def test_an_ended_attempt_in_words(cause: str, action: str, why: str, failure: s
         why=why,
         failure=failure,
     )
-    told = attempt_in_words(attempt, TEN + 300, is_over=False)
-    assert told == f"attempt 1 on node1 from 10:02:11 to 10:05:40: {expected}"
+    return attempt_in_words(attempt, TEN + 300, is_over=False)
+
+
+@pytest.mark.parametrize(("cause", "action", "why", "failure", "facts"), ENDED)
+def test_an_ended_attempt_in_words(cause: str, action: str, why: str, failure: str | None, facts: list[str]) -> None:
+    told = ended(cause, action, why, failure)
+    assert not unnamed(told, "attempt 1", "node1", "10:02:11", "10:05:40", *facts)
+
+
+def test_the_words_for_an_ended_attempt() -> None:
+    assert [ended(cause, action, why, failure) for cause, action, why, failure, _ in ENDED] == golden(
+        __file__, "attempts.txt"
+    )
 
 
 def test_an_open_attempt_in_words() -> None:
     attempt = AttemptHistory(number=2, job_id="4711", worker=0, host="node1", started=TEN)
-    assert attempt_in_words(attempt, TEN, is_over=False) == "attempt 2 on node1 since 10:02:11"
+    assert not unnamed(attempt_in_words(attempt, TEN, is_over=False), "attempt 2", "node1", "10:02:11")
     tomorrow = attempt_in_words(attempt, TEN + 86400, is_over=True)
-    assert tomorrow == "attempt 2 on node1 from 2026-11-20 10:02:11: its end was not written"
+    assert not unnamed(tomorrow, "attempt 2", "node1", "2026-11-20 10:02:11")
 
 
 def test_attempts_carry_their_problems(life: Life) -> None:

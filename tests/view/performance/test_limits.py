@@ -14,6 +14,7 @@ from hpc_det.view.performance.limits import NOTICEABLE, Kind, Verdict, limits, v
 from hpc_det.view.performance.measured import Conditions, measured
 from hpc_det.view.performance.profile import recorded
 from tests.checkpoint.saved import save
+from tests.facts import each_names, unnamed
 from tests.view.performance.profiles import BEGAN, gpus, sample, stretch
 
 CONDITIONS = Conditions(
@@ -83,9 +84,7 @@ def test_waiting_for_one_ranks_data_loader_is_no_communication(trial: TrialFolde
     assert verdict.share == pytest.approx(0.55)
     assert verdict.rank is not None
     assert (verdict.rank.rank, verdict.rank.host) == (2, "n2")
-    assert told(trial)["why"] == (
-        "55% of the time rank 2 on n2 waits for its data loader; the others wait for that 53% of theirs"
-    )
+    assert not unnamed(told(trial)["why"], "55%", "rank 2 on n2", "53%")
 
 
 def test_where_waiting_is_not_measured_it_is_seen_by_the_rank_that_computes_least(trial: TrialFolder) -> None:
@@ -105,7 +104,7 @@ def test_a_rank_that_computes_longer_than_all_others_is_named(trial: TrialFolder
     (verdict,) = judged(trial)
     assert verdict.kind is Kind.SLOW_RANK
     assert verdict.share == pytest.approx(0.3, abs=0.02)
-    assert told(trial)["why"] == "30% of the time the other ranks wait for rank 3 on n2, which takes longer to compute"
+    assert not unnamed(told(trial)["why"], "30%", "rank 3 on n2")
 
 
 def test_ranks_that_wait_about_the_same_time_are_not_told_apart(trial: TrialFolder) -> None:
@@ -123,7 +122,7 @@ def test_gpus_that_idle_while_training_runs_are_a_verdict(trial: TrialFolder) ->
     assert verdict.kind is Kind.IDLE_GPUS
     assert verdict.share == pytest.approx(0.65)
     (first, *_) = told(trial)["advice"]
-    assert "20.0 GiB of each are free" in first["text"]
+    assert not unnamed(first["text"], "20.0 GiB")
     assert first["setting"] == "hyperparameters.global_batch_size: 64"
 
 
@@ -142,15 +141,13 @@ def test_gpus_of_a_node_that_the_trial_does_not_have_do_not_count(trial: TrialFo
 def test_a_trial_that_was_not_profiled_is_told_how_to_be(trial: TrialFolder) -> None:
     found = told(trial, config={})
     assert (found["verdict"], found["share"], found["timings"], found["nodes"]) == ("not measured", None, [], [])
-    assert found["advice"] == [
-        {"text": "measure a trial, on nodes with nothing else on them", "setting": "profiling.enabled: true"}
-    ]
+    assert [each["setting"] for each in found["advice"]] == ["profiling.enabled: true"]
 
 
 def test_a_few_batches_are_too_few(trial: TrialFolder) -> None:
     stretch(trial, batches=5, count=5, seconds={"dataloader_next": 6.2, "train_batch": 3.4})
     found = told(trial)
-    assert (found["verdict"], found["why"]) == ("not measured", "5 batches were measured; a verdict takes 20")
+    assert (found["verdict"], unnamed(found["why"], "5 batches", 20)) == ("not measured", [])
 
 
 def _trains_without_a_profile(trial: TrialFolder) -> None:
@@ -171,7 +168,7 @@ def test_saves_and_validations_tell_of_themselves_without_a_profile(trial: Trial
         (Kind.VALIDATION, 0.25),
     ]
     found = told(trial, config={"checkpoint_policy": "all"})
-    assert found["why"] == "50% of the time training stands still for checkpoints, 1 save of 20.0 s"
+    assert not unnamed(found["why"], "50%", "checkpoints", "1 save", "20.0 s")
     settings = [its["setting"] for its in found["advice"]]
     assert settings[:2] == ["checkpoint_policy: best", "checkpoint_interval: auto"]
     assert settings[2] == "min_checkpoint_period: {batches: 3800}", "5 % of the time, at 0.1 s a batch"
@@ -182,15 +179,15 @@ def test_saves_that_came_too_late_are_counted(trial: TrialFolder) -> None:
     assert not told(trial)["notes"]
     write_save(trial.saves, replace(save(began=BEGAN + 60), postponed=True))
     (note,) = told(trial)["notes"]
-    assert note.startswith("1 of 2 saves")
+    assert not unnamed(note, "1 of 2 saves")
 
 
 def test_ranks_without_a_file_are_named(trial: TrialFolder) -> None:
     for rank in (0, 2):
         stretch(trial, rank, exposed_s=0.1)
-    assert told(trial, slots=4)["notes"] == ["timings of 2 of 4 ranks: none of 1, 3"]
+    each_names(told(trial, slots=4)["notes"], ["2 of 4 ranks", "1, 3"])
     (note,) = told(trial, slots=10**15)["notes"]
-    assert note.endswith("none of 1, 3, 4, 5, 6, 7, 8, 9 and more")
+    assert not unnamed(note, "1, 3, 4, 5, 6, 7, 8, 9 and more")
 
 
 def test_what_makes_the_numbers_less_than_they_seem_is_told(trial: TrialFolder) -> None:
