@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.config.rank_variables import TrainsOn
+from hpc_det.config.rank_variables import NO_WHOLE_BATCH, TrainsOn
 from hpc_det.distributed.rng import restore_rng, rng_state
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import DataLoader, Epoch, Trainer, init
 from hpc_det.pytorch.loop.run import Purpose
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports, samples_per_second
+from tests.facts import refused
 from tests.pytorch.trials import Tiny
 
 CONFIG = {
@@ -97,5 +98,5 @@ def test_the_first_batch_may_stand_for_all_and_no_other_is_loaded(
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="an epoch has not one whole batch; use a smaller one, or more data"):
+    with refused(UsageError, NO_WHOLE_BATCH):
         measured(tmp_path, monkeypatch, "data", batch_size=23)

@@ -10,6 +10,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch import Batch, Epoch, TrainUnit
 from hpc_det.pytorch.data import Position
 from hpc_det.pytorch.loop.schedule import Progress, Schedule, period_from_config, unit_from_config
+from tests.facts import refused
 from tests.pytorch.trials import CONFIG
 
 
@@ -104,7 +105,7 @@ def test_records_become_batches_of_64(config: Any, unit: TrainUnit) -> None:
 
 
 def test_records_need_a_global_batch_size() -> None:
-    with pytest.raises(UsageError, match=r"\{records: 640\}: set hyperparameters.global_batch_size"):
+    with refused(UsageError, "{records: 640}", "hyperparameters.global_batch_size"):
         unit_from_config({"records": 640}, None)
 
 
@@ -148,19 +149,19 @@ def test_a_period_below_one_is_due_after_every_batch_but_never_before_the_first(
 
 
 def test_a_schedule_is_no_length() -> None:
-    with pytest.raises(TypeError, match=r"max_length: Batch\(value=\[2, 7\]\) is a schedule; .* such as Batch\(100\)"):
+    with refused(TypeError, "max_length: ", "Batch(value=[2, 7])", "Batch(100)"):
         Batch([2, 7]).reached(progress(3))
 
 
 def test_lengths_in_batches_for_the_progress_bar() -> None:
     assert Epoch(3).batches(20) == 60
     assert Batch(3).batches(20) == Batch(3).batches(None) == 3
-    with pytest.raises(UsageError, match=r"the training loader has no length.*give the length in batches"):
+    with refused(UsageError, "training loader", "batches"):
         Epoch(3).batches(None)
 
 
 @pytest.mark.parametrize("value", ["7", 2.5, True, None, b"7"])
 def test_an_amount_is_a_whole_number_or_several(value: Any) -> None:
-    with pytest.raises(UsageError, match="Batch"):
+    with refused(UsageError, "Batch", repr(value)):
         Batch(value)
     assert Epoch(range(3)).value == range(3)

@@ -27,6 +27,7 @@ from hpc_det.pytorch import LRScheduler, PyTorchTrial
 from hpc_det.pytorch.state.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from hpc_det.pytorch.state.portable import Portable
 from hpc_det.pytorch.state.state import stored_state
+from tests.facts import refused
 from tests.pytorch.trials import Life, StopAt, Tiny, differences
 
 MODEL_DEF = """
@@ -305,7 +306,7 @@ def test_a_model_def_that_imports_determined_is_told_what_to_do_and_then_runs(tm
     folder = determined(tmp_path / "theirs", "state_dict.pth", trained())
     source = (folder / "code" / "model_def.py").read_text()
     (folder / "code" / "model_def.py").write_text(source.replace("hpc_det.pytorch", "determined.pytorch"))
-    with pytest.raises(UsageError, match=r"No module named 'determined'; call hpc_det.compat.install\(\) first"):
+    with refused(UsageError, "No module named 'determined'", "hpc_det.compat.install()"):
         load_trial_from_checkpoint_path(folder)
     script = (
         "import sys, hpc_det.compat as compat; compat.install(); from hpc_det.pytorch import *; "
@@ -346,12 +347,12 @@ def test_all_four_keys_are_always_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"missing: no such folder; name the folder of a checkpoint"):
+    with refused(UsageError, tmp_path / "missing", "folder"):
         load_trial_from_checkpoint_path(tmp_path / "missing")
-    with pytest.raises(UsageError, match=r"none of state_dict.pth, determined/.*checkpoint.pt is there"):
+    with refused(UsageError, tmp_path, "state_dict.pth", "checkpoint.pt"):
         load_trial_from_checkpoint_path(tmp_path, Trial)
     torch.save(trained(), tmp_path / "state_dict.pth")
-    with pytest.raises(UsageError, match=r"load_data.json: does not say which class was trained; pass it"):
+    with refused(UsageError, tmp_path / "load_data.json", "class"):
         load_trial_from_checkpoint_path(tmp_path)
 
 
@@ -362,14 +363,14 @@ def test_a_damaged_file_is_named(tmp_path: Path, damaged: str) -> None:
     content[len(content) // 2] ^= 1
     (folder / damaged).unlink()
     (folder / damaged).write_bytes(content)
-    with pytest.raises(HpcDetError, match=rf"damaged: {damaged}: crc32 .*, the manifest says .*; use another"):
+    with refused(HpcDetError, f"{damaged}: ", "crc32", "manifest"):
         load_trial_from_checkpoint_path(folder)
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     folder = saved(tmp_path, trained())
     (folder / "manifest.json").write_text("{}")
-    with pytest.raises(HpcDetError, match=r"damaged: manifest.json: "):
+    with refused(HpcDetError, "manifest.json"):
         load_trial_from_checkpoint_path(folder)
 
 
@@ -378,7 +379,7 @@ def test_a_damaged_file_of_determined_is_named(tmp_path: Path, content: bytes | 
     folder = determined(tmp_path / "theirs", "state_dict.pth", trained())
     state = folder / "state_dict.pth"
     state.write_bytes(state.read_bytes()[:-500] if content is None else content)
-    with pytest.raises(HpcDetError, match=r"state_dict.pth: (cannot be read|holds more than)"):
+    with refused(HpcDetError, state):
         load_trial_from_checkpoint_path(folder)
 
 
@@ -386,7 +387,7 @@ def test_a_damaged_file_of_determined_is_named(tmp_path: Path, content: bytes | 
 def test_a_torn_load_data_is_named(tmp_path: Path, text: str) -> None:
     folder = determined(tmp_path / "theirs", "state_dict.pth", trained())
     (folder / "load_data.json").write_text(text)
-    with pytest.raises(HpcDetError, match=r"damaged: load_data.json or metadata.json is no JSON"):
+    with refused(HpcDetError, "load_data.json", "JSON"):
         load_trial_from_checkpoint_path(folder)
 
 
@@ -402,53 +403,51 @@ class Evil:
 
 def test_code_in_the_state_does_not_run(tmp_path: Path) -> None:
     folder = determined(tmp_path / "theirs", "state_dict.pth", {**trained(), "extra": Evil(tmp_path / "executed")})
-    with pytest.raises(HpcDetError, match=r"state_dict.pth: holds more than tensors.*posix.mkdir.*If you trust it"):
+    with refused(HpcDetError, folder / "state_dict.pth", "tensors", "posix.mkdir", "weights_only=False"):
         load_trial_from_checkpoint_path(folder)
     assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "fact"),
     [
-        (Path("/"), r"GLOBAL pathlib\S*Path was not"),
-        (np.array([{}], dtype=object), "numpy values of dtype object are not"),
+        (Path("/"), "pathlib"),
+        (np.array([{}], dtype=object), "dtype object"),
     ],
 )
-def test_what_is_more_than_numbers_is_named(tmp_path: Path, value: Any, said: str) -> None:
+def test_what_is_more_than_numbers_is_named(tmp_path: Path, value: Any, fact: str) -> None:
     torch.save({**trained(), "extra": value}, tmp_path / "state_dict.pth")
-    with pytest.raises(HpcDetError, match=rf"it brings \([^\n]*{said}"):
+    with refused(HpcDetError, tmp_path / "state_dict.pth", fact) as error:
         stored_state(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "facts"),
     [
-        ({"weights_only": False}, "weights_only=False would run whatever code the file brings"),
-        ({"pickle_module": random}, "pickle_module is not supported; use map_location and mmap"),
-        ({"encoding": "ascii"}, "encoding is not supported"),
+        ({"weights_only": False}, ["weights_only=False"]),
+        ({"pickle_module": random}, ["pickle_module", "map_location", "mmap"]),
+        ({"encoding": "ascii"}, ["encoding", "map_location", "mmap"]),
     ],
 )
-def test_what_would_run_code_cannot_be_asked_for(tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_would_run_code_cannot_be_asked_for(tmp_path: Path, options: dict[str, Any], facts: list[str]) -> None:
+    with refused(UsageError, *facts):
         load_trial_from_checkpoint_path(tmp_path, torch_load_kwargs=options)
-    with pytest.raises(UsageError, match=said):
+    with refused(UsageError, *facts):
         load_trial_from_checkpoint_path(tmp_path, **options)
 
 
 @pytest.mark.parametrize(
-    ("cls", "said"),
+    ("cls", "facts"),
     [
-        ("model_def:Missing", r"code/model_def.py has no Missing; pass the class as trial_class"),
-        ("model_def:Outer.Missing", "has no Outer.Missing"),
-        ("model_def:NoTrial", r"model_def:NoTrial is no subclass of hpc_det.pytorch.PyTorchTrial"),
-        (
-            "missing_def:Trial",
-            r"cannot import missing_def:Trial: No module named 'missing_def'; install what it imports",
-        ),
+        ("model_def:Missing", ["code/model_def.py", "Missing", "trial_class"]),
+        ("model_def:Outer.Missing", ["Outer.Missing"]),
+        ("model_def:NoTrial", ["model_def:NoTrial", "hpc_det.pytorch.PyTorchTrial"]),
+        ("missing_def:Trial", ["missing_def:Trial", "No module named 'missing_def'"]),
     ],
 )
-def test_a_class_that_is_not_there_is_named(tmp_path: Path, cls: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_class_that_is_not_there_is_named(tmp_path: Path, cls: str, facts: list[str]) -> None:
+    with refused(UsageError, *facts):
         load_trial_from_checkpoint_path(saved(tmp_path, trained(), cls=cls))
 
 
@@ -456,20 +455,20 @@ def test_a_class_that_is_not_there_is_named(tmp_path: Path, cls: str, said: str)
 def test_a_script_is_not_run_again_to_find_its_class(tmp_path: Path, mark: str) -> None:
     about = {"trial_cls_spec": "__main__:Trial", "hparams": {"width": 3}, mark: True}
     folder = determined(tmp_path / "theirs", "state_dict.pth", trained(), about)
-    with pytest.raises(UsageError, match=r"saved by a Trainer.*find __main__:Trial; pass the class as trial_class"):
+    with refused(UsageError, "Trainer", "__main__:Trial", "trial_class"):
         load_trial_from_checkpoint_path(folder)
 
 
 def test_a_class_that_wraps_other_objects_is_told_both_numbers(tmp_path: Path) -> None:
     state = trained()
     state["models_state_dict"] *= 2
-    with pytest.raises(HpcDetError, match=r"models_state_dict holds 2, the trial wraps 1"):
+    with refused(HpcDetError, "models_state_dict", 2, 1):
         load_trial_from_checkpoint_path(saved(tmp_path, state))
 
 
 def test_the_state_of_something_else_is_named(tmp_path: Path) -> None:
     torch.save({"model": {}}, tmp_path / "state_dict.pth")
-    with pytest.raises(HpcDetError, match=r"state_dict.pth: has no models_state_dict, so it is not the state of a Py"):
+    with refused(HpcDetError, tmp_path / "state_dict.pth", "models_state_dict", "PyTorchTrial"):
         stored_state(tmp_path)
 
 

@@ -13,6 +13,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchTrialContext
 from hpc_det.pytorch.strategies.ddp import data_parallel, share_buffers, synchronized_batch_norm
 from tests.distributed.ranks import OnRanks
+from tests.facts import refused, unnamed
 
 
 class LastFirst(nn.Module):
@@ -181,7 +182,7 @@ def reached(distributed: Distributed) -> tuple[str, bool, str]:
 def test_a_wrapped_models_own_attributes_are_in_reach(on_ranks: OnRanks) -> None:
     for title, called, missing in on_ranks(2, reached):
         assert (title, called) == ("own attribute", True)
-        assert missing == "'Named' object has no attribute 'no_such_name'"
+        assert unnamed(missing, "'Named'", "'no_such_name'") == []
 
 
 def evaluated(distributed: Distributed) -> float:
@@ -247,7 +248,7 @@ def test_the_config_or_an_optimizer_asks_for_compression(
 
 
 def test_batch_norm_over_all_ranks_needs_gpus() -> None:
-    with pytest.raises(UsageError, match="sync_batch_norm=True needs GPUs, this rank has none; leave it out on CPUs"):
+    with refused(UsageError, "sync_batch_norm=True", "GPUs", "CPUs"):
         synchronized_batch_norm(Named(), torch.device("cpu"))
 
 
@@ -274,7 +275,5 @@ def wrapped_oddly(distributed: Distributed) -> tuple[bool, str, float]:
 def test_what_ddp_would_refuse_in_its_own_words_works_or_is_refused_in_ours(on_ranks: OnRanks) -> None:
     for is_bare, refusal, gradient in on_ranks(2, wrapped_oddly):
         assert is_bare, "nothing of a frozen model is exchanged"
-        assert refusal.startswith(
-            "wrap_model: static_graph=True does not go with optimizations.aggregation_frequency 2"
-        )
+        assert unnamed(refusal, "wrap_model: ", "static_graph=True", "optimizations.aggregation_frequency 2") == []
         assert gradient == 1.0

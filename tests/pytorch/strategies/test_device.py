@@ -8,6 +8,7 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from hpc_det.pytorch.strategies.device import ToDevice, mapped, prefetched
+from tests.facts import warned
 
 
 class Movable:
@@ -30,7 +31,7 @@ def test_a_tensor_that_is_there_already_stays_the_same_object() -> None:
 
 def test_each_type_that_stays_is_warned_about_once() -> None:
     move = ToDevice(torch.device("cpu"))
-    with pytest.warns(UserWarning, match="str stays where it is"):
+    with warned(UserWarning, "str"):
         move(["a", "b"])
     assert move("c") == "c", "no second warning, which would be an error here"
 

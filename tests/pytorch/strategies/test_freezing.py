@@ -21,6 +21,7 @@ from hpc_det.pytorch.strategies import ddp
 from hpc_det.pytorch.strategies.ddp import DataParallel, data_parallel
 from hpc_det.sgd import TrainingOperator
 from tests.distributed.ranks import OnRanks
+from tests.facts import unnamed
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 from tests.wait import DEADLINE_S
 
@@ -292,8 +293,7 @@ def thawed_bare(distributed: Distributed) -> tuple[str, str]:
 
 def test_a_model_thawed_that_was_frozen_as_a_whole_is_an_error(on_ranks: OnRanks) -> None:
     for trial, operator in on_ranks(2, thawed_bare):
-        assert "head.weight, head.bias" in trial
-        assert "freeze the model after it" in trial
+        assert unnamed(trial, "head.weight, head.bias", "wrap_model", "freeze") == []
         assert "register" in operator
 
 
@@ -330,11 +330,11 @@ class Replaced(Tiny):
 
 def test_a_layer_replaced_after_wrapping_is_an_error(on_ranks: OnRanks, tmp_path: Path) -> None:
     life = Life.begin(tmp_path, Replaced)
-    for text in on_ranks(2, refused, life):
-        assert "add and replace layers before it" in text
+    for text in on_ranks(2, refusal, life):
+        assert unnamed(text, "wrap_model", "layers", "before") == []
 
 
-def refused(distributed: Distributed, life: Life) -> str:
+def refusal(distributed: Distributed, life: Life) -> str:
     with pytest.raises(UsageError) as problem:
         life.attempt(StopAt(3), distributed)
     return str(problem.value)

@@ -16,6 +16,7 @@ from hpc_det.pytorch.strategies.strategy import (
     make_deepspeed_mpu,
     reporting_ranks,
 )
+from tests.facts import refused, unnamed_by_each
 
 
 class OfMethods(ModelParallelUnit):
@@ -80,7 +81,7 @@ def test_a_subclass_may_have_methods_and_properties() -> None:
 
 
 def test_what_is_no_unit_is_refused() -> None:
-    with pytest.raises(UsageError, match="ModelParallelUnit: got 7; pass one, or an object of a subclass"):
+    with refused(UsageError, "ModelParallelUnit: ", 7):
         checked_unit(7, ranks=2)
 
 
@@ -91,24 +92,25 @@ def problems(*values: Any, ranks: int = 4) -> list[str]:
 
 
 def test_every_wrong_type_is_named() -> None:
-    assert problems("0", 2.0, 1, None) == [
-        "ModelParallelUnit.data_parallel_rank: '0' is str; expected int",
-        "ModelParallelUnit.data_parallel_world_size: 2.0 is float; expected int",
-        "ModelParallelUnit.should_report_metrics: 1 is int; expected bool",
-        "ModelParallelUnit.should_build_data_loader: None is NoneType; expected bool",
+    facts = [
+        ["ModelParallelUnit.data_parallel_rank: ", "'0'", "str", "int"],
+        ["ModelParallelUnit.data_parallel_world_size: ", "2.0", "float", "int"],
+        ["ModelParallelUnit.should_report_metrics: ", "1", "int", "bool"],
+        ["ModelParallelUnit.should_build_data_loader: ", "None", "NoneType", "bool"],
     ]
+    assert unnamed_by_each(problems("0", 2.0, 1, None), facts) == []
 
 
 def test_every_impossible_number_is_named() -> None:
-    assert problems(3, 3, True, True) == [
-        "ModelParallelUnit.data_parallel_world_size: 3 copies of the model do not have the same number of the 4 ranks; "
-        "use a divisor of 4",
-        "ModelParallelUnit.data_parallel_rank: 3 is not one of 0 to 2, as data_parallel_world_size is 3",
+    facts = [
+        ["ModelParallelUnit.data_parallel_world_size: ", "3 copies", "4 ranks"],
+        ["ModelParallelUnit.data_parallel_rank: ", "3", "0 to 2", "data_parallel_world_size"],
     ]
+    assert unnamed_by_each(problems(3, 3, True, True), facts) == []
     assert len(problems(-1, 2, True, True)) == len(problems(0, 0, True, True)) == len(problems(0, 8, True, True)) == 1
 
 
 def test_the_reporting_ranks_are_those_that_say_so() -> None:
     assert reporting_ranks([False, True, False, True]) == [1, 3]
-    with pytest.raises(UsageError, match="should_report_metrics is False on all ranks; let at least one report"):
+    with refused(UsageError, "should_report_metrics", False):
         reporting_ranks([False, False])

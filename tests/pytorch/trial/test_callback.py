@@ -7,6 +7,7 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchCallback
 from hpc_det.pytorch.trial.callback import HOOKS, Callbacks
+from tests.facts import unnamed_by_each, warned
 
 
 class Recorder(PyTorchCallback):
@@ -47,10 +48,11 @@ def test_what_is_no_callback_is_refused_with_all_its_peers() -> None:
     strange: Any = {"a": object(), "good": PyTorchCallback(), "b": Recorder}
     with pytest.raises(UsageError) as error:
         Callbacks(strange)
-    assert error.value.problems == [
-        "build_callbacks: 'a' is object, no PyTorchCallback; derive it from that class",
-        "build_callbacks: 'b' is type, no PyTorchCallback; derive it from that class",
+    facts = [
+        ["build_callbacks: ", "'a'", "object", "PyTorchCallback"],
+        ["build_callbacks: ", "'b'", "type", "PyTorchCallback"],
     ]
+    assert unnamed_by_each(error.value.problems, facts) == []
 
 
 def test_state_comes_back_under_its_name() -> None:
@@ -61,7 +63,7 @@ def test_state_comes_back_under_its_name() -> None:
 
 
 def test_a_callback_without_state_in_the_checkpoint_is_warned_about_if_it_has_any() -> None:
-    with pytest.warns(UserWarning, match="callback 'new' has no state in the checkpoint and starts anew"):
+    with warned(UserWarning, "callback 'new'", "checkpoint"):
         Callbacks({"new": Recorder()}).restore({})
     Callbacks({"stateless": PyTorchCallback()}).restore({})
 
@@ -79,12 +81,13 @@ class FormerNames(PyTorchCallback):
 
 def test_former_names_are_heard_with_a_warning() -> None:
     callback = FormerNames()
-    with pytest.warns(DeprecationWarning, match="is now called") as warned:
+    with warned(DeprecationWarning, "FormerNames") as given:
         callbacks = Callbacks({"old": callback})
-    assert [str(warning.message) for warning in warned] == [
-        "FormerNames.on_validation_step_end is now called on_validation_end",
-        "FormerNames.on_checkpoint_end is now called on_checkpoint_write_end",
+    names = [
+        ["FormerNames.on_validation_step_end", "on_validation_end"],
+        ["FormerNames.on_checkpoint_end", "on_checkpoint_write_end"],
     ]
+    assert unnamed_by_each([str(warning.message) for warning in given], names) == []
     callbacks.call("on_checkpoint_write_end", "folder")
     callbacks.call("on_validation_end", {"loss": 1.0})
     assert callback.heard == ["folder", {"loss": 1.0}]
@@ -99,7 +102,7 @@ class WithoutEpoch(PyTorchCallback):
 
 def test_an_epoch_start_without_argument_is_tolerated_with_a_warning() -> None:
     callback = WithoutEpoch()
-    with pytest.warns(DeprecationWarning, match="WithoutEpoch.on_training_epoch_start should take epoch_idx"):
+    with warned(DeprecationWarning, "WithoutEpoch.on_training_epoch_start", "epoch_idx"):
         callbacks = Callbacks({"old": callback})
     callbacks.call("on_training_epoch_start", 3)
     assert callback.starts == 1
