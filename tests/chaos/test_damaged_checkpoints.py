@@ -100,6 +100,7 @@ def life_in(folder: Path) -> trials.Life:
     return life
 
 
+@pytest.mark.integration
 def test_a_trial_whose_newest_checkpoint_is_damaged_prunes_and_is_preempted_and_resumes_to_the_bit(
     tmp_path: Path, amount: Amount, tally: Tally
 ) -> None:

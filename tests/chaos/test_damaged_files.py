@@ -26,6 +26,8 @@ from tests.cli.life import FakeScheduler, Life
 from tests.odd import damages
 from tests.view.performance.profiles import sample, stretch
 
+pytestmark = pytest.mark.integration
+
 UUID = "1f0c2d3e-0000-4000-8000-000000000007"
 LOOKS: list[tuple[str, ...]] = [
     *(("experiment", what, "1") for what in ("describe", "list-trials", "list-checkpoints", "logs", "config")),

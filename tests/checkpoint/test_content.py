@@ -57,6 +57,7 @@ def test_arrays_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, 
     assert back.flags.writeable
 
 
+@pytest.mark.integration
 @settings(max_examples=100)
 @given(value=PLAIN.flatmap(np_st.from_dtype))
 def test_scalars_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:

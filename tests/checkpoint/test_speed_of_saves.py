@@ -48,6 +48,7 @@ def copy_s(weights: dict[str, torch.Tensor], copies: list[torch.Tensor]) -> floa
     return time.thread_time() - began
 
 
+@pytest.mark.integration
 def test_training_stands_still_for_little_more_than_a_copy(tmp_path: Path, one_thread: None) -> None:
     """In processor time, beside a copy at the same moment, since others may use this machine. That it waits for no disk
     is shown in test_pending.

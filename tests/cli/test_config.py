@@ -118,6 +118,7 @@ def test_an_experiment_without_a_name_has_that_of_its_file(hpc_det: Command, con
     assert any(line.split() == ["#", "name:", '"lenet-5"', "(default)"] for line in out.splitlines())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("of", [[], ["experiment"], ["cluster"]])
 def test_a_schema_is_json_schema(hpc_det: Command, of: list[str]) -> None:
     result = hpc_det("schema", *of)

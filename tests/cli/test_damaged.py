@@ -61,6 +61,7 @@ def whole(life: Life, scheduler: FakeScheduler) -> Life:
     return life
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("file", FILES)
 def test_a_line_of_another_shape_is_a_message(whole: Life, hpc_det: Command, file: str) -> None:
     path = FILES[file](whole)

@@ -152,6 +152,7 @@ def doubled(line: str, last: int) -> str:
     return "\n".join(["# @package _global_", "data:", "  a0: x", "  n: a0", *lines])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "line",
     [

@@ -19,6 +19,8 @@ from hpc_det.plan.effective import effective
 from tests.config.conftest import CONFIG
 from tests.submit.hostile import VALUES
 
+pytestmark = pytest.mark.integration
+
 ODDITIES = [
     *VALUES,
     *("yes", "no", "on", "off", "~", "null", "True", "1e3", "0x1f", "010", "12:30:00", "2020-01-01", ".inf", ".nan"),

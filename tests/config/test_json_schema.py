@@ -20,6 +20,7 @@ def refused(tree: Any) -> list[str]:
     return [error.json_path for error in validator.iter_errors(tree)]
 
 
+@pytest.mark.integration
 def test_both_are_json_schemas() -> None:
     for schema in (experiment_schema(), cluster_schema()):
         Draft202012Validator.check_schema(schema)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from hpc_det.config.merge import merge, merge_layers
 
+pytestmark = pytest.mark.integration
+
 
 def mount(host: str, container: str) -> dict[str, str]:
     return {"host_path": host, "container_path": container}

@@ -92,6 +92,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.integration
 @given(st.dictionaries(TEXTS, VALUES, max_size=4))
 def test_what_is_written_is_read_back(tree: dict[str, Any]) -> None:
     assert (parse_yaml(dump_yaml(tree), "here") or {}) == tree

@@ -134,6 +134,7 @@ def test_a_name_is_a_file_name_and_a_word_for_hydra(name: str, env: dict[str, st
     assert not Path(env["HPC_DET_ROOT"]).exists()
 
 
+@pytest.mark.integration
 def test_a_name_that_is_accepted_can_be_chosen_in_hydra(env: dict[str, str], file: File) -> None:
     for name in ("a", "A-1_b", "x" * 64, "nullx"):
         set_template(name, file("max_restarts: 3"), env)

@@ -48,6 +48,7 @@ def public_names(package: str) -> list[str]:
     return list(ast.literal_eval(names))
 
 
+@pytest.mark.integration
 def test_the_module_and_the_test_of_each_feature_exist() -> None:
     found = features()
     assert [each.module for each in found if not (CHECKOUT / each.module).is_file()] == []

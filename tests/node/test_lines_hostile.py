@@ -150,6 +150,7 @@ def attacks(dice: random.Random, recorded: bytes, bomb: bytes) -> list[tuple[byt
     ]
 
 
+@pytest.mark.integration
 def test_strangers_learn_a_nonce_and_nothing_else(board: Board, tmp_path: Path) -> None:
     dice = random.Random(1)
     recorded = recording(board)["to listener"]
@@ -167,6 +168,7 @@ def test_strangers_learn_a_nonce_and_nothing_else(board: Board, tmp_path: Path) 
     assert (tmp_path / "executed").exists(), "the bomb itself is dull"
 
 
+@pytest.mark.integration
 def test_thousands_of_strangers_keep_nobody_out(board: Board) -> None:
     before, memory = open_files(), resident_bytes()
     with undisturbed(board):
@@ -201,6 +203,7 @@ def test_of_too_many_strangers_the_oldest_is_hung_up_on(board: Board, monkeypatc
         stranger.close()
 
 
+@pytest.mark.integration
 def test_slow_drips_are_not_waited_for(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     drops = hello(bytes(32), json.dumps(RANK).encode())[:-1]
     with undisturbed(board), monkeypatch.context() as patched:
@@ -282,6 +285,7 @@ def repeat(direction: str, position: int) -> Tamper:
     return lambda here, offset, data: data + data if here == direction and offset >= position else data
 
 
+@pytest.mark.integration
 def test_what_is_changed_on_the_way_is_never_delivered(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     dice = random.Random(2)
     everything = list(range(5))

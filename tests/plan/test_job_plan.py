@@ -25,6 +25,7 @@ def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
 any_plan = st.builds(JobPlan, **{name: values(kind) for name, kind in typing.get_type_hints(JobPlan).items()})
 
 
+@pytest.mark.integration
 @given(any_plan)
 def test_a_plan_reads_back_from_json_as_it_was(plan: JobPlan) -> None:
     assert JobPlan.from_json(plan.to_json()) == plan

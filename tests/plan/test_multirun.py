@@ -173,6 +173,7 @@ def test_any_sweep_is_what_hydra_composes_point_by_point(env: dict[str, str], ax
 # --- and cost little
 
 
+@pytest.mark.integration
 def test_values_are_composed_once_and_groups_once_each(
     multirun: Callable[..., Multirun], user_file: UserFile, composes: list[list[str]]
 ) -> None:
@@ -276,6 +277,7 @@ def test_sweepers_and_launchers_are_refused_together(problems: Problems) -> None
 # --- the effective configuration of each point
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -119,6 +119,7 @@ def test_an_answer_of_squeue_with_other_text_ends_no_job(output: str) -> None:
     assert found.state is not JobState.ENDED or "4711" in output
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("sample", PBS)
 def test_an_answer_of_qstat_that_is_cut_off_shows_no_wrong_state(sample: str) -> None:
     ids = list(json.loads(sample).get("Jobs", {}))

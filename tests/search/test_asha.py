@@ -259,6 +259,7 @@ EVENTS = st.sampled_from(["settle", "pause", "pause", "unpause", "promote", "for
 VALUES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats())
 
 
+@pytest.mark.integration
 @given(st.lists(st.tuples(EVENTS, VALUES, st.integers(0, 99)), max_size=80), st.floats(1.1, 4))
 def test_a_rung_ranks_as_a_plain_list_does(story: list[tuple[str, float, int]], divisor: float) -> None:
     """The model: [value, trial] in order of arrival, sorted anew at each question; Python's sort keeps that order."""

@@ -116,6 +116,7 @@ class Search:
             self._check_progress()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", SEARCHERS)
 @given(STORIES)
 def test_whatever_happens_no_work_is_given_twice_and_the_search_ends(name: str, story: list[Any]) -> None:
@@ -128,6 +129,7 @@ def test_whatever_happens_no_work_is_given_twice_and_the_search_ends(name: str, 
     assert len(search.reached) >= search.method.trials_expected
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", SEARCHERS)
 @given(STORIES)
 def test_the_same_calls_have_the_same_answers(name: str, story: list[Any]) -> None:
@@ -138,6 +140,7 @@ def test_the_same_calls_have_the_same_answers(name: str, story: list[Any]) -> No
     assert one.log == other.log
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", [name for name in SEARCHERS if "halving" in name])
 @given(STORIES)
 def test_nobody_skips_a_rung(name: str, story: list[Any]) -> None:

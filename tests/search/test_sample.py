@@ -201,6 +201,7 @@ WIDTHS = st.one_of(
 INTEGERS = st.tuples(st.integers(-(2**63), 2**63 - 1), WIDTHS).filter(lambda ends: sum(ends) <= 2**63)
 
 
+@pytest.mark.integration
 @given(SEEDS, st.lists(INTEGERS, max_size=20))
 def test_whole_numbers_are_numpys_and_leave_its_stream_where_numpy_does(
     seed: int, ranges: list[tuple[int, int]]

@@ -274,6 +274,7 @@ def happens(search: SearchJournal, event: str, worker: int, value: float) -> Non
         search.end(worker, work.trial, Exit.FAILED if event == "fail" else Exit.INVALID_HP)
 
 
+@pytest.mark.integration
 @settings(max_examples=40)
 @given(searcher=SEARCHERS, events=EVENTS, waiting=st.integers(0, 5), stay=st.booleans())
 def test_any_order_of_events_ends_well_and_every_replay_agrees(

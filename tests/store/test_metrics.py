@@ -154,6 +154,7 @@ def test_lines_from_the_end_are_the_lines(content: str, block: int) -> None:
         assert [*newest_first(path)][::-1] == content.encode().split(b"\n")
 
 
+@pytest.mark.integration
 def test_few_lines_of_a_long_file_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     append_line(path, {"kind": "begins", "trained": 0, "validated": -1})

@@ -15,6 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpc_det.sweep.points import Composer
 
+pytestmark = pytest.mark.integration
+
 FILES = {
     "config.yaml": """
 defaults: [_self_, {db: mysql}, {optional extra: null}]

@@ -98,6 +98,7 @@ def undisturbed_records(kind: str, length: int, seed: int) -> Iterator[int]:
 # --- every record once
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), length=st.integers(5, 40), seed=SEEDS)
 @settings(max_examples=30)
@@ -140,6 +141,7 @@ def test_with_drop_last_batches_are_full_and_epochs_end_with_the_last_full_one(
                 seen[position.epoch] = records([batch])[length - before.done :]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", BATCH_SAMPLERS)
 @given(data=st.data(), length=st.integers(5, 40), batch_size=st.integers(1, 6), seed=SEEDS)
 @settings(max_examples=30)

@@ -51,6 +51,7 @@ def trained(ranks: list[TrainingData], position: Position, micro_batches: int) -
     return [[record for part in micro_batch for record in part] for micro_batch in zip(*parts, strict=True)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("rest", ROUNDS)
 @given(length=LENGTH, batch_size=SMALL, size=SMALL, per_batch=SMALL, done=DONE)
 @settings(max_examples=60)
@@ -64,6 +65,7 @@ def test_a_resume_at_any_batch_goes_on_with_the_same_micro_batches(
     assert trained(resumed, position, 5 * per_batch) == undisturbed[done * per_batch :]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("rest", ["every record", "batch_sampler"])
 @given(data=st.data(), length=LENGTH)
 @settings(max_examples=60)

@@ -95,6 +95,7 @@ def test_records_have_the_shape_of_the_positions(length: int) -> None:
 # --- a function of its arguments alone
 
 
+@pytest.mark.integration
 @given(seed=SEEDS, epoch=EPOCHS, length=st.sampled_from([50, LONG]))
 def test_it_neither_reads_nor_moves_a_global_generator(seed: int, epoch: int, length: int) -> None:
     random.seed(1), np.random.seed(1), torch.manual_seed(1)

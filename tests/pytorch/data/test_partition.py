@@ -74,6 +74,7 @@ def stream(life: list[tuple[Share, int]]) -> list[tuple[int, int]]:
     return [item for _, _, stretches, _ in trained(life) for item in items(stretches)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("rest", [Rest.SHORT, Rest.FILLED])
 @given(data=st.data())
 def test_on_changing_slots_nothing_comes_twice_and_nothing_is_left_out(rest: Rest, data: st.DataObject) -> None:

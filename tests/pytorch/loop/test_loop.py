@@ -85,6 +85,7 @@ def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, name: str, every: int
         assert_same(life, undisturbed)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("every", [5, 7])
 def test_many_stops_change_no_bit(tmp_path: Path, every: int) -> None:
     undisturbed, life = (Life.begin(tmp_path / name) for name in ("undisturbed", "stopped"))

@@ -164,6 +164,7 @@ def test_a_test_evaluates_one_batch_of_everything(tmp_path: Path, monkeypatch: p
     assert [record["metrics"] for record in read_reports(log) if record["kind"] == "validation"] == [{"loss": 1.0}]
 
 
+@pytest.mark.integration
 def test_a_stop_inside_a_full_evaluation_changes_no_bit(tmp_path: Path) -> None:
     periodic = {**ONCE, "min_validation_period": {"batches": 1}}
     undisturbed, never = Life.begin(tmp_path / "undisturbed", Whole, TWO, **periodic), StopAt()

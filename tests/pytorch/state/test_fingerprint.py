@@ -216,6 +216,7 @@ def test_a_tensor_of_any_kind_has_a_text(tensor: torch.Tensor) -> None:
     assert tensor_text(tensor) == tensor_text(tensor)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
 def test_a_large_array_in_an_attribute_is_not_hashed_and_one_in_a_checkpoint_is(make: Callable[..., Any]) -> None:
     zeros, others = make(LARGEST_BYTES // 4 + 1), make(LARGEST_BYTES // 4 + 1)

@@ -41,6 +41,7 @@ def test_torch_reads_what_was_written_last(buffers: Buffers) -> None:
     assert second["its end"].untyped_storage().data_ptr() == second["weights"].untyped_storage().data_ptr()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("sizes", [(10, 4_000_000), (4_000_000, 10), (4_000_000, 10, 3_000_000, 4_000_100, 5_000_000)])
 def test_a_state_may_grow_and_shrink(buffers: Buffers, sizes: tuple[int, ...]) -> None:
     for size in sizes:
