@@ -15,8 +15,15 @@ from hpc_det.pytorch.strategies.ddp import data_parallel
 from hpc_det.pytorch.strategies.device import ToDevice
 from hpc_det.pytorch.strategies.parameters import Unshared
 from hpc_det.sgd.operator.meters import TimerCollection
-from hpc_det.sgd.operator.options import BadArgument, BadModel, MissingLoader, check_options
-from hpc_det.sgd.operator.precision import Apex, UseFp16, precision_for
+from hpc_det.sgd.operator.options import (
+    Apex,
+    BadArgument,
+    BadModel,
+    MissingLoader,
+    UseFp16,
+    check_options,
+    precision_for,
+)
 
 _NO_AUTOCAST = nullcontext()
 

@@ -29,7 +29,7 @@ from hpc_det.node.files import flush_folder
 from hpc_det.pytorch.state.state import keep_types
 from hpc_det.pytorch.strategies.ddp import shares_buffers
 from hpc_det.pytorch.strategies.device import mapped
-from hpc_det.sgd.operator.precision import Amp
+from hpc_det.sgd.operator.options import Amp
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 
 SEVERAL = ("models", "optimizers", "schedulers")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpc_det.errors import UsageError
-from hpc_det.sgd.operator.precision import Amp, Precision
+from hpc_det.sgd.operator.options import Amp, Precision
 from tests.facts import refused
 from tests.sgd.operators import batches, classifier
 
