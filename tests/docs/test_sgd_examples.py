@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.sgd.capacity import local
 from tests.labs.pbs_lab import PbsLab, can_have_hosts
 from tests.sgd.conftest import _fork_server, _torch_ready
 from tests.sgd.forked_agents import Forked, start_agent

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hpc_det.errors import UsageError
-from hpc_det.sgd.capacity.allocation import Allocation
+from hpc_det.sgd.capacity.allocation import Allocation, Local
 from hpc_det.sgd.capacity.job import GangJob, Pool
-from hpc_det.sgd.capacity.local import Local
 from hpc_det.sgd.capacity.starters import variable_of_allocation
 
 if TYPE_CHECKING:

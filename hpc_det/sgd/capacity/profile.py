@@ -15,8 +15,8 @@ from hpc_det.config.request import find
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import valid_profile
 from hpc_det.schedulers.slurm.scheduler import gpu_flags
+from hpc_det.sgd.capacity.allocation import Local
 from hpc_det.sgd.capacity.job import GangJob
-from hpc_det.sgd.capacity.local import Local
 
 _GIGA = {"K": 1024**-2, "M": 1024**-1, "G": 1.0, "T": 1024.0}
 

@@ -37,7 +37,7 @@ def test_in_a_job_the_agent_stops_with_the_driver(
     run: Run, monkeypatch: pytest.MonkeyPatch, variable: str | None
 ) -> None:
     guarded: list[bool] = []
-    monkeypatch.setattr("hpc_det.sgd.capacity.local.guard_from_now_on", lambda: guarded.append(True))
+    monkeypatch.setattr("hpc_det.sgd.capacity.allocation.guard_from_now_on", lambda: guarded.append(True))
     if variable:
         monkeypatch.setenv(variable, "/nodes")
     local = Local()
@@ -61,7 +61,7 @@ def test_an_agent_that_was_killed_is_started_again(run: Run) -> None:
 
 
 def test_an_agent_that_does_not_leave_is_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_det.sgd.capacity.local.LEAVE_S", 0.1)
+    monkeypatch.setattr("hpc_det.sgd.capacity.allocation.LEAVE_S", 0.1)
     local = Local()
     local.start(run.path, 1)
     (note,) = run.wait_for_agents(1)
