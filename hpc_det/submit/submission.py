@@ -37,9 +37,8 @@ from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.group import Group
 from hpc_det.store.submitting import Unsettled, submitting
-from hpc_det.submit.git import git_state
 from hpc_det.submit.jobs import Jobs, prepare_jobs, queue_jobs, write_jobs
-from hpc_det.submit.snapshot import Snapshot, copy_snapshot, snapshot_files
+from hpc_det.submit.snapshot import Snapshot, copy_snapshot, git_state, snapshot_files
 
 if TYPE_CHECKING:
     from hpc_det.plan.effective import Effective

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.config.entrypoint import Context
-from hpc_det.submit import git
-from hpc_det.submit.git import GitState, git_state
-from hpc_det.submit.snapshot import snapshot_files
+from hpc_det.submit.snapshot import GitState, git_state, snapshot_files
 from tests.stub import Stub
 from tests.stub import stub as stub
 
