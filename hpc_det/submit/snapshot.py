@@ -2,15 +2,24 @@
 
 It holds the context directory and what is included beside its files. The rules are Determined's (its
 harness/determined/common/context.py and detignore.py).
+
+Beside it stands what git says of the context directory: the commit, and what of the code is in none. A repository may
+come from anybody, and its configuration names programs: hooks, monitors, filters, drivers of diffs, transports. None of
+them is run (git-config(1), gitattributes(5)); filters of the user's own or of the system, such as git-lfs, are.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import urlsplit
 
 from hpc_det.config.entrypoint import Context
 from hpc_det.errors import UsageError
@@ -18,14 +27,6 @@ from hpc_det.node.files import flush_tree, make_folders, share_copy
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
-import subprocess
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 LIMIT_BYTES = 95 * 1024 * 1024  # Determined's limit for a model definition, 95 MiB
 ALWAYS_IGNORED = (
@@ -157,8 +158,11 @@ def _unreadable(path: Path) -> UsageError:
     return UsageError(f"{path}: may not be read, so a job would lack it; change its mode, or name it in .detignore")
 
 
-TIMEOUT_S = 20.0
-"""For all questions together."""
+# --- what git says of it
+
+
+GIT_TIMEOUT_S = 20.0
+"""For all questions to git together."""
 MOST_DIFF_BYTES = 5 * 1024 * 1024
 _FILES_A_CALL = 500
 _USERS_OWN = ("system", "global")
@@ -284,7 +288,7 @@ class _Git:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._end = time.monotonic() + TIMEOUT_S
+        self._end = time.monotonic() + GIT_TIMEOUT_S
         self._settings = list(_NO_PROGRAMS)
         self._settings += self._no_filters()
 

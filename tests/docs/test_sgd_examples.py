@@ -33,7 +33,7 @@ def _agents_are_forked(_fork_server: None, monkeypatch: pytest.MonkeyPatch) -> N
     def start(command: list[str], log: Path) -> Forked:
         return start_agent(command[3:], log)  # behind `python -m hpc_det.sgd.elastic.node`
 
-    monkeypatch.setattr(local, "start", start)
+    monkeypatch.setattr("hpc_det.sgd.capacity.allocation.start", start)
 
 
 def run(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:

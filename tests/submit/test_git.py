@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.config.entrypoint import Context
+from hpc_det.submit import snapshot
 from hpc_det.submit.snapshot import GitState, git_state, snapshot_files
 from tests.stub import Stub
 from tests.stub import stub as stub
@@ -135,8 +136,8 @@ def test_the_remote_is_told_without_secrets(repository: Path, url: str, told: st
 
 
 def test_a_long_diff_is_cut_at_the_end_of_a_line(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(git, "MOST_DIFF_BYTES", 1000)
-    monkeypatch.setattr(git, "_FILES_A_CALL", 1)
+    monkeypatch.setattr(snapshot, "MOST_DIFF_BYTES", 1000)
+    monkeypatch.setattr(snapshot, "_FILES_A_CALL", 1)
     (repository / "model_def.py").write_text("a line\n" * 1000)
     (repository / "lib" / "a.py").write_text("a line\n" * 1000)
     lines = found(repository).diff.decode().splitlines()
@@ -173,7 +174,7 @@ def test_without_git_nothing_is_told(repository: Path, monkeypatch: pytest.Monke
 def test_a_git_that_gives_no_answer_is_not_waited_for(
     repository: Path, monkeypatch: pytest.MonkeyPatch, stub: Stub
 ) -> None:
-    monkeypatch.setattr(git, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(snapshot, "GIT_TIMEOUT_S", 0.1)
     stub("git", "exec sleep 60")
     assert asked(repository) is None
 

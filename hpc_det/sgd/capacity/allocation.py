@@ -1,4 +1,4 @@
-"""The allocation that the driver runs in: a node agent on each of its hosts."""
+"""What the driver has already: this machine, or the allocation that it runs in, each of whose hosts gets an agent."""
 
 from __future__ import annotations
 
@@ -30,9 +30,16 @@ from hpc_det.sgd.elastic import agents
 from hpc_det.sgd.elastic.agents import BackOff
 from hpc_det.store.run_folder import RunFolder
 
+START_S = 60.0
+"""A host whose agent is not there so long after its start is given another."""
+ASK_S = 2.0
+
 
 class Local:
-    """`slots`: the most ranks; None: as many as the driver wants. Raises UsageError for fewer than one."""
+    """This machine: one node agent, a child of the driver.
+
+    `slots`: the most ranks; None: as many as the driver wants. Raises UsageError for fewer than one.
+    """
 
     host = "127.0.0.1"
     min_slots = 1
@@ -84,11 +91,6 @@ class Local:
     def _begin(self) -> None:
         self._again.begin()
         self._agent = start(self._command, self._log)
-
-
-START_S = 60.0
-"""A host whose agent is not there so long after its start is given another."""
-ASK_S = 2.0
 
 
 class Started(NamedTuple):

@@ -28,8 +28,8 @@ from hpc_det.sgd.driver.failures import (
 from hpc_det.sgd.driver.nodes import POLL_S, GangNode, Nodes
 from hpc_det.sgd.driver.ranks import InProcess, Rank, Watch, spread
 from hpc_det.sgd.operator.training_operator import TrainingOperator
-from hpc_det.sgd.rank.process import show
 from hpc_det.sgd.rank.store import StoreKeeper
+from hpc_det.sgd.rank.worker import show
 
 LAST_WORDS_S = 2.0
 """After a rank's line has ended: for its agent to say how it ended, or for the end of the agent's line, too. Both come

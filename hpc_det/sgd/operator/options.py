@@ -1,4 +1,5 @@
-"""What users, operators and the driver share: keys of configs and results, errors, and the options of operators.
+"""What users, operators and the driver share: keys of configs and results, errors, the options of operators, and the
+mixed precision that one of these asks for.
 
 Each error is also of the built-in kind which RaySGD raised for that mistake.
 """
@@ -71,6 +72,7 @@ def problems_of(use_fp16: Any, use_tqdm: Any, scheduler_step_freq: Any) -> Itera
 
 
 UseFp16 = bool | Literal["apex"]
+"""True is torch's own mixed precision, "apex" is NVIDIA's."""
 
 
 class Amp:

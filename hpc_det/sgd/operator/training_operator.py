@@ -1,4 +1,7 @@
-"""TrainingOperator: what a user says of models, data and steps. Each rank has one."""
+"""TrainingOperator: what a user says of models, data and steps. Each rank has one.
+
+Or it is made of creators, functions of the config, as RaySGD had them before it had `setup`.
+"""
 
 from __future__ import annotations
 
@@ -291,9 +294,8 @@ class TrainingOperator(BaseOperator):
     ) -> type[Any]:
         """A class of this kind whose `setup` registers what functions of the config make.
 
-        The fields of hpc_det.sgd.operator.training_operator.Creators say what each takes and returns. An operator has lists
-        `models`, `optimizers` and `schedulers`, the first of each as `model`, `optimizer` and `scheduler`, and
-        `criterion`.
+        The fields of `Creators` say what each takes and returns. An operator has lists `models`,
+        `optimizers` and `schedulers`, the first of each as `model`, `optimizer` and `scheduler`, and `criterion`.
 
         Raises BadArgument, a ValueError, for one that cannot be called.
         """

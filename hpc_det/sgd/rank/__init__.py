@@ -1,6 +1,6 @@
 """One process of the gang.
 
-fork_server        the process that ranks are forked from; process: what is forked
+fork_server        the process that ranks are forked from
 worker             does what the driver asks: a runner trains, over passes, and state is what is saved of it
 passes             over the user's loaders; shards: those that are shared out
 store              how ranks meet

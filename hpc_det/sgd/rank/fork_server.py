@@ -25,7 +25,7 @@ from hpc_det.node.lines import Line, line_over
 from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, ends_with_parent
 
 PRELOADED = (
-    "hpc_det.sgd.rank.process",
+    "hpc_det.sgd.rank.worker",
     "torch._dynamo",  # which optimizers and DistributedDataParallel load at their first step
 )
 
@@ -79,9 +79,9 @@ class ForkServer:
             self._selector.close()
             self._line.connection.close()
             os.setsid()
-            from hpc_det.sgd.rank import process
+            from hpc_det.sgd.rank import worker
 
-            code = process.run({**order, "buffers": self._buffers})
+            code = worker.run({**order, "buffers": self._buffers})
         except BaseException:
             traceback.print_exc()
         finally:
