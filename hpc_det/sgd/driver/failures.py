@@ -7,27 +7,25 @@ may come as often as it likes. Where all that held the state are gone, nothing i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import signal
+import threading
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 import cloudpickle
 
 from hpc_det.errors import HpcDetError
-
-if TYPE_CHECKING:
-    from hpc_det.sgd.driver.nodes import GangNode
-import os
-import signal
-import threading
-from collections.abc import Mapping
-from types import FrameType
-
 from hpc_det.node.process import exit_code
 from hpc_det.schedulers.scheduler import CommandError, Run, run_command
 from hpc_det.schedulers.slurm.answers import local_time, shown
 from hpc_det.schedulers.slurm.scheduler import Slurm, was_requeued
+
+if TYPE_CHECKING:
+    from hpc_det.sgd.driver.nodes import GangNode
 
 COLLATERAL_S = 2.0
 """How long an error that a peer's end may have caused waits for news of such an end."""
@@ -113,24 +111,36 @@ class Raised(NamedTuple):
     traceback: str
     pickled: bytes
 
+    @property
+    def may_be_of_a_peer(self) -> bool:
+        """Whether it is what gloo, NCCL and torch's stores say when a peer is gone."""
+        said = self.said.lower()
+        return any(word in said for word in _OF_A_PEER)
+
+    @property
+    def is_of_the_gang(self) -> bool:
+        """Whether gloo, NCCL or a store of torch's says it, and not the user's code, where connections break, too."""
+        kind, _, words = self.said.partition(":")
+        return kind in _OF_TORCH or (kind == "RuntimeError" and any(word in words.lower() for word in ("gloo", "nccl")))
+
+    def error(self, log: Path) -> Exception:
+        """The user's own exception where it could travel, with the rank's traceback as its cause."""
+        error = self._unpickled() or RuntimeError(f"rank {self.rank}: {self.said}")
+        error.__cause__ = RankTraceback(f"rank {self.rank}, log {log}:\n{self.traceback}")
+        return error
+
+    def _unpickled(self) -> Exception | None:
+        with suppress(Exception):
+            error = cloudpickle.loads(self.pickled)
+            return error if isinstance(error, Exception) else None
+        return None
+
 
 def root_of(errors: Iterable[Raised]) -> Raised:
     """The lowest rank's that no peer can have caused, else the first that came."""
     found = list(errors)
-    own = sorted((error for error in found if not may_be_of_a_peer(error)), key=lambda error: error.rank)
+    own = sorted((error for error in found if not error.may_be_of_a_peer), key=lambda error: error.rank)
     return (own or found)[0]
-
-
-def may_be_of_a_peer(error: Raised) -> bool:
-    """Whether it is what gloo, NCCL and torch's stores say when a peer is gone."""
-    said = error.said.lower()
-    return any(word in said for word in _OF_A_PEER)
-
-
-def is_of_the_gang(error: Raised) -> bool:
-    """Whether gloo, NCCL or a store of torch's says it, and not the user's code, where connections break, too."""
-    kind, _, words = error.said.partition(":")
-    return kind in _OF_TORCH or (kind == "RuntimeError" and any(word in words.lower() for word in ("gloo", "nccl")))
 
 
 class RankTraceback(Exception):  # the cause of a user's exception, as concurrent.futures has one
@@ -138,20 +148,6 @@ class RankTraceback(Exception):  # the cause of a user's exception, as concurren
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
-
-
-def error_of(raised: Raised, log: Path) -> Exception:
-    """The user's own exception where it could travel, with the rank's traceback as its cause."""
-    error = _unpickled(raised) or RuntimeError(f"rank {raised.rank}: {raised.said}")
-    error.__cause__ = RankTraceback(f"rank {raised.rank}, log {log}:\n{raised.traceback}")
-    return error
-
-
-def _unpickled(raised: Raised) -> Exception | None:
-    with suppress(Exception):
-        error = cloudpickle.loads(raised.pickled)
-        return error if isinstance(error, Exception) else None
-    return None
 
 
 # --- how a driver leaves: the scheduler takes all nodes of its job, or it is in no job and gets a TERM

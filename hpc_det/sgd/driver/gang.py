@@ -13,18 +13,7 @@ import cloudpickle
 
 from hpc_det.launch.log_tail import how_it_ended
 from hpc_det.node.line_server import Event
-from hpc_det.sgd.driver.failures import (
-    COLLATERAL_S,
-    NodeLost,
-    NotConnected,
-    Preempted,
-    Raised,
-    RankDied,
-    error_of,
-    is_of_the_gang,
-    may_be_of_a_peer,
-    root_of,
-)
+from hpc_det.sgd.driver.failures import COLLATERAL_S, NodeLost, NotConnected, Preempted, Raised, RankDied, root_of
 from hpc_det.sgd.driver.nodes import POLL_S, GangNode, Nodes
 from hpc_det.sgd.driver.ranks import InProcess, Rank, Watch, spread
 from hpc_det.sgd.operator.training_operator import TrainingOperator
@@ -237,10 +226,10 @@ class RankGang:
         if not errors:
             return
         root = root_of(errors)
-        if may_be_of_a_peer(root) and time.monotonic() < self._call.first_trouble + COLLATERAL_S:
+        if root.may_be_of_a_peer and time.monotonic() < self._call.first_trouble + COLLATERAL_S:
             return
-        error = error_of(root, self.log(root.rank))
-        if is_of_the_gang(root):
+        error = root.error(self.log(root.rank))
+        if root.is_of_the_gang:
             raise NotConnected(
                 f"{self.ranks[root.rank]}: no rank is gone, and yet: {root.said}; its log: {self.log(root.rank)}"
             ) from error

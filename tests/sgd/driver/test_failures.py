@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hpc_det.sgd.driver.failures import Raised, back_into_queue, is_of_the_gang
+from hpc_det.sgd.driver.failures import Raised, back_into_queue
 from tests.facts import unnamed
 
 
@@ -23,7 +23,7 @@ from tests.facts import unnamed
     ],
 )
 def test_a_connection_of_the_users_own_is_no_failure_of_the_gang(said: str, is_its: bool) -> None:
-    assert is_of_the_gang(Raised(0, said, "", b"")) == is_its
+    assert Raised(0, said, "", b"").is_of_the_gang == is_its
 
 
 ENV = {"SLURM_JOB_ID": "7"}
