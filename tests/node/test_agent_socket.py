@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.launch.watch.heartbeat_server import HeartbeatServer
+from hpc_det.launch.watch.hang import HeartbeatServer
 from hpc_det.node.agent_socket import AgentSocket, report_exit, say_hello
 from hpc_det.node.frames import LONGEST_HEAD, Message, Seals, Unsealed
 from hpc_det.node.lines import Line, connect_local

@@ -21,9 +21,8 @@ from typing import NamedTuple
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch import peers
-from hpc_det.launch.watch.hang import HangWatch
+from hpc_det.launch.watch.hang import HangWatch, HeartbeatServer
 from hpc_det.launch.watch.health import ANSWER_S, NodeProblem, problems_of_node, wrong_clocks
-from hpc_det.launch.watch.heartbeat_server import HeartbeatServer
 from hpc_det.launch.watch.peers import ARRIVE_S, Arrivals, Peers, ToNode0
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.frames import Head
