@@ -24,7 +24,7 @@ from pathlib import Path
 from hpc_det import compat
 from hpc_det.config.rank_variables import asks_for_compat
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.job.clock import end_of_grace
+from hpc_det.launch.job.limits import end_of_grace
 from hpc_det.launch.log_tail import LogWatch, how_it_ended, size_of, written_since
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.watch.supervisor import SupervisedGang, UnhealthyNode, supervisor_of_node

@@ -26,7 +26,7 @@ from hpc_det.launch.job.causes import (
     unexplained,
     was_too_short,
 )
-from hpc_det.launch.job.clock import JobClock, Space, end_of_grace
+from hpc_det.launch.job.limits import JobClock, Space, end_of_grace
 from hpc_det.launch.job.resubmit import Exclusions
 from hpc_det.launch.log_tail import size_of, written_since
 from hpc_det.node import full_disk

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.launch.job.clock import MARGIN_S, NOTICE_S, READ_EVERY_S, JobClock, end_of_grace, ring_at
+from hpc_det.launch.job.limits import MARGIN_S, NOTICE_S, READ_EVERY_S, JobClock, end_of_grace, ring_at
 from hpc_det.store.save_times import SaveTimes, after_save, write_save
 from tests.checkpoint.saved import save
 from tests.plan.plans import job_plan
