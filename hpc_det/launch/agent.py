@@ -24,24 +24,16 @@ from pathlib import Path
 from hpc_det import compat
 from hpc_det.config.rank_variables import asks_for_compat
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.job.limits import end_of_grace
 from hpc_det.launch.log_tail import LogWatch, how_it_ended, size_of, written_since
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.watch.supervisor import SupervisedGang, UnhealthyNode, supervisor_of_node
 from hpc_det.node.agent_socket import AgentSocket
-from hpc_det.node.files import take_umask_of, write_atomic
+from hpc_det.node.files import take_umask_of
 from hpc_det.node.network import limit_look_ups, own_address, variables
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, outlives_parent, shielded
 from hpc_det.node.suspension import guarded
-from hpc_det.plan.container import (
-    ENVIRONMENT_FILE,
-    contained,
-    environment_file,
-    inside,
-    make_mount_points,
-    of_the_job,
-)
-from hpc_det.plan.job_plan import Container, JobPlan
+from hpc_det.plan.container import into_container, of_the_job
+from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.attempt import (
     Attempt,
@@ -133,7 +125,8 @@ class Agent:
         environment = environment_of(self._plan, *self._meet(), self._folders.scratch)
         command: Sequence[str] = self._plan.entrypoint
         if self._container:
-            command = self._into_container(self._container, environment)
+            folders = [folder for folder in self._folders if folder]
+            command = into_container(self._plan, self._container, environment, folders)
         try:
             return subprocess.Popen(
                 command,
@@ -145,12 +138,6 @@ class Agent:
             )
         except OSError as error:
             raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
-
-    def _into_container(self, container: Container, environment: dict[str, str]) -> list[str]:
-        make_mount_points(self._plan, container)
-        environment["PYTHONPATH"] = inside(environment["PYTHONPATH"])
-        write_atomic(Path(self._folders.private, ENVIRONMENT_FILE), environment_file(environment), private=True)
-        return contained(self._plan, container, filter(None, self._folders))
 
     def _meet(self) -> tuple[Attempt, str | None]:
         address, interface = own_address(self._plan.nodes, self._plan.network_interface)
@@ -176,7 +163,7 @@ class Agent:
                 self._on_stop_signal(number.name)
 
     def _on_stop_signal(self, name: str) -> None:
-        deadline = end_of_grace(self._plan, name)
+        deadline = self._plan.end_of_grace(name)
         self._ranks.send_stop("signal", deadline)
         source = f"{name} on {socket.gethostname()}"
         with suppress(OSError):  # where the disk is full, the ranks may still save on another one

@@ -21,8 +21,7 @@ from typing import Literal
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.launchers.arguments import is_for_python, parse_or_note
-from hpc_det.launch.launchers.nodes import run_gang
-from hpc_det.launch.launchers.remote_shell import host_name
+from hpc_det.launch.launchers.nodes import host_name, run_gang
 from hpc_det.launch.srun import step_command
 from hpc_det.node.process import block_stop_signals
 from hpc_det.plan.job_plan import JobPlan
@@ -121,7 +120,7 @@ def rank_command(command: Sequence[str]) -> list[str]:
 def _write_agent(attempt: Attempt) -> str:
     """mpiexec.hydra takes the path of one executable, and no arguments for it."""
     path = Path(attempt.socket).with_name("on-node")
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hpc_det.launch.launchers.remote_shell "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hpc_det.launch.launchers.nodes "$@"\n')
     path.chmod(stat.S_IRWXU)
     return str(path)
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpc_det.node.files import write_atomic
 from hpc_det.plan.job_plan import Container, Device, JobPlan, Mount
 
 if TYPE_CHECKING:
@@ -218,6 +219,19 @@ def srun_flags(plan: JobPlan, container: Container) -> list[str]:
         f"--container-workdir={plan.code}",
         *container.args,
     ]
+
+
+def into_container(
+    plan: JobPlan, container: Container, environment: Mapping[str, str], folders: Sequence[str]
+) -> list[str]:
+    """Prepare this node and return the command line of the entrypoint in `container`, as `contained`.
+
+    `environment` is the ranks' on the host; what they have inside is in a file in the agent's private folder.
+    """
+    make_mount_points(plan, container)
+    there = {**environment, "PYTHONPATH": inside(environment["PYTHONPATH"])}
+    write_atomic(Path(folders[0], ENVIRONMENT_FILE), environment_file(there), private=True)
+    return contained(plan, container, folders)
 
 
 def make_mount_points(plan: JobPlan, container: Container) -> None:

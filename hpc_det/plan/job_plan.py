@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -167,6 +168,15 @@ class JobPlan:
     def runs_trial(self) -> bool:
         """Whether the entrypoint starts a trial class, whose ranks hear of stops and write an outcome."""
         return any("--trial" in word for word in self.entrypoint)
+
+    def end_of_grace(self, signal: str = "SIGTERM") -> float | None:
+        """Return when a job that gets this signal now will be gone, in seconds since the epoch; None: nobody knows.
+
+        Only TERM begins a grace time.
+        """
+        if self.grace_time_s is None or signal != "SIGTERM":
+            return None
+        return time.time() + self.grace_time_s
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)

@@ -26,7 +26,7 @@ from hpc_det.launch.job.causes import (
     unexplained,
     was_too_short,
 )
-from hpc_det.launch.job.limits import JobClock, Space, end_of_grace
+from hpc_det.launch.job.limits import JobClock, Space
 from hpc_det.launch.job.resubmit import Exclusions
 from hpc_det.launch.log_tail import size_of, written_since
 from hpc_det.node import full_disk
@@ -278,7 +278,7 @@ class Attempts:
 
     def _on_stop_signal(self, number: int) -> None:
         reason: Reason = "signal" if self._scheduler.has_queue else "cancel"
-        self._request_stop(number, reason, "a signal to the job", end_of_grace(self._plan))
+        self._request_stop(number, reason, "a signal to the job", self._plan.end_of_grace())
 
     def _request_stop(self, number: int, reason: Reason, source: str, deadline: float | None) -> None:
         """The agents read the request from the run folder, where no signal of their own has come before."""

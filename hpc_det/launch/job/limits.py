@@ -1,6 +1,8 @@
-"""The job's own clock: when the ranks must be told of a time limit, so that their save ends before it.
+"""The limits that a job keeps for its trial: its time, and the space on the disk of the checkpoints.
 
-PBS gives no warning at all before a walltime. Slurm's comes `signal_lead_s` before it, which a long save may outlast.
+Its clock says when the ranks must be told of a time limit, so that their save ends before it: PBS gives no warning at
+all before a walltime, and Slurm's comes `signal_lead_s` before it, which a long save may outlast. After a disk was full
+the job waits with growing pauses, until the next checkpoint fits.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ SLOWER = 1.5
 """A save may take so many times as long as the longest one until now."""
 READ_EVERY_S = 5.0
 """Saves are measured while the clock runs, and the job may be suspended."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 
 
 def ring_at(ends_at: float, signal_lead_s: float, times: SaveTimes | None) -> float:
@@ -40,13 +43,6 @@ def ring_at(ends_at: float, signal_lead_s: float, times: SaveTimes | None) -> fl
     if times is None:
         return ends_at - MARGIN_S - signal_lead_s
     return ends_at - MARGIN_S - NOTICE_S - NOTICE_BATCHES * (times.batch_s or 0.0) - SLOWER * times.longest_s
-
-
-def end_of_grace(plan: JobPlan, signal: str = "SIGTERM") -> float | None:
-    """When a job that hears this signal now will be gone, where anybody knows. Only TERM begins a grace time."""
-    if plan.grace_time_s is None or signal != "SIGTERM":
-        return None
-    return time.time() + plan.grace_time_s
 
 
 class JobClock:
@@ -85,11 +81,8 @@ class JobClock:
         return ring is not None and self._has_rung
 
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
-
-
 class Space:
-    """On the file system of one trial's checkpoints."""
+    """How the job waits for space on the file system of one trial's checkpoints."""
 
     def __init__(self, checkpoints: Path) -> None:
         self._checkpoints = checkpoints

@@ -4,12 +4,16 @@ It alone starts mpirun or srun. The others wait: they start on their node what m
 descendants of their own node's agent, and neither ssh nor the scheduler is needed. At last they hear from node 0 which
 exit code the gang has, and end with it.
 
+mpirun calls this module as it would call ssh: python3 -m hpc_det.launch.launchers.nodes [-x] HOST COMMAND... HOST is a
+name that `host_name` made; the launcher that waits on that node runs COMMAND, as long as this process lives.
+
 Each publishes where it listens in a file beside the rendezvous. The lines between them are those of hpc_det.node, with
 a key from the attempt's secret, which is never sent.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import queue
 import signal
@@ -29,12 +33,13 @@ from hpc_det.node.key import derived
 from hpc_det.node.line_server import TcpLineServer
 from hpc_det.node.lines import Line, connect
 from hpc_det.node.network import WAIT_S, awaited
-from hpc_det.node.process import exit_code
+from hpc_det.node.process import block_stop_signals, exit_code
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
 CONNECTION_LOST = 255
 """As ssh(1) says it."""
+_FIRST = ipaddress.IPv4Address("198.18.0.0")  # no host has these: they are for benchmarks of networks (RFC 2544)
 _CONNECT_S = 10.0
 _AT_ONCE = 32
 _VERDICT_S = 10.0
@@ -185,3 +190,29 @@ def _read(path: Path) -> dict[str, Any]:
     if told is None:
         raise HpcDetError(f"{path}: the launcher of this node published nothing in {WAIT_S:.0f} s; does it run there?")
     return told
+
+
+# --- mpirun's remote shell
+
+
+def host_name(node: int) -> str:
+    """What mpirun calls a node: number 0 is its own; the others look like addresses, which nobody looks up."""
+    return str(_FIRST + node) if node else "localhost"
+
+
+def node_of(host: str) -> int:
+    return int(ipaddress.IPv4Address(host)) - int(_FIRST)
+
+
+def main(argv: list[str]) -> int:
+    host, *command = [word for word in argv[:1] if word != "-x"] + argv[1:]
+    try:
+        return run_on(Attempt.from_env(os.environ), node_of(host), " ".join(command))
+    except (HpcDetError, OSError) as error:
+        print(f"hpc-det: node {host}: {error}", file=sys.stderr, flush=True)
+        return CONNECTION_LOST
+
+
+if __name__ == "__main__":
+    block_stop_signals()  # mpirun starts it with all signals as usual
+    sys.exit(main(sys.argv[1:]))

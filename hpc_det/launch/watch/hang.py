@@ -5,6 +5,8 @@ still depends on what the last of them do, for whom the others wait: in the loop
 sets or which is learned; the first step of a loop may compile for long, and what lies between the steps, such as
 saving, may take hours. A function of the user's may take as long as it likes, unless the user sets a limit or another
 rank is through with it. The judge is pure arithmetic.
+
+Each agent asks the ranks of its node, over their heartbeats, and keeps what each sent last.
 """
 
 from __future__ import annotations
@@ -24,8 +26,30 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Failure
 
 
+LEAST_S = 600.0
+TIMES_LONGEST = 20
+"""The learned limit is so many times the longest standstill that ended, and at least `LEAST_S`."""
+_PATIENCE_S: dict[str, float] = {
+    "meeting": 300.0,  # once the last of them has come: their first collective takes milliseconds
+    "between steps": 4 * 3600.0,
+    "training": 3600.0,
+    "validation": 3600.0,
+}
+"""By phase; for the loops over batches before their first step is done. Outside, nobody is waited for."""
+_FUNCTIONS = ("setup", "function", "loop")
+_FUNCTION_S = 4 * 3600.0
+_ROUNDS_PER_LIMIT = 20
+_ROUND_S = (0.25, 30.0)
+_VERDICT_S = 10.0
+"""How long the stacks of all ranks may take."""
+_COLLECTIVES = "(distributed_c10d.py:"
+"""In the place of a rank that waits for others, by a call of torch.distributed's."""
+RankPosition = tuple[Progress, str]
+"""Where a rank stands: its progress, and the place in its code."""
+
+
 class HeartbeatServer:
-    """What a heartbeat sends is described in hpc_det.node.heartbeat."""
+    """The agent's end of its ranks' heartbeats. What they send is described in hpc_det.node.heartbeat."""
 
     def __init__(self, socket: AgentSocket) -> None:
         self._lines: dict[int, Line] = {}
@@ -75,28 +99,6 @@ def _check(message: Head) -> None:
         raise BrokenRule
     if type(message.get("warm")) is not bool:
         raise BrokenRule
-
-
-LEAST_S = 600.0
-TIMES_LONGEST = 20
-"""The learned limit is so many times the longest standstill that ended, and at least `LEAST_S`."""
-_PATIENCE_S: dict[str, float] = {
-    "meeting": 300.0,  # once the last of them has come: their first collective takes milliseconds
-    "between steps": 4 * 3600.0,
-    "training": 3600.0,
-    "validation": 3600.0,
-}
-"""By phase; for the loops over batches before their first step is done. Outside, nobody is waited for."""
-_FUNCTIONS = ("setup", "function", "loop")
-_FUNCTION_S = 4 * 3600.0
-_ROUNDS_PER_LIMIT = 20
-_ROUND_S = (0.25, 30.0)
-_VERDICT_S = 10.0
-"""How long the stacks of all ranks may take."""
-_COLLECTIVES = "(distributed_c10d.py:"
-"""In the place of a rank that waits for others, by a call of torch.distributed's."""
-RankPosition = tuple[Progress, str]
-"""Where a rank stands: its progress, and the place in its code."""
 
 
 class HangWatch:

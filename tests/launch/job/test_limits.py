@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.launch.job.limits import MARGIN_S, NOTICE_S, READ_EVERY_S, JobClock, end_of_grace, ring_at
+from hpc_det.launch.job.limits import MARGIN_S, NOTICE_S, READ_EVERY_S, JobClock, ring_at
 from hpc_det.store.save_times import SaveTimes, after_save, write_save
 from tests.checkpoint.saved import save
 from tests.plan.plans import job_plan
@@ -84,8 +84,8 @@ def test_it_looks_now_and_then_although_the_end_is_far(tmp_path: Path, now: Now)
 
 
 def test_only_term_begins_a_grace_time_that_somebody_knows() -> None:
-    assert end_of_grace(job_plan(grace_time_s=None)) is None
-    assert end_of_grace(job_plan(grace_time_s=30), "SIGUSR2") is None
-    end = end_of_grace(job_plan(grace_time_s=1000))
+    assert job_plan(grace_time_s=None).end_of_grace() is None
+    assert job_plan(grace_time_s=30).end_of_grace("SIGUSR2") is None
+    end = job_plan(grace_time_s=1000).end_of_grace()
     assert end is not None
     assert 0 < end - time.time() <= 1000

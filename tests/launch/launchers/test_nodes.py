@@ -19,8 +19,7 @@ import pytest
 
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.launchers import nodes
-from hpc_det.launch.launchers.nodes import FollowingLauncher, run_on
-from hpc_det.launch.launchers.remote_shell import host_name, node_of
+from hpc_det.launch.launchers.nodes import FollowingLauncher, host_name, node_of, run_on
 from hpc_det.node.files import share
 from hpc_det.node.frames import NONCE_BYTES
 from hpc_det.node.json_files import write_json
@@ -120,7 +119,7 @@ def test_nonsense_disturbs_nobody(attempt: Attempt, waiting: Waiting, said: byte
 
 @pytest.mark.integration
 def test_a_command_ends_when_the_asking_side_is_gone(attempt: Attempt, waiting: Waiting) -> None:
-    sleeps = [sys.executable, "-m", "hpc_det.launch.launchers.remote_shell", host_name(1), "sleep 60"]
+    sleeps = [sys.executable, "-m", "hpc_det.launch.launchers.nodes", host_name(1), "sleep 60"]
     with subprocess.Popen(sleeps, env=os.environ | attempt.to_env()) as asking:
         wait_for(lambda: waiting.launcher.children)
         asking.kill()
