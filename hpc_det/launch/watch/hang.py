@@ -25,7 +25,6 @@ from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Failure
 
-
 LEAST_S = 600.0
 TIMES_LONGEST = 20
 """The learned limit is so many times the longest standstill that ended, and at least `LEAST_S`."""
