@@ -17,10 +17,10 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.launchers.arguments import Launch, is_for_python, is_trial, parse_or_note
+from hpc_det.errors import UsageError
+from hpc_det.launch.launchers.arguments import Launch, is_for_python, is_trial, start
 from hpc_det.node.process import block_stop_signals
-from hpc_det.store.attempt import Attempt, mistakes_noted
+from hpc_det.store.attempt import Attempt
 
 _OF_THE_RUNNER = ("-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--launcher")
 """Flags of `deepspeed` that say where ranks run, which the plan does here."""
@@ -60,25 +60,18 @@ def _world_info(attempt: Attempt, env: Mapping[str, str]) -> str:
     return base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
 
 
-def main(argv: list[str]) -> NoReturn:
-    block_stop_signals()  # launch.py ends rank after rank on TERM, and leaves all of them behind on USR1
-    try:
-        attempt = Attempt.from_env(os.environ)
-        launch = parse_or_note(argv, "deepspeed", attempt)
-        os.environ.update(attempt.store_of_ranks())
-        command = _checked(launch, attempt)
-    except HpcDetError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+def _begin(launch: Launch, attempt: Attempt) -> NoReturn:
+    if importlib.util.find_spec("deepspeed") is None:
+        raise UsageError(f"deepspeed is not there for {sys.executable}; `pip install 'hpc_det[deepspeed]'`")
+    os.environ.update(attempt.store_of_ranks())
+    command = launch_command(launch, attempt, os.environ)
     os.execv(command[0], command)
 
 
-def _checked(launch: Launch, attempt: Attempt) -> list[str]:
-    with mistakes_noted(attempt.trial, attempt.number):
-        if importlib.util.find_spec("deepspeed") is None:
-            raise UsageError(f"deepspeed is not there for {sys.executable}; `pip install 'hpc_det[deepspeed]'`")
-        return launch_command(launch, attempt, os.environ)
+def main(argv: list[str]) -> int:
+    block_stop_signals()  # launch.py ends rank after rank on TERM, and leaves all of them behind on USR1
+    return start("deepspeed", argv, _begin)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -22,14 +22,14 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.launchers.arguments import Launch, parse_or_note
+from hpc_det.errors import UsageError
+from hpc_det.launch.launchers.arguments import Launch, start
 from hpc_det.launch.log_tail import how_it_ended, size_of
 from hpc_det.node.files import make_folders, open_log
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.lines import connect_local
 from hpc_det.node.process import SignalPipe, ends_with_parent, exit_code
-from hpc_det.store.attempt import Attempt, failure_now, mistakes_noted, note_failure, read_stop
+from hpc_det.store.attempt import Attempt, failure_now, note_failure, read_stop
 
 LEAVE_TOGETHER_S = 60.0
 """After a stop: a rank may wait for a peer that a signal has ended before it could listen."""
@@ -183,18 +183,12 @@ def _begins_and_hears_of_stops() -> None:
 
 
 def run(launch: Launch, attempt: Attempt) -> int:
-    """The launcher's exit code. Raises UsageError, which the attempt has as its failure, for no such command."""
-    with mistakes_noted(attempt.trial, attempt.number):
-        return Ranks(launch, attempt).run()
+    """Return the launcher's exit code. Raises UsageError for no such command."""
+    return Ranks(launch, attempt).run()
 
 
 def main(argv: list[str]) -> int:
-    try:
-        attempt = Attempt.from_env(os.environ)
-        return run(parse_or_note(argv, "direct", attempt, takes_overrides=False), attempt)
-    except HpcDetError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    return start("direct", argv, run, takes_overrides=False)
 
 
 if __name__ == "__main__":

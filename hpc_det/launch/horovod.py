@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch import direct
-from hpc_det.launch.launchers.arguments import Launch, parse_or_note
-from hpc_det.store.attempt import Attempt, mistakes_noted
+from hpc_det.errors import UsageError
+from hpc_det.launch.direct import run
+from hpc_det.launch.launchers.arguments import Launch, start
+from hpc_det.store.attempt import Attempt
 
 AUTO = "--autohorovod"
 RANK = "HOROVOD_RANK,OMPI_COMM_WORLD_RANK,PMI_RANK"
@@ -48,26 +48,27 @@ def without_auto(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _check(attempt: Attempt) -> None:
-    """Raises UsageError, which the attempt has as its failure."""
+    """Raises UsageError."""
     other = "hpc_det.launch.torch_distributed"
-    with mistakes_noted(attempt.trial, attempt.number):
-        if shutil.which("horovodrun") is None:
-            raise UsageError(f"hpc_det.launch.horovod: no horovodrun on this node; install horovod, or use {other}")
-        if attempt.nodes > 1:
-            raise UsageError(f"hpc_det.launch.horovod: the gang has {attempt.nodes} nodes; use {other}, or one node")
+    if shutil.which("horovodrun") is None:
+        raise UsageError(f"hpc_det.launch.horovod: no horovodrun on this node; install horovod, or use {other}")
+    if attempt.nodes > 1:
+        raise UsageError(f"hpc_det.launch.horovod: the gang has {attempt.nodes} nodes; use {other}, or one node")
 
 
-def main(argv: list[str], *, is_auto: bool = False) -> NoReturn:
+def main(argv: list[str], *, is_auto: bool = False) -> int:
     words, is_asked_for = without_auto(argv)
-    try:
-        attempt = Attempt.from_env(os.environ)
-        launch = parse_or_note(words, "horovod", attempt)
+
+    def begin(launch: Launch, attempt: Attempt) -> int:
         if (is_auto or is_asked_for) and attempt.nodes * attempt.ranks_per_node == 1:
-            sys.exit(direct.run(launch, attempt))
-        _check(attempt)
-    except HpcDetError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+            return run(launch, attempt)
+        _become_horovodrun(launch, attempt)
+
+    return start("horovod", words, begin)
+
+
+def _become_horovodrun(launch: Launch, attempt: Attempt) -> NoReturn:
+    _check(attempt)
     os.environ["USE_HOROVOD"] = "1"
     for name in ("SLURM_JOBID", "SLURM_JOB_ID"):  # horovodrun's mpirun would ask Slurm for hosts, and start all there
         os.environ.pop(name, None)
@@ -76,4 +77,4 @@ def main(argv: list[str], *, is_auto: bool = False) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

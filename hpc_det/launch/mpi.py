@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.launchers.arguments import is_for_python, parse_or_note
+from hpc_det.errors import UsageError
+from hpc_det.launch.launchers.arguments import Launch, is_for_python, start
 from hpc_det.launch.launchers.nodes import host_name, run_gang
 from hpc_det.launch.srun import step_command
 from hpc_det.node.process import block_stop_signals
@@ -125,19 +125,11 @@ def _write_agent(attempt: Attempt) -> str:
     return str(path)
 
 
-def main(argv: list[str]) -> int:
-    block_stop_signals()
-    try:
-        attempt = Attempt.from_env(os.environ)
-        launch = parse_or_note(argv, "mpi", attempt)
-        os.environ.update(attempt.store_of_ranks())
-    except HpcDetError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+def _begin(launch: Launch, attempt: Attempt) -> int:
     plan = JobPlan.of(attempt.trial.experiment())
     for name in [name for name in os.environ if name.startswith(OF_ANOTHER_MPI)]:
         del os.environ[name]
-    os.environ.update(dict.fromkeys(_BY_ROOT, "1"))
+    os.environ.update({**attempt.store_of_ranks(), **dict.fromkeys(_BY_ROOT, "1")})
 
     def command() -> list[str]:
         rank = rank_command(launch.command)
@@ -146,6 +138,11 @@ def main(argv: list[str]) -> int:
         return [*mpirun_command(plan.mpi_launcher, attempt, launch.overrides, _write_agent(attempt)), *rank]
 
     return run_gang(attempt, command)
+
+
+def main(argv: list[str]) -> int:
+    block_stop_signals()
+    return start("mpi", argv, _begin)
 
 
 if __name__ == "__main__":

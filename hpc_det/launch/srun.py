@@ -12,8 +12,8 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
-from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.launchers.arguments import parse_or_note
+from hpc_det.errors import UsageError
+from hpc_det.launch.launchers.arguments import Launch, start
 from hpc_det.launch.launchers.nodes import run_gang
 from hpc_det.launch.launchers.watched import as_rank
 from hpc_det.node.process import block_stop_signals
@@ -45,17 +45,15 @@ def step_command(srun: Sequence[str], plan: JobPlan, overrides: Sequence[str]) -
     return [*srun, *step_flags(plan, os.environ), *overrides, *rank]
 
 
-def main(argv: list[str]) -> int:
-    block_stop_signals()
-    try:
-        attempt = Attempt.from_env(os.environ)
-        launch = parse_or_note(argv, "srun", attempt)
-        os.environ.update(attempt.store_of_ranks())
-    except HpcDetError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+def _begin(launch: Launch, attempt: Attempt) -> int:
+    os.environ.update(attempt.store_of_ranks())
     plan = JobPlan.of(attempt.trial.experiment())
     return run_gang(attempt, lambda: [*step_command(["srun"], plan, launch.overrides), *as_rank(launch.command)])
+
+
+def main(argv: list[str]) -> int:
+    block_stop_signals()
+    return start("srun", argv, _begin)
 
 
 if __name__ == "__main__":

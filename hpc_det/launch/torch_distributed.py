@@ -13,9 +13,8 @@ import os
 import sys
 from typing import NoReturn
 
-from hpc_det.errors import HpcDetError
-from hpc_det.launch import direct
-from hpc_det.launch.launchers.arguments import Launch, is_for_python, parse_or_note
+from hpc_det.launch.direct import run
+from hpc_det.launch.launchers.arguments import Launch, is_for_python, start
 from hpc_det.node.network import allow_many_files
 from hpc_det.store.attempt import Attempt
 
@@ -40,20 +39,22 @@ def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
     ]
 
 
-def main(argv: list[str]) -> NoReturn:
-    try:
-        attempt = Attempt.from_env(os.environ)
-        launch = parse_or_note(argv, "torch_distributed", attempt)
-        os.environ.update(attempt.store_of_ranks())
-        if attempt.nodes * attempt.ranks_per_node == 1 and not launch.overrides:
-            sys.exit(direct.run(launch, attempt))
-    except HpcDetError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+def _begin(launch: Launch, attempt: Attempt) -> int:
+    os.environ.update(attempt.store_of_ranks())
+    if attempt.nodes * attempt.ranks_per_node == 1 and not launch.overrides:
+        return run(launch, attempt)
+    _become_torchrun(launch, attempt)
+
+
+def _become_torchrun(launch: Launch, attempt: Attempt) -> NoReturn:
     allow_many_files()  # torchrun's store accepts whoever comes
     command = torchrun_command(launch, attempt)
     os.execv(command[0], command)
 
 
+def main(argv: list[str]) -> int:
+    return start("torch_distributed", argv, _begin)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

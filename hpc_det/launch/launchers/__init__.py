@@ -2,7 +2,7 @@
 
 The launchers themselves lie in the folder above, where entrypoints name them: `python3 -m hpc_det.launch.mpi`.
 
-    arguments      their command line
+    arguments      how each begins, and their command line
     nodes          those of a gang's nodes work together, where the one on node 0 leads; mpirun's remote shell
     mpi_rank       a process of mpirun's becomes a rank; `srun_rank`, `deepspeed_rank`: of srun's and DeepSpeed's
     watched        a rank that is a script, under a parent that tells the agent what becomes of it

@@ -1,4 +1,4 @@
-"""The launchers' common command line: [[OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...).
+"""How each launcher begins, and their common command line: [[OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...).
 
 Text before the first `--` goes to the underlying launcher, the rest is what it starts (upstream's rule and table:
 harness/determined/launch, test_torch_distributed.py).
@@ -6,11 +6,12 @@ harness/determined/launch, test_torch_distributed.py).
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.attempt import Attempt, mistakes_noted
 
 RANK = "hpc_det.launch.rank"
@@ -49,6 +50,22 @@ def is_trial(command: Sequence[str]) -> bool:
     return list(command[:2]) == ["-m", RANK]
 
 
+def start(
+    launcher: str, argv: Sequence[str], begin: Callable[[Launch, Attempt], int], *, takes_overrides: bool = True
+) -> int:
+    """Call `begin` with what `argv` says, in the attempt that this process belongs to, and return its exit code.
+
+    An HpcDetError is printed and has an exit code of its own; a UsageError becomes the attempt's failure, too.
+    """
+    try:
+        attempt = Attempt.from_env(os.environ)
+        with mistakes_noted(attempt.trial, attempt.number):
+            return begin(parse(argv, launcher, takes_overrides=takes_overrides), attempt)
+    except HpcDetError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
 def parse(argv: Sequence[str], launcher: str, *, takes_overrides: bool = True) -> Launch:
     """Raises UsageError with the usage."""
     words = list(argv)
@@ -72,12 +89,6 @@ def parse(argv: Sequence[str], launcher: str, *, takes_overrides: bool = True) -
     if target == ["-m"]:
         raise UsageError(_usage(launcher, "-m needs a module"))
     return Launch(tuple(overrides), tuple(target))
-
-
-def parse_or_note(argv: Sequence[str], launcher: str, attempt: Attempt, *, takes_overrides: bool = True) -> Launch:
-    """As `parse`; what is wrong becomes the attempt's failure."""
-    with mistakes_noted(attempt.trial, attempt.number):
-        return parse(argv, launcher, takes_overrides=takes_overrides)
 
 
 def _trial(words: Sequence[str], launcher: str) -> tuple[str, ...]:
