@@ -39,17 +39,17 @@ def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
     ]
 
 
+def _become_torchrun(launch: Launch, attempt: Attempt) -> NoReturn:
+    allow_many_files()  # torchrun's store accepts whoever comes
+    command = torchrun_command(launch, attempt)
+    os.execv(command[0], command)
+
+
 def _begin(launch: Launch, attempt: Attempt) -> int:
     os.environ.update(attempt.store_of_ranks())
     if attempt.nodes * attempt.ranks_per_node == 1 and not launch.overrides:
         return run(launch, attempt)
     _become_torchrun(launch, attempt)
-
-
-def _become_torchrun(launch: Launch, attempt: Attempt) -> NoReturn:
-    allow_many_files()  # torchrun's store accepts whoever comes
-    command = torchrun_command(launch, attempt)
-    os.execv(command[0], command)
 
 
 def main(argv: list[str]) -> int:
