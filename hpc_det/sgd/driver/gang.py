@@ -1,4 +1,4 @@
-"""The gang: ranks that are formed over nodes, asked together, and ended together."""
+"""The gang: ranks that are formed over nodes, asked together, watched meanwhile, and ended together."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from typing import Any
 import cloudpickle
 
 from hpc_det.launch.log_tail import how_it_ended
+from hpc_det.launch.watch.hang import HangJudge, last_first, sentence
+from hpc_det.node.heartbeat import Progress
 from hpc_det.node.line_server import Event
-from hpc_det.sgd.driver.failures import COLLATERAL_S, NodeLost, NotConnected, Preempted, Raised, RankDied, root_of
-from hpc_det.sgd.driver.nodes import POLL_S, GangNode, Nodes
-from hpc_det.sgd.driver.ranks import InProcess, Rank, Watch, spread
+from hpc_det.node.lines import Line
+from hpc_det.node.suspension import AwakeClock
+from hpc_det.sgd.driver.failures import COLLATERAL_S, Hung, NodeLost, NotConnected, Preempted, Raised, RankDied, root_of
+from hpc_det.sgd.driver.nodes import POLL_S, GangNode, InProcess, Nodes
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank.store import StoreKeeper
 from hpc_det.sgd.rank.worker import show
@@ -25,6 +28,97 @@ LAST_WORDS_S = 2.0
 within milliseconds, but on a busy node.
 """
 JOIN_S, END_S, LEAVE_S = 60.0, 15.0, 5.0
+STACKS_S = 2.0
+"""How long the ranks of a gang that hangs may take to show where they stand."""
+RANK_SILENT_S = 600.0
+"""A rank's second thread answers within milliseconds, but not while a C call keeps the interpreter's lock: to unpickle
+a large data set takes minutes."""
+
+
+@dataclass(eq=False)
+class Rank:
+    number: int
+    node: GangNode
+    line: Line | None = None
+    pid: int | None = None
+    code: int | None = None
+    has_left: bool = False
+
+    def send(self, head: dict[str, Any], body: bytes = b"") -> None:
+        assert self.line, "it has not arrived yet"
+        self.line.send(head, body)
+
+    def __str__(self) -> str:
+        return f"rank {self.number} on {self.node} (process {self.pid})"
+
+
+def spread(nodes: Sequence[GangNode], size: int) -> list[tuple[GangNode, int]]:
+    """Node and local rank of each rank: evenly over the nodes, as RaySGD has it, and a node's ranks in a row."""
+    by_turns = [(local, place) for place, node in enumerate(nodes) for local in range(node.slots)]
+    taken = sorted(by_turns)[:size]
+    return [(nodes[place], local) for place, local in sorted((place, local) for local, place in taken)]
+
+
+class Watch:
+    """Over the ranks of a generation, while something is asked of them."""
+
+    def __init__(self, ranks: Sequence[Rank], nodes: Nodes, hang_timeout_s: int | None) -> None:
+        self._ranks = ranks
+        self._nodes = nodes
+        self._judge = HangJudge(len(ranks), hang_timeout_s)
+        self._clock = AwakeClock(POLL_S)
+        self._places: dict[int, str] = {}
+        self._asked: set[int] = set()
+        """Ranks that owe an answer."""
+        self._asked_at = self._next_look = 0.0
+
+    def begin(self) -> None:
+        """Something is asked now."""
+        self._asked_at = time.monotonic()
+        self._next_look = self._asked_at + POLL_S
+
+    @property
+    def rest_s(self) -> float:
+        """How long to wait until the next look."""
+        return self._next_look - time.monotonic()
+
+    def hears(self, rank: int, head: dict[str, Any]) -> None:
+        """What it says when it is looked at."""
+        self._asked.discard(rank)
+        self._judge.take(rank, Progress(*head["progress"]))
+        if "at" in head:
+            self._places[rank] = head["at"]
+
+    def look(self) -> None:
+        """If it is time. Raises RankDied for a rank that does not answer, and Hung where none gets on."""
+        if self.rest_s > 0:
+            return
+        self._next_look = time.monotonic() + min(POLL_S, self._judge.round_s)
+        if self._nodes.are_suspended:
+            self._asked_at = time.monotonic()
+            return
+        asked_since = max(self._asked_at, self._nodes.attentive_since)
+        for rank in self._ranks:
+            if rank.number not in self._asked:  # what a suspended rank does not read would pile up
+                rank.send({"do": "progress"})
+                self._asked.add(rank.number)
+            if rank.line and time.monotonic() > max(rank.line.heard_at, asked_since) + RANK_SILENT_S:
+                log = self._nodes.run.rank_log(self._nodes.generation, rank.number)
+                raise RankDied(f"{rank} has not answered for {RANK_SILENT_S:g} s (stopped?); its log: {log}")
+        if self._judge.is_hung(self._clock.seconds()):
+            raise Hung(f"{self._where_they_stand()} ({self._nodes.run.logs})")
+
+    def _where_they_stand(self) -> str:
+        self._places.clear()
+        for rank in self._ranks:
+            rank.send({"do": "stacks"})
+        end = time.monotonic() + STACKS_S
+        while len(self._places) < len(self._ranks) and time.monotonic() < end:
+            self._nodes.hear(POLL_S)
+        standing = {
+            rank: (progress, self._places.get(rank, "no answer")) for rank, progress in self._judge.ranks.items()
+        }
+        return sentence(self._judge.still_s, last_first(standing))
 
 
 @dataclass

@@ -197,7 +197,7 @@ def test_ranks_that_cannot_be_forked_are_told_of_with_the_reason(
 def test_a_death_that_is_heard_before_the_call_is_made_is_not_forgotten(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hpc_det.sgd.driver.ranks.RANK_SILENT_S", 30.0)
+    monkeypatch.setattr("hpc_det.sgd.driver.gang.RANK_SILENT_S", 30.0)
     place = ElasticGang._place
 
     def kill_first(elastic: ElasticGang) -> Any:
@@ -233,7 +233,7 @@ def test_a_stopped_agent_is_missed_by_its_heartbeat() -> None:
 
 
 def test_nobody_was_silent_while_the_driver_did_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_det.sgd.driver.ranks.POLL_S", 0.05)
+    monkeypatch.setattr("hpc_det.sgd.driver.gang.POLL_S", 0.05)
     with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1)) as its:
         gang = its._open_gang._gang
         gang.nodes._clock._looked_at -= 1000
@@ -333,7 +333,7 @@ def stacks(run: Path) -> str:
 @pytest.fixture
 def _waits_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """For as long as they take."""
-    monkeypatch.setattr("hpc_det.sgd.driver.ranks.COLLATERAL_S", DEADLINE_S)
+    monkeypatch.setattr("hpc_det.sgd.driver.gang.STACKS_S", DEADLINE_S)
 
 
 @pytest.mark.long

@@ -62,7 +62,7 @@ def test_a_killed_rank_costs_what_came_after_the_last_checkpoint(tmp_path: Path)
 
 @pytest.mark.long
 def test_a_loop_that_hangs_begins_anew_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_det.sgd.driver.ranks.COLLATERAL_S", DEADLINE_S)
+    monkeypatch.setattr("hpc_det.sgd.driver.gang.STACKS_S", DEADLINE_S)
 
     def hangs(config: dict[str, Any]) -> None:
         if get_context().get_checkpoint() and get_context().get_world_rank() == 1 and not (tmp_path / "once").exists():

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hpc_det.sgd.driver import ranks
-from hpc_det.sgd.driver.ranks import InProcess
+from hpc_det.sgd.driver import nodes
+from hpc_det.sgd.driver.nodes import InProcess
 from hpc_det.store.run_folder import RunFolder
 
 
@@ -17,7 +17,7 @@ def test_a_process_group_outlives_its_gang_until_there_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it could be destroyed while gloo drops what a lost peer broke off: each would wait for the other."""
-    monkeypatch.setattr(ranks, "RankWorker", lambda start: None)
+    monkeypatch.setattr(nodes, "RankWorker", lambda start: None)
     monkeypatch.setattr(RunFolder, "key", lambda run: b"key")
     told: list[dict[str, Any]] = []
     own = InProcess(RunFolder(tmp_path), ("127.0.0.1", 1), told.append)
