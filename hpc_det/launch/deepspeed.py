@@ -42,7 +42,7 @@ def launch_command(launch: Launch, attempt: Attempt, env: Mapping[str, str]) -> 
         *([] if _takes_local_rank(launch) else ["--no_local_rank"]),
         "--log_level=warning",  # every node would tell of all nodes and all ranks
         *launch.overrides,
-        *("--module", "hpc_det.launch.launchers.deepspeed_rank", *launch.command),
+        *("--module", "hpc_det.launch.launchers.rank", "deepspeed", *launch.command),
     ]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from hpc_det.errors import UsageError
 from hpc_det.launch.launchers.arguments import Launch, start
 from hpc_det.launch.launchers.nodes import run_gang
-from hpc_det.launch.launchers.watched import as_rank
+from hpc_det.launch.launchers.rank import as_rank
 from hpc_det.node.process import block_stop_signals
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Attempt
@@ -41,7 +41,7 @@ def step_command(srun: Sequence[str], plan: JobPlan, overrides: Sequence[str]) -
     """Up to the rank's own command. Raises UsageError where there is no srun."""
     if shutil.which(srun[0]) is None:
         raise UsageError(f"{srun[0]}: there is no such command on this node; this launcher needs Slurm")
-    rank = [sys.executable, "-m", "hpc_det.launch.launchers.srun_rank"]
+    rank = [sys.executable, "-m", "hpc_det.launch.launchers.rank", "srun"]
     return [*srun, *step_flags(plan, os.environ), *overrides, *rank]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.launch.deepspeed import launch_command
 from hpc_det.launch.launchers.arguments import Launch, parse
-from hpc_det.launch.launchers.deepspeed_rank import with_local_rank
+from hpc_det.launch.launchers.rank import with_local_rank
 from hpc_det.store.attempt import first_failure
 from tests.facts import refused
 from tests.launch.gang import Gang
@@ -32,7 +32,8 @@ def test_every_node_is_told_the_gangs_shape_its_number_and_where_to_meet() -> No
         "--no_local_rank",
         "--log_level=warning",
         "--module",
-        "hpc_det.launch.launchers.deepspeed_rank",
+        "hpc_det.launch.launchers.rank",
+        "deepspeed",
         "-m",
         "hpc_det.launch.rank",
         "m:C",
@@ -47,22 +48,22 @@ def test_ranks_see_the_devices_that_the_scheduler_gave() -> None:
 def test_overrides_are_the_per_node_launchers_flags_and_those_of_the_runner_are_refused() -> None:
     launch = Launch(("--bind_cores_to_rank",), ("train.py",))
     command = launch_command(launch, ATTEMPT, {})
-    assert command[8:11] == ["--bind_cores_to_rank", "--module", "hpc_det.launch.launchers.deepspeed_rank"]
+    assert command[8:12] == ["--bind_cores_to_rank", "--module", "hpc_det.launch.launchers.rank", "deepspeed"]
     with refused(UsageError, "--num_gpus"):
         launch_command(Launch(("--num_gpus", "2"), ("train.py",)), ATTEMPT, {})
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "argument", "expected"),
     [
-        ("--local_rank=1 train.py --lr 1", "train.py --local_rank=1 --lr 1"),
-        ("--local_rank=1 -m package.train a", "-m package.train --local_rank=1 a"),
-        ("train.py --lr 1", "train.py --lr 1"),
-        ("bash run.sh", "bash run.sh"),
+        ("train.py --lr 1", "--local_rank=1", "train.py --local_rank=1 --lr 1"),
+        ("-m package.train a", "--local_rank=1", "-m package.train --local_rank=1 a"),
+        ("train.py --lr 1", None, "train.py --lr 1"),
+        ("bash run.sh", None, "bash run.sh"),
     ],
 )
-def test_a_script_gets_its_local_rank_where_deepspeed_puts_it(words: str, expected: str) -> None:
-    assert with_local_rank(words.split()) == expected.split()
+def test_a_script_gets_its_local_rank_where_deepspeed_puts_it(words: str, argument: str | None, expected: str) -> None:
+    assert with_local_rank(words.split(), argument) == expected.split()
 
 
 SHOWS = """

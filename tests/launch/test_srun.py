@@ -33,7 +33,7 @@ def test_one_step_lies_over_the_agents_nodes_and_shares_what_they_have() -> None
 def test_overrides_come_after_our_flags_and_before_the_rank() -> None:
     command = step_command(["true", "--mpi=pmi2"], job_plan(), ["--cpu-bind=none"])
     assert command[:3] == ["true", "--mpi=pmi2", "--overlap"]
-    assert command[-4:] == ["--cpu-bind=none", sys.executable, "-m", "hpc_det.launch.launchers.srun_rank"]
+    assert command[-5:] == ["--cpu-bind=none", sys.executable, "-m", "hpc_det.launch.launchers.rank", "srun"]
 
 
 def test_without_slurm_the_launcher_says_so() -> None:
@@ -51,7 +51,7 @@ def test_a_task_gets_its_numbers_from_srun_and_what_is_its_nodes_own_from_the_no
     slurm = {"SLURM_NODEID": "1", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", *own]
     shown = subprocess.run(
-        [sys.executable, "-m", "hpc_det.launch.launchers.srun_rank", "printenv", *names],
+        [sys.executable, "-m", "hpc_det.launch.launchers.rank", "srun", "printenv", *names],
         env=os.environ | attempt.to_env() | slurm,
         capture_output=True,
         text=True,

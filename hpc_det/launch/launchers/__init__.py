@@ -4,6 +4,6 @@ The launchers themselves lie in the folder above, where entrypoints name them: `
 
     arguments      how each begins, and their command line
     nodes          those of a gang's nodes work together, where the one on node 0 leads; mpirun's remote shell
-    mpi_rank       a process of mpirun's becomes a rank; `srun_rank`, `deepspeed_rank`: of srun's and DeepSpeed's
-    watched        a rank that is a script, under a parent that tells the agent what becomes of it
+    mpi_rank       a process of mpirun's becomes a rank
+    rank           the same of srun's and DeepSpeed's, and a script under a parent that tells the agent about it
 """
