@@ -15,17 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from hpc_det.launch.job.causes import (
-    MAY_BE_TOO_SHORT,
-    cause_of_end,
-    cause_of_silence,
-    cause_of_stop,
-    full_disk_of,
-    matches,
-    newest_saved,
-    unexplained,
-    was_too_short,
-)
+from hpc_det.launch.job.causes import AttemptFacts, matches
 from hpc_det.launch.job.limits import JobClock, Space
 from hpc_det.launch.job.resubmit import Exclusions
 from hpc_det.launch.log_tail import size_of, written_since
@@ -179,7 +169,7 @@ class Attempts:
         attempt = self._journal.open_attempt()
         if attempt is None:
             return
-        self._end(attempt, cause_of_silence(self._trial, attempt), None, late=True)
+        self._end(attempt, self._facts(attempt).cause_of_silence(), None, late=True)
 
     def _attempt(self, number: int) -> Decision:
         self._trial.remove_abandoned()
@@ -187,18 +177,19 @@ class Attempts:
         if self._heard:
             self._on_stop_signal(number)
         if stop := read_stop(self._trial.stop, number):  # asked for before it began
-            return self._end(number, cause_of_stop(self._plan, stop), None)
+            return self._end(number, self._facts(number).cause_of_stop(stop), None)
         self._log_began = size_of(self._trial.job_log)
         say_attempt_begins(number)
         code = self._run_agents(number)
         self._journal.insist_on_last(number)
-        if code or not self._has_outcome(number):
+        facts = self._facts(number)
+        if code or not facts.has_outcome:
             self._note_unreached(number)
-        failure = first_failure(self._trial, number)
-        if code and not (failure and failure.is_clear):
-            failure = full_disk_of(self._trial) or failure
-        cause = cause_of_end(self._trial, self._plan, number, code, failure)
-        return self._end(number, cause, failure or failure_now(None, unexplained(code)))
+        failure = facts.failure(code)
+        return self._end(number, facts.cause(code, failure), failure or facts.unexplained(code))
+
+    def _facts(self, number: int) -> AttemptFacts:
+        return AttemptFacts(self._trial, self._plan, number)
 
     def _run_agents(self, number: int) -> int:
         # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
@@ -240,10 +231,6 @@ class Attempts:
             lost
         ):  # ranks that live on there save if they still may, and leave before they meet those of the next attempt
             self._request_stop(number, "signal", "the job, whose nodes were lost", None)
-
-    def _has_outcome(self, number: int) -> bool:
-        outcome = read_json(self._trial.outcome)
-        return outcome is not None and outcome["attempt"] == number
 
     def _waits_in_vain(self, number: int) -> bool:
         """Whether the launcher waits for a node that was lost. The agents of the others have left by themselves, unless
@@ -297,9 +284,13 @@ class Attempts:
         policy = self._log_policy(number) if cause is Cause.FAILED else None
         if cause in (Cause.UNHEALTHY, Cause.NODE_LOST) and not late:  # else all agents were killed, one after the other
             self._exclusions.of_ill_nodes(number)
-        short = self._plan.runs_trial and cause in MAY_BE_TOO_SHORT and was_too_short(self._trial, number, late=late)
+        facts = self._facts(number)
         end = AttemptEnd(
-            cause=cause, steps=newest_saved(self._trial), user_error=user_error, too_short=short, log_policy=policy
+            cause=cause,
+            steps=facts.newest_saved(),
+            user_error=user_error,
+            too_short=facts.was_too_short(cause, late=late),
+            log_policy=policy,
         )
         limit = self._plan.max_attempts_without_progress
         decision = decide([*self._journal.history(), end], self._plan.max_restarts, limit)

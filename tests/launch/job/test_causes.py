@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.job.causes import SHORTEST_S, Match, matches, was_too_short
+from hpc_det.launch.job.causes import SHORTEST_S, AttemptFacts, Match, matches
 from hpc_det.launch.log_tail import LONGEST_LINE
 from hpc_det.node.json_files import append_line, write_json
+from hpc_det.requeue import Cause
 from hpc_det.store.attempt import request_stop
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import BEGINS
+from tests.plan.plans import job_plan
 
 
 @pytest.fixture
@@ -48,6 +50,11 @@ def leaves(trial: TrialFolder, *, saved: bool) -> TrialFolder:
 LONG = 2 * SHORTEST_S
 
 
+def was_too_short(trial: TrialFolder, *, late: bool) -> bool:
+    plan = job_plan(entrypoint=("python3", "-m", "hpc_det.launch.direct", "--trial", "m:C"))
+    return AttemptFacts(trial, plan, 2).was_too_short(Cause.PREEMPTED, late=late)
+
+
 @pytest.mark.parametrize(
     ("happens", "expected"),
     [
@@ -70,15 +77,15 @@ LONG = 2 * SHORTEST_S
 )
 def test_an_attempt_that_ends_now(trial: TrialFolder, happens: Callable[[TrialFolder], object], expected: bool) -> None:
     happens(trial)
-    assert was_too_short(trial, 2, late=False) is expected
+    assert was_too_short(trial, late=False) is expected
 
 
 def test_of_one_whose_end_nobody_saw_the_reports_count(trial: TrialFolder) -> None:
     begins(trial, 2 * LONG)
     reports(trial, 2 * LONG - 5)
-    assert was_too_short(trial, 2, late=True)
+    assert was_too_short(trial, late=True)
     reports(trial, LONG / 2)
-    assert not was_too_short(trial, 2, late=True)
+    assert not was_too_short(trial, late=True)
 
 
 OOM = {"name": "OOM", "pattern": "out of memory", "action": "cancel_retries"}
