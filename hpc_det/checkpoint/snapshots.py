@@ -1,4 +1,6 @@
-"""Durable snapshots: committed folders whose files and manifest are sealed with the key of the run.
+"""Snapshots of a TorchTrainer: held in the memory of a node, and durable.
+
+Durable ones are committed folders whose files and manifest are sealed with the key of the run.
 
     snapshots/12/state.pt        what all ranks share; copied by a node agent out of its memory
                  own             what each rank keeps for itself, one after the other
@@ -11,8 +13,11 @@ Nothing of a snapshot may be unpickled before `newest` has given it.
 from __future__ import annotations
 
 import logging
+import mmap
+import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +25,17 @@ from types import MappingProxyType
 from typing import Any
 
 from hpc_det.checkpoint.committed_folder import FolderFormat, OddManifest, delete, in_words
-from hpc_det.checkpoint.sealed_files import GoOn, write_sealed
+from hpc_det.checkpoint.sealed_files import GoOn, SaveAbandoned, write_sealed
 from hpc_det.checkpoint.seals import HmacEntry, HmacSeal
+from hpc_det.errors import HpcDetError
 from hpc_det.node import disk
+from hpc_det.node.frames import Message
 from hpc_det.store.run_folder import RunFolder
 
 KEPT = 2
 ABANDONED_S = 3.0
+BUFFERS = 3
+"""The newest whole snapshot, one on its way to the disk, and one that is being written."""
 _STATE, _OWN, _MANIFEST = "state.pt", "own", "snapshot.json"
 _log = logging.getLogger(__name__)
 
@@ -195,3 +204,88 @@ def _numbers(run: RunFolder) -> list[int]:
     with suppress(FileNotFoundError):
         return sorted((int(path.name) for path in run.snapshots.iterdir() if path.name.isdecimal()), reverse=True)
     return []
+
+
+# --- in the memory of a node, which outlives the ranks that write to it and nothing else
+
+
+class Buffer:
+    """Memory without a name (memfd_create(2)): nothing to clean up; the job's, like the ranks' own."""
+
+    def __init__(self, number: int) -> None:
+        self.descriptor = os.memfd_create(f"snapshot-{number}")
+        self._mapped: mmap.mmap | None = None
+        """Kept as long as it is large enough: the kernel looks each page up once."""
+
+    def content(self) -> memoryview:
+        """What ranks have written; there is some."""
+        size = os.fstat(self.descriptor).st_size
+        if self._mapped is None or len(self._mapped) < size:
+            self._mapped = mmap.mmap(self.descriptor, size, prot=mmap.PROT_READ)
+        return memoryview(self._mapped)[:size]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A whole snapshot in memory."""
+
+    number: int
+    buffer: Buffer
+    """What all ranks share."""
+    progress: dict[str, Any]
+    """"epochs_done", "calls" and "round"."""
+    own: list[bytes]
+    """Of each rank, on the node that writes; opaque here."""
+
+    @classmethod
+    def of(cls, order: Message, buffers: list[Buffer]) -> Held:
+        """What the driver says once all ranks have answered."""
+        head, body = order
+        return cls(head["number"], buffers[head["buffer"]], head["progress"], split(body, head["own"]))
+
+
+class Keeper:
+    """Makes snapshots durable, one at a time, in a thread. What is older is given up for what is newer."""
+
+    def __init__(self, run: RunFolder, tell: Callable[[dict[str, Any]], None]) -> None:
+        """`tell` is called by another thread with what the driver is to hear."""
+        self._run = run
+        self._tell = tell
+        self._newest: Held | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, held: Held) -> None:
+        self._newest = held
+        self._thread = threading.Thread(target=self._keep, args=(held, self._thread), name="writer")
+        self._thread.start()
+
+    def settle(self, held: Held | None) -> None:
+        """The driver is gone, and whoever goes on for it shall lose no call that had returned: `held` is the newest."""
+        self._newest = held or self._newest
+        if self._thread:
+            self._thread.join()
+        if held and held.number > last_number(self._run):
+            keep(held, self._run)
+
+    def _keep(self, held: Held, former: threading.Thread | None) -> None:
+        if former:
+            former.join()
+        with suppress(SaveAbandoned):
+            self._tell(keep(held, self._run, lambda: self._newest is not held))
+
+
+def keep(held: Held, run: RunFolder, is_superseded: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """Make it durable; returns what the driver is sent about it. Raises SaveAbandoned if it was superseded."""
+
+    def go_on() -> None:
+        if is_superseded():
+            raise SaveAbandoned
+
+    try:
+        partial = begin(run, held.number)
+        partial.commit(partial.write(held.buffer.content(), go_on), held.own, **held.progress)
+    except OSError as error:
+        return {"kept": held.number, "error": f"{error.filename or run.snapshots}: {error.strerror}"}
+    except HpcDetError as error:  # the key is gone, or no secret any more
+        return {"kept": held.number, "error": str(error)}
+    return {"kept": held.number}

@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from hpc_det.checkpoint.snapshots import Durable, await_writers, last_number, newest
+from hpc_det.checkpoint.snapshots import BUFFERS, Durable, await_writers, last_number, newest
 from hpc_det.node.process import uninterrupted
 from hpc_det.sgd.driver.calls import Call, Rounds
 from hpc_det.sgd.driver.failures import GangLost, JobLeaves, RetriesUsedUp, StateLost, back_into_queue, pause_s
 from hpc_det.sgd.driver.gang import RankGang
 from hpc_det.sgd.driver.nodes import POLL_S, GangNode, GangRequest
-from hpc_det.sgd.elastic.held import BUFFERS
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank.worker import Own, RankWorker, Start
 

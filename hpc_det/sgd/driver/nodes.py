@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from hpc_det.checkpoint.snapshots import BUFFERS, Buffer, Held, keep
 from hpc_det.node.frames import Message
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import Event, TcpLineServer
@@ -22,7 +23,6 @@ from hpc_det.node.process import uninterrupted
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.failures import NotEnoughRanks
-from hpc_det.sgd.elastic.held import BUFFERS, Buffer, Held, keep
 from hpc_det.sgd.elastic.meeting import DriverAddress, Guests, announce, check_free, claim, withdraw
 from hpc_det.sgd.rank import RankSettings
 from hpc_det.sgd.rank.worker import RankWorker

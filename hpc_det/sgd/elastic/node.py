@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_det.checkpoint.snapshots import BUFFERS, Buffer, Held, Keeper
 from hpc_det.node.frames import Message
 from hpc_det.node.key import derived
 from hpc_det.node.lines import Line, line_over
@@ -43,7 +44,6 @@ from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_de
 from hpc_det.node.suspension import guarded
 from hpc_det.schedulers.pbs.scheduler import Pbs
 from hpc_det.schedulers.slurm.scheduler import Slurm
-from hpc_det.sgd.elastic.held import BUFFERS, Buffer, Held, Keeper
 from hpc_det.sgd.elastic.meeting import call_driver, is_abandoned
 from hpc_det.store.run_folder import RunFolder
 

@@ -247,7 +247,7 @@ class RankWorker:
 
 class Buffers:
     def __init__(self, descriptors: list[int]) -> None:
-        """Of anonymous memory (hpc_det.sgd.elastic.held), which other processes read as files."""
+        """Of anonymous memory (hpc_det.checkpoint.snapshots), which other processes read as files."""
         self._descriptors = descriptors
         self._mapped: dict[int, torch.Tensor] = {}
 

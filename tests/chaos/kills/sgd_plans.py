@@ -15,7 +15,7 @@ ALL = (A_WORKER, WORKERS, FORK_SERVER, AGENT, DRIVER, ALL_OF_IT)
 IN_WORKERS = Time(("tests.sgd.trained:Linear.train_batch",), most=16, rank=NO_RANK)
 VALIDATES = Time(("tests.sgd.trained:Linear.validate_batch",), rank=NO_RANK)
 BEGINS = Time(("tests.sgd.trained:Linear.setup",), rank=NO_RANK)
-IS_KEPT = Time(("hpc_det.sgd.elastic.held:keep",), rank=NO_RANK)
+IS_KEPT = Time(("hpc_det.checkpoint.snapshots:keep",), rank=NO_RANK)
 BETWEEN_CALLS = Time(
     ("hpc_det.sgd.driver.elastic:ElasticGang._take", "hpc_det.sgd.driver.elastic:ElasticGang._snapshot"), rank=NO_RANK
 )

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_det.checkpoint.seals import HmacEntry
-from hpc_det.checkpoint.snapshots import Partial, newest
-from hpc_det.sgd.elastic.held import Buffer, Held, Keeper, keep
+from hpc_det.checkpoint.snapshots import Buffer, Held, Keeper, Partial, keep, newest
 from hpc_det.store.run_folder import RunFolder
 
 
