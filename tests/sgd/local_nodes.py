@@ -7,7 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from hpc_det.sgd.capacity.starters import LEAVE_S, all_ended, kill
+from hpc_det.sgd.capacity.allocation import all_ended, kill
+from hpc_det.sgd.capacity.starters import LEAVE_S
 from hpc_det.store.run_folder import RunFolder
 from tests.sgd.forked_agents import start_agent
 

@@ -1,7 +1,7 @@
 """Where node agents come from.
 
 allocation   what the driver has already: this machine, or the job that it runs in
-starters     srun, PBS' commands, mpiexec; what the driver has started itself
+starters     how processes start on its hosts: srun, PBS' commands, mpiexec
 job          jobs of their own through submitit, and how they stand in the queue; they run hpc_det.sgd.elastic.agents
 profile      a cluster's profile as parameters of such a job
 """

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.log_tail import last_line
 from hpc_det.node.network import address_towards, own_address
+from hpc_det.node.process import descendants
 from hpc_det.node.suspension import guard_from_now_on
-from hpc_det.sgd.capacity.starters import (
-    LEAVE_S,
-    TERM_S,
-    Process,
-    all_ended,
-    gpus_here,
-    kill,
-    start,
-    starter_of,
-    variable_of_allocation,
-)
+from hpc_det.sgd.capacity.starters import LEAVE_S, Process, gpus_here, starter_of, variable_of_allocation
 from hpc_det.sgd.elastic import agents
 from hpc_det.sgd.elastic.agents import BackOff
 from hpc_det.store.run_folder import RunFolder
@@ -33,6 +27,8 @@ from hpc_det.store.run_folder import RunFolder
 START_S = 60.0
 """A host whose agent is not there so long after its start is given another."""
 ASK_S = 2.0
+TERM_S = 3.0
+POLL_S = 0.02
 
 
 class Local:
@@ -215,3 +211,36 @@ class Allocation:
 def _short(host: str) -> str:
     """Hosts are named with their domain in one place and without it in another. A host file may have addresses."""
     return host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0]
+
+
+# --- processes that the driver starts, and ends for sure
+
+
+def start(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Process:
+    """Where a Ctrl-C at the terminal does not reach it: the driver hears it first. What it prints goes to `log`."""
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
+        return subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+
+
+def all_ended(processes: Collection[Process], within_s: float) -> bool:
+    end = time.monotonic() + within_s
+    while any(process.poll() is None for process in processes):
+        if time.monotonic() > end:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def kill(process: Process) -> None:
+    """It and what descends from it."""
+    for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()

@@ -1,26 +1,20 @@
-"""How the driver starts processes, and ends them for sure: here, and on the hosts of the allocation that it runs in, by
-srun's steps, PBS' starters or mpiexec.
-"""
+"""How processes start on the hosts of the allocation that the driver runs in: srun's steps, PBS' starters, mpiexec."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.mpi import OF_ANOTHER_MPI
-from hpc_det.node.process import descendants
 from hpc_det.schedulers.pbs.hosts import STARTERS, HostFolder, hosts_of, lines_of, start_command, starter_on_path
 from hpc_det.schedulers.scheduler import CommandError, Run, run_command
 from hpc_det.schedulers.slurm.answers import host_names, shown
@@ -30,8 +24,6 @@ Process = subprocess.Popen[bytes]
 
 LEAVE_S = 10.0
 """For node agents to leave by themselves, once the driver has hung up: they may have a snapshot to write."""
-TERM_S = 3.0
-POLL_S = 0.02
 STEP_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mpi=none")
 """Of srun: no lost node or agent ends the others (without --wait, slurm.conf's WaitTime counts), and as it is not known
 yet how many ranks there will be, none is bound.
@@ -242,33 +234,3 @@ def gpus_here(env: Mapping[str, str]) -> list[str]:
     if visible is None:
         return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
     return list(takewhile(_DEVICE.fullmatch, (name.strip() for name in visible.split(","))))
-
-
-def start(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Process:
-    """Where a Ctrl-C at the terminal does not reach it: the driver hears it first. What it prints goes to `log`."""
-    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
-        return subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-
-
-def all_ended(processes: Collection[Process], within_s: float) -> bool:
-    end = time.monotonic() + within_s
-    while any(process.poll() is None for process in processes):
-        if time.monotonic() > end:
-            return False
-        time.sleep(POLL_S)
-    return True
-
-
-def kill(process: Process) -> None:
-    """It and what descends from it."""
-    for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
