@@ -99,6 +99,11 @@ def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=shielded())
 
 
+def start_on_host(starter: str, host: str, rank: int, script: str) -> subprocess.Popen[bytes]:
+    """Run `script` on one host of the job that this process belongs to, with the rank of the process there."""
+    return start(start_command(starter, lines_of(os.environ), host, rank, script))
+
+
 class HostFolder:
     """What a program shares with the processes that it starts on hosts of its job: a folder that all of them see.
 

@@ -15,15 +15,7 @@ from hpc_det.pytorch.strategies.ddp import data_parallel
 from hpc_det.pytorch.strategies.device import ToDevice
 from hpc_det.pytorch.strategies.parameters import Unshared
 from hpc_det.sgd.operator.meters import TimerCollection
-from hpc_det.sgd.operator.options import (
-    Apex,
-    BadArgument,
-    BadModel,
-    MissingLoader,
-    UseFp16,
-    check_options,
-    precision_for,
-)
+from hpc_det.sgd.operator.options import BadArgument, BadModel, MissingLoader, UseFp16, check_options, precision_for
 
 _NO_AUTOCAST = nullcontext()
 
@@ -125,7 +117,7 @@ class BaseOperator:
         self._optimizers = as_list(optimizers)
         self._schedulers = as_list(schedulers) if schedulers is not None else []
         self._criterion = criterion.to(self._device) if hasattr(criterion, "to") else criterion
-        if isinstance(self._precision, Apex):
+        if self._precision:
             self._precision.prepare(on_device, self._optimizers, apex_args or {})
         self._models = [unwrapped(model) for model in on_device]
         self._unshared = Unshared("register")

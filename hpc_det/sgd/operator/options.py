@@ -91,6 +91,9 @@ class Amp:
         """What stands for torch.cuda.amp in loops of RaySGD 1.8."""
         return self
 
+    def prepare(self, models: Sequence[torch.nn.Module], optimizers: Sequence[Any], options: dict[str, Any]) -> None:
+        """Nothing: torch changes neither, and the options are apex.amp's."""
+
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device_type, dtype=self._dtype)
 

@@ -24,16 +24,7 @@ from submitit.core.logger import get_logger
 
 from hpc_det.node.files import write_atomic
 from hpc_det.schedulers.pbs.answers import SCHEDULER, ended_by, from_pbs, shown_or_nothing, submitted_id, to_pbs
-from hpc_det.schedulers.pbs.hosts import (
-    STARTERS,
-    HostFolder,
-    hosts_in,
-    lines_of,
-    of_no_machine,
-    start,
-    start_command,
-    starter_on_path,
-)
+from hpc_det.schedulers.pbs.hosts import STARTERS, HostFolder, hosts_in, of_no_machine, start_on_host, starter_on_path
 from hpc_det.schedulers.scheduler import CommandError, NoAnswer, patiently, run_command, submit_from_job
 from hpc_det.submit.submitit_pbs.on_node import first_failure, start_tasks
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths, Reason
@@ -161,7 +152,7 @@ class FirstProcess:
         command = [*tasks, self._asked.folder, self._asked.command]
         script = folder.write_script(command, {**of_no_machine(os.environ), **ours}, cwd=os.getcwd())
         for rank, host in enumerate(nodes[1:], start=1):
-            yield RemoteTasks(folder, rank, start(start_command(starter, lines_of(os.environ), host, rank, script)))
+            yield RemoteTasks(folder, rank, start_on_host(starter, host, rank, script))
 
     def _goes_on(self, first: Process, processes: list[Process | RemoteTasks]) -> bool:
         """Whether there is still something to wait for."""
