@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
-    from hpc_det.sweep.points import App
+    from hpc_det.sweep.saved import App
 
 PEERS_LEFT_S = 2.0
 """An app fails where other ranks have left on a stop: so long its own notice of that is waited for."""
@@ -56,7 +56,7 @@ class Rank:
         _find_modules(json.loads(self._files.read(self._files.import_path)))
         from hydra.core.utils import JobStatus
 
-        from hpc_det.sweep.points import load_app, load_config
+        from hpc_det.sweep.saved import load_app, load_config
 
         app = load_app(self._files)
         config = load_config(self._files, self._attempt.trial)

@@ -40,7 +40,7 @@ class SweepLauncher(Launcher):
         self._fields = fields
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from hpc_det.sweep.points import Composer
+        from hpc_det.sweep.saved import Composer
 
         self._loader = hydra_context.config_loader
         self._callbacks = hydra_context.callbacks
@@ -78,7 +78,7 @@ class SweepLauncher(Launcher):
         from hpc_det.submit.submission import submit
         from hpc_det.sweep.experiment import Settings
         from hpc_det.sweep.files import SweepFiles
-        from hpc_det.sweep.points import App, checkpoint_of, save
+        from hpc_det.sweep.saved import App, checkpoint_of, save
 
         Path(self._config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
         points = [self._composer.checked(self._config, point) for point in overrides]

@@ -18,7 +18,7 @@ from hydra.core.utils import JobStatus
 from hpc_det.errors import HpcDetError
 from hpc_det.sweep.experiment import job_returns
 from hpc_det.sweep.files import SweepFiles
-from hpc_det.sweep.points import checkpoint_of
+from hpc_det.sweep.saved import checkpoint_of
 from tests.facts import refused, unnamed
 from tests.sweep.conftest import App, source
 from tests.wait import DEADLINE_S, wait_for

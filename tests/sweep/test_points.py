@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from hpc_det.sweep.points import Composer
+from hpc_det.sweep.saved import Composer
 
 pytestmark = pytest.mark.integration
 

@@ -4,7 +4,7 @@ Hydra composes in two steps: the files that the chosen groups name, which takes 
 of values, one after the other, which takes less than one. What the first step gives is kept; the second is Hydra's own.
 
 cloudpickle takes a function of `__main__` as it is, and of any other module by its name. The files are sealed with the
-user's key, and nobody else's pickles are ever read.
+user's key, and nobody else's pickles are ever read. Pickles of apps name this module.
 """
 
 from __future__ import annotations
