@@ -271,7 +271,7 @@ class ExperimentFolder:
 
     @property
     def git(self) -> Path:
-        """The commit of the code, and which files are in none: a `submit.git.GitState` without the diff."""
+        """The commit of the code, and which files are in none: a `submit.snapshot.GitState` without the diff."""
         return self.path / "git.json"
 
     @property
