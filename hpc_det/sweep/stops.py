@@ -62,12 +62,21 @@ class Stops:
         Raises UsageError in a gang without a process group.
         """
         if self._agreement is None:
-            self._calls_may_stop = True
-            self._agreement = agreement(os.environ)
+            self._agreement = self._agreed()
             if self._told.is_set():  # who was told a moment ago did not know of it
                 self._agreement.give_notice()
         if self._agreement.should_stop():
             self._leave()
+
+    def _agreed(self) -> Agreement:
+        """Where that fails, the app goes on as one that never calls `may_stop`, with a stop that came meanwhile."""
+        self._calls_may_stop = True
+        try:
+            return agreement(os.environ)
+        except UsageError:
+            self._calls_may_stop = False
+            signal.raise_signal(INTERRUPT)
+            raise
 
     def end(self, wait_s: float = 0.0) -> None:
         """The app has ended: stops have no meaning any more. One that comes within `wait_s` is still obeyed."""

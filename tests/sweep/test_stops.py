@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
+from hpc_det.distributed.rank_process import RankProcess
+from hpc_det.errors import UsageError
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.sweep import may_stop
+from hpc_det.sweep import may_stop, stops
 from tests.facts import unnamed
 from tests.sweep.conftest import App
 from tests.wait import DEADLINE_S, wait_for
@@ -162,6 +165,33 @@ def test_ranks_that_cannot_agree_are_told_what_is_missing(app: App) -> None:
     app.write("app.py", IN_STEP.replace("{group}", "pass").replace("{collective}", "pass"))
     output = app.fail("+at_once=true", "hydra.launcher.slots=2")
     assert not unnamed(output, "torch.distributed.init_process_group")
+
+
+@pytest.mark.parametrize("is_asked_before", [True, False])
+def test_an_app_that_goes_on_after_that_is_stopped_as_one_that_never_says_where(
+    is_asked_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(stops, "leave", left)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(stops.Stops, "_listen", lambda self: None)
+    handler = signal.getsignal(stops.INTERRUPT)
+    saved: list[bool] = []
+    try:
+        app = stops.Stops(create_autospec(RankProcess, instance=True), saved.append)
+        app.call(lambda: None)
+        if is_asked_before:
+            app._told.set()
+        with pytest.raises(SystemExit if is_asked_before else UsageError):
+            app.may_stop()
+        if not is_asked_before:
+            with pytest.raises(SystemExit):
+                app._interrupt()
+    finally:
+        signal.signal(stops.INTERRUPT, handler)
+    assert saved == [True]
 
 
 def test_outside_a_job_a_place_to_stop_is_none() -> None:
