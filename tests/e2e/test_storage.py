@@ -15,6 +15,7 @@ import pytest
 from hpc_det.checkpoint.committed import committed, newest_steps
 from hpc_det.store.metrics import read_reports
 from tests.e2e.story import WAITS_AT, WARM, Story, hpc_det
+from tests.facts import unnamed
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -83,7 +84,7 @@ def test_a_trial_goes_on_from_a_folder_elsewhere(undisturbed_alone: Story, other
     there = "checkpoint_storage.storage_path"
     moved = hpc_det("experiment", "continue", story.number, "--config", f"{there}=new", check=False)
     assert moved.returncode == 2
-    assert f"--config {there}: experiment {story.number} has trials with the old value" in moved.stderr
+    assert not unnamed(moved.stderr, f"--config {there}", f"experiment {story.number}")
 
 
 @pytest.mark.long
@@ -121,5 +122,5 @@ def test_a_store_that_takes_nothing_does_not_end_the_training(undisturbed_alone:
     story.wait()
     assert story.causes == ["finished"]
     log = story.trial.rank_log(1, 0).read_text()
-    assert "the checkpoint at 40 batches is not uploaded; it is in " in log
+    assert not unnamed(log, "40 batches", "uploaded")
     assert story.same_as(undisturbed_alone)
