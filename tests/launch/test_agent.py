@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from hpc_det.node.process import STOP_SIGNALS
 from hpc_det.store.attempt import Failure, first_failure, read_stop, request_stop
+from tests.facts import unnamed
 from tests.launch.gang import Gang, children, is_there
 from tests.machine import smallest
 from tests.wait import DEADLINE_S, wait_for
@@ -45,7 +47,7 @@ def test_exit_0_is_the_entrypoints_exit_0(gang: Gang) -> None:
 def test_any_other_exit_code_is_1_and_noted(gang: Gang) -> None:
     gang.plan("exit 3")
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
-    assert failure(gang).message == f"exit code 3; its output stands in {gang.trial.job_log}"
+    assert unnamed(failure(gang).message, "exit code 3", gang.trial.job_log) == []
     assert (failure(gang).rank, failure(gang).lost) == (None, False)
 
 
@@ -54,28 +56,28 @@ def test_the_last_words_of_an_entrypoint_are_noted(gang: Gang) -> None:
     log.write_text("an earlier attempt\n")
     gang.plan(f"echo ModuleNotFoundError: No module named torchx >>{log}; echo >>{log}; exit 1")
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
-    said = "exit code 1 after 'ModuleNotFoundError: No module named torchx'"
-    assert failure(gang).message == f"{said}; its output stands in {log}"
+    assert unnamed(failure(gang).message, "exit code 1", "ModuleNotFoundError: No module named torchx", log) == []
 
 
 def test_words_of_an_earlier_attempt_are_not_an_entrypoints_last(gang: Gang) -> None:
     gang.trial.job_log.write_text("an earlier attempt\n")
     gang.plan("exit 3")
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
-    assert failure(gang).message == f"exit code 3; its output stands in {gang.trial.job_log}"
+    assert unnamed(failure(gang).message, "exit code 3", gang.trial.job_log) == []
+    assert "an earlier attempt" not in failure(gang).message
 
 
 def test_an_entrypoint_that_a_signal_ends_is_noted_with_its_name(gang: Gang) -> None:
     gang.plan("kill -SEGV $$")
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
-    assert failure(gang).message.startswith("ended by signal SIGSEGV (killed, or crashed); ")
+    assert unnamed(failure(gang).message, "SIGSEGV", gang.trial.job_log) == []
 
 
 def test_an_entrypoint_that_does_not_exist_is_named_without_a_traceback(gang: Gang) -> None:
     gang.plan(["no-such-program", "--lr", "1"])
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     assert "Traceback (most recent" not in gang.printed.read_text()
-    assert failure(gang).message == "entrypoint: no-such-program: No such file or directory"
+    assert unnamed(failure(gang).message, "entrypoint: no-such-program: ", os.strerror(errno.ENOENT)) == []
 
 
 def test_words_of_a_list_reach_the_entrypoint_without_a_shell(gang: Gang) -> None:
@@ -107,7 +109,7 @@ def test_where_the_plan_asks_for_it_every_python_below_finds_hpc_det_as_determin
 def test_a_value_of_the_plan_that_means_nothing_is_the_users_error(gang: Gang) -> None:
     gang.plan("true", environment=("HPC_DET_COMPAT=horovod",))
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
-    assert failure(gang).message == "HPC_DET_COMPAT: got 'horovod'; expected 'determined', or nothing"
+    assert unnamed(failure(gang).message, "HPC_DET_COMPAT: ", "'horovod'", "'determined'") == []
     assert failure(gang).user_error
 
 
@@ -251,7 +253,7 @@ def test_a_killed_rank_is_named_and_the_node_ends_at_once(gang: Gang) -> None:
         assert agent.wait(timeout=DEADLINE_S) == 1
         found = failure(gang, attempt)
         assert (found.rank, found.lost) == (1, True)
-        assert found.message == f"process {pids[1]} was gone without a word (killed, or crashed)"
+        assert unnamed(found.message, f"process {pids[1]}") == []
         return taken_s
 
     assert smallest(end_s, limit=1) < 1

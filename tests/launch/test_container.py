@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -24,6 +25,7 @@ from hpc_det.plan.container import (
 )
 from hpc_det.plan.job_plan import Container, Device, Mount
 from hpc_det.store.attempt import first_failure, request_stop
+from tests.facts import unnamed
 from tests.launch.gang import Gang, is_there
 from tests.launch.runtimes import IMAGE, Runtime
 from tests.plan.plans import job_plan
@@ -263,7 +265,7 @@ def test_a_site_without_the_runtime_is_the_users_error(gang: Gang) -> None:
     assert gang.start_agent(PATH="/nowhere").wait(timeout=DEADLINE_S) == 1
     failure = first_failure(gang.trial, 1)
     assert failure
-    assert "podman: No such file or directory" in failure.message
+    assert unnamed(failure.message, "podman", os.strerror(errno.ENOENT)) == []
     assert failure.user_error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import pytest
 from hpc_det.launch.direct import rank_environment
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.store.attempt import Failure, first_failure, request_stop
+from tests.facts import unnamed
 from tests.launch.gang import Gang, children, is_there
 from tests.machine import slowness, smallest
 from tests.store.test_attempt import ATTEMPT
@@ -108,18 +110,16 @@ def test_overrides_have_nothing_to_override(gang: Gang) -> None:
     launch(gang, "--max-restarts=2", "--", "train.py")
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     assert failure(gang).user_error
-    assert failure(gang).message.startswith(
-        "hpc_det.launch.direct: --max-restarts=2: it starts the ranks itself, so there is nothing to override\nusage:"
-    )
+    first, usage = failure(gang).message.splitlines()
+    assert unnamed(first, "hpc_det.launch.direct: ", "--max-restarts=2") == []
+    assert usage.startswith("usage:")
 
 
 def test_a_command_that_there_is_not_is_the_users_error(gang: Gang) -> None:
     launch(gang, "no-such-program", "--lr", "1")
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
-    assert (failure(gang).message, failure(gang).user_error) == (
-        "entrypoint: no-such-program: No such file or directory",
-        True,
-    )
+    assert unnamed(failure(gang).message, "entrypoint: no-such-program: ", os.strerror(errno.ENOENT)) == []
+    assert failure(gang).user_error
 
 
 # --- ranks that end
@@ -133,9 +133,7 @@ def test_the_first_rank_that_fails_is_named_with_its_last_words_and_ends_the_oth
     assert agent.wait(timeout=DEADLINE_S) == 1
     assert not is_there(other)
     assert (failure(gang).rank, failure(gang).lost) == (1, False)
-    assert failure(gang).message.partition(": ")[2] == (
-        f"exit code 7 after 'out of luck'; its output stands in {gang.trial.rank_log(1, 1)}"
-    )
+    assert unnamed(failure(gang).message, "exit code 7", "out of luck", gang.trial.rank_log(1, 1)) == []
 
 
 def test_its_exit_code_is_the_launchers(gang: Gang) -> None:
@@ -162,7 +160,7 @@ def test_a_killed_rank_ends_launcher_agent_and_peers_within_a_tenth_of_a_second(
 
     assert smallest(end_s, LIMIT_S) < LIMIT_S
     assert (failure(gang).rank, failure(gang).lost) == (1, True)
-    assert "ended by signal SIGKILL (killed, or crashed)" in failure(gang).message
+    assert unnamed(failure(gang).message, "SIGKILL") == []
 
 
 def test_ranks_end_with_a_launcher_that_was_killed(gang: Gang) -> None:

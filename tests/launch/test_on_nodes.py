@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -17,6 +18,7 @@ from hpc_det.launch.on_nodes import OnNodes
 from hpc_det.schedulers.pbs.hosts import HostFolder
 from hpc_det.store.attempt import first_failure
 from hpc_det.store.folders import ExperimentFolder
+from tests.facts import unnamed
 from tests.launch.gang import children, is_there
 from tests.launch.watch.suspension import Suspension
 from tests.stub import Stub
@@ -95,13 +97,15 @@ def test_an_agent_that_fails_ends_the_others(tmp_path: Path, starter: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("gone", "says"),
+    ("gone", "facts"),
     [
-        ("1", "node n2: its agent was gone without a word"),
-        ("012", "the agent on n1 was gone without a word"),  # no host is to blame for what all of them have
+        ("1", ["node n2", "agent"]),
+        ("012", ["n1", "agent"]),  # no host is to blame for what all of them have
     ],
 )
-def test_agents_that_are_gone_without_a_word_are_named(tmp_path: Path, starter: str, gone: str, says: str) -> None:
+def test_agents_that_are_gone_without_a_word_are_named(
+    tmp_path: Path, starter: str, gone: str, facts: list[str]
+) -> None:
     gang = Gang(tmp_path, starter, "os.symlink(str(os.getppid()), f'{OUT}/{RANK}'); time.sleep(60)")
     gang.until_said(3)
     for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them hears of another one's end
@@ -110,7 +114,7 @@ def test_agents_that_are_gone_without_a_word_are_named(tmp_path: Path, starter: 
     assert gang.end() == 1
     failure = first_failure(gang.trial, 1)
     assert failure is not None
-    assert says in failure.sentence()
+    assert unnamed(failure.sentence(), *facts) == []
     assert failure.node_lost == (gone == "1")
 
 
@@ -144,7 +148,7 @@ def test_a_host_on_which_nothing_starts_is_excluded(tmp_path: Path, stub: Stub) 
     failure = first_failure(gang.trial, 1)
     assert failure is not None
     assert failure.node_lost
-    assert failure.sentence() == "node n2: its agent did not start: pbsdsh had started nothing there after 120 s"
+    assert unnamed(failure.sentence(), "node n2", "agent", "pbsdsh", "120 s") == []
 
 
 def test_a_starter_that_outlives_its_agent_is_ended(tmp_path: Path, stub: Stub) -> None:
@@ -184,7 +188,7 @@ def test_a_starter_that_the_site_lacks_is_the_users_error(tmp_path: Path) -> Non
     failure = first_failure(gang.trial, 1)
     assert failure is not None
     assert failure.user_error
-    assert "cluster.start_agents_with: mpiexec: No such file" in failure.message
+    assert unnamed(failure.message, "cluster.start_agents_with: ", "mpiexec", os.strerror(errno.ENOENT)) == []
 
 
 def test_mpiexec_starts_all_agents_and_gives_them_their_ranks(tmp_path: Path, stub: Stub) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.store.attempt import failure_now, note_failure, read_stop, request_stop
+from tests.facts import unnamed, unnamed_by_each
 from tests.labs.slurm import SlurmLab
 from tests.launch.gang import EFFECTIVE, Gang, children, is_there
 from tests.launch.watch.suspension import Suspension
@@ -73,10 +75,11 @@ def test_a_failure_is_restarted_as_often_as_allowed_and_then_given_up(gang: Gang
     assert code == 1
     assert gang.ends() == [("failed", "restart"), ("failed", "restart"), ("failed", "give up")]
     assert (gang.code / "runs").read_text() == "x\nx\nx\n"
-    blamed = f"the entrypoint on {socket.gethostname()}: exit code 3; its output stands in {gang.trial.job_log}"
-    assert failures(gang) == [blamed] * 3
-    assert output.count(f"first failure: {blamed}") == 3
-    assert output.splitlines()[-1].endswith("give up: 3 failures, max_restarts is 2")
+    blamed, *again = failures(gang)
+    assert again == [blamed] * 2
+    assert unnamed(str(blamed), "entrypoint", socket.gethostname(), "exit code 3", gang.trial.job_log) == []
+    assert output.count(str(blamed)) == 3
+    assert unnamed(output.splitlines()[-1], "give up", "3 failures", "max_restarts", 2) == []
 
 
 def test_a_log_policy_cancels_retries_and_names_the_line(gang: Gang) -> None:
@@ -88,10 +91,10 @@ def test_a_log_policy_cancels_retries_and_names_the_line(gang: Gang) -> None:
     code, output = gang.run_job()
     assert code == 1
     assert gang.ends() == [("failed", "restart"), ("failed", "give up")]
-    assert output.splitlines()[-1].endswith("give up: the log policy 'OOM' cancels retries")
+    assert unnamed(output.splitlines()[-1], "give up", "log policy 'OOM'") == []
     told = [event["problem"] for event in gang.journal.events() if event["event"] == "problem"]
     line = "second: GPU 0 out of memory"
-    assert told == [f"log policy 'OOM': {line}", f"log policy '^second': {line}"]
+    assert unnamed_by_each(told, [["log policy 'OOM'", line], ["log policy '^second'", line]]) == []
 
 
 def test_a_trial_that_fails_once_may_finish_in_its_second_attempt(gang: Gang) -> None:
@@ -104,14 +107,14 @@ def test_an_entrypoint_that_a_signal_ends_has_failed(gang: Gang) -> None:
     gang.plan("kill -KILL $$")
     assert gang.run_job()[0] == 1
     assert gang.ends() == [("failed", "give up")]
-    assert "ended by signal SIGKILL" in str(failures(gang)[0])
+    assert unnamed(str(failures(gang)[0]), "SIGKILL") == []
 
 
 def test_an_entrypoint_that_does_not_exist_is_named_in_the_journal(gang: Gang) -> None:
     gang.plan(["no-such-program"])
     code, output = gang.run_job()
     assert code == 1
-    assert "entrypoint: no-such-program: No such file or directory" in str(failures(gang)[0])
+    assert unnamed(str(failures(gang)[0]), "entrypoint: no-such-program: ", os.strerror(errno.ENOENT)) == []
     assert "Traceback" not in output
 
 
@@ -121,8 +124,9 @@ def test_the_users_error_is_not_tried_again(gang: Gang) -> None:
     code, output = gang.run_job()
     assert code == 1
     assert gang.ends() == [("failed", "give up")]
-    assert failures(gang) == [f"rank 1 on {socket.gethostname()}: model_def.py: no class 'MyTrial'"]
-    assert "Traceback of rank 1" in output
+    (failure,) = failures(gang)
+    assert unnamed(str(failure), "rank 1", socket.gethostname(), "model_def.py: no class 'MyTrial'") == []
+    assert unnamed(output, "Traceback", "rank 1") == []
 
 
 def test_a_killed_rank_is_named_and_the_next_attempt_begins_with_nobody_left(gang: Gang) -> None:
@@ -273,7 +277,7 @@ def test_a_second_start_of_a_finished_job_starts_nothing(gang: Gang) -> None:
     gang.run_job()
     journal = gang.trial.journal.read_text()
     assert gang.run_job() == (0, "")
-    assert gang.printed.read_text().endswith("worker 0: nothing is left to do here\n")
+    assert unnamed(gang.printed.read_text().splitlines()[-1], "worker 0") == []
     assert (gang.code / "runs").read_text() == "x\n"
     assert gang.trial.journal.read_text() == journal
 
@@ -302,7 +306,7 @@ def test_a_job_that_was_killed_before_it_told_the_search_of_the_end_tells_it_now
     gang.journal.ended(1, AttemptEnd(cause=cause, steps=0), Decision(action, cause.value), None)
     found, output = gang.run_job()
     assert found == code
-    assert output.endswith(f"this trial is over, nothing is started: {action.value}: {cause.value}\n")
+    assert unnamed(output.splitlines()[-1], action.value, cause.value) == []
     assert (gang.search().trials[1].ended, gang.search().present) == (how, {})
     assert not (gang.code / "ran").exists()
 
@@ -451,7 +455,7 @@ def test_a_job_does_not_wait_with_srun_for_a_lost_node_and_goes_back_uncharged_t
     job = gang.start_job(agent=[sys.executable, "-c", WAITS_FOR_A_LOST_NODE], **slurm_job)
     assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.ends() == [("node lost", "requeue")]
-    assert failures(gang) == ["node node2: lost"]
+    assert unnamed_by_each(map(str, failures(gang)), [["node2", "lost"]]) == []
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked[-2:] == ["requeue 4711", "update JobId=4711 ExcNodeList=node2"]
 
@@ -528,7 +532,7 @@ def test_a_job_that_cannot_go_back_says_so_in_the_journal_and_fails(
     job.terminate()
     assert job.wait(timeout=DEADLINE_S) == 1
     (problem,) = (event["problem"] for event in gang.journal.events() if event["event"] == "problem")
-    assert problem == "scontrol: refused with exit code 1: Requeue is disabled for job 4711"
+    assert unnamed(problem, "scontrol", "exit code 1", "Requeue is disabled for job 4711") == []
 
 
 # --- the scripts
@@ -564,7 +568,7 @@ def test_a_second_job_of_a_trial_that_runs_already_starts_nothing(gang: Gang) ->
     gang.journal.started(1, own)
     code, _ = gang.run_job()
     assert code == 1
-    assert f"job {own} is this worker already; nothing is started" in gang.printed.read_text()
+    assert unnamed(gang.printed.read_text(), f"job {own}") == []
     assert not (gang.code / "started").exists()
     assert gang.journal.history() == []
     assert gang.journal.last_attempt() == 1

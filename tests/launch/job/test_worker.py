@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 from pathlib import Path
@@ -21,6 +22,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.attempt import failure_now, note_failure, read_stop, request_stop
 from hpc_det.store.journal import Journal
+from tests.facts import unnamed
 from tests.launch.gang import Gang, is_there, workers
 from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 from tests.stub import Stub
@@ -93,7 +95,7 @@ def test_two_workers_of_one_job_train_four_trials_two_at_a_time(gang: Gang) -> N
     printed = gang.printed.read_text()
     assert "trained" not in printed
     assert all(f"trial {trial} until 100" in printed for trial in range(1, 5))
-    assert printed.count("nothing is left to do here") == 2
+    assert set(re.findall(r"worker \d", printed)) == {"worker 0", "worker 1"}
 
 
 def test_a_trial_that_fails_for_good_does_not_end_the_others(gang: Gang) -> None:
@@ -163,9 +165,7 @@ def test_a_store_that_cannot_be_reached_is_said_and_fails_nobody(gang: Gang) -> 
     gang.plan("true")
     assert gang.start_job().wait(timeout=DEADLINE_S) == 0
     said = gang.printed.read_text()
-    assert (
-        "checkpoints are left that checkpoint_storage does not keep: checkpoint_storage: nowhere://bucket/1: " in said
-    )
+    assert unnamed(said, "checkpoint_storage: ", "nowhere://bucket/1") == []
     assert ends(gang) == {1: Exit.COMPLETED}
 
 
@@ -269,7 +269,7 @@ def test_a_trial_whose_former_gang_still_saves_begins_when_that_is_gone(gang: Ga
     gang.plan("touch started")
     gang.journal.started(1, alive, worker=5)
     job = gang.start_job()
-    wait_for(lambda: gang.trial.job_log.exists() and "waits for worker 5" in gang.trial.job_log.read_text())
+    wait_for(lambda: gang.trial.job_log.exists() and "worker 5" in gang.trial.job_log.read_text())
     assert not (gang.code / "started").exists()
     gang.journal.ended(1, AttemptEnd(cause=Cause.WAITING, steps=8), Decision(Action.WAIT, "waiting"), None)
     assert job.wait(timeout=DEADLINE_S) == 0
@@ -280,7 +280,7 @@ def test_a_local_job_that_is_told_to_end_while_it_waits_cancels(gang: Gang, aliv
     gang.plan("touch started")
     gang.journal.started(1, alive, worker=5)
     job = gang.start_job()
-    wait_for(lambda: gang.trial.job_log.exists() and "waits for worker 5" in gang.trial.job_log.read_text())
+    wait_for(lambda: gang.trial.job_log.exists() and "worker 5" in gang.trial.job_log.read_text())
     job.terminate()
     gang.journal.ended(1, AttemptEnd(cause=Cause.WAITING, steps=8), Decision(Action.WAIT, "waiting"), None)
     assert job.wait(timeout=DEADLINE_S) == 0
@@ -470,7 +470,7 @@ def test_a_worker_takes_the_work_of_another_one_whose_job_is_gone(
     assert SearchJournal(gang.experiment).ask(3, "4711_3") == Work(1, 100)
     (tmp_path / "squeue").write_text("4711_0|RUNNING|None\n4711_3|NODE_FAIL|None\n")
     assert gang.run_job(**slurm, **ELEMENT)[0] == 0
-    assert "worker 3 is gone with its job 4711_3; its work is to be done again" in gang.printed.read_text()
+    assert unnamed(gang.printed.read_text(), "worker 3", "job 4711_3") == []
     assert [line.split("--jobs=")[1].split()[0] for line in asked(tmp_path, "squeue")] == ["4711"]
     state = gang.search()
     assert (ends(gang), state.finished, state.present) == ({1: Exit.COMPLETED, 2: Exit.COMPLETED}, True, {})
@@ -538,7 +538,7 @@ def test_a_slurm_job_that_is_told_to_go_while_it_waits_for_a_former_gang_goes_at
     gang.journal.started(1, "4711_5", worker=5)
     (tmp_path / "squeue").write_text("4711_5|RUNNING|None\n")
     job = gang.start_job(**slurm, **ELEMENT)
-    wait_for(lambda: gang.trial.job_log.exists() and "waits for worker 5" in gang.trial.job_log.read_text())
+    wait_for(lambda: gang.trial.job_log.exists() and "worker 5" in gang.trial.job_log.read_text())
     job.terminate()
     assert job.wait(timeout=DEADLINE_S) == 0
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711_0"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import re
 import select
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch import health
 from hpc_det.launch.watch.health import NodeProblem, answers, device_problem, problems_of_node, wrong_clocks
 from hpc_det.store.folders import ExperimentFolder
+from tests.facts import unnamed, unnamed_by_each
 from tests.machine import smallest
 from tests.plan.plans import job_plan
 
@@ -42,7 +45,7 @@ def test_a_folder_that_is_gone_is_the_nodes_problem(tmp_path: Path) -> None:
     trial = ExperimentFolder(tmp_path / "run").trial()
     gone = str(tmp_path / "private")
     problems = problems_of_node(trial, job_plan(slot_type="cpu"), NodeFolders(gone, None), {})
-    assert problems == [NodeProblem(f"{gone}: No such file or directory")]
+    assert unnamed_by_each((problem.text for problem in problems), [[gone, os.strerror(errno.ENOENT)]]) == []
 
 
 @pytest.mark.parametrize(("error", "is_shared"), [("ENOSPC", True), ("EROFS", False)])
@@ -64,14 +67,15 @@ def test_a_full_run_folder_is_everybodys_problem_and_a_read_only_one_the_nodes(
 def test_a_clock_that_differs_from_the_file_servers_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() - 3600)
-    said, folder = found(tmp_path)[0].text.split(" s behind the one behind ")
-    assert folder == str(tmp_path / "run" / "trials" / "1")
-    assert 3300 < int(said.removeprefix("the clock is ")) <= 3600  # its time goes on while the file is looked at
+    text = found(tmp_path)[0].text
+    assert unnamed(text, "clock", "behind", tmp_path / "run" / "trials" / "1") == []
+    (late_s,) = re.findall(r"(\d+) s\b", text)
+    assert 3300 < int(late_s) <= 3600  # its time goes on while the file is looked at
 
 
 def test_a_node_without_memory_is_ill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "LEAST_MEMORY_MB", 10**9)
-    assert found(tmp_path)[0].text.endswith(" MB of memory are left there, less than 1000000000 MB")
+    assert unnamed(found(tmp_path)[0].text, "memory", "1000000000 MB") == []
 
 
 def test_gpus_are_asked_for_where_slots_are_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +89,9 @@ def test_a_check_that_hangs_is_named_and_keeps_nobody_else_waiting(monkeypatch: 
     monkeypatch.setattr(select, "select", lambda read, write, urgent, left_s: wait(read, write, urgent, next(within_s)))
     began = time.monotonic()
     checks = {"/scratch": lambda: time.sleep(60), "memory": lambda: NodeProblem("none left")}
-    assert answers(checks, within_s=0.2) == [NodeProblem("no answer from /scratch in 0.2 s"), NodeProblem("none left")]
+    hangs, answered = answers(checks, within_s=0.2)
+    assert unnamed(hangs.text, "/scratch", "0.2 s") == []
+    assert answered == NodeProblem("none left")
     assert time.monotonic() - began < 50
     os.waitpid(-1, 0)  # the one that was killed: an agent reaps it at its end
 
@@ -99,7 +105,9 @@ def test_a_check_that_breaks_is_a_problem() -> None:
 
 def test_the_wrong_clock_is_the_one_that_most_others_contradict() -> None:
     assert wrong_clocks({"a": 0, "b": 59, "c": -59}) == {}
-    assert wrong_clocks({"a": 0, "b": 90}) == {"b": NodeProblem("the clock is 90 s ahead of that of a")}
+    wrong = wrong_clocks({"a": 0, "b": 90})
+    assert list(wrong) == ["b"]
+    assert unnamed(wrong["b"].text, "clock", "90 s", "ahead", "a") == []
     assert list(wrong_clocks({"a": 0, "b": 90, "c": 91})) == ["a"]
 
 
@@ -165,24 +173,24 @@ def test_two_ranks_have_a_gpu_each(nvml: Nvml, visible: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nvml", "visible", "problem"),
+    ("nvml", "visible", "facts"),
     [
-        (Nvml("GPU-a", None), None, "1 of 2 GPUs"),
-        (FOUR, "", "0 of 2 GPUs (CUDA_VISIBLE_DEVICES is '')"),
-        (FOUR, "0,7", "no such GPU: 7 (CUDA_VISIBLE_DEVICES is '0,7')"),
-        (FOUR, "GPU-a,GPU-z", "no such GPU: GPU-z (CUDA_VISIBLE_DEVICES is 'GPU-a,GPU-z')"),
-        (Nvml("GPU-a", "GPU-b", used={"GPU-b": 0.9}), None, "somebody holds most of the memory of GPU-b (90%)"),
+        (Nvml("GPU-a", None), None, ["1 of 2 GPUs"]),
+        (FOUR, "", ["0 of 2 GPUs", "CUDA_VISIBLE_DEVICES", "''"]),
+        (FOUR, "0,7", ["GPU", 7, "CUDA_VISIBLE_DEVICES", "'0,7'"]),
+        (FOUR, "GPU-a,GPU-z", ["GPU-z", "CUDA_VISIBLE_DEVICES", "'GPU-a,GPU-z'"]),
+        (Nvml("GPU-a", "GPU-b", used={"GPU-b": 0.9}), None, ["memory", "GPU-b", "90%"]),
     ],
     ids=["one is another job's", "none is shown", "a number too high", "an unknown UUID", "one is in use"],
 )
-def test_a_gpu_that_is_missing_or_taken_is_named(nvml: Nvml, visible: str | None, problem: str) -> None:
+def test_a_gpu_that_is_missing_or_taken_is_named(nvml: Nvml, visible: str | None, facts: list[object]) -> None:
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert device_problem(2, env, nvml) == problem
+    assert unnamed(str(device_problem(2, env, nvml)), *facts) == []
 
 
 def test_a_driver_that_does_not_answer_is_a_problem() -> None:
     problem = device_problem(1, {}, Nvml())
-    assert problem == "the NVIDIA driver does not answer (nvmlInit_v2 returned 9); see what nvidia-smi says there"
+    assert unnamed(str(problem), "NVIDIA driver", "nvmlInit_v2 returned 9", "nvidia-smi") == []
 
 
 def test_a_node_without_the_drivers_library_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.facts import unnamed
 from tests.labs.slurm import SlurmLab
 from tests.sgd.capacity.driver import Run
 from tests.wait import wait_for
@@ -47,7 +48,7 @@ def test_agents_start_on_all_nodes_and_go_on_without_one_that_is_taken_away(slur
     assert run.logs()["node-node2.log"] == "here\n"
     slurm_lab.run("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=taken away")
     run.tell("renew node2")
-    wait_for(lambda: run.state() == f"job {job} has node1, node3; it has lost node2", otherwise=run.state)
+    wait_for(lambda: unnamed(run.state(), f"job {job}", "node1, node3", "node2") == [], otherwise=run.state)
     wait_for(lambda: not is_there(agents[1]))
     assert [is_there(note) for note in agents] == [True, False, True]
     stop(slurm_lab, run, job)
