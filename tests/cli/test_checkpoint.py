@@ -20,7 +20,7 @@ from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.node.json_files import write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, random_search
-from tests.facts import unnamed
+from tests.facts import each_names, unnamed
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_damage_is_told_and_the_exit_code_says_so(hpc_det: Command, life: Life) 
     code, out, err = hpc_det("c", "describe", checkpoint.uuid, "--verify")
     assert code == 1
     assert "Damage:     state_dict.pth: crc32 " in out
-    assert err.startswith(f"hpc-det: checkpoint {checkpoint.uuid}: damaged: state_dict.pth: crc32 ")
+    assert not unnamed(err, f"checkpoint {checkpoint.uuid}", "state_dict.pth: crc32")
 
 
 def test_the_first_characters_of_a_uuid_will_do(hpc_det: Command, life: Life) -> None:
@@ -176,10 +176,7 @@ def test_what_can_be_no_uuid_is_refused(hpc_det: Command, life: Life, uuid: str)
 
 
 def test_a_uuid_that_nobody_has_names_where_to_look(hpc_det: Command, life: Life, root: Path) -> None:
-    assert hpc_det("c", "describe", "nobody").err == (
-        f"hpc-det: no experiment below {root} has a checkpoint 'nobody'; `hpc-det experiment list-checkpoints ID` "
-        f"shows those of an experiment\n"
-    )
+    assert hpc_det("c", "describe", "nobody").fails(2, root, "'nobody'", "hpc-det experiment list-checkpoints ID")
 
 
 def test_a_beginning_that_several_share_names_them(hpc_det: Command, life: Life) -> None:
@@ -187,7 +184,7 @@ def test_a_beginning_that_several_share_names_them(hpc_det: Command, life: Life)
         life.saves(500, trial=trial, uuid=f"same-{trial}")
     code, _, err = hpc_det("c", "describe", "same")
     assert code == 2
-    assert err == "hpc-det: 'same' begins 2 uuids: same-1 of trial 1/1, same-2 of trial 1/2; give more of it\n"
+    assert not unnamed(err, "'same'", "same-1", "trial 1/1", "same-2", "trial 1/2")
 
 
 def test_a_uuid_is_found_without_a_look_into_other_trials(
@@ -243,16 +240,10 @@ def test_the_top_n_by_a_metric(
 
 def test_a_metric_is_asked_for_in_a_way_that_says_what_is_best(hpc_det: Command, life: Life, tmp_path: Path) -> None:
     download = ("e", "download", "1", "-o", tmp_path / "out", "--sort-by")
-    assert hpc_det(*download, "loss") == (
-        2,
-        "",
-        "hpc-det: --sort-by loss: say which is better, --smaller-is-better or --greater-is-better\n",
-    )
-    assert hpc_det(*download, "f1", "--greater-is-better").err == (
-        "hpc-det: no checkpoint has a validation with 'f1': they have accuracy, loss\n"
-    )
+    assert hpc_det(*download, "loss").fails(2, "--sort-by loss", "--smaller-is-better", "--greater-is-better")
+    assert hpc_det(*download, "f1", "--greater-is-better").fails(2, "'f1'", "accuracy, loss")
     both = hpc_det("e", "download", "1", "--best", "--top-n", "2")
-    assert (both.code, "--best: --top-n was given, too" in both.err) == (2, True)
+    assert (both.code, unnamed(both.err, "--best", "--top-n")) == (2, [])
 
 
 def test_a_checkpoint_of_a_trial_is_the_latest_the_best_or_the_one_that_is_named(
@@ -264,7 +255,7 @@ def test_a_checkpoint_of_a_trial_is_the_latest_the_best_or_the_one_that_is_named
     best, latest = at(life, 1, 100).uuid, at(life, 1, 400).uuid
     assert [got(), got("--latest"), got("--best"), got("--uuid", best[:6])] == [latest, latest, best, best]
     other = hpc_det("t", "download", "1/1", "--uuid", at(life, 2, 100).uuid)
-    assert other.err.endswith(f"trial 1/1 has no such checkpoint: {latest}, {best}\n")
+    assert not unnamed(other.err, "trial 1/1", f"{latest}, {best}")
     assert hpc_det("t", "download", "1/1", "--best", "--latest").code == 2
 
 
@@ -278,7 +269,7 @@ def test_a_damaged_one_is_refused_and_leaves_nothing(hpc_det: Command, life: Lif
     (broken.path / "state_dict.pth").write_bytes(b"weig")
     code, out, err = hpc_det("c", "download", f"{broken.uuid},{whole.uuid}", "-o", tmp_path / "out")
     assert (code, out) == (1, f"{tmp_path}/out/{whole.uuid}\n")
-    assert err == (f"hpc-det: checkpoint {broken.uuid}: damaged: state_dict.pth: 4 bytes, the manifest says 7\n")
+    assert not unnamed(err, f"checkpoint {broken.uuid}", "state_dict.pth", "4 bytes", 7)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [whole.uuid]
 
 
@@ -286,11 +277,7 @@ def test_nothing_is_overwritten(hpc_det: Command, life: Life, tmp_path: Path) ->
     uuid = at(life, 1, 400).uuid
     target = tmp_path / "out" / uuid
     target.mkdir(parents=True)
-    assert hpc_det("c", "download", uuid, "-o", tmp_path / "out") == (
-        2,
-        "",
-        f"hpc-det: {target}: is there already; move it away, or name another folder with --output-dir\n",
-    )
+    assert hpc_det("c", "download", uuid, "-o", tmp_path / "out").fails(2, target, "--output-dir")
     assert list(target.iterdir()) == []
 
 
@@ -304,7 +291,7 @@ def test_a_store_gives_what_is_lost_or_damaged_here(hpc_det: Command, life: Life
     assert copied(tmp_path / "out" / damaged.uuid)["state_dict.pth"] == b"weights"
     described = json.loads(hpc_det("c", "describe", uuid, "--json").out)
     assert described["places"] == [f"file://{tmp_path}/bucket/1/{uuid}"]
-    assert "verifies it on the way" in hpc_det("c", "describe", uuid, "--verify").err
+    assert not unnamed(hpc_det("c", "describe", uuid, "--verify").err, "verifies")
 
 
 def test_the_code_is_copied_as_it_was_submitted(hpc_det: Command, life: Life, tmp_path: Path) -> None:
@@ -321,7 +308,7 @@ def test_the_code_is_copied_as_it_was_submitted(hpc_det: Command, life: Life, tm
 def test_a_sweep_has_no_copy_of_its_code(hpc_det: Command, life: Life, tmp_path: Path) -> None:
     life.folder.code.symlink_to(tmp_path, target_is_directory=True)
     code, _, err = hpc_det("e", "download-model-def", "1")
-    assert (code, f"its code is {tmp_path.resolve()} itself" in err) == (2, True)
+    assert (code, unnamed(err, tmp_path.resolve())) == (2, [])
 
 
 def moved_to_a_bucket(life: Life, bucket: Path, but: Committed | None = None) -> None:
@@ -370,18 +357,14 @@ def test_checkpoints_of_somebody_else_stay_here_and_in_their_store(
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
     done = hpc_det("c", "rm", checkpoint.uuid, "--yes")
     assert done.code == 2
-    assert "who alone may change it" in done.err
+    assert not unnamed(done.err, f"hpc-det experiment fork {tmp_path}/root:1")
     assert checkpoint.path.exists()
     assert list((tmp_path / "bucket").glob(f"1/{checkpoint.uuid}"))
 
 
 def test_nobody_is_there_to_say_yes(hpc_det: Command, life: Life) -> None:
     checkpoint = at(life, 1, 100)
-    assert hpc_det("c", "rm", checkpoint.uuid) == (
-        2,
-        "",
-        "hpc-det: Remove 1 checkpoint (7 B) for good? Nobody is there to answer; add --yes\n",
-    )
+    assert hpc_det("c", "rm", checkpoint.uuid).fails(2, "Remove 1 checkpoint", "7 B", "--yes")
     assert checkpoint.path.exists()
 
 
@@ -389,11 +372,7 @@ def test_a_running_experiment_keeps_its_checkpoints(hpc_det: Command, root: Path
     life = Life.submitted(root)
     life.begins()
     checkpoint = life.saves(100)
-    assert hpc_det("c", "rm", checkpoint.uuid, "--yes") == (
-        2,
-        "",
-        "hpc-det: experiment 1 is RUNNING; end it first with `hpc-det experiment kill 1`\n",
-    )
+    assert hpc_det("c", "rm", checkpoint.uuid, "--yes").fails(2, "experiment 1", "RUNNING", "hpc-det experiment kill 1")
     assert checkpoint.damage() == []
 
 
@@ -414,10 +393,8 @@ def test_nobody_goes_on_from_what_is_left(hpc_det: Command, life: Life) -> None:
     found, skipped = newest_good(life.trial.checkpoints)
     assert found is not None
     assert found.steps == 100
-    assert skipped == [
-        f"checkpoint {checkpoint.uuid} at 400 batches lacks files that `hpc-det checkpoint rm --glob` removed: "
-        f"rank-0.pth"
-    ]
+    facts = [f"checkpoint {checkpoint.uuid}", "400 batches", "hpc-det checkpoint rm --glob", "rank-0.pth"]
+    each_names(skipped, facts)
 
 
 def test_files_go_from_a_store_too(hpc_det: Command, life: Life, tmp_path: Path) -> None:
@@ -431,10 +408,8 @@ def test_files_go_from_a_store_too(hpc_det: Command, life: Life, tmp_path: Path)
 
 def test_a_glob_that_matches_nothing_names_what_there_is(hpc_det: Command, life: Life) -> None:
     checkpoint = at(life, 1, 400)
-    assert hpc_det("c", "rm", checkpoint.uuid, "--glob", "*.txt", "--yes") == (
-        2,
-        "",
-        f"hpc-det: --glob *.txt: checkpoint {checkpoint.uuid} has no such file; it has state_dict.pth\n",
+    assert hpc_det("c", "rm", checkpoint.uuid, "--glob", "*.txt", "--yes").fails(
+        2, "--glob *.txt", f"checkpoint {checkpoint.uuid}", "state_dict.pth"
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
+from tests.facts import unnamed
 from tests.schedulers.recorded_sites import HERE
 
 SAYS = {
@@ -55,7 +56,7 @@ def test_nothing_is_overwritten_unasked(hpc_det: Command, slurm: None, tmp_path:
     file.write_text("mine")
     refused = hpc_det("cluster", "detect", "-o", file)
     assert refused.code != 0
-    assert "is there already; give --force" in refused.err
+    assert not unnamed(refused.err, "--force")
     assert file.read_text() == "mine"
     assert hpc_det("cluster", "detect", "-o", file, "--force").code == 0
     assert "scheduler: slurm" in file.read_text()
@@ -69,7 +70,7 @@ def test_a_name_that_is_no_name_of_a_file_is_refused(name: str, hpc_det: Command
 
 
 def test_two_places_to_write_to_are_refused(hpc_det: Command, tmp_path: Path) -> None:
-    assert "give one of them" in hpc_det("cluster", "detect", "--write", "-o", tmp_path / "file").err
+    assert not unnamed(hpc_det("cluster", "detect", "--write", "-o", tmp_path / "file").err, "--write", "--output")
 
 
 def test_without_a_scheduler_there_is_nothing_to_detect(
@@ -77,8 +78,8 @@ def test_without_a_scheduler_there_is_nothing_to_detect(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     refused = hpc_det("cluster", "detect")
-    assert "neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH" in refused.err
+    assert not unnamed(refused.err, "Slurm", "sinfo", "PBS", "pbsnodes", "PATH")
 
 
 def test_an_unknown_profile_is_told_with_the_known_ones(hpc_det: Command) -> None:
-    assert "known: local, pbs, slurm" in hpc_det("cluster", "show", "atlas").err
+    assert not unnamed(hpc_det("cluster", "show", "atlas").err, "'atlas'", "local, pbs, slurm")

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from hpc_det.config.plain_yaml import load_yaml
 from tests.cli.conftest import Command
-from tests.facts import unnamed
+from tests.facts import each_names, unnamed
 
 
 def check(hpc_det: Command, config: Path, code: Path, *overrides: str) -> tuple[int, str, str]:
@@ -44,13 +44,12 @@ def test_a_valid_file_is_told_in_one_line(
 
 def test_every_problem_is_told_and_nothing_else(hpc_det: Command, root: Path, config: Path, code: Path) -> None:
     result = check(hpc_det, config, code, "max_restarts=-1", "searcher.max_rungs=3", "nam=x")
-    assert result == (
-        2,
-        "",
-        "hpc-det: searcher.max_rungs: 'single' has no such key (from config); leave it out, or set searcher.name to "
-        "adaptive_asha\n"
-        "hpc-det: max_restarts: got -1 (from config); expected a whole number >= 0\n"
-        "hpc-det: nam: unknown key 'nam' (from config); did you mean 'name'?\n",
+    assert (result[0], result[1]) == (2, "")
+    each_names(
+        result[2].splitlines(),
+        ["searcher.max_rungs", "'single'", "searcher.name", "adaptive_asha"],
+        ["max_restarts", "-1", 0],
+        ["nam", "'nam'", "'name'"],
     )
     assert not root.exists()
 
@@ -83,7 +82,7 @@ def test_a_template_and_a_cluster_count(hpc_det: Command, config: Path, code: Pa
     options = ["--cluster", "slurm", "--template", "small", "--config", "resources.slots_per_trial=3"]
     result = hpc_det("config", "check", config, code, *options)
     assert (result.code, result.out) == (2, "")
-    assert "3 does not fill whole nodes of 2 slots on cluster 'slurm'" in result.err
+    assert not unnamed(result.err, 3, "2 slots", "'slurm'")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_the_remedy_for_an_image_without_a_runtime_works(
     hpc_det: Command, config: Path, code: Path, image: str
 ) -> None:
     config.write_text(f"{config.read_text()}environment: {{image: {image}}}\n")
-    assert "or leave it out: --config environment.image=\n" in check(hpc_det, config, code)[2]
+    assert not unnamed(check(hpc_det, config, code)[2], "--config environment.image=")
     assert check(hpc_det, config, code, "environment.image=")[0] == 0
 
 

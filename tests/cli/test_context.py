@@ -14,6 +14,7 @@ import pytest
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from tests.cli.conftest import TRIAL, Command
+from tests.facts import unnamed
 from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 from tests.wait import DEADLINE_S, wait_for
 
@@ -75,7 +76,7 @@ def test_a_fork_has_it_too(create: Create, hpc_det: Command, root: Path, elsewhe
 
 def test_check_and_dry_run_know_it(hpc_det: Command, root: Path, config: Path, code: Path, elsewhere: Path) -> None:
     for command in (["config", "check"], ["experiment", "create", "--dry-run"]):
-        assert "no module 'other_def'" in hpc_det(*command, config, code, *OTHER).err
+        assert not unnamed(hpc_det(*command, config, code, *OTHER).err, "'other_def'")
         assert hpc_det(*command, config, code, *OTHER, "-i", elsewhere / "other_def.py").code == 0
     assert not root.exists()
 
@@ -107,7 +108,7 @@ def test_what_would_hide_the_code_is_refused_before_anything_is_submitted(
     (elsewhere / "model_def.py").write_text(TRIAL)
     told = hpc_det("experiment", "create", config, code, "-i", elsewhere / "model_def.py")
     assert (told.code, told.err.count("\n")) == (2, 1)
-    assert f"--include {elsewhere}/model_def.py: would have the place of {code}/model_def.py" in told.err
+    assert not unnamed(told.err, f"--include {elsewhere}/model_def.py", f"{code}/model_def.py")
     assert not root.exists()
 
 
@@ -121,7 +122,7 @@ def test_a_training_in_this_process_is_on_the_folder_itself(
     hpc_det: Command, config: Path, code: Path, elsewhere: Path
 ) -> None:
     told = hpc_det("experiment", "create", config, code, "--local", "-i", elsewhere)
-    assert (told.code, told.err.startswith("hpc-det: --local: trains on CONTEXT_DIR itself")) == (2, True)
+    assert (told.code, unnamed(told.err, "--local", "CONTEXT_DIR")) == (2, [])
 
 
 # --- which commit it is

@@ -13,6 +13,7 @@ import pytest
 from hpc_det.doctor import examination, launchers, this_machine
 from hpc_det.schedulers.scheduler import run_command
 from tests.cli.conftest import Command
+from tests.facts import each_names, unnamed
 from tests.labs.pbs_lab import PbsLab
 from tests.schedulers.recorded_sites import HERE
 from tests.wait import DEADLINE_S
@@ -63,7 +64,7 @@ def test_a_healthy_slurm(hpc_det: Command, slurm_commands: Make) -> None:
     assert result.out.startswith("this machine\n  ok       Python ")
     assert "\nSlurm\n  ok       Slurm 22.05.8, cluster lab, partitions low, high\n" in result.out
     assert "  ok       resume: auto takes successor" in result.out
-    assert "would be taken (sbatch --test-only)" in result.out
+    assert not unnamed(result.out, "sbatch --test-only")
     assert result.out.splitlines()[-1].startswith("0 problems, ")
 
 
@@ -97,9 +98,7 @@ def test_every_line_that_is_not_well_has_a_remedy(hpc_det: Command, slurm_comman
     assert all(each["told"] == each["message"] for each in found), "its former name"
     assert {"subject", "verdict", "message", "remedy", "told"} == set(found[0])
     assert all(finding["remedy"] for finding in found if finding["verdict"] != "ok")
-    assert [finding["message"] for finding in found if finding["subject"] == "scheduler"] == [
-        "neither Slurm nor PBS is on PATH"
-    ]
+    each_names([finding["message"] for finding in found if finding["subject"] == "scheduler"], ["Slurm", "PBS", "PATH"])
 
 
 def test_a_named_profile_of_this_machine_asks_no_scheduler(hpc_det: Command, slurm_commands: Make) -> None:
@@ -113,7 +112,7 @@ def test_a_named_profile_of_this_machine_asks_no_scheduler(hpc_det: Command, slu
 def test_an_unknown_profile_is_the_users_error(hpc_det: Command) -> None:
     refused = hpc_det("doctor", "--cluster", "atlas")
     assert (refused.code, refused.out) == (2, "")
-    assert "no cluster is called 'atlas'" in refused.err
+    assert not unnamed(refused.err, "'atlas'")
 
 
 @pytest.mark.parametrize("site", [SLURM, PBS], ids=["slurm", "pbs"])
@@ -151,7 +150,7 @@ def test_torque_is_named_and_refused(hpc_det: Command, slurm_commands: Make) -> 
     commands(slurm_commands, PBS | {"qstat": "echo Version: 6.1.3 >&2; echo Version: 6.1.3"})
     result = hpc_det("doctor")
     assert result.code == 1
-    assert "'Version: 6.1.3': this is neither PBS Pro nor OpenPBS; Torque cannot be used" in result.out
+    assert not unnamed(result.out, "'Version: 6.1.3'", "PBS Pro", "OpenPBS")
 
 
 def test_nothing_heavy_is_imported() -> None:
@@ -173,7 +172,7 @@ def test_the_stand_in_pbs(pbs_lab: PbsLab, hpc_det: Command, root: Path, monkeyp
     pbs_lab.set_kill_delay("low", 0)
     result = hpc_det("doctor", "--cluster", "lab")
     assert (result.code, result.err) == (0, "")
-    assert "agents can be started on nodes with pbsdsh, pbs_tmrsh" in result.out
+    assert not unnamed(result.out, "pbsdsh, pbs_tmrsh")
     assert "  note     queue low: 0 s lie between TERM and KILL (kill_delay)" in result.out
     assert "  ok       pool low: the profile takes 4 GPUs of a node, and nodes have 4" in result.out
     assert "  note     pool low preempts by requeue, and the profile says nothing" in result.out

@@ -20,6 +20,7 @@ from hpc_det.requeue import Action, Cause
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
 from tests.cli.test_main import commands
+from tests.facts import refused, unnamed
 
 RECORDS = [
     {"id": 1, "state": "RUNNING", "best": {"metric": "accuracy", "value": 0.5}, "labels": ["a", "b,c"], "why": None},
@@ -99,7 +100,7 @@ def test_of_a_single_thing_json_is_no_list(hpc_det: Command, life: Life, schedul
 def test_both_at_once_are_refused(hpc_det: Command, life: Life) -> None:
     code, out, err = hpc_det("e", "list", "--json", "--csv")
     assert (code, out) == (2, "")
-    assert "--csv: --json was given, too; give one of them" in err
+    assert not unnamed(err, "--csv", "--json")
 
 
 SHOWS = {
@@ -187,7 +188,7 @@ def test_what_fails_for_one_keeps_nobody_from_the_others(capsys: pytest.CaptureF
 
 
 def test_only_wrong_usage_is_wrong_usage() -> None:
-    with pytest.raises(UsageError, match="a\nb"):
+    with refused(UsageError, "a\nb"):
         at_once([UsageError("a"), UsageError("b")], act)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import Command
 from tests.cli.life import Life
+from tests.facts import unnamed
 from tests.search.methods import POPULATION, ROUNDS
 
 DRY = ("--cluster", "slurm", "--dry-run")
@@ -31,10 +32,8 @@ def test_without_optuna_the_command_to_install_it_is_told_before_anything_is_que
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     result = hpc_det("experiment", "create", config, code, *OPTUNA, *DRY)
     assert (result.code, result.out) == (2, "")
-    assert (
-        f"searcher.name: optuna is not installed for {sys.executable}; run {sys.executable} -m pip install "
-        "'hpc_det[optuna]'" in result.err
-    )
+    install = f"{sys.executable} -m pip install 'hpc_det[optuna]'"
+    assert not unnamed(result.err, "searcher.name", "optuna", install)
     assert not root.exists()
 
 
@@ -45,7 +44,7 @@ def test_optuna_is_not_loaded_to_submit_and_its_choices_are_not_foretold(
     loaded = "optuna" in sys.modules
     shown = hpc_det("preview-search", config, *OPTUNA)
     assert shown.out.startswith("optuna: 4 trials, 4 at a time\n  4 trials to 10 batches\n")
-    assert "The hyperparameters of a trial are chosen when a worker takes it." in shown.out
+    assert not unnamed(shown.out, "hyperparameters")
     assert json.loads(hpc_det("preview-search", config, *OPTUNA, "--json").out)["first"] == []
     assert ("optuna" in sys.modules) == loaded
 
@@ -79,11 +78,11 @@ def test_what_is_wrong_with_a_class_is_told_at_the_submission(
 ) -> None:
     (code / "mine.py").write_text(ROUNDS.replace("self.trials_expected = max_trials", "self.trials_expected = 0"))
     none_expected = hpc_det("experiment", "create", config, code, *custom("Rounds"), *DRY)
-    assert (none_expected.code, "mine:Rounds: trials_expected is 0" in none_expected.err) == (2, True)
+    assert (none_expected.code, unnamed(none_expected.err, "mine:Rounds", "trials_expected", 0)) == (2, [])
     (code / "mine.py").write_text("import no_such_package")
     missing = hpc_det("experiment", "create", config, code, *custom("Rounds"), *DRY)
     assert missing.code == 2
-    assert f"No module named 'no_such_package' ({code}/mine.py, line 1)" in missing.err
+    assert not unnamed(missing.err, "'no_such_package'", f"{code}/mine.py, line 1")
     for look in (["config", "check", config, code], ["preview-search", config, code]):
         result = hpc_det(*look, *custom("Rounds"))
         assert (result.code, result.out, result.err) == (2, "", missing.err)
@@ -93,9 +92,9 @@ def test_what_is_wrong_with_a_class_is_told_at_the_submission(
 def test_an_unknown_source_of_weights_is_refused(hpc_det: Command, config: Path, code: Path) -> None:
     result = hpc_det("experiment", "create", config, code, "--config", "searcher.source_trial_id=12/3", *DRY)
     assert result.code == 2
-    assert "searcher.source_trial_id: experiment 12: not found" in result.err
+    assert not unnamed(result.err, "searcher.source_trial_id", "experiment 12")
     malformed = hpc_det("experiment", "create", config, code, "--config", "searcher.source_trial_id=first", *DRY)
-    assert "expected a trial as experiment/trial, such as '12/3', or the number of an experiment" in malformed.err
+    assert not unnamed(malformed.err, "'12/3'")
 
 
 @pytest.mark.integration
@@ -108,5 +107,4 @@ def test_a_search_that_has_given_up_is_an_error_and_says_why(hpc_det: Command, l
     assert life.id in listed
     waited = hpc_det("experiment", "wait", broken.id)
     assert waited.code == 1
-    assert "searcher.class: mine:Rounds:" in waited.err
-    assert "mine.py: No such file or directory" in waited.err
+    assert not unnamed(waited.err, "searcher.class", "mine:Rounds", "mine.py")

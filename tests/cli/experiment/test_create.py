@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
-from tests.facts import unnamed
+from tests.facts import each_names, unnamed
 
 SLURM = ("--cluster", "slurm", "--config", "resources.slots_per_trial=4")
 Stub = Callable[[str, str], None]
@@ -108,27 +108,27 @@ def test_explain_goes_before_the_last_line_of_create(hpc_det: Command, config: P
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "facts"),
     [
-        (["--config", "max_restart=3"], "hpc-det: max_restart: unknown key 'max_restart' (from config); did you mean"),
-        (["--config", "max_restarts=many"], "hpc-det: max_restarts: got 'many'"),
-        (["--config", "nonsense"], "hpc-det: --config nonsense: expected KEY=VALUE"),
-        (["--cluster", "nowhere"], "hpc-det: cluster: no cluster is called 'nowhere'"),
-        (["--template", "nothing"], "hpc-det: template: no template is called 'nothing'"),
+        (["--config", "max_restart=3"], ["max_restart", "'max_restart'", "'max_restarts'"]),
+        (["--config", "max_restarts=many"], ["max_restarts", "'many'"]),
+        (["--config", "nonsense"], ["--config nonsense", "KEY=VALUE"]),
+        (["--cluster", "nowhere"], ["cluster", "'nowhere'"]),
+        (["--template", "nothing"], ["template", "'nothing'"]),
         (
             ["--cluster", "slurm", "--config", "resources.slots_per_trial=5"],
-            "hpc-det: resources.slots_per_trial: 5 does not fill whole nodes of 2 slots on cluster 'slurm'; use 4 or 6",
+            ["resources.slots_per_trial", "5", "2 slots", "'slurm'", "4", "6"],
         ),
-        (["--config", "entrypoint=model_def:Other"], "hpc-det: entrypoint: "),
-        (["--config", "hyperparameters.global_batch_size=0"], "hpc-det: hyperparameters.global_batch_size: got 0"),
+        (["--config", "entrypoint=model_def:Other"], ["entrypoint", "'Other'"]),
+        (["--config", "hyperparameters.global_batch_size=0"], ["hyperparameters.global_batch_size", "0"]),
     ],
 )
 def test_bad_input(
-    hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path, arguments: list[str], said: str
+    hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path, arguments: list[str], facts: list[str]
 ) -> None:
     result = hpc_det("experiment", "create", config, code, *arguments)
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(said)
+    assert not unnamed(result.err, *facts)
     assert result.err.count("\n") == 1
     assert is_untouched(root)
     assert not sbatch.exists()
@@ -162,7 +162,7 @@ def test_a_missing_config_file(hpc_det: Command, root: Path, code: Path) -> None
 def test_a_missing_context_directory(hpc_det: Command, root: Path, config: Path, tmp_path: Path) -> None:
     result = hpc_det("experiment", "create", config, tmp_path / "nowhere")
     assert result.code == 2
-    assert f"context_dir: '{tmp_path}/nowhere' is not a folder" in result.err
+    assert not unnamed(result.err, "context_dir", f"'{tmp_path}/nowhere'")
     assert is_untouched(root)
 
 
@@ -172,7 +172,7 @@ def test_a_template_of_a_template(hpc_det: Command, root: Path, config: Path, co
     mine.write_text("template: small\n")
     result = hpc_det("experiment", "create", config, code, "--template", "mine")
     assert result.code == 2
-    assert "template 'mine' names the template 'small'" in result.err
+    assert not unnamed(result.err, "'mine'", "'small'")
     assert is_untouched(root)
 
 
@@ -180,7 +180,7 @@ def test_a_template_of_a_template(hpc_det: Command, root: Path, config: Path, co
 def test_sbatch_absent(hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub) -> None:
     result = hpc_det("experiment", "create", config, code, *SLURM)
     assert (result.code, result.out) == (1, "")
-    assert result.err.startswith("hpc-det: sbatch: not found on PATH")
+    assert not unnamed(result.err, "sbatch", "PATH")
     assert is_untouched(root)
 
 
@@ -216,7 +216,7 @@ def test_the_console_script_shows_no_traceback(root: Path, config: Path, code: P
     command = [str(script), "experiment", "create", str(config), str(code), "--config", "nam=digits"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "hpc-det: nam: unknown key 'nam' (from config); did you mean 'name'?\n"
+    assert not unnamed(done.stderr, "hpc-det", "'nam'", "'name'")
 
 
 # --- without a job yet
@@ -243,34 +243,33 @@ def test_a_paused_experiment_can_be_killed(
 ) -> None:
     hpc_det("experiment", "create", config, code, *SLURM, "--paused")
     assert hpc_det("experiment", "kill", 1).succeeds("experiment 1")
-    assert "nothing happens until" in hpc_det("e", "create", config, code, *SLURM, "--paused", "--follow").err
+    assert not unnamed(hpc_det("e", "create", config, code, *SLURM, "--paused", "--follow").err, "--follow", "--paused")
 
 
-NO_JOB = "--local: there is no job to show, follow or pause; leave out --dry-run, --follow and --paused"
-NOWHERE = "the entrypoint 'python3 -m train' names no trial to run in this process"
+NO_JOB = ["--local", "--dry-run", "--follow", "--paused"]
+NOWHERE = "'python3 -m train'"
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "facts"),
     [
-        (["--pdb"], "--pdb: a job has no keyboard; add --local"),
-        (["--pdb", "--test"], "--pdb: a job has no keyboard; add --local"),
+        (["--pdb"], ["--pdb", "--local"]),
+        (["--pdb", "--test"], ["--pdb", "--local"]),
         (
             ["--local", "--dry-run"],
-            "--local: there is no job to show, follow or pause; leave out --dry-run, --follow and --paused",
+            ["--local", "--dry-run", "--follow", "--paused"],
         ),
         (
             ["--local", "--follow"],
-            "--local: there is no job to show, follow or pause; leave out --dry-run, --follow and --paused",
+            ["--local", "--dry-run", "--follow", "--paused"],
         ),
     ],
 )
 def test_flags_that_contradict_each_other(
-    hpc_det: Command, root: Path, config: Path, code: Path, flags: list[str], said: str
+    hpc_det: Command, root: Path, config: Path, code: Path, flags: list[str], facts: list[str]
 ) -> None:
-    told = (2, "", f"hpc-det: {said}\n")
-    assert hpc_det("experiment", "create", config, code, *flags) == told
-    assert hpc_det("run", "experiment=digits", *flags) == told
+    assert hpc_det("experiment", "create", config, code, *flags).fails(2, *facts)
+    assert hpc_det("run", "experiment=digits", *flags).fails(2, *facts)
     assert not root.exists()
 
 
@@ -280,7 +279,7 @@ def test_an_entrypoint_without_a_trial_has_nothing_to_run_here(
 ) -> None:
     result = hpc_det("experiment", "create", config, code, *flags, "--config", "entrypoint=python3 -m train")
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"hpc-det: --local: {NOWHERE}; use one with `--trial module:Class`")
+    assert not unnamed(result.err, "--local", NOWHERE, "--trial module:Class")
     assert result.err.count("\n") == 1
     assert not root.exists()
 
@@ -288,7 +287,7 @@ def test_an_entrypoint_without_a_trial_has_nothing_to_run_here(
 def test_a_wrong_config_is_told_before_anything_runs(hpc_det: Command, root: Path, config: Path, code: Path) -> None:
     result = hpc_det("experiment", "create", config, code, "--local", "--config", "max_restart=3")
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("hpc-det: max_restart: unknown key 'max_restart'")
+    assert not unnamed(result.err, "max_restart", "'max_restart'")
     assert not root.exists()
 
 
@@ -351,35 +350,30 @@ def test_a_test_is_one_of_each_point(hpc_det: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "facts"),
     [
-        ([RATES, "--local"], ["--local: trains one trial in this process, and a sweep has many; leave out --multirun"]),
+        ([RATES, "--local"], [["--local", "--multirun"]]),
         (
             ["resources.slots_per_trial=1,2"],
-            [
-                "resources.slots_per_trial differs between points; a sweep's trials share one kind of job: start one "
-                "sweep for each"
-            ],
+            [["resources.slots_per_trial"]],
         ),
         (
             ["scheduling_unit=5,many", "max_restarts=-1,1"],
             [
-                "point 1 and 1 more (scheduling_unit=5 max_restarts=-1): max_restarts: got -1 (from config); expected "
-                "a whole number >= 0",
-                "point 3 and 1 more (scheduling_unit=many max_restarts=-1): scheduling_unit: got 'many' (from config); "
-                "expected a whole number >= 1",
+                ["point 1 and 1 more", "scheduling_unit=5 max_restarts=-1", "max_restarts", "-1", "0"],
+                ["point 3 and 1 more", "scheduling_unit=many max_restarts=-1", "scheduling_unit", "'many'", "1"],
             ],
         ),
     ],
 )
-def test_what_is_refused(hpc_det: Command, root: Path, arguments: list[str], said: list[str]) -> None:
+def test_what_is_refused(hpc_det: Command, root: Path, arguments: list[str], facts: list[list[str]]) -> None:
     result = hpc_det("run", "-m", "experiment=digits", *arguments)
     assert (result.code, result.out) == (2, "")
-    assert result.err.splitlines() == [f"hpc-det: {line}" for line in said]
+    each_names(result.err.splitlines(), *facts)
     assert not list((root / "experiments").glob("*"))
 
 
 def test_without_multirun_several_values_are_refused(hpc_det: Command) -> None:
     result = hpc_det("run", "experiment=digits", RATES, "--dry-run")
     assert result.code == 2
-    assert "Ambiguous value for argument" in result.err
+    assert not unnamed(result.err, RATES)

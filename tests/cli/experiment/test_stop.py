@@ -16,6 +16,7 @@ from hpc_det.search.method import Work
 from hpc_det.store.attempt import read_stop
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, halving, random_search
+from tests.facts import unnamed
 
 
 def reason(life: Life, trial: int = 1) -> str | None:
@@ -45,9 +46,7 @@ def test_a_queue_that_does_not_answer_keeps_no_trial_from_saving(
     life.begins()
     done = hpc_det("e", "pause", "1")
     assert (done.code, reason(life)) == (0, "pause")
-    assert done.err.endswith(
-        "job 4711 was not withdrawn from the queue, and ends as soon as it begins: qstat: refused\n"
-    )
+    assert not unnamed(done.err, "job 4711", "qstat: refused")
 
 
 def test_a_paused_experiment_is_paused_once_its_trial_has_left(
@@ -131,7 +130,7 @@ def test_a_range_and_a_list_name_each_experiment_once(hpc_det: Command, root: Pa
 def test_what_is_no_list_of_ids_is_told(hpc_det: Command, life: Life, ids: str) -> None:
     code, out, err = hpc_det("e", "pause", "--", ids)
     assert (code, out) == (2, "")
-    assert "is no experiment id; expected a number such as 12" in err
+    assert not unnamed(err, 12)
 
 
 def test_all_that_are_killed_end_and_what_had_ended_is_told(
@@ -142,7 +141,7 @@ def test_all_that_are_killed_end_and_what_had_ended_is_told(
     lives[1].finishes()
     code, out, err = hpc_det("e", "kill", "1-3")
     assert (code, out) == (2, "Killed experiment 1\nKilled experiment 3\n")
-    assert err == "hpc-det: experiment 2 has ended already: COMPLETED\n"
+    assert not unnamed(err, "experiment 2", "COMPLETED")
     assert sorted(scheduler.cancelled) == ["11", "13"]
 
 
@@ -165,7 +164,7 @@ def test_a_trial_that_nobody_trains_cannot_be_killed(hpc_det: Command, root: Pat
     life.reaches(0.9)
     code, _, err = hpc_det("t", "kill", "1/1")
     assert (code, reason(life, 1)) == (2, None)
-    assert err.startswith("hpc-det: trial 1/1 is PAUSED: nobody trains it, ")
+    assert not unnamed(err, "trial 1/1", "PAUSED")
     life.ends(Cause.FAILED, Action.GIVE_UP)
     assert hpc_det("t", "kill", "1/2").fails(2, "trial 1/2", "ERROR")
 
@@ -217,7 +216,7 @@ def test_a_checkpoint_that_does_not_go_is_no_failure_of_the_end(
     paused(life)
     done = hpc_det("e", "cancel", "1")
     assert (done.code, len(committed(life.trial.checkpoints))) == (0, 3)
-    assert "note: checkpoints are left that checkpoint_storage does not keep: [Errno 13]" in done.err
+    assert not unnamed(done.err, "note", "checkpoint_storage", "[Errno 13]")
 
 
 @pytest.mark.parametrize(("command", "word"), [("pause", "paused"), ("cancel", "canceled")])

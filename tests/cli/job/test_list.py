@@ -84,11 +84,7 @@ def test_the_queue_is_the_default_pools_another_ones_or_all(hpc_det: Command, qu
 
 
 def test_an_unknown_pool_is_told_with_the_known_ones(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    assert hpc_det("job", "list", "-p", "hihg") == (
-        2,
-        "",
-        "hpc-det: --resource-pool: no pool 'hihg'; known: high, low, local\n",
-    )
+    assert hpc_det("job", "list", "-p", "hihg").fails(2, "--resource-pool", "'hihg'", "high, low, local")
 
 
 def test_a_machine_without_a_scheduler_has_its_own_jobs_alone(
