@@ -18,8 +18,10 @@ REPOSITORY = Path(__file__).parents[1]
 
 TESTS = """
 import os, subprocess, threading, time
+import pytest
 from tests import conftest
 conftest.ENDS_S = 0
+pytestmark = pytest.mark.integration
 held, over = [], threading.Event()
 def teardown_module(): over.set()
 def test_process(): held.append(subprocess.Popen(["sleep", "7531"], stdout=subprocess.PIPE))
