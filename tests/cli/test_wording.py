@@ -27,14 +27,19 @@ Session = Callable[..., str]
 
 
 @pytest.fixture
-def session(hpc_det: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+def session(hpc_det: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     """Runs command lines and returns their transcript: stdout as it is, stderr behind `!`, and the exit code."""
     monkeypatch.setenv("LOGNAME", "ada")
     monkeypatch.chdir(tmp_path)
 
     def run(*lines: str) -> str:
         told = "".join(_told(line, *hpc_det(*shlex.split(line))) for line in lines)
-        for value, name in ((str(tmp_path), "TMP"), (str(REPOSITORY), "REPOSITORY"), (f" on {node()} ", " on HOST ")):
+        for value, name in (
+            (str(root), "STATE"),
+            (str(tmp_path), "TMP"),
+            (str(REPOSITORY), "REPOSITORY"),
+            (f" on {node()} ", " on HOST "),
+        ):
             told = told.replace(value, name)
         return TIME.sub("TIME", told)
 
