@@ -19,8 +19,8 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(INSTALLED)
 	$(BIN)/hpc-det experiment create conf/experiment/digits.yaml docs/examples/digits --cluster local --follow
 
-test: lint
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-one-by-one test-the-rest
+test: $(INSTALLED)
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target lint test-one-by-one test-the-rest
 
 # In less than a minute on two cores.
 test-unit: $(INSTALLED)

@@ -30,7 +30,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # How long an example takes says more about who else wants the cores than about the code. `make test` takes the same
 # examples each time; `make chaos` draws others, and more of them, and prints how to repeat one that fails.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("steady", UNTIMED, derandomize=True)
+settings.register_profile("steady", UNTIMED, max_examples=40, derandomize=True)
 settings.register_profile("chaos", UNTIMED, max_examples=5000, print_blob=True, database=None)
 settings.load_profile("steady")
 

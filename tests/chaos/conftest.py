@@ -1,4 +1,7 @@
-"""Each test that asks for `amount` is two: a sample in `make test`, and everything in `make chaos`."""
+"""Each test that asks for `amount` is two: a sample in `make test`, and everything in `make chaos`.
+
+One that is marked `SAMPLED_IN_LONG` has its sample in `make test-long`.
+"""
 
 from __future__ import annotations
 

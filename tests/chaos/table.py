@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import pytest
+
 FEWEST_KILLS = 1000
 """Of a run of everything."""
 PROPERTY = "chaos"
@@ -26,6 +28,16 @@ class Amount:
         if self.is_all or len(everything) <= sample:
             return everything
         return [everything[(2 * number + 1) * len(everything) // (2 * sample)] for number in range(sample)]
+
+
+SAMPLED_IN_LONG = pytest.mark.parametrize(
+    "amount",
+    [
+        pytest.param(False, id="sample", marks=pytest.mark.long),
+        pytest.param(True, id="all", marks=pytest.mark.chaos),
+    ],
+    indirect=True,
+)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import state
 from tests.chaos.injection import Fault, FaultKind, Run, Zygote, zygote
 from tests.chaos.replay import Disk, Survives, changes
-from tests.chaos.table import Amount, Tally
+from tests.chaos.table import SAMPLED_IN_LONG, Amount, Tally
 from tests.cli.conftest import Command
 from tests.cli.conftest import code as code
 from tests.cli.conftest import config as config
@@ -199,6 +199,7 @@ def test_a_command_that_is_killed_leaves_nothing_half_done(
                     check_nothing_is_half_done(sandbox, case, before)
 
 
+@SAMPLED_IN_LONG
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_create_that_gets_a_signal_leaves_nothing_or_a_whole_experiment(
     sandbox: Sandbox, arguments: list[str], amount: Amount, tally: Tally, number: signal.Signals
@@ -225,6 +226,7 @@ def said_code(run: Run) -> int | None:
     return run.said[0][1] if run.said else None
 
 
+@SAMPLED_IN_LONG
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_a_create_that_the_disk_fails_says_so_and_leaves_no_job_unknown(
     sandbox: Sandbox, arguments: list[str], amount: Amount, tally: Tally, error: int
@@ -241,6 +243,7 @@ def test_a_create_that_the_disk_fails_says_so_and_leaves_no_job_unknown(
                 check_nothing_is_half_done(sandbox, case, None)
 
 
+@SAMPLED_IN_LONG
 @pytest.mark.parametrize("name", ["create", "activate", "continue"])
 def test_a_power_cut_within_a_command_loses_no_job_and_repeats_none(
     sandbox: Sandbox, arguments: list[str], tmp_path: Path, amount: Amount, tally: Tally, name: str
@@ -269,6 +272,7 @@ def after_sbatch(records: Path, job: str) -> int:
     return next(change.number for change in renames if Path(change.second).name.startswith(job))
 
 
+@SAMPLED_IN_LONG
 @pytest.mark.parametrize("survives", Survives)
 def test_what_create_has_made_survives_a_power_cut(
     sandbox: Sandbox, arguments: list[str], tmp_path: Path, amount: Amount, tally: Tally, survives: Survives

@@ -27,6 +27,7 @@ SEEDS: dict[Callable[[int], list[Kill]], int] = {
 """How many of each."""
 
 
+@pytest.mark.long
 def test_a_training_survives_a_kill_and_one_of_the_job_that_handles_it(undisturbed: Story, tally: Tally) -> None:
     check_survival(LOCAL, plans.twice_in_a_row(0)[:2], tally, undisturbed, WARM)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos.attacks import HELD_CONNECTIONS, KINDS, REPLAYED_FRAMES, frames_of
 from tests.chaos.paced_gangs import ON_TWO_SLOTS, TRIAL, Gang, PacedDriver, PacedStory, pace_in, terminate
-from tests.chaos.table import Amount, Tally
+from tests.chaos.table import SAMPLED_IN_LONG, Amount, Tally
 from tests.chaos.under_attack import REPOSITORY, Attack, Recordings, Usage, allow_few_files, attack
 from tests.e2e.conftest import _fork_server, told, warm
 from tests.e2e.story import WARM, Story, warm_ranks_of
@@ -94,6 +94,7 @@ class AttackSequence:
             self.gang.stop()
 
 
+@SAMPLED_IN_LONG
 def test_a_gang_on_one_node_survives_all_attacks(
     undisturbed: Story, tmp_path: Path, recordings: Recordings, amount: Amount, tally: Tally
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.injection import Zygote
 from tests.chaos.scenarios import SCENARIOS
-from tests.chaos.table import Amount, Tally
+from tests.chaos.table import SAMPLED_IN_LONG, Amount, Tally
 from tests.chaos.test_disk import ScenarioRunner, check_promises, said_in
 from tests.chaos.test_disk import zygote_of_scenarios as zygote_of_scenarios
 from tests.small_disk import disk as disk
@@ -33,6 +33,7 @@ def remount(disk: Path, how: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
 
 
+@SAMPLED_IN_LONG
 def test_a_file_system_that_is_full_loses_nothing_that_was_promised(
     zygote_of_scenarios: Zygote, disk: Path, amount: Amount, tally: Tally
 ) -> None:
@@ -50,6 +51,7 @@ def test_a_file_system_that_is_full_loses_nothing_that_was_promised(
             check_promises(runner, folder, [*said_in(first), *said_in(run)])
 
 
+@SAMPLED_IN_LONG
 def test_a_file_system_that_is_read_only_loses_nothing_that_was_promised(
     zygote_of_scenarios: Zygote, disk: Path, writable_again: None, amount: Amount, tally: Tally
 ) -> None:

@@ -16,10 +16,10 @@ __all__ = ["_fork_server", "warm"]
 
 EACH = 25
 SAMPLE = (("pytorch", 24), ("sharded", 12))
-"""Of few attempts."""
+"""Of few attempts, in `make test-long`."""
 EVERY = [(kind, seed) for kind in ("pytorch", "sharded", "deepspeed") for seed in range(EACH)]
 CASES = [
-    *(pytest.param(*case, id="sample-{}-{}".format(*case)) for case in SAMPLE),
+    *(pytest.param(*case, id="sample-{}-{}".format(*case), marks=pytest.mark.long) for case in SAMPLE),
     *(pytest.param(*case, id="{}-{}".format(*case), marks=pytest.mark.chaos) for case in EVERY),
 ]
 

@@ -11,10 +11,10 @@ from tests.wait import DEADLINE_S
 
 HOOKED = ("-m", "hpc_det.compat")
 
-# A Python that has imported torch and nothing of ours. Each program gets a copy of it.
+# A Python that has imported torch, what we import of it, and nothing of ours. Each program gets a copy of it.
 COPIES = """
 import json, os, sys, traceback
-import torch
+import torch.distributed.fsdp
 
 while line := sys.stdin.readline():
     program, output = json.loads(line)

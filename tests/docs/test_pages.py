@@ -70,10 +70,9 @@ def takes_long(path: Path) -> bool:
 
 
 every_page = pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])
-FIRST_READ = ("README.md", "quickstart.md")
 every_page_most_of_them_long = pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.name, marks=[] if path.name in FIRST_READ else pytest.mark.long) for path in PAGES],
+    [pytest.param(path, id=path.name, marks=[] if path.name == "README.md" else pytest.mark.long) for path in PAGES],
 )
 
 

@@ -33,7 +33,8 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return installed
 
 
-@pytest.mark.parametrize("runtime", ["apptainer", pytest.param("podman", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize("runtime", ["apptainer", "podman"], indirect=True)
 def test_a_preempted_run_in_a_container_goes_on_bit_for_bit(
     undisturbed_alone: Story, runtime: Runtime, tmp_path: Path
 ) -> None:

@@ -208,8 +208,9 @@ def test_a_script_with_a_trainer_in_a_job_is_stopped_and_goes_on(
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
+@pytest.mark.long
 @pytest.mark.integration
-@pytest.mark.parametrize("under", [[], pytest.param(TORCHRUN, marks=pytest.mark.long)], ids=["alone", "torchrun"])
+@pytest.mark.parametrize("under", [[], TORCHRUN], ids=["alone", "torchrun"])
 def test_a_script_by_hand_is_stopped_and_goes_on_alone(tmp_path: Path, under: list[str]) -> None:
     process = by_hand(tmp_path, sys.executable, *under, "train.py", "100000")
     try:

@@ -112,7 +112,8 @@ def gan(slots: int, trial: str = "GanTrial", context: Path = EXAMPLES / "gan") -
     return Story.begin(warm_ranks_of(trial), *options, config=EXAMPLES / "gan" / "gan.yaml", context=context)
 
 
-@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("slots", [1, 2])
 def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption(slots: int, tmp_path: Path) -> None:
     undisturbed = gan(slots)
     undisturbed.wait()
@@ -152,6 +153,7 @@ def test_the_area_under_the_curve_is_that_of_all_records_together() -> None:
 # --- language_model
 
 
+@pytest.mark.long
 def test_the_language_model_learns_more_than_how_frequent_characters_are() -> None:
     short = ("searcher.max_length={batches: 120}", "resources.slots_per_trial=1")
     story = begin("language_model", warm_ranks_of("SonnetTrial"), *short, SEED)

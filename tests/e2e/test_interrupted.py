@@ -69,6 +69,7 @@ def test_a_job_that_has_begun_has_recorded_itself(create_killed: Create) -> None
     hpc_det("experiment", "delete", 1, "--yes")
 
 
+@pytest.mark.long
 def test_a_job_that_waits_in_pbs_is_found_and_killed(
     pbs_lab: PbsLab, create_killed: Create, state_folder: Path
 ) -> None:

@@ -87,6 +87,7 @@ def suspended_for_a_while(lab: PbsLab, slots: int) -> Story:
     return story
 
 
+@pytest.mark.long
 def test_a_suspended_gang_stops_on_all_nodes_and_goes_on_bit_for_bit(undisturbed: Story, any_pbs: PbsLab) -> None:
     assert suspended_for_a_while(any_pbs, slots=2).same_as(undisturbed)
 

@@ -37,7 +37,7 @@ trial  direct               .              L             L      L      L
 trial  mpich                L              .             .      .      .
 trial  open_mpi             L              .             .      .      .
 trial  deepspeed            L              .             .      .      .
-script direct               T              .             .      L      .
+script direct               L              .             .      L      .
 script torch_distributed    L              .             .      .      .
 zero2  direct               .              .             L      L      .
 """
@@ -214,7 +214,7 @@ trial mpich_by_srun        L L L L L L . . . .
 script torch_distributed   L . . . . . . . . .
 zero1 deepspeed            . . . . . . L . . .
 zero3 direct               L . . . . . . . . .
-pipeline deepspeed         T . . . . . . . . .
+pipeline deepspeed         L . . . . . . . . .
 """
 SLURM_PROFILE = """
 name: lab

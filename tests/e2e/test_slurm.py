@@ -74,6 +74,7 @@ def test_a_preempted_gang_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story
     assert story.same_as(undisturbed)
 
 
+@pytest.mark.long
 def test_a_suspended_gang_stops_on_all_nodes_and_goes_on_bit_for_bit(undisturbed: Story, slurm_lab: SlurmLab) -> None:
     story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=0.2", cluster="lab")
     story.until_batch(3)
@@ -90,6 +91,7 @@ def test_a_suspended_gang_stops_on_all_nodes_and_goes_on_bit_for_bit(undisturbed
     assert story.same_as(undisturbed)
 
 
+@pytest.mark.long
 def test_a_rank_killed_on_another_node_restarts_the_gang_in_the_same_job(
     undisturbed: Story, slurm_lab: SlurmLab
 ) -> None:

@@ -160,7 +160,7 @@ ONE_EACH = [
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("trial", ONE_EACH)
 def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, trial: type[Tiny], every: int) -> None:
     undisturbed, never = Life.begin(tmp_path / "undisturbed", trial), StopAt()

@@ -78,7 +78,7 @@ def cut_at(length: int, numbers: Collection[int]) -> Callable[[str, int], str]:
 
 def cut_anywhere(answer: str) -> list[str]:
     """After each byte; after every few ones of a long answer."""
-    return [answer[:length] for length in range(0, len(answer), 1 + len(answer) // 5000)]
+    return [answer[:length] for length in range(0, len(answer), 1 + len(answer) // 500)]
 
 
 def or_none(ask: Callable[[], T]) -> T | None:
@@ -243,7 +243,7 @@ def test_what_cannot_be_read_is_an_error_in_a_sentence(ask: Callable[..., object
     raises_only_ours(lambda: ask(says(output)))
 
 
-@pytest.mark.integration
+@pytest.mark.long
 @pytest.mark.parametrize("ask", ABOUT_A_JOB)
 def test_so_is_a_value_of_any_other_kind_in_any_place(ask: Callable[..., object]) -> None:
     tree = json.loads(next(sample for sample in PBS if f'"{JOB}"' in sample))

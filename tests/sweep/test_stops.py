@@ -198,6 +198,7 @@ def test_outside_a_job_a_place_to_stop_is_none() -> None:
     may_stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("hook", "decision"), [pytest.param(HOOK, "requeue", marks=pytest.mark.long), ("", "give up")])
 def test_five_preemptions_in_a_row_end_an_app_that_saves_nothing(app: App, hook: str, decision: str) -> None:
     app.write("app.py", COUNTS.replace("{hook}", hook))

@@ -410,7 +410,7 @@ def test_an_agent_that_breaks_the_rules_ends_its_own_line(node_0: Node0, message
     line.close()
 
 
-@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\n\n", b'{"token": "guess", "node": 1}\n', b"[1]\n", b'"a"\n'])
+@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\n\n", b'{"token": "guess", "node": 1}\n'])
 def test_strangers_are_hung_up_on(node_0: Node0, words: bytes) -> None:
     with socket.create_connection(("127.0.0.1", node_0.rendezvous.agents_port)) as stranger:
         stranger.sendall(words)

@@ -92,7 +92,7 @@ def load(distributed: Distributed, folder: Path, told: dict[str, Any]) -> dict[s
     [
         # Whatever has a ZeRO stage is converted in a process of its own, for seconds.
         pytest.param(2, 1, ["fp32-0", "bf16-2"], id="fewer"),
-        pytest.param(1, 2, ["groups-3"], id="more"),
+        pytest.param(1, 2, ["groups-3"], id="more", marks=pytest.mark.long),
         pytest.param(4, 2, ["pipeline-0", "pipeline-1"], id="pipelines"),
         pytest.param(4, 2, [*EVERY, "groups-2"], id="every kind, fewer", marks=pytest.mark.long),
         pytest.param(1, 2, [*EVERY, "groups-2"], id="every kind, more", marks=pytest.mark.long),
