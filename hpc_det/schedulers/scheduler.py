@@ -46,10 +46,12 @@ _TEMPORARY = ("/var/tmp", "/tmp")
 class CommandError(HpcDetError):
     """A scheduler's command is absent, failed, or gave no answer in time."""
 
-    def __init__(self, message: str, output: str = "") -> None:
+    def __init__(self, message: str, output: str = "", returncode: int | None = None) -> None:
         super().__init__(message)
         self.output = output
         """What a command that failed has printed before: qstat answers for some jobs and fails for others."""
+        self.returncode = returncode
+        """None: the command did not run, gave no answer in time, or its answer is the error."""
 
 
 class NoAnswer(CommandError):
@@ -80,10 +82,10 @@ def says_no_answer(said: str) -> bool:
     return bool(_NOT_CONNECTED.search(said) or _NOT_ANSWERED.search(said))
 
 
-def refusal(message: str, said: str, output: str = "") -> CommandError:
+def refusal(message: str, said: str, output: str = "", returncode: int | None = None) -> CommandError:
     """The error of a command that failed and has printed `said`."""
     if not says_no_answer(said):
-        return CommandError(message, output)
+        return CommandError(message, output, returncode)
     others = _NOT_CONNECTED.sub("", said)  # one of several servers may have had the request
     return NoAnswer(message, output, may_have_acted=bool(_NOT_ANSWERED.search(others)))
 
@@ -111,7 +113,7 @@ def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, ti
         raise _not_found(name)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "without a word").replace("\n", "; ")
-        raise refusal(f"{name}: refused with exit code {done.returncode}: {said}", said, done.stdout)
+        raise refusal(f"{name}: refused with exit code {done.returncode}: {said}", said, done.stdout, done.returncode)
     return done.stdout
 
 

@@ -190,7 +190,7 @@ def check_is_pbs(run: Run) -> None:
     try:
         said = run(["qstat", "--version"])
     except CommandError as error:
-        if "refused" not in str(error):  # absent, or without an answer
+        if error.returncode is None:  # absent, or without an answer
             raise
         said = str(error)
     if "pbs_version" not in said:

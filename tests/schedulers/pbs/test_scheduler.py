@@ -17,7 +17,7 @@ from hpc_det.requeue import Cause
 from hpc_det.schedulers.pbs.answers import IDS_AT_ONCE, NAMES_AT_ONCE
 from hpc_det.schedulers.pbs.hosts import named_hosts
 from hpc_det.schedulers.pbs.scheduler import Pbs, directives
-from hpc_det.schedulers.scheduler import CommandError, JobState, Run, Submission, array_of, run_command
+from hpc_det.schedulers.scheduler import CommandError, JobState, NoAnswer, Run, Submission, array_of, run_command
 from hpc_det.submit.render import render
 from tests.facts import refused, unnamed
 from tests.labs.pbs_lab import PbsLab
@@ -543,6 +543,13 @@ def test_a_qstat_that_knows_no_version_is_refused_and_an_absent_one_is_said_to_b
         submit(absent)
     stub("qstat", "echo 'Unknown option: version' >&2; exit 2")
     with refused(CommandError, "PBS Pro", "OpenPBS"):
+        submit(run_command)
+
+
+@pytest.mark.integration
+def test_a_server_that_cannot_be_reached_may_be_pbs_and_is_asked_again_later(stub: Stub) -> None:
+    stub("qstat", "echo 'Connection refused' >&2; exit 255")
+    with refused(NoAnswer, "qstat", 255, "Connection refused"):
         submit(run_command)
 
 
