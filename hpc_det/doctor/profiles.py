@@ -11,7 +11,7 @@ from hpc_det.config.request import find, group_files
 from hpc_det.doctor import Finding, slurm
 from hpc_det.errors import UsageError, nearest
 from hpc_det.plan.effective import valid_profile
-from hpc_det.plan.planner import way_back
+from hpc_det.plan.planner import resume_mode
 from hpc_det.plan.pool import cluster_notes
 from hpc_det.schedulers.scheduler import CommandError, Run
 from hpc_det.schedulers.site import FoundPool, Site, Which
@@ -70,7 +70,7 @@ def without_any(site: Site, ask: Run) -> Iterator[Finding]:
         }
     )
     detected = Profile(SUBJECT, cluster)
-    yield _way_back(detected)
+    yield _resume_mode(detected)
     if site.scheduler == "slurm":
         yield _submission(detected, ask)
 
@@ -84,7 +84,7 @@ def findings(
     yield from _container(profile, site, which)
     if not cluster.has_queue:
         return
-    yield _way_back(profile)
+    yield _resume_mode(profile)
     if site is None or site.scheduler != cluster.scheduler:
         message = f"{_scheduler_in_words(cluster)} does not answer here"
         yield Finding(subject, "problem" if is_named else "note", message, "run this on a login node of its cluster")
@@ -99,9 +99,9 @@ def _scheduler_in_words(cluster: Cluster) -> str:
     return {"slurm": "Slurm", "pbs": "PBS"}.get(cluster.scheduler, "this machine")
 
 
-def _way_back(profile: Profile) -> Finding:
+def _resume_mode(profile: Profile) -> Finding:
     cluster = profile.cluster
-    alone, in_array = (way_back(cluster, in_arrays=in_arrays) for in_arrays in (False, True))
+    alone, in_array = (resume_mode(cluster, in_arrays=in_arrays) for in_arrays in (False, True))
     message = f"resume: {cluster.resume} takes {alone}: {WAYS[alone]}"
     message += f"; in arrays {in_array}" if in_array != alone else ""
     if cluster.scheduler == "pbs" and "requeue" in (alone, in_array):

@@ -2,7 +2,7 @@
 
 Standard library only. What the folders and modules are:
 
-    job         workers, their attempts at trials, the way back into the queue
+    job         workers, their attempts at trials, requeueing
     agent       starts the entrypoint on its node, hears of stops, and ends when a rank is lost
     watch       what the agents and ranks of a gang do to learn that one of them is not well
 

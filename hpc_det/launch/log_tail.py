@@ -50,8 +50,8 @@ def written_since(log: Path, begin: int) -> str:
 def how_it_ended(code: int, log: Path, begin: int) -> str:
     """A process that has failed, with what it said last; `code` as subprocess gives it, below 0 for a signal."""
     how = f"ended by signal {signal.Signals(-code).name} (killed, or crashed)" if code < 0 else f"exit code {code}"
-    last_words = last_line(log, begin)
-    said = f" after {last_words!r}" if last_words else ""
+    last_printed = last_line(log, begin)
+    said = f" after {last_printed!r}" if last_printed else ""
     return f"{how}{said}; its output stands in {log}"
 
 

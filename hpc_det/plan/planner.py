@@ -150,7 +150,7 @@ def plan_jobs(
         mpi_launcher=tuple(cluster.mpi_launcher),
         network_interface=cluster.dtrain_network_interface,
         grace_time_s=cluster.preemption_grace_s,
-        resume=way_back(cluster, in_arrays=any(array.count > 1 for array in place.arrays))
+        resume=resume_mode(cluster, in_arrays=any(array.count > 1 for array in place.arrays))
         if cluster.has_queue
         else "requeue",
         chain_length=cluster.chain_length,
@@ -164,8 +164,8 @@ def plan_jobs(
     )
 
 
-def way_back(cluster: Cluster, *, in_arrays: bool) -> str:
-    """How a job of this site comes back into the queue, where the profile leaves that open.
+def resume_mode(cluster: Cluster, *, in_arrays: bool) -> str:
+    """The `resume` mode of a job at this site; decides what the profile leaves open as `auto`.
 
     A successor starts 1 s after the job before it; Slurm holds a requeued job back for 2 min (measured), and PBS lets
     nobody requeue a job of their own. One for each element of an array would fill the queue twice.

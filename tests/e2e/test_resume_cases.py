@@ -104,7 +104,7 @@ script torch_distributed   .        L       .         .        .               .
 zero3 deepspeed            L        L       .         .        .               .               .     .     .
 pipeline deepspeed         L        L       .         .        .               .               .     .     .
 """
-ON_PBS_BY_OTHER_WAYS = """
+ON_PBS_WITH_OTHER_MODES = """
               requeued deleted walltime pause
 trial direct  L        L       L        L
 """
@@ -183,8 +183,8 @@ def test_on_pbs(
 
 
 @pytest.mark.parametrize("resume", ["resubmit", "chain"])
-@pytest.mark.parametrize(("training", "trouble"), cases(ON_PBS_BY_OTHER_WAYS))
-def test_on_pbs_by_each_way_back_into_the_queue(
+@pytest.mark.parametrize(("training", "trouble"), cases(ON_PBS_WITH_OTHER_MODES))
+def test_on_pbs_with_each_resume_mode(
     undisturbed: Story, pbs_lab: PbsLab, state_folder: Path, training: Training, trouble: str, resume: str
 ) -> None:
     found = replace(TROUBLES_ON_PBS[trouble], resume=resume, jobs=None)

@@ -23,7 +23,7 @@ from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank.store import StoreKeeper
 from hpc_det.sgd.rank.worker import show
 
-LAST_WORDS_S = 2.0
+LAST_REPORT_S = 2.0
 """After a rank's line has ended: for its agent to say how it ended, or for the end of the agent's line, too. Both come
 within milliseconds, but on a busy node.
 """
@@ -292,8 +292,8 @@ class RankGang:
         """A rank that is gone is the cause of all that its peers say."""
         if not self._call.lost:
             return
-        end = time.monotonic() + LAST_WORDS_S
-        while (left := end - time.monotonic()) > 0 and any(self._owes_last_words(rank) for rank in self._call.lost):
+        end = time.monotonic() + LAST_REPORT_S
+        while (left := end - time.monotonic()) > 0 and any(self._owes_a_report(rank) for rank in self._call.lost):
             self.nodes.hear(left)
         lost = self._call.lost
         gone = [rank for rank in lost if rank.node not in self.nodes]
@@ -310,7 +310,7 @@ class RankGang:
         how = "its line ended" if first.code is None else how_it_ended(first.code, log, 0)
         raise RankDied(f"{first}: {how}", first.node)
 
-    def _owes_last_words(self, rank: Rank) -> bool:
+    def _owes_a_report(self, rank: Rank) -> bool:
         """Its agent has not said yet how it ended."""
         return rank.code is None and rank.node in self.nodes
 

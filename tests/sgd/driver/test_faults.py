@@ -49,7 +49,7 @@ def test_a_gang_shrinks_when_a_node_is_lost_and_grows_when_it_is_back() -> None:
 
 
 def test_the_node_of_rank_0_may_be_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_det.sgd.driver.gang.LAST_WORDS_S", 3600.0)  # nobody is left there to say any
+    monkeypatch.setattr("hpc_det.sgd.driver.gang.LAST_REPORT_S", 3600.0)  # nobody is left there to say any
     nodes = LocalNodes(2)
     with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes) as its:
         before = its.train()
@@ -152,7 +152,7 @@ def test_fewer_than_min_workers_wait_and_say_what_is_missing(monkeypatch: pytest
 
 
 def test_retries_are_counted_and_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_det.sgd.driver.gang.LAST_WORDS_S", DEADLINE_S)
+    monkeypatch.setattr("hpc_det.sgd.driver.gang.LAST_REPORT_S", DEADLINE_S)
 
     class Fatal(Linear):
         def train_batch(self, batch: Any, batch_info: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def test_retries_are_counted_and_used_up(monkeypatch: pytest.MonkeyPatch) -> Non
         assert isinstance(caught.value, RetriesUsedUp)
 
 
-def test_ranks_that_a_killed_nursery_was_to_fork_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_a_killed_fork_server_was_to_fork_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     await_ranks = RankGang._await_ranks
     before = children(os.getpid())
     killed: list[int] = []
