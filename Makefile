@@ -10,7 +10,9 @@ FUZZED := tests/schedulers/test_odd_answers.py tests/store/test_damage.py
 WHICH = not long and not chaos
 # Without any of these marks a test starts no process: see tests/tiers.py.
 UNIT = not integration and not slurm and not gpu and $(WHICH)
-JOBS = $(shell nproc)
+CORES = $(shell nproc)
+# Tests wait for their processes part of the time.
+JOBS = $(shell expr $(CORES) + 1)
 # The processes of tests start faster from what the ones before them have compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -24,7 +26,7 @@ test: $(INSTALLED)
 
 # In less than a minute on two cores.
 test-unit: $(INSTALLED)
-	$(BIN)/python -m pytest -m "$(UNIT)" --numprocesses $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -m "$(UNIT)" --numprocesses $(CORES) --dist worksteal
 
 # It takes about an hour on two cores, and shows each test as it ends.
 test-long: $(INSTALLED)
@@ -41,7 +43,7 @@ test-slurm-as-user: $(INSTALLED)
 	$(BIN)/python -m tests.labs.as_user $(BIN)/python -m pytest -m "slurm and not long and not chaos"
 
 chaos: $(INSTALLED)
-	$(BIN)/python -m pytest tests/chaos $(FUZZED) $(SHOWN) -m chaos --numprocesses $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest tests/chaos $(FUZZED) $(SHOWN) -m chaos --numprocesses $(CORES) --dist loadgroup
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -36,7 +36,7 @@ from tests.stub import stub as stub
 pytestmark = pytest.mark.integration
 
 SAMPLE = 1
-"""Of the changes of each command and kind of trouble, in `make test`."""
+"""Of the changes of each command and kind of trouble, in a sample."""
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +185,7 @@ def undisturbed(sandbox: Sandbox, command: Sequence[str], records: Path | None =
     return run
 
 
+@SAMPLED_IN_LONG
 def test_a_command_that_is_killed_leaves_nothing_half_done(
     sandbox: Sandbox, case: CommandCase, arguments: list[str], amount: Amount, tally: Tally
 ) -> None:

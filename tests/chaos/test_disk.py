@@ -15,12 +15,12 @@ import pytest
 from tests.chaos.injection import Fault, FaultKind, Run, Zygote, zygote
 from tests.chaos.replay import Change, Disk, Survives, changes
 from tests.chaos.scenarios import SCENARIOS, Scenario
-from tests.chaos.table import Amount, Tally
+from tests.chaos.table import SAMPLED_IN_LONG, Amount, Tally
 
 pytestmark = pytest.mark.integration
 
 SAMPLE = 1
-"""Of the changes of each scenario and kind of trouble, in `make test`."""
+"""Of the changes of each scenario and kind of trouble, in a sample."""
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
 
 
@@ -106,6 +106,7 @@ def said_in(run: Run) -> list[Any]:
     return [what for _, what in run.said]
 
 
+@SAMPLED_IN_LONG
 def test_what_was_written_before_a_kill_stays_and_the_next_process_goes_on(
     runner: ScenarioRunner, amount: Amount, tally: Tally
 ) -> None:
@@ -125,6 +126,7 @@ def test_what_was_written_before_a_kill_stays_and_the_next_process_goes_on(
                     check_promises(runner, folder, said_in(run))
 
 
+@SAMPLED_IN_LONG
 def test_what_was_promised_survives_a_power_cut_at_any_moment(
     runner: ScenarioRunner, amount: Amount, tally: Tally
 ) -> None:
@@ -140,6 +142,7 @@ def test_what_was_promised_survives_a_power_cut_at_any_moment(
                 check_promises(runner, left, [what for recorded, what in run.said if recorded <= number])
 
 
+@SAMPLED_IN_LONG
 def test_an_error_of_the_disk_loses_nothing_that_was_promised(
     runner: ScenarioRunner, amount: Amount, tally: Tally
 ) -> None:

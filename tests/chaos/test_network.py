@@ -32,7 +32,7 @@ OTHERWISE = {
 }
 """In place of `MANY`."""
 SAMPLE = 5
-"""Kinds in `make test`."""
+"""Kinds in a sample."""
 FLOOD = [HELD_CONNECTIONS, "connections opened and closed", "random bytes", REPLAYED_FRAMES]
 EVERYTHING = Amount(is_all=True)
 ON_TWO_NODES = ("rank 0", "store", "agent of node 0")

@@ -48,7 +48,7 @@ def test_a_trial_that_is_preempted_at_random_has_the_bits_of_one_that_is_not(
 
 
 SEEDS = [
-    pytest.param(10, id="sample-trainer-10"),
+    pytest.param(10, id="sample-trainer-10", marks=pytest.mark.long),
     *(pytest.param(seed, id=f"trainer-{seed}", marks=pytest.mark.chaos) for seed in range(EACH)),
 ]
 

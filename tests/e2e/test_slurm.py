@@ -12,7 +12,7 @@ import pytest
 
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.node.process import is_stopped
-from tests.e2e.story import WAITS_AT, Story, hpc_det
+from tests.e2e.story import DIRECT, WAITS_AT, Story, hpc_det
 from tests.facts import refused, unnamed
 from tests.labs.slurm import SlurmLab
 
@@ -131,7 +131,7 @@ def test_without_accounting_an_experiment_is_created_watched_and_killed(
 
 
 def test_slurms_own_scancel_ends_an_experiment_that_saves_before_it_goes(slurm_lab: SlurmLab) -> None:
-    story = Story.begin(SIX_SLOTS, WAITS_AT.format(3), cluster="lab")
+    story = Story.begin(DIRECT, "resources.slots_per_trial=4", WAITS_AT.format(3), cluster="lab")
     story.until_batch(3)
     slurm_lab.run("scancel", story.job_id)
     assert story.wait(check=False).returncode == 1

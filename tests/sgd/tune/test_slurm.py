@@ -49,6 +49,7 @@ def driver(lab: SlurmLab, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
+@pytest.mark.long
 def test_a_search_outlives_ctrl_c_and_the_preemption_of_a_job(slurm_lab: SlurmLab) -> None:
     folder = slurm_lab.folder()
     run = TuneFolder(folder / "run")
