@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_det.checkpoint import async_save as pending
+from hpc_det.checkpoint import async_save
 from hpc_det.checkpoint import checkpoints as checkpoint
 from hpc_det.checkpoint.async_save import BackgroundTask
 from hpc_det.checkpoint.checkpoints import CheckpointContext
@@ -156,7 +156,7 @@ def test_a_rank_that_fails_waits_for_a_long_save_that_makes_progress(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "STALLED_S", 0.05)
-    monkeypatch.setattr(pending, "AwakeClock", DiskTime, raising=False)
+    monkeypatch.setattr(async_save, "AwakeClock", DiskTime)
     write = os.pwrite
 
     def slow(descriptor: int, data: memoryview, offset: int) -> int:
@@ -174,6 +174,7 @@ def test_a_rank_that_fails_waits_for_a_long_save_that_makes_progress(
 
 def test_it_waits_for_none_that_stands_still(folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "STALLED_S", 0.01)
+    monkeypatch.setattr(async_save, "LOOK_S", 0.05)
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(10)})
     context.wait_before_exit()
@@ -185,6 +186,7 @@ def test_it_waits_for_none_until_the_gang_is_taken_for_hung(
 ) -> None:
     monkeypatch.setattr(checkpoint, "STALLED_S", math.inf)
     monkeypatch.setattr(checkpoint, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(async_save, "LOOK_S", 0.05)
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(10)})
     context.wait_before_exit()
@@ -194,7 +196,7 @@ def test_it_waits_for_none_until_the_gang_is_taken_for_hung(
 def test_it_leaves_in_time_before_the_job_ends_as_soon_as_it_learns_when(
     folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending, "LOOK_S", 0.01, raising=False)
+    monkeypatch.setattr(async_save, "LOOK_S", 0.01)
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(10)})
     deadlines = iter([None, None, time.time() + checkpoint.EXIT_S])
@@ -270,7 +272,7 @@ def save_without_rank_1(distributed: Distributed, folder: Path, *, is_gone: bool
     context = CheckpointContext(folder, distributed)
     if distributed.is_chief:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pending, "SILENT_S", DEADLINE_S if is_gone else 0.2)
+            patch.setattr(async_save, "SILENT_S", DEADLINE_S if is_gone else 0.2)
             uuid = context.begin(40, {"rank-0.pth": torch.zeros(10)})
             with pytest.raises(RankGone) as error:
                 context.settled(wait=True)
@@ -295,7 +297,7 @@ def writes_for_long(distributed: Distributed, folder: Path) -> int:
     """How many reports rank 0 has got, or another rank of the save as a whole."""
     context = CheckpointContext(folder, distributed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pending, "REPORT_S", 0.0)
+        patch.setattr(async_save, "REPORT_S", 0.0)
         blocks = torch.zeros(3 * CRC.written_bytes, dtype=torch.uint8)
         context.begin(40, {f"rank-{distributed.rank}.pth": blocks})
         context.settled(wait=True)

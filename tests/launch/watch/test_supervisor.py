@@ -17,6 +17,7 @@ import pytest
 
 from hpc_det.launch.watch import peers, supervisor
 from hpc_det.launch.watch.peers import key_of
+from hpc_det.node import line_server
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.json_files import read_json
 from hpc_det.node.lines import Line, connect
@@ -410,8 +411,9 @@ def test_an_agent_that_breaks_the_rules_ends_its_own_line(node_0: Node0, message
     line.close()
 
 
-@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\n\n", b'{"token": "guess", "node": 1}\n'])
-def test_strangers_are_hung_up_on(node_0: Node0, words: bytes) -> None:
+@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\n\n", b'{"token": "guess", "node": 1}\n', b"[1]\n", b'"a"\n'])
+def test_strangers_are_hung_up_on(node_0: Node0, words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_server, "PATIENCE_S", 0.3)
     with socket.create_connection(("127.0.0.1", node_0.rendezvous.agents_port)) as stranger:
         stranger.sendall(words)
         stranger.settimeout(0.01)
