@@ -8,6 +8,7 @@ import pkgutil
 import random
 import signal
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -163,18 +164,24 @@ def _not_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def _state_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Apart: pytest looks through all its folders to number another, which takes long when each test has one."""
+    return tmp_path_factory.mktemp("states")
+
+
 @pytest.fixture(autouse=True)
 def state_folder(
     request: pytest.FixtureRequest,
     no_leaks: None,  # so that it looks last, after all that this and the test set is unset
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path_factory: pytest.TempPathFactory,
+    _state_folders: Path,
 ) -> Path:
     """`$HPC_DET_ROOT` of one test, never the home folder; where all nodes see it for a test of the lab."""
     if "slurm_lab" in request.fixturenames:
         lab: slurm.SlurmLab = request.getfixturevalue("slurm_lab")
         folder = lab.folder()
     else:
-        folder = tmp_path_factory.mktemp("hpc_det_root")
+        folder = Path(tempfile.mkdtemp(dir=_state_folders))
     monkeypatch.setenv("HPC_DET_ROOT", str(folder))
     return folder

@@ -35,6 +35,7 @@ def closed() -> Target:
     return host, port
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["random bytes", "connections opened and closed", "resets", "HTTP"])
 def test_only_accepted_connections_count(kind: str, listener: socket.socket, closed: Target) -> None:
     attacker = Attacker([closed, listener.getsockname()], [])

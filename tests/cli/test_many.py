@@ -208,6 +208,7 @@ def test_following_the_logs_of_a_trial_ends_with_the_trial(
 # --- follow
 
 
+@pytest.mark.integration
 def test_following_a_search_tells_each_report(
     root: Path, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:

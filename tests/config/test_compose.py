@@ -72,6 +72,7 @@ def test_the_users_own_file_comes_before_the_projects(env: dict[str, str], user_
     assert from_hydra(["cluster=local"], env).cluster["name"] == "local"
 
 
+@pytest.mark.integration
 def test_a_length_changes_its_unit(code: Path, env: dict[str, str]) -> None:
     here = [*DIGITS, f"context_dir='{code}'"]
     plain = effective(from_hydra([*here, "min_validation_period=30"], env))
@@ -122,6 +123,7 @@ def test_hydras_errors_are_one_sentence(overrides: list[str], facts: list[object
     each_names(error.value.problems, facts)
 
 
+@pytest.mark.integration
 def test_the_words_for_a_wrong_override(env: dict[str, str]) -> None:
     said = []
     for overrides, _ in WRONG_OVERRIDES:
@@ -178,6 +180,7 @@ def test_so_are_long_texts(env: dict[str, str], user_file: UserFile) -> None:
         from_hydra(["experiment=bomb"], env)
 
 
+@pytest.mark.integration
 def test_interpolations_are_otherwise_what_they_stand_for(env: dict[str, str], user_file: UserFile) -> None:
     user_file("experiment/mine.yaml", doubled('"{0}{0}"', 8))
     assert from_hydra(["experiment=mine"], env).config["data"]["a8"] == "x" * 2**8

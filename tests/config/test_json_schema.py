@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ EXAMPLES = [*data_path("docs/examples").glob("*/*.yaml"), *(data_path("conf") / 
 CLUSTERS = [*(data_path("conf") / "cluster").glob("*.yaml")]
 
 
+@cache
+def of_experiments() -> Draft202012Validator:
+    return Draft202012Validator(experiment_schema())
+
+
 def refused(tree: Any) -> list[str]:
-    validator = Draft202012Validator(experiment_schema())
-    return [error.json_path for error in validator.iter_errors(tree)]
+    return [error.json_path for error in of_experiments().iter_errors(tree)]
 
 
 @pytest.mark.integration

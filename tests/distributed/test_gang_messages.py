@@ -56,6 +56,7 @@ def test_a_message_of_long_ago_is_not_what_is_waited_for() -> None:
         assert values == ["now", "now"]
 
 
+@pytest.mark.integration
 def test_a_wait_has_a_limit_and_names_the_ranks() -> None:
     with connected(4) as ranks:
         for rank in (0, 2):
@@ -66,6 +67,7 @@ def test_a_wait_has_a_limit_and_names_the_ranks() -> None:
             ranks[3].from_rank_0("other", "come", limit_s=0.1, is_it=bool)
 
 
+@pytest.mark.integration
 def test_the_limit_begins_anew_with_each_message_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gang_messages, "LOOK_S", 0.02)
     with connected(1) as (alone,):
@@ -138,6 +140,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     rank_0.close()
 
 
+@pytest.mark.integration
 def test_a_rank_comes_once_and_nobody_else_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(2) as (zero, _):
         monkeypatch.setattr(gang_messages, "ARRIVE_S", 0.3)

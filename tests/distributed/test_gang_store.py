@@ -112,6 +112,7 @@ def test_a_rank_that_starts_again_early_waits_for_the_store_of_this_start(on_ran
     assert on_ranks(2, later_than_rank_1, free_port()) == [[2], [2]]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("heard", [0, 4])
 def test_the_store_of_the_start_before_may_end_while_a_rank_comes_to_it(
     monkeypatch: pytest.MonkeyPatch, heard: int

@@ -265,6 +265,7 @@ def test_what_is_no_sweep_is_told(problems: Problems, override: str, facts: list
     assert not unnamed(line, *facts)
 
 
+@pytest.mark.integration
 def test_the_words_for_what_is_no_sweep(problems: Problems) -> None:
     said = [line.partition(" is incompatible with ")[0] for sweep, _ in NO_SWEEPS for line in problems(sweep)]
     assert said == golden(__file__, "no_sweeps.txt")
@@ -367,6 +368,7 @@ def test_every_problem_names_its_point_and_what_all_have_stands_alone(problems: 
     )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("override", "path"),
     [

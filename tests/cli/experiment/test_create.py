@@ -337,6 +337,7 @@ def test_without_values_to_sweep_it_is_one_trial(hpc_det: Command) -> None:
     assert unnamed(shown.err, "-m", "one trial") == []
 
 
+@pytest.mark.integration
 def test_equal_points_are_worth_a_note(hpc_det: Command) -> None:
     shown = hpc_det("run", "-m", "experiment=digits", "hyperparameters.learning_rate=0.1,0.2,0.10", "--dry-run")
     assert unnamed(shown.err, "-m", 1, 3, "hyperparameters.learning_rate=0.1") == []

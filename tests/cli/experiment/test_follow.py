@@ -23,6 +23,7 @@ def validates(life: Life, steps: int, accuracy: float) -> None:
     life.reports("validation", steps, {"accuracy": accuracy})
 
 
+@pytest.mark.integration
 def test_following_tells_states_validations_and_what_came_of_it(
     life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +92,7 @@ def test_an_initial_validation_has_no_training_metrics(
     assert lines[:2] == ["experiment 1: RUNNING", "batch 0 of 400: validation: accuracy 0.1"]
 
 
+@pytest.mark.integration
 def test_following_lifts_a_hold(life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]) -> None:
     scheduler.states = [JobState.HELD, after(life.begins), after(life.finishes)]
     follow(life.folder)

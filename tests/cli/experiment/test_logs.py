@@ -142,6 +142,7 @@ def test_for_spreadsheets_each_line_is_a_row(hpc_det: Command, life: Life) -> No
     ]
 
 
+@pytest.mark.integration
 def test_following_from_the_last_lines_on_loses_none_and_repeats_none(
     hpc_det: Command, life: Life, scheduler: FakeScheduler
 ) -> None:

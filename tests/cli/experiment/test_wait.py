@@ -84,6 +84,7 @@ def test_an_end_without_a_word_that_is_seen_only_once_is_none(
     assert hpc_det(*WAIT).code == 0
 
 
+@pytest.mark.integration
 def test_wait_lifts_each_hold_once(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     held = JobState.HELD
     scheduler.states = [held, held, JobState.RUNNING, held, after(life.begins), after(life.finishes)]
@@ -196,6 +197,7 @@ def test_logs_before_there_are_any(hpc_det: Command, life: Life) -> None:
     assert hpc_det("e", "logs", "1") == (0, "", "")
 
 
+@pytest.mark.integration
 def test_following_logs_goes_on_across_a_requeue_to_the_last_word(
     hpc_det: Command, life: Life, scheduler: FakeScheduler
 ) -> None:
@@ -305,6 +307,7 @@ def paused_and_activated(life: Life) -> Callable[[], object]:
     return happen
 
 
+@pytest.mark.integration
 def test_another_job_goes_on_where_the_former_ended_without_a_word(
     hpc_det: Command, life: Life, scheduler: FakeScheduler
 ) -> None:

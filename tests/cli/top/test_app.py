@@ -20,6 +20,8 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentView
 from tests.cli.life import FakeScheduler, Life
 
+pytestmark = pytest.mark.integration
+
 DEADLINE_S = 60.0
 Story = Callable[["Seen"], Awaitable[None]]
 

@@ -271,6 +271,7 @@ def test_clocks_are_compared_once_all_have_come(gang: Gang, node_0: Node0, monke
 # --- nodes that are lost
 
 
+@pytest.mark.integration
 def test_a_line_that_ends_without_a_report_of_an_exit_is_a_lost_node(gang: Gang, node_0: Node0) -> None:
     there, lost = arrives(node_0, 1), arrives(node_0, 2)
     lost.close()
@@ -332,6 +333,7 @@ def suspension(monkeypatch: pytest.MonkeyPatch) -> Suspension:
     return Suspension(monkeypatch)
 
 
+@pytest.mark.integration
 def test_a_node_that_was_lost_while_the_job_was_suspended_is_named_at_once(
     gang: Gang, suspension: Suspension, node_0: Node0
 ) -> None:
@@ -343,6 +345,7 @@ def test_a_node_that_was_lost_while_the_job_was_suspended_is_named_at_once(
     lines[0].close()
 
 
+@pytest.mark.integration
 def test_agents_that_were_suspended_have_as_long_to_settle_as_others(
     gang: Gang, suspension: Suspension, node_0: Node0
 ) -> None:
@@ -377,6 +380,7 @@ def test_nodes_may_still_come_after_a_suspension(gang: Gang, suspension: Suspens
     line.close()
 
 
+@pytest.mark.integration
 def test_ranks_that_were_suspended_have_time_to_show_their_stacks(
     suspension: Suspension, node_0: Node0, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +415,7 @@ def test_an_agent_that_breaks_the_rules_ends_its_own_line(node_0: Node0, message
     line.close()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.1\n\n", b'{"token": "guess", "node": 1}\n', b"[1]\n", b'"a"\n'])
 def test_strangers_are_hung_up_on(node_0: Node0, words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_server, "PATIENCE_S", 0.3)

@@ -249,6 +249,7 @@ def test_a_periodic_save_is_postponed_while_the_one_before_is_written(
     assert_same(life, undisturbed)
 
 
+@pytest.mark.integration
 def test_a_checkpoint_of_just_this_batch_is_waited_for(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def of_rank(life: Life, rank: int = 0) -> list[dict[str, Any]]:
     return read_lines(life.folder.timings(rank))
 
 
+@pytest.mark.integration
 def test_the_timings_of_an_epoch_add_up_to_its_wall_time_and_each_slow_part_is_found(tmp_path: Path) -> None:
     life = Life.begin(tmp_path, Slow, profiling=ON, **CONFIG)
     life.attempt()
