@@ -19,6 +19,8 @@ from tests.labs.slurm import SlurmLab
 pytestmark = pytest.mark.slurm
 
 SIX_SLOTS = "resources.slots_per_trial=6"
+SIX_RANKS = (DIRECT, SIX_SLOTS)
+"""Where the launcher does not matter: torchrun would load torch once more on each node."""
 PROFILE = """
 name: lab
 scheduler: slurm
@@ -46,7 +48,7 @@ def undisturbed(slurm_lab: SlurmLab) -> Story:
     """The same experiment without any trouble."""
     with pytest.MonkeyPatch.context() as patch:
         use(slurm_lab, patch)
-        story = Story.begin(SIX_SLOTS, cluster="lab")
+        story = Story.begin(*SIX_RANKS, cluster="lab")
         story.wait()
     return story
 
@@ -64,7 +66,7 @@ def test_a_gang_of_six_ranks_on_three_nodes_trains_to_its_end(undisturbed: Story
 
 
 def test_a_preempted_gang_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story, slurm_lab: SlurmLab) -> None:
-    story = Story.begin(SIX_SLOTS, WAITS_AT.format(13), cluster="lab")
+    story = Story.begin(*SIX_RANKS, WAITS_AT.format(13), cluster="lab")
     story.until_batch(13)
     slurm_lab.preempt(3, seconds=2)
     waited = story.wait()

@@ -7,6 +7,8 @@ import pytest
 from tests.labs.pbs_lab import Job, PbsLab
 from tests.wait import wait_for
 
+pytestmark = pytest.mark.long
+
 WAITS = ["--", "/bin/sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; exit $0"]
 ONE = ["-l", "select=1:ncpus=1"]
 
@@ -18,7 +20,6 @@ def outcome(job: Job) -> tuple[object, ...]:
 RAN = ("F", 92, 0, "n", None)
 
 
-@pytest.mark.long
 def test_dependents_run_or_are_removed(pbs_lab: PbsLab) -> None:
     """One that is removed looks like a success, but for the Exit_status that it never gets."""
     parents = {"ok": pbs_lab.submit(*ONE, *WAITS, "0"), "bad": pbs_lab.submit(*ONE, *WAITS, "3")}
@@ -48,7 +49,6 @@ def test_dependents_run_or_are_removed(pbs_lab: PbsLab) -> None:
     assert outcome(pbs_lab.wait_for(of_all, "F")) == RAN
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("depend", "runs"),
     [("afterok:GOOD", True), ("afternotok:GOOD", False), ("afterok:BAD", False), ("afterany:999999", False)],

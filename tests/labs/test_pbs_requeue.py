@@ -14,6 +14,8 @@ from tests.labs.test_pbs_qstat import assert_as_recorded, names, without_dates
 from tests.labs.test_pbs_signals import copy_jobs
 from tests.wait import wait_for
 
+pytestmark = pytest.mark.long
+
 LOW = ["-q", "low", "-l", "select=3:ncpus=4:ngpus=4,place=scatter"]
 OUT = ["-j", "oe", "-o", "out"]
 CATCHES_TERM = """

@@ -17,7 +17,7 @@ from tests.labs.pbs_lab import Job, PbsLab
 from tests.labs.pbs_recorded import RECORDED, Story, recorded, recorded_names, story
 from tests.wait import DEADLINE_S, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.long
 
 ONE_NODE = [
     "direct__qdel__exit-after-3s",
@@ -190,7 +190,6 @@ def distinct(events: Story) -> Story:
     return {(node, role): sorted(lines) if role == "script" else lines for (node, role), lines in found.items()}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("recording", ONE_NODE)
 def test_one_node(one_node: dict[str, Scene], recording: str) -> None:
     assert_as_recorded(one_node[recording])

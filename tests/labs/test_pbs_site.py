@@ -10,6 +10,8 @@ from tests.labs.pbs_lab import PbsLab
 from tests.labs.pbs_recorded import Step, transcript
 from tests.wait import wait_for
 
+pytestmark = pytest.mark.long
+
 RANKS = """
 mkdir -p beats
 pbsdsh -- /bin/sh -c 'trap "touch $HOME/caught" TERM
