@@ -30,8 +30,9 @@ class Leaf:
     layer: str
 
 
-Node: TypeAlias = "dict[str, Node] | list[Leaf] | Leaf"
-Rule: TypeAlias = Callable[[Node, Node, str], Node]
+MarkedTree: TypeAlias = "dict[str, MarkedTree] | list[Leaf] | Leaf"
+"""A tree of the configuration whose leaves know their layer."""
+Rule: TypeAlias = Callable[[MarkedTree, MarkedTree, str], MarkedTree]
 
 
 def merge(template: Tree, config: Tree) -> Tree:
@@ -41,7 +42,7 @@ def merge(template: Tree, config: Tree) -> Tree:
 
 def merge_layers(layers: Sequence[tuple[str, Tree]]) -> Merged:
     """Merge (name, tree) pairs, lowest layer first."""
-    merged: Node = {}
+    merged: MarkedTree = {}
     for name, tree in layers:
         merged = _by_kind(merged, _mark(tree, name), "")
     tree = _plain(merged)
@@ -70,7 +71,7 @@ def join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _mark(value: Any, layer: str) -> Node:
+def _mark(value: Any, layer: str) -> MarkedTree:
     if isinstance(value, dict):
         return {key: _mark(child, layer) for key, child in value.items()}
     if isinstance(value, list):
@@ -78,7 +79,7 @@ def _mark(value: Any, layer: str) -> Node:
     return Leaf(value, layer)
 
 
-def _plain(node: Node) -> Any:
+def _plain(node: MarkedTree) -> Any:
     if isinstance(node, dict):
         return {key: _plain(child) for key, child in node.items()}
     if isinstance(node, list):
@@ -86,7 +87,7 @@ def _plain(node: Node) -> Any:
     return deepcopy(node.value)
 
 
-def _marked_leaves(node: Node, path: str) -> Iterator[tuple[str, Leaf]]:
+def _marked_leaves(node: MarkedTree, path: str) -> Iterator[tuple[str, Leaf]]:
     if isinstance(node, dict):
         for key, child in node.items():
             yield from _marked_leaves(child, join(path, key))
@@ -96,7 +97,7 @@ def _marked_leaves(node: Node, path: str) -> Iterator[tuple[str, Leaf]]:
         yield path, node
 
 
-def _merge(template: Node, config: Node, path: str) -> Node:
+def _merge(template: MarkedTree, config: MarkedTree, path: str) -> MarkedTree:
     if _is_null(config):
         return template
     if _is_null(template):
@@ -104,11 +105,11 @@ def _merge(template: Node, config: Node, path: str) -> Node:
     return RULES.get(path, _by_kind)(template, config, path)
 
 
-def _is_null(node: Node) -> bool:
+def _is_null(node: MarkedTree) -> bool:
     return isinstance(node, Leaf) and node.value is None
 
 
-def _by_kind(template: Node, config: Node, path: str) -> Node:
+def _by_kind(template: MarkedTree, config: MarkedTree, path: str) -> MarkedTree:
     if isinstance(template, dict) and isinstance(config, dict):
         shared = {key: _merge(template[key], config[key], join(path, key)) for key in template if key in config}
         return {**template, **config, **shared}
@@ -117,12 +118,12 @@ def _by_kind(template: Node, config: Node, path: str) -> Node:
     return config
 
 
-def _atomic(_template: Node, config: Node, _path: str) -> Node:
+def _atomic(_template: MarkedTree, config: MarkedTree, _path: str) -> MarkedTree:
     """One value, whatever it is written as."""
     return config
 
 
-def _hyperparameters(template: Node, config: Node, _path: str) -> Node:
+def _hyperparameters(template: MarkedTree, config: MarkedTree, _path: str) -> MarkedTree:
     """Maps of hyperparameters recurse; one hyperparameter is atomic, and null is a value of it."""
     if not (isinstance(template, dict) and isinstance(config, dict)):
         return config
@@ -130,7 +131,7 @@ def _hyperparameters(template: Node, config: Node, _path: str) -> Node:
     return {**template, **config, **shared}
 
 
-def _hyperparameter(template: Node, config: Node) -> Node:
+def _hyperparameter(template: MarkedTree, config: MarkedTree) -> MarkedTree:
     nested = all(isinstance(node, dict) and "type" not in node for node in (template, config))
     return _hyperparameters(template, config, "") if nested else config
 
@@ -138,7 +139,7 @@ def _hyperparameter(template: Node, config: Node) -> Node:
 def _union(kind_key: str, common: frozenset[str]) -> Rule:
     """A map whose other keys belong to its kind: only `common` survives where the config names another kind."""
 
-    def rule(template: Node, config: Node, path: str) -> Node:
+    def rule(template: MarkedTree, config: MarkedTree, path: str) -> MarkedTree:
         if isinstance(template, dict) and isinstance(config, dict):
             kinds = {node.value for node in (template.get(kind_key), config.get(kind_key)) if isinstance(node, Leaf)}
             if len(kinds - {None}) > 1:
@@ -151,7 +152,7 @@ def _union(kind_key: str, common: frozenset[str]) -> Rule:
 def _keyed(key: Callable[[Any], object], expand: Callable[[Leaf], Leaf] = lambda leaf: leaf) -> Rule:
     """The config's elements, then those of the template whose key the config does not have."""
 
-    def rule(template: Node, config: Node, _path: str) -> Node:
+    def rule(template: MarkedTree, config: MarkedTree, _path: str) -> MarkedTree:
         if not (isinstance(template, list) and isinstance(config, list)):
             return config
         first = [expand(leaf) for leaf in config]
@@ -185,7 +186,7 @@ def _expand_device(leaf: Leaf) -> Leaf:
     return Leaf(device_of_text(leaf.value), leaf.layer) if isinstance(leaf.value, str) else leaf
 
 
-def _set_union(template: Node, config: Node, _path: str) -> Node:
+def _set_union(template: MarkedTree, config: MarkedTree, _path: str) -> MarkedTree:
     if not (isinstance(template, list) and isinstance(config, list)):
         return config
     distinct: list[Leaf] = []
@@ -195,14 +196,14 @@ def _set_union(template: Node, config: Node, _path: str) -> Node:
     return distinct
 
 
-def _per_device(template: Node, config: Node, path: str) -> Node:
+def _per_device(template: MarkedTree, config: MarkedTree, path: str) -> MarkedTree:
     """A value that names no device holds for all of them."""
     if isinstance(template, dict) is not isinstance(config, dict):
         template, config = _for_every_device(template), _for_every_device(config)
     return _by_kind(template, config, path)
 
 
-def _for_every_device(node: Node) -> Node:
+def _for_every_device(node: MarkedTree) -> MarkedTree:
     return node if isinstance(node, dict) else dict.fromkeys(("cpu", "cuda", "rocm"), node)
 
 
@@ -213,7 +214,7 @@ _AZURE_ACCESS = frozenset({"connection_string", "account_url", "credential"})
 _storage_union = _union("type", _STORAGE_COMMON)
 
 
-def _storage(template: Node, config: Node, path: str) -> Node:
+def _storage(template: MarkedTree, config: MarkedTree, path: str) -> MarkedTree:
     """A union, in which the ways to reach an Azure account are one value."""
     if isinstance(template, dict) and isinstance(config, dict):
         given = {key for key in _AZURE_ACCESS & config.keys() if not _is_null(config[key])}

@@ -17,7 +17,7 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from hpc_det.store.trace_names import GENERATOR, LOADER, UNSAVED, WRAPPED_BY, unwrapped
 
-Line: TypeAlias = dict[str, Any]
+TraceEntry: TypeAlias = dict[str, Any]
 """See `hpc_det.pytorch.state.resume_trace`."""
 
 
@@ -79,7 +79,7 @@ def compare(undisturbed: TrialFolder, stopped: TrialFolder) -> Comparison:
     )
 
 
-def _traces(trial: TrialFolder) -> list[list[Line]]:
+def _traces(trial: TrialFolder) -> list[list[TraceEntry]]:
     """By rank."""
     files = sorted(trial.resume_trace(0).parent.glob("rank-*.jsonl"), key=lambda file: int(file.stem.split("-")[1]))
     traces = [read_counted(file, "batch") for file in files]
@@ -90,7 +90,7 @@ def _traces(trial: TrialFolder) -> list[list[Line]]:
     return traces
 
 
-def _in_traces(rank: int, undisturbed: Sequence[Line], stopped: Sequence[Line]) -> Iterator[Difference]:
+def _in_traces(rank: int, undisturbed: Sequence[TraceEntry], stopped: Sequence[TraceEntry]) -> Iterator[Difference]:
     others = {line["batch"]: line for line in stopped}
     for line in undisturbed:
         batch = line["batch"]

@@ -83,13 +83,13 @@ class Display(Protocol):
 def _display(experiment_id: int, training: Training) -> Iterator[Display]:
     console = Console()
     if not console.is_terminal:
-        yield Lines(experiment_id, training)
+        yield PrintedLines(experiment_id, training)
         return
     with Live(console=console, auto_refresh=False) as live:
         yield Bar(live, training)
 
 
-class Lines:
+class PrintedLines:
     """One line for each change of the state and each thing that happens."""
 
     def __init__(self, experiment_id: int, training: Training) -> None:
