@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.node.files import is_own, make_private
-from hpc_det.node.json_files import read_json, write_json
+from hpc_det.node.json_files import Shape, read_map, write_json
 from hpc_det.schedulers.scheduler import TIMEOUT_S, JobState, JobStatus, Run, Scheduler
 
 ASK_S = 2.0
@@ -81,7 +81,7 @@ class SharedAnswers:
     def _read(self) -> dict[str, Any]:
         """Nothing is known where there is no such file, or one that nobody can read."""
         with suppress(OSError, ValueError):
-            return read_json(self._file) or _NOTHING
+            return read_map(self._file, _SHAPE) or _NOTHING
         return _NOTHING
 
     @contextmanager
@@ -111,12 +111,13 @@ class SharedAnswers:
         os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
+_SHAPE: Shape = {"asked": float, "answered": float, "wanted": dict[str, float], "jobs": dict[str, list]}
 _NOTHING: dict[str, Any] = {"asked": 0.0, "answered": 0.0, "wanted": {}, "jobs": {}}
 
 
 def _age_s(data: dict[str, Any]) -> float:
     """An answer from the future is an old one: a clock was set back, or another host's is wrong."""
-    return abs(time.time() - float(data.get("answered", 0.0)))
+    return abs(time.time() - data["answered"])
 
 
 def _as_json(status: JobStatus) -> list[Any]:

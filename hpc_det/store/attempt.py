@@ -54,7 +54,9 @@ class Attempt:
         return {f"HPC_DET_{name.upper()}": str(value) for name, value in vars(self).items()}
 
     def store_of_ranks(self) -> dict[str, str]:
-        """For the ranks of one start of a launcher: the file that those of one node may meet in (core.gang_store)."""
+        """For the ranks of one start of a launcher: the file in which those of one node may meet (see
+        hpc_det.distributed.gang_store).
+        """
         return {"HPC_DET_STORE": str(Path(self.socket).with_name(f"store-{os.getpid()}"))}
 
     @classmethod
@@ -222,6 +224,6 @@ def first_failure(trial: TrialFolder, attempt: int) -> Failure | None:
 
 
 def failures(trial: TrialFolder, attempt: int) -> list[Failure]:
-    """All of an attempt, the earliest first."""
-    paths = trial.failures(attempt).glob("*.json")
-    return sorted((Failure(**data) for data in map(read_json, paths) if data), key=lambda failure: failure.time)
+    """All of an attempt, the earliest first. Raises DamagedFile."""
+    notes = ((path, read_json(path)) for path in trial.failures(attempt).glob("*.json"))
+    return sorted((made(Failure, data, path) for path, data in notes if data), key=lambda failure: failure.time)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hpc_det.node.json_files import append_line, read_lines
+from hpc_det.node.json_files import append_line, made, read_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +68,12 @@ def after_save(former: SaveTimes | None, save: Save) -> SaveTimes:
 
 
 def read_each_save(path: Path) -> list[Save]:
-    """The oldest first."""
-    return [Save(**line) for line in read_lines(path)]
+    """The oldest first. Raises DamagedFile."""
+    return [made(Save, line, path) for line in read_lines(path)]
 
 
 def read_saves(path: Path) -> SaveTimes | None:
-    """None before the first save."""
+    """None before the first save. Raises DamagedFile."""
     times: SaveTimes | None = None
     for save in read_each_save(path):
         times = after_save(times, save)

@@ -146,7 +146,7 @@ def test_an_answer_from_the_future_is_an_old_one(answers: SharedAnswers, site: S
     assert site.asked == [["7"], ["7"]]
 
 
-@pytest.mark.parametrize("content", ["", "null", '{"asked": 17'])
+@pytest.mark.parametrize("content", ["", "null", '{"asked": 17', '{"jobs": {}}', "[17]"])
 def test_a_damaged_file_is_no_answer(answers: SharedAnswers, site: Site, tmp_path: Path, content: str) -> None:
     file = tmp_path / ".scheduler" / "site.json"
     file.parent.mkdir()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_det.errors import HpcDetError
+from hpc_det.node.json_files import DamagedFile, read_map, write_json
 from hpc_det.store.attempt import (
     COLLATERAL_S,
     Attempt,
@@ -219,3 +220,14 @@ def test_a_note_that_was_never_finished_is_not_read(trial: TrialFolder) -> None:
     note(trial, 0, 10.0)
     (trial.failures(1) / f".rank-1.json.{os.getpid()}").write_text('{"rank": 1')
     assert blamed(trial) == 0
+
+
+def test_a_note_of_another_shape_is_damage_and_names_the_file(trial: TrialFolder) -> None:
+    note(trial, 0, 10.0)
+    (path,) = trial.failures(1).iterdir()
+    noted = read_map(path) or {}
+    write_json(path, {**noted, "added_by_a_newer_version": 1})
+    assert blamed(trial) == 0
+    write_json(path, {**noted, "time": "yesterday"})
+    with refused(DamagedFile, path, "time", "yesterday"):
+        first_failure(trial, 1)

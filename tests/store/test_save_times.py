@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_det.node.json_files import DamagedFile, append_line
 from hpc_det.store.save_times import SaveTimes, after_save, read_each_save, read_saves, write_save
 from tests.checkpoint.saved import save
+from tests.facts import refused
 
 SECONDS = st.floats(0, 1e4)
 
@@ -43,3 +46,12 @@ def test_the_next_attempt_reads_what_was_measured(tmp_path: Path) -> None:
         write_save(path, save(committed_s, stall_s))
     assert read_saves(path) == after(measured)
     assert read_each_save(path) == [save(1.5, 2.0), save(2.5, 3.0)]
+
+
+def test_a_save_of_another_shape_is_damage_and_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "saves.jsonl"
+    append_line(path, {**asdict(save()), "added_by_a_newer_version": 1})
+    assert read_each_save(path) == [save()]
+    append_line(path, {"batches": 7})
+    with refused(DamagedFile, path, "began"):
+        read_saves(path)

@@ -115,7 +115,7 @@ def ask(job_ids: Sequence[str], run: Run, *flags: str) -> Answer:
     """A job has ended where PBS says so by name; a failed query is an `Answer` without jobs."""
     answer = Answer()
     for of_server in _by_server(job_ids):
-        for some in _pieces(of_server, IDS_AT_ONCE):
+        for some in pieces(of_server, IDS_AT_ONCE):
             answer |= _asked(some, run, flags)
     return answer
 
@@ -147,7 +147,7 @@ def _asked(job_ids: Sequence[str], run: Run, flags: Sequence[str]) -> Answer:
     if first.trouble and not named:
         return first
     answer = Answer()
-    for some in _pieces(left_out, NAMES_AT_ONCE):
+    for some in pieces(left_out, NAMES_AT_ONCE):
         piece = _qstat(run, *flags, *some)
         answer |= piece
         if piece.trouble and not (piece.jobs or piece.over):  # the next one would take as long to fail
@@ -162,7 +162,7 @@ def _by_server(job_ids: Sequence[str]) -> list[list[str]]:
     return list(servers.values())
 
 
-def _pieces(job_ids: Sequence[str], longest: int) -> list[Sequence[str]]:
+def pieces(job_ids: Sequence[str], longest: int) -> list[Sequence[str]]:
     return [job_ids[start : start + longest] for start in range(0, len(job_ids), longest)]
 
 

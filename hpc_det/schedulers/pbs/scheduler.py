@@ -9,8 +9,8 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,11 @@ class Pbs:
 
     def withdraw(self, job_id: str, run: Run) -> None:
         """qdel would end what runs, so the elements of an array that wait are named one by one."""
-        try:
+        with _unless_over():
             jobs = answers.waiting(job_id, run)
-            for start in range(0, len(jobs), answers.IDS_AT_ONCE):
-                run(["qdel", *jobs[start : start + answers.IDS_AT_ONCE]])
-        except CommandError as error:
-            if "Unknown Job Id" not in str(error) and "Job has finished" not in str(error):
-                raise
+            for some in answers.pieces(jobs, answers.IDS_AT_ONCE):
+                with _unless_over():
+                    run(["qdel", *some])
 
     def release(self, job_id: str, run: Run) -> None:
         """A requeued job is held back by nobody but its user."""
@@ -166,6 +164,16 @@ class Pbs:
         raise CommandError(
             "PBS lets no user requeue a job; set `resume` in the cluster profile to successor, resubmit or chain"
         )
+
+
+@contextmanager
+def _unless_over() -> Iterator[None]:
+    """Raises CommandError where a command fails for another reason than that jobs have ended."""
+    try:
+        yield
+    except CommandError as error:
+        if not answers.over_in(str(error)):
+            raise
 
 
 def _end(job: Mapping[str, Any], plan: JobPlan, env: Mapping[str, str]) -> float | None:

@@ -364,6 +364,23 @@ def test_only_what_waits_is_withdrawn_from_the_queue() -> None:
     assert run.ran == []
 
 
+def test_an_element_that_has_just_ended_keeps_none_of_the_others_in_the_queue() -> None:
+    array = {"job_state": "B", "array_state_count": "Queued:450 Running:0 Exiting:0 Expired:0 "}
+    elements = {f"54[{index}].pbshead": {"job_state": "Q"} for index in range(450)}
+    withdrawn: list[str] = []
+
+    def run(command: Sequence[str]) -> str:
+        if command[0] == "qstat":
+            return json.dumps({"Jobs": {"54[].pbshead": array, **elements}})
+        withdrawn.extend(command[1:])
+        if "54[7].pbshead" in command:
+            raise CommandError("qdel: refused with exit code 35: qdel: Job has finished 54[7].pbshead")
+        return ""
+
+    Pbs().withdraw("54[].pbshead", run)
+    assert withdrawn == [*elements]
+
+
 def test_what_is_gone_needs_no_withdrawing() -> None:
     Pbs().withdraw("999999.pbshead", answers("unknown", 153))
     with refused(CommandError, "qstat"):
