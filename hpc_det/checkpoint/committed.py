@@ -111,17 +111,6 @@ def committed(checkpoints: Path) -> list[Committed]:
     return newest_first(found for found in map(committed_at, folders(checkpoints)) if found)
 
 
-def odd_ones(checkpoints: Path) -> Iterator[tuple[Path, str]]:
-    """The folders whose manifest is there and says nothing, and why."""
-    for folder in folders(checkpoints):
-        try:
-            read_manifest(folder)
-        except FileNotFoundError:
-            continue
-        except (OddManifest, OSError) as error:
-            yield folder, FORMAT.problem(error)
-
-
 def folders(checkpoints: Path) -> list[Path]:
     """Those of checkpoints, by their names, whatever is in them."""
     try:
@@ -147,11 +136,18 @@ def newest_good(
 
     `set_aside` is called for each that is not whole.
     """
+    every: list[Committed] = []
     skipped: list[str] = []
-    for folder, problem in odd_ones(checkpoints):
-        kept = set_aside(folder, None, [problem])
-        skipped.append(f"checkpoint {folder.name} is damaged: {problem}{kept}")
-    for checkpoint in committed(checkpoints):
+    for folder in folders(checkpoints):
+        try:
+            every.append(read_manifest(folder))
+        except FileNotFoundError:
+            continue
+        except (OddManifest, OSError) as error:  # its manifest is there and says nothing
+            problem = FORMAT.problem(error)
+            kept = set_aside(folder, None, [problem])
+            skipped.append(f"checkpoint {folder.name} is damaged: {problem}{kept}")
+    for checkpoint in newest_first(every):
         if checkpoint.removed:
             skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches {lacks_files(checkpoint)}")
             continue

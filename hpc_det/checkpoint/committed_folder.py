@@ -22,8 +22,7 @@ from typing import Any, Generic
 from hpc_det.checkpoint.reading import blocks_of, differences, kind_of, open_regular, read_blocks, tried_twice
 from hpc_det.checkpoint.seals import E, Seal
 from hpc_det.node import disk
-from hpc_det.node.disk import flush_folder
-from hpc_det.node.files import is_shared, others_may_write, write_flushed
+from hpc_det.node.files import flush_folder, is_shared, others_may_write, write_flushed
 
 _LARGEST_MANIFEST = 1 << 26
 """Bytes: of half a million files."""

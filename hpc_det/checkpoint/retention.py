@@ -124,8 +124,8 @@ def _best_of_experiment(trials: Sequence[TrialCheckpoints], smaller_is_better: b
         for item in _newest_of_each_batch(trial.checkpoints)
         if item.steps in trial.validations
     ]
-    bybadness = sorted(validated, key=lambda found: found[:4])
-    return {uuid for rank, (_, _, _, uuid, policy) in enumerate(bybadness) if rank < policy.experiment_best}
+    by_badness = sorted(validated, key=lambda found: found[:4])
+    return {uuid for rank, (_, _, _, uuid, policy) in enumerate(by_badness) if rank < policy.experiment_best}
 
 
 def _best_first(

@@ -17,8 +17,7 @@ from hpc_det.checkpoint.sealed_files import SealedFile, sealed_file
 from hpc_det.checkpoint.seals import CRC, FileEntry
 from hpc_det.errors import HpcDetError
 from hpc_det.node import disk
-from hpc_det.node.disk import flush_folder
-from hpc_det.node.files import make_folder, make_folders, set_mode, write_atomic
+from hpc_det.node.files import flush_folder, make_folder, make_folders, set_mode, write_atomic
 
 
 @dataclass(frozen=True)
@@ -27,13 +26,6 @@ class Staging:
 
     checkpoints: Path
     uuid: str
-
-    @classmethod
-    def made(cls, checkpoints: Path) -> Staging:
-        """A new one, on rank 0."""
-        staging = cls(checkpoints, str(uuid.uuid4()))
-        make_folder(staging.partial)
-        return staging
 
     @property
     def partial(self) -> Path:
@@ -98,7 +90,9 @@ def _replace_link(path: Path) -> None:
 def new_staging(checkpoints: Path) -> Staging:
     """Rank 0 only: begin one, where no other is being written."""
     clear_leftovers(checkpoints)
-    return Staging.made(checkpoints)
+    staging = Staging(checkpoints, str(uuid.uuid4()))
+    make_folder(staging.partial)
+    return staging
 
 
 def clear_leftovers(checkpoints: Path) -> None:

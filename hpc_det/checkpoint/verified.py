@@ -113,17 +113,18 @@ def shared(nodes: Sequence[int], reads: Sequence[Sequence[str]], files: Mapping[
     """What each rank reads, by rank. `nodes`: of each rank. `reads`: the names of the files that it loads."""
     every = sorted(set(nodes))
     names: dict[int, set[str]] = {node: set() for node in every}
-    for node, wanted in zip(nodes, reads, strict=True):
+    ranks: dict[int, list[int]] = {node: [] for node in every}
+    for rank, (node, wanted) in enumerate(zip(nodes, reads, strict=True)):
         names[node].update(wanted)
-    unwanted = [name for name in files if not any(name in wanted for wanted in names.values())]
+        ranks[node].append(rank)
+    unwanted = sorted(files.keys() - set().union(*names.values()))
     for number, name in enumerate(unwanted):
         names[every[number % len(every)]].add(name)
     shares: list[list[Block]] = [[] for _ in nodes]
     for node in every:
-        ranks = [rank for rank, its_node in enumerate(nodes) if its_node == node]
-        blocks = blocks_of({name: entry for name, entry in files.items() if name in names[node]}, CRC)
-        for place, rank in enumerate(ranks):
-            shares[rank] = blocks[place :: len(ranks)]
+        blocks = blocks_of({name: files[name] for name in sorted(names[node])}, CRC)
+        for place, rank in enumerate(ranks[node]):
+            shares[rank] = blocks[place :: len(ranks[node])]
     return shares
 
 

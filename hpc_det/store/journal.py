@@ -28,8 +28,6 @@ _SHAPES: dict[str, Shape] = {
     "continued": {},
 }
 _CAUSES, _ACTIONS = {cause.value for cause in Cause}, {action.value for action in Action}
-
-
 _FINAL = (Action.DONE.value, Action.GIVE_UP.value)
 
 
@@ -86,7 +84,7 @@ class Journal:
 
     def last_attempt(self) -> int:
         """0 before the first one."""
-        return max((event["attempt"] for event in self.events()), default=0)
+        return _last_attempt(self.events())
 
     def insist_on_last(self, attempt: int) -> None:
         """Raises Overtaken where a later attempt has begun: two jobs may be alive at once, when one was believed gone
@@ -97,15 +95,14 @@ class Journal:
 
     def open_job(self) -> tuple[int, str] | None:
         """Worker and job of the attempt that has started and not ended."""
-        number = self.open_attempt()
-        started = (event for event in self.events() if event["event"] == "started" and event["attempt"] == number)
+        events = self.events()
+        number = _open_attempt(events)
+        started = (event for event in events if event["event"] == "started" and event["attempt"] == number)
         return next(((event["worker"], event["job_id"]) for event in started), None)
 
     def open_attempt(self) -> int | None:
         """The attempt that has started and not ended."""
-        last = self.last_attempt()
-        ended = any(event["event"] == "ended" and event["attempt"] == last for event in self.events())
-        return last if last and not ended else None
+        return _open_attempt(self.events())
 
     def history(self) -> list[AttemptEnd]:
         return [
@@ -138,6 +135,16 @@ class Journal:
 
     def _append(self, event: str, attempt: int, **details: Any) -> None:
         append_line(self.path, {"event": event, "attempt": attempt, "time": time.time(), **details})
+
+
+def _last_attempt(events: list[dict[str, Any]]) -> int:
+    return max((event["attempt"] for event in events), default=0)
+
+
+def _open_attempt(events: list[dict[str, Any]]) -> int | None:
+    last = _last_attempt(events)
+    has_ended = any(event["event"] == "ended" and event["attempt"] == last for event in events)
+    return last if last and not has_ended else None
 
 
 def _insist_on_order(events: list[dict[str, Any]], path: Path) -> None:
