@@ -111,13 +111,14 @@ class SharedAnswers:
         os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
-_SHAPE: Shape = {"asked": float, "answered": float, "wanted": dict[str, float], "jobs": dict[str, list]}
+_SHAPE: Shape = {"asked": float, "answered": float, "wanted": dict[str, float], "jobs": dict[str, list[Any]]}
 _NOTHING: dict[str, Any] = {"asked": 0.0, "answered": 0.0, "wanted": {}, "jobs": {}}
 
 
 def _age_s(data: dict[str, Any]) -> float:
     """An answer from the future is an old one: a clock was set back, or another host's is wrong."""
-    return abs(time.time() - data["answered"])
+    answered: float = data["answered"]
+    return abs(time.time() - answered)
 
 
 def _as_json(status: JobStatus) -> list[Any]:
