@@ -14,6 +14,7 @@ from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.scheduler import JobState, JobStatus, run_command
 from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view import experiments
 from hpc_det.view.metric_history import Curve
 from hpc_det.view.state import ExperimentState, ExperimentView
@@ -70,11 +71,13 @@ class Experiments:
         rows, jobs = [], []
         asked: dict[str, list[str]] = {}
         for number, experiment in sorted(self._under_way.items(), reverse=True):
-            job_ids = experiment.view.job_ids()
-            statuses = self._answers.of(job_ids)
-            if row := _row(experiment, statuses):
-                rows.append(row)
-            jobs += in_queue(number, job_ids, statuses)
+            job_ids: list[str] = []
+            try:
+                job_ids = experiment.view.job_ids()
+                rows.append(experiment.row(self._answers.of(job_ids)))
+            except UNREADABLE:
+                rows += _damaged(experiment.view.folder)
+            jobs += in_queue(number, job_ids, self._answers.of(job_ids))
             for job in experiment.view.jobs[:1]:
                 asked.setdefault(job.scheduler, []).extend(job_ids)
         return Seen([*rows, *(Row(summary=each) for each in self._resting)], jobs, asked)
@@ -137,14 +140,10 @@ class UnderWay:
             self._losses.append(batches, float(loss))
 
 
-def _row(experiment: UnderWay, statuses: Sequence[JobStatus]) -> Row | None:
-    """None where it was deleted meanwhile."""
-    folder = experiment.view.folder
-    try:
-        return experiment.row(statuses)
-    except UNREADABLE:
-        damaged = Summary(id=folder.id, name=DAMAGED, state=ExperimentState.ERROR)
-        return Row(summary=damaged) if folder.config.exists() else None
+def _damaged(folder: ExperimentFolder) -> list[Row]:
+    """Return the row of an experiment with damaged files; none where it was deleted meanwhile."""
+    damaged = Summary(id=folder.id, name=DAMAGED, state=ExperimentState.ERROR)
+    return [Row(summary=damaged)] if folder.config.exists() else []
 
 
 def _ranks(view: ExperimentView) -> int:

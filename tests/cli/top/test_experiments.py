@@ -114,11 +114,15 @@ def test_an_experiment_that_is_deleted_is_gone(root: Path, looking: Looking) -> 
     assert looking.look().rows == []
 
 
-def test_damaged_files_hide_no_other_experiment(root: Path, looking: Looking) -> None:
+@pytest.mark.parametrize("file", ["metrics", "jobs behind its job"])
+def test_damaged_files_hide_no_other_experiment(root: Path, looking: Looking, file: str) -> None:
     Life.submitted(root).begins()
     damaged = Life.submitted(root)
     damaged.begins()
-    damaged.trial.metrics.mkdir()
+    if file == "metrics":
+        damaged.trial.metrics.mkdir()
+    else:
+        damaged.folder.next_jobs(1, 0).write_text('{"jobs": [')
     rows = looking.look().rows
     assert [(row.summary.id, row.summary.name) for row in rows] == [(2, "(files damaged)"), (1, "digits")]
 
