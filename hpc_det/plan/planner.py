@@ -4,10 +4,10 @@ time, and all else that is decided. Pure: the same input gives the same plan on 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpc_det.config.entrypoint import TRIAL
 from hpc_det.errors import UsageError
 from hpc_det.plan.container import container, unmountable
 from hpc_det.plan.job_plan import JobArray, JobPlan
@@ -16,8 +16,6 @@ from hpc_det.store.folders import ExperimentFolder
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster
     from hpc_det.config.schema import Experiment
-
-LEGACY_ENTRYPOINT = re.compile(r"[\w.]+:\w+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +187,10 @@ def _submit_args(experiment: Experiment, cluster: Cluster) -> list[str]:
     return by_scheduler.get(cluster.scheduler, [])
 
 
-def _argv(entrypoint: str | list[str] | tuple[str, ...], python: str) -> tuple[str, ...]:
+def _argv(entrypoint: str | list[str], python: str) -> tuple[str, ...]:
     """Upstream's forms: a list is executed, a string goes to `sh -c`, `module:Class` is the legacy trial."""
     if not isinstance(entrypoint, str):
         return tuple(entrypoint)
-    if LEGACY_ENTRYPOINT.fullmatch(entrypoint):
-        return (python, "-m", "hpc_det.launch.direct", "--trial", entrypoint)
+    if TRIAL.fullmatch(trial := entrypoint.strip()):
+        return (python, "-m", "hpc_det.launch.direct", "--trial", trial)
     return ("/bin/sh", "-c", entrypoint)

@@ -41,6 +41,7 @@ def plan(experiment: Experiment, cluster: Cluster) -> JobPlan:
     [
         ("model_def:DigitsTrial", (*HARNESS, "model_def:DigitsTrial")),
         ("models.vision.digits:Trial", (*HARNESS, "models.vision.digits:Trial")),
+        (" model_def:DigitsTrial\n", (*HARNESS, "model_def:DigitsTrial")),
         ("python3 train.py --lr 1", ("/bin/sh", "-c", "python3 train.py --lr 1")),
         ("echo $HOME; echo a:b", ("/bin/sh", "-c", "echo $HOME; echo a:b")),
         ("train.sh", ("/bin/sh", "-c", "train.sh")),
