@@ -138,7 +138,7 @@ def describe_as(experiment: ExperimentFolder, description: str) -> str:
 
 def set_max_slots(experiment: ExperimentFolder, slots: int) -> str:
     """What was done, in a sentence. Raises UsageError for a number that no trial fits into."""
-    needed = (read_json(experiment.effective) or {})["resources"]["slots_per_trial"]
+    needed = effective_config(experiment)["resources"]["slots_per_trial"]
     if slots < needed:
         raise UsageError(f"experiment {experiment.id}: max-slots {slots}: a trial has {needed}; give at least as many")
     set_once_more(experiment, [f"resources.max_slots={slots}"])

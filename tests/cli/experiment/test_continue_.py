@@ -133,6 +133,8 @@ def test_a_limit_that_no_trial_fits_into_is_refused(hpc_det: Command, create: Cr
     assert (code, out) == (2, "")
     assert not unnamed(err, "experiment 1", "max-slots 2", 4)
     assert experiment.effective.read_text() == before
+    experiment.effective.unlink()
+    assert hpc_det("experiment", "set", "max-slots", 1, 8).fails(1, "experiment 1", experiment.effective)
 
 
 def test_a_length_that_is_trained_already_is_refused_and_nothing_changes(
