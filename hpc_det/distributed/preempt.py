@@ -77,7 +77,7 @@ class StopAgreement:
         self._alone += 1
 
     def _border(self) -> None:
-        """Whoever is before a loop, in it and behind it can be told apart."""
+        """Let the hang detector distinguish ranks before, inside and after a loop."""
         self._borders += 1
         self._began, self._alone = self._tick + self._borders, 0
 

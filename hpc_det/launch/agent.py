@@ -30,7 +30,14 @@ from hpc_det.launch.watch.supervisor import SupervisedGang, UnhealthyNode, super
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.files import take_umask_of
 from hpc_det.node.network import limit_look_ups, own_address, variables
-from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, outlives_parent, shielded
+from hpc_det.node.process import (
+    STOP_SIGNALS,
+    SignalPipe,
+    adopt_orphans,
+    end_descendants,
+    ignore_stop_signals,
+    outlives_parent,
+)
 from hpc_det.node.suspension import guarded
 from hpc_det.plan.container import into_container, of_the_job
 from hpc_det.plan.job_plan import JobPlan
@@ -134,7 +141,7 @@ class Agent:
                 env=dict(os.environ) if self._container else environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=shielded(),
+                preexec_fn=ignore_stop_signals,
             )
         except OSError as error:
             raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None

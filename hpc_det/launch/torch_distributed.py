@@ -31,7 +31,7 @@ def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
         f"--master-addr={attempt.master_addr}",
         f"--master-port={attempt.master_port}",
         "--max-restarts=0",
-        # torchrun must not answer the scheduler's signals, the agent does: see hpc_det.node.process.shielded
+        # torchrun must not answer the scheduler's signals, the agent does: see hpc_det.node.process.ignore_stop_signals
         "--signals-to-handle=SIGQUIT",
         *([] if is_for_python(launch.command) else ["--no-python"]),
         *launch.overrides,

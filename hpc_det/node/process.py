@@ -220,18 +220,14 @@ def _nothing(signum: int, frame: FrameType | None) -> None:
     """The wake-up pipe carries the news; this only keeps the default action away."""
 
 
-def shielded() -> Callable[[], None]:
-    """For Popen's `preexec_fn`: the child and its launcher ignore the stop signals, which the agent answers.
+def ignore_stop_signals() -> None:
+    """Ignore them in this process and in all that it starts: the agent answers them. Also for Popen's `preexec_fn`.
 
     torchrun dies of USR1 and USR2 and leaves its ranks behind; mpirun kills them a second after TERM (measured). With
     proctrack/linuxproc Slurm signals every descendant, so a session of its own is not shelter enough.
     """
-
-    def ignore() -> None:
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-
-    return ignore
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -256,11 +252,11 @@ def block_stop_signals() -> None:
     For launchers that set handlers of their own, as mpirun and deepspeed do: what is ignored they would hear again,
     what is blocked they do not (signal(7)). bash hands that on, dash does not. srun takes its signals all the same.
     """
-    shielded()()
+    ignore_stop_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def unblock_stop_signals() -> None:
     """For a rank whose launcher has blocked them: signals are ignored, and arrive where it sets handlers."""
-    shielded()()
+    ignore_stop_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

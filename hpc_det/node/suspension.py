@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from hpc_det.node.process import descendants, is_running, is_stopped, shielded, spare, start_ticks
+from hpc_det.node.process import descendants, ignore_stop_signals, is_running, is_stopped, spare, start_ticks
 
 LOOK_S = 0.2
 # Without site-packages it starts in about 15 ms and holds little memory.
@@ -64,7 +64,7 @@ def guarded() -> Iterator[None]:
         stdout=subprocess.DEVNULL,  # a pipe of the job's would stay open as long as any process holds it
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=shielded(),
+        preexec_fn=ignore_stop_signals,
     )
     spare(process.pid)
     try:

@@ -179,8 +179,8 @@ _OF_THE_JOB = re.compile(
     re.IGNORECASE,
 )
 
-# Runtimes hand on no ignored signals (see hpc_det.node.process.shielded), so the container's first process ignores
-# them anew; and it takes the environment after the image has set its own.
+# Runtimes hand on no ignored signals (see hpc_det.node.process.ignore_stop_signals), so the container's first process
+# ignores them anew; and it takes the environment after the image has set its own.
 _FIRST_PROCESS = """trap '' TERM INT HUP USR1 USR2; . "$0" || exit; exec "$@\""""
 
 

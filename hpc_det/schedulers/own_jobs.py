@@ -65,12 +65,12 @@ def _age(job_id: str) -> int:
 
 
 def known_jobs(experiment: ExperimentFolder) -> set[str]:
-    """The ids of arrays, not of their elements."""
+    """The ids of all jobs and arrays that files of the experiment name; no ids of elements."""
     return {job_id for script in script_numbers(experiment) for job_id in jobs_of_script(experiment, script)}
 
 
 def jobs_of_script(experiment: ExperimentFolder, script: int) -> set[str]:
-    """The same of one script."""
+    """The ids of the jobs and arrays that were submitted with one script."""
     ids = {(read_json(experiment.job(script)) or {"job_id": ""})["job_id"]}
     for path in experiment.all_next_jobs(script):
         ids |= set((read_json(path) or {"jobs": []})["jobs"])
@@ -78,5 +78,5 @@ def jobs_of_script(experiment: ExperimentFolder, script: int) -> set[str]:
 
 
 def script_numbers(experiment: ExperimentFolder) -> list[int]:
-    """Their numbers."""
+    """The numbers of the scripts that the scheduler was given for this experiment, in order."""
     return sorted(int(path.name.partition(".")[0]) for path in experiment.jobs.glob("*.array.json"))

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.process import STOP_SIGNALS, descendants, is_running, process_namespace, shielded, start_ticks
+from hpc_det.node.process import (
+    STOP_SIGNALS,
+    descendants,
+    ignore_stop_signals,
+    is_running,
+    process_namespace,
+    start_ticks,
+)
 from tests.wait import DEADLINE_S
 
 pytestmark = pytest.mark.integration
@@ -232,7 +239,7 @@ def ignored(pid: int) -> set[signal.Signals]:
 
 def test_a_shielded_launcher_and_its_children_outlive_every_stop_signal() -> None:
     tree = ["sh", "-c", "sleep 60 & echo $!; wait"]
-    with subprocess.Popen(tree, stdout=subprocess.PIPE, text=True, preexec_fn=shielded()) as launcher:
+    with subprocess.Popen(tree, stdout=subprocess.PIPE, text=True, preexec_fn=ignore_stop_signals) as launcher:
         child = int(line(launcher))
         assert ignored(launcher.pid) == ignored(child) == set(STOP_SIGNALS)
         for number in STOP_SIGNALS:
@@ -244,7 +251,7 @@ def test_a_shielded_launcher_and_its_children_outlive_every_stop_signal() -> Non
 
 def test_a_rank_behind_the_shield_hears_signals_again() -> None:
     command = [sys.executable, "-c", LISTENS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=shielded()) as rank:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=ignore_stop_signals) as rank:
         assert line(rank) == "listens []"
         rank.send_signal(signal.SIGUSR2)
         assert line(rank) == "SIGUSR2"

@@ -277,9 +277,14 @@ def why_held(job: Mapping[str, Any], job_id: str) -> str:
 
 
 def _of_elements(array: Mapping[str, Any]) -> JobState:
-    """`Queued:1 Running:2 Exiting:0 Expired:3`: an array runs while any of its elements does."""
+    """An array runs while any of its elements does."""
+    return JobState.RUNNING if elements_in(array)[1] else JobState.QUEUED
+
+
+def elements_in(array: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of an array's elements wait, and how many run: `Queued:1 Running:2 Exiting:0 Expired:3`."""
     counts = {name: int(count) for name, count in re.findall(r"(\w+):(\d+)", str(array.get("array_state_count")))}
-    return JobState.RUNNING if counts.get("Running") or counts.get("Exiting") else JobState.QUEUED
+    return counts.get("Queued", 0), counts.get("Running", 0) + counts.get("Exiting", 0)
 
 
 @reading("qstat")
@@ -318,4 +323,9 @@ def end_of(job: Mapping[str, Any]) -> float | None:
         return None
     hours, minutes, seconds = (["0", "0", *str(limit).split(":")])[-3:]
     allowed = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
-    return datetime.strptime(started, "%a %b %d %H:%M:%S %Y").timestamp() + allowed
+    return moment(started) + allowed
+
+
+def moment(text: str) -> float:
+    """PBS' local time, "Fri Nov 20 08:44:42 2026", in seconds since the epoch. Raises ValueError."""
+    return datetime.strptime(text, "%a %b %d %H:%M:%S %Y").timestamp()

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from hpc_det.schedulers.pbs.hosts import NODES
 from hpc_det.schedulers.scheduler import CommandError, Run, reading
 from hpc_det.schedulers.site import FoundPool, Site
 
-NODES = ("pbsnodes", "-av", "-F", "json")
 QUEUES = ("qstat", "-Q", "-f", "-F", "json")
 SERVER = ("qstat", "-B", "-f", "-F", "json")
 SCHEDULER = ("qmgr", "-c", "list sched")

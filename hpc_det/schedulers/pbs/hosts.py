@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.node.files import write_atomic
-from hpc_det.node.process import shielded
+from hpc_det.node.process import ignore_stop_signals
 from hpc_det.schedulers.scheduler import CommandError, Run, reading
 
+NODES = ("pbsnodes", "-av", "-F", "json")
 STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
 """What can start a process on each host of a job, the best first."""
 ORDERS, BEGUN, EXIT = "orders", "begun-", "exit-"
@@ -96,7 +97,7 @@ def start_commands(
 
 def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """A starter, in a session of its own, where PBS does not send the TERM that would end it at once."""
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=shielded())
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=ignore_stop_signals)
 
 
 def start_on_host(starter: str, host: str, rank: int, script: str) -> subprocess.Popen[bytes]:
@@ -185,7 +186,7 @@ def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: R
     """
     select, queue = wanted
     count, _, chunk = select.partition(":")
-    nodes = json.loads(run(["pbsnodes", "-av", "-F", "json"])).get("nodes", {})
+    nodes = _nodes(run)
     excluded = {_short(name) for name in exclude}
     able = {
         host: _is_free(node, chunk)
@@ -205,13 +206,18 @@ def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: R
 @reading("pbsnodes")
 def down_hosts(hosts: Sequence[str], run: Run) -> list[str]:
     """Those of `hosts` whose MoM the server does not reach. Raises CommandError."""
-    nodes = json.loads(run(["pbsnodes", "-av", "-F", "json"])).get("nodes", {})
+    nodes = _nodes(run)
     down = {
         _short(node.get("resources_available", {}).get("host", name))
         for name, node in nodes.items()
         if "down" in node["state"].split(",")
     }
     return [host for host in hosts if _short(host) in down]
+
+
+def _nodes(run: Run) -> dict[str, Any]:
+    """The attributes of each node, by its name."""
+    return dict(json.loads(run(NODES)).get("nodes", {}))
 
 
 def _can_run(node: Mapping[str, Any], chunk: str, queue: str | None) -> bool:

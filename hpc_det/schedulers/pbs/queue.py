@@ -6,14 +6,12 @@ and no user can see them: priorities count as far as these use them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from hpc_det.errors import printable
 from hpc_det.plan.priority import from_pbs_priority, pbs_priority_of
-from hpc_det.schedulers.pbs.answers import holds_of, shown, status_of
+from hpc_det.schedulers.pbs.answers import elements_in, holds_of, moment, shown, status_of
 from hpc_det.schedulers.pbs.detect import QUEUES, SERVER, answer, priority_note
 from hpc_det.schedulers.queue import Change, QueuedJob
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Run, reading
@@ -93,14 +91,13 @@ def _slots(job: Mapping[str, Any], status: JobStatus) -> tuple[int, int, int]:
     if "array_state_count" not in job:
         runs = status.state is JobState.RUNNING
         return slots, int(not runs), int(runs)
-    counts = {name: int(count) for name, count in re.findall(r"(\w+):(\d+)", str(job["array_state_count"]))}
-    return slots, counts.get("Queued", 0), counts.get("Running", 0) + counts.get("Exiting", 0)
+    return slots, *elements_in(job)
 
 
 def _moment(text: Any) -> float | None:
-    """PBS' local time, "Fri Nov 20 08:44:42 2026"; None where it says nothing."""
+    """None where PBS says nothing."""
     try:
-        return datetime.strptime(str(text), "%a %b %d %H:%M:%S %Y").timestamp()
+        return moment(str(text))
     except ValueError:
         return None
 

@@ -204,7 +204,7 @@ def shown(job_id: str, run: Run) -> dict[str, str]:
 
 
 def parse_scontrol(output: str) -> dict[str, str]:
-    """`scontrol show job --oneliner`: KEY=VALUE, as far as values hold no blanks."""
+    """A line of `scontrol show --oneliner`: KEY=VALUE, as far as values hold no blanks."""
     return dict(item.split("=", 1) for item in output.split() if "=" in item)
 
 

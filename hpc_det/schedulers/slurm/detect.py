@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hpc_det.schedulers.scheduler import CommandError, Run, reading
 from hpc_det.schedulers.site import FoundPool, Site
+from hpc_det.schedulers.slurm.answers import parse_scontrol
 
 # --exact: nodes that differ in anything stand on lines of their own, else sinfo shows the smallest of them.
 SINFO = ("sinfo", "--exact", "--noheader", "--format=%R|%D|%c|%G")
@@ -77,8 +78,8 @@ def parse_gres(gres: str) -> dict[str, int]:
 
 def parse_partitions(output: str) -> dict[str, dict[str, str]]:
     """`scontrol show partition --oneliner` by name."""
-    lines = (dict(word.split("=", 1) for word in line.split() if "=" in word) for line in output.splitlines())
-    return {line["PartitionName"]: line for line in lines if "PartitionName" in line}
+    partitions = map(parse_scontrol, output.splitlines())
+    return {found["PartitionName"]: found for found in partitions if "PartitionName" in found}
 
 
 def site_of(

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import pytest
 
-from hpc_det.node.process import ends_with_parent, shielded
+from hpc_det.node.process import ends_with_parent, ignore_stop_signals
 from tests.e2e.warm.stand_in import SERVER
 from tests.forked_python import become
 
@@ -59,7 +59,7 @@ def _guard(stand_in: socket.socket) -> NoReturn:
         stand_in.close()
         os.setsid()
         ends_with_parent()
-        shielded()()
+        ignore_stop_signals()
         become(wanted["program"], wanted["environment"], Path(wanted["folder"]))
     gone, _, _ = select.select([stand_in.fileno(), os.pidfd_open(rank)], [], [])
     is_orphan = stand_in.fileno() in gone

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpc_det.schedulers.pbs import detect as pbs
+from hpc_det.schedulers.pbs.hosts import NODES
 from hpc_det.schedulers.scheduler import CommandError, Run
 from hpc_det.schedulers.slurm import detect as slurm
 
 HERE = Path(__file__).parent
 SLURM = {slurm.CONFIG: "config.txt", slurm.SINFO: "sinfo.txt", slurm.PARTITIONS: "partitions.txt"}
-PBS = {pbs.NODES: "nodes.json", pbs.QUEUES: "queues.json", pbs.SERVER: "server.json", pbs.SCHEDULER: "sched.txt"}
+PBS = {NODES: "nodes.json", pbs.QUEUES: "queues.json", pbs.SERVER: "server.json", pbs.SCHEDULER: "sched.txt"}
 
 
 def said(folder: str, file: str) -> str:
