@@ -41,16 +41,15 @@ POLL_S = 1.0
 def rank_environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
     """What torchrun sets (torch.distributed.run, "Environment Variables"); rank 0 holds the store."""
     rank = attempt.node_rank * attempt.ranks_per_node + local_rank
-    size = attempt.nodes * attempt.ranks_per_node
     numbers = {
         "RANK": rank,
-        "WORLD_SIZE": size,
+        "WORLD_SIZE": attempt.world_size,
         "LOCAL_RANK": local_rank,
         "LOCAL_WORLD_SIZE": attempt.ranks_per_node,
         "GROUP_RANK": attempt.node_rank,
         "GROUP_WORLD_SIZE": attempt.nodes,
         "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": size,
+        "ROLE_WORLD_SIZE": attempt.world_size,
         "MASTER_PORT": attempt.master_port,
         "TORCHELASTIC_RUN_ID": attempt.number,
         "TORCHELASTIC_RESTART_COUNT": 0,

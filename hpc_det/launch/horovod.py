@@ -25,12 +25,12 @@ START_TIMEOUT_S = 1200
 """Upstream's."""
 
 
-def horovodrun_command(launch: Launch, attempt: Attempt, hosts: Sequence[str], interface: str | None) -> list[str]:
-    """horovodrun(1)'s flags. `hosts`: one for each node, its own first as localhost."""
+def horovodrun_command(launch: Launch, attempt: Attempt, interface: str | None) -> list[str]:
+    """Return the command with horovodrun(1)'s flags, for a gang on this node alone."""
     return [
         "horovodrun",
-        *("-np", str(attempt.nodes * attempt.ranks_per_node)),
-        *("-H", ",".join(f"{host}:{attempt.ranks_per_node}" for host in hosts)),
+        *("-np", str(attempt.world_size)),
+        *("-H", f"localhost:{attempt.ranks_per_node}"),
         *("--start-timeout", str(START_TIMEOUT_S)),
         *(["--network-interface", interface] if interface else []),
         *launch.overrides,
@@ -60,7 +60,7 @@ def main(argv: list[str], *, is_auto: bool = False) -> int:
     words, is_asked_for = without_auto(argv)
 
     def begin(launch: Launch, attempt: Attempt) -> int:
-        if (is_auto or is_asked_for) and attempt.nodes * attempt.ranks_per_node == 1:
+        if (is_auto or is_asked_for) and attempt.world_size == 1:
             return run(launch, attempt)
         _become_horovodrun(launch, attempt)
 
@@ -72,7 +72,7 @@ def _become_horovodrun(launch: Launch, attempt: Attempt) -> NoReturn:
     os.environ["USE_HOROVOD"] = "1"
     for name in ("SLURM_JOBID", "SLURM_JOB_ID"):  # horovodrun's mpirun would ask Slurm for hosts, and start all there
         os.environ.pop(name, None)
-    command = horovodrun_command(launch, attempt, ["localhost"], os.environ.get("GLOO_SOCKET_IFNAME"))
+    command = horovodrun_command(launch, attempt, os.environ.get("GLOO_SOCKET_IFNAME"))
     os.execvp(command[0], command)
 
 

@@ -6,11 +6,11 @@ When a log grows is noted beside it, for those who read the logs of all ranks me
 from __future__ import annotations
 
 import re
-import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpc_det.node.process import signal_name
 from hpc_det.store.log_lines import LogTimes
 
 LONGEST_SEARCH, LONGEST_LINE = 16384, 200
@@ -49,7 +49,7 @@ def written_since(log: Path, begin: int) -> str:
 
 def how_it_ended(code: int, log: Path, begin: int) -> str:
     """A process that has failed, with what it said last; `code` as subprocess gives it, below 0 for a signal."""
-    how = f"ended by signal {signal.Signals(-code).name} (killed, or crashed)" if code < 0 else f"exit code {code}"
+    how = f"ended by signal {signal_name(-code)} (killed, or crashed)" if code < 0 else f"exit code {code}"
     last_printed = last_line(log, begin)
     said = f" after {last_printed!r}" if last_printed else ""
     return f"{how}{said}; its output stands in {log}"

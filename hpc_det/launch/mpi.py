@@ -72,7 +72,6 @@ def _open_mpi(attempt: Attempt, agent: str, *, is_old: bool) -> list[str]:
     """mpirun(1) of Open MPI 4, and of 5, whose runtime is PRRTE."""
     mca, shell = ("--mca", "rsh") if is_old else ("--prtemca", "ssh")
     hosts = ",".join(f"{host_name(node)}:{attempt.ranks_per_node}" for node in range(attempt.nodes))
-    world = attempt.nodes * attempt.ranks_per_node
     return [
         *(mca, "plm", shell),
         *(mca, f"plm_{shell}_agent", f"/bin/sh {agent}"),
@@ -80,7 +79,7 @@ def _open_mpi(attempt: Attempt, agent: str, *, is_old: bool) -> list[str]:
         *(mca, "ras", _RESOURCE_MANAGERS),
         *(["--mca", "orte_leave_session_attached", "1"] if is_old else ["--leave-session-attached"]),
         *("--host", hosts),
-        *("-n", str(world)),
+        *("-n", str(attempt.world_size)),
         *("--map-by", f"ppr:{attempt.ranks_per_node}:node:oversubscribe"),
         *("--bind-to", "none"),
     ]
@@ -93,7 +92,7 @@ def _mpich(attempt: Attempt, agent: str) -> list[str]:
         *("-localhost", attempt.master_addr, "-disable-hostname-propagation"),
         *("-hosts", ",".join(map(host_name, range(attempt.nodes)))),
         *("-ppn", str(attempt.ranks_per_node)),
-        *("-n", str(attempt.nodes * attempt.ranks_per_node)),
+        *("-n", str(attempt.world_size)),
         "-genvnone",
     ]
 

@@ -131,12 +131,12 @@ def main(argv: list[str]) -> int:
         except UsageError as error:
             note_failure(trial, attempt, failure_now(None, str(error), user_error=True))
             code = 1
-        lost = [hosts[rank] for rank in gang.without_code]
-        for rank, host in zip(gang.without_code, lost, strict=True):
+        lost = gang.without_code
+        for rank in lost:
             said = f"was gone without a word; {starter} may have said why: {trial.job_log}"
             if rank in gang.not_begun:
                 said = f"did not start: {starter} had started nothing there after {START_S:g} s"
-            note_failure(trial, attempt, _lost(host, said, len(lost), len(hosts)))
+            note_failure(trial, attempt, _lost(hosts[rank], said, len(lost), len(hosts)))
         end_descendants()
     return 1 if code else 0
 

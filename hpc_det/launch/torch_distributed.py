@@ -47,7 +47,7 @@ def _become_torchrun(launch: Launch, attempt: Attempt) -> NoReturn:
 
 def _begin(launch: Launch, attempt: Attempt) -> int:
     os.environ.update(attempt.store_of_ranks())
-    if attempt.nodes * attempt.ranks_per_node == 1 and not launch.overrides:
+    if attempt.world_size == 1 and not launch.overrides:
         return run(launch, attempt)
     _become_torchrun(launch, attempt)
 

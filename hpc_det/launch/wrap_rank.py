@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO
 
 from hpc_det.errors import UsageError
-from hpc_det.node.process import STOP_SIGNALS, SignalPipe
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, exit_code
 
 LONGEST_LINE = 8191
 """Bytes; longer ones are cut, so that lines of several ranks do not mix in a shared log."""
@@ -93,7 +93,7 @@ def run(rank: int, command: Sequence[str]) -> int:
                         process.send_signal(number)
                 elif not key.data.pass_on():
                     selector.unregister(key.fileobj)
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+    return exit_code(process.returncode)
 
 
 def main(argv: list[str]) -> int:

@@ -158,6 +158,14 @@ def exit_code(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
+def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9, and the number of a real-time signal, most of which have no name (signal(7))."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
 def has_no_memory(pid: int) -> bool:
     """Whether nothing of a process runs any more: it ends, or has ended (proc(5): its command line is empty then)."""
     try:

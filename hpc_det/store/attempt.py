@@ -50,6 +50,10 @@ class Attempt:
     def trial(self) -> TrialFolder:
         return TrialFolder(Path(self.folder))
 
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
     def to_env(self) -> dict[str, str]:
         return {f"HPC_DET_{name.upper()}": str(value) for name, value in vars(self).items()}
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.log_tail import LONGEST_PAUSE_S, LOOK_S, LogWatch, last_line
+from hpc_det.launch.log_tail import LONGEST_PAUSE_S, LOOK_S, LogWatch, how_it_ended, last_line
 from hpc_det.store.folders import times_of
 from hpc_det.store.log_lines import moments_after
 from hpc_det.view.logs.merged import TrialLogs
 from hpc_det.view.logs.selection import Wanted
+from tests.facts import unnamed
 from tests.launch.gang import Gang
 
 REPORT = """\
@@ -42,6 +43,15 @@ def test_the_last_line_is_told_but_for_a_frame_that_torchrun_draws(tmp_path: Pat
     log = tmp_path / "job.log"
     log.write_text(written)
     assert last_line(log, 0) == told
+
+
+@pytest.mark.parametrize(("code", "told"), [(3, "3"), (-9, "SIGKILL"), (-40, "40")])
+def test_how_a_program_ended_names_its_exit_code_or_its_signal_and_its_log(
+    tmp_path: Path, code: int, told: str
+) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("out of memory\n")
+    assert unnamed(how_it_ended(code, log, 0), told, "out of memory", log) == []
 
 
 TURNS = """

@@ -38,8 +38,6 @@ NO_NEWS_S = 150.0
 """After this time without an answer, as where nodes lack its commands, the gang is believed gone: the longest save is
 over, and a commit that comes later still is refused (`store.journal.Journal.insist_on_last`).
 """
-
-
 LOOK_S = 5.0
 LEAVE_S = 30.0
 """After the loss of a node, how long the agents' launcher may take to end: srun waits for the node for minutes."""
@@ -227,9 +225,8 @@ class Attempts:
             message = "lost: its agent could not be started, or is out of reach"
             failure = Failure(rank=None, host=host, time=time.time(), message=message, node_lost=True)
             note_failure(self._trial, number, failure)
-        if (
-            lost
-        ):  # ranks that live on there save if they still may, and leave before they meet those of the next attempt
+        if lost:
+            # Ranks that live on there save if they still may, and leave before they meet those of the next attempt.
             self._request_stop(number, "signal", "the job, whose nodes were lost", None)
 
     def _waits_in_vain(self, number: int) -> bool:

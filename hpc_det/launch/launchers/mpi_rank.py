@@ -39,10 +39,9 @@ _NUMBERS = (
 
 def check_world(attempt: Attempt, size: int, local_size: int, library: str) -> None:
     """Raises UsageError with what MPI and the plan say."""
-    planned = attempt.nodes * attempt.ranks_per_node
-    if size != planned:
+    if size != attempt.world_size:
         raise UsageError(
-            f"MPI made a world of {size} ranks, the plan has {planned} ({attempt.nodes} nodes x "
+            f"MPI made a world of {size} ranks, the plan has {attempt.world_size} ({attempt.nodes} nodes x "
             f"{attempt.ranks_per_node}). The MPI library is {library}: if cluster.mpi_launcher is of another vendor, "
             f"name that library's own mpirun; if the entrypoint sets a number of ranks, leave it out"
         )
@@ -65,7 +64,7 @@ def numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
 def _environment(attempt: Attempt, rank: int, local_rank: int, meeting: tuple[str, int]) -> dict[str, str]:
     return {
         "RANK": str(rank),
-        "WORLD_SIZE": str(attempt.nodes * attempt.ranks_per_node),
+        "WORLD_SIZE": str(attempt.world_size),
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(attempt.ranks_per_node),
         "MASTER_ADDR": meeting[0],

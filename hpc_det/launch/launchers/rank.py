@@ -22,7 +22,14 @@ from hpc_det.launch.launchers.arguments import for_python, is_trial
 from hpc_det.launch.launchers.nodes import environment_of
 from hpc_det.node.agent_socket import report_exit, say_hello
 from hpc_det.node.lines import Line, connect_local
-from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, exit_code, unblock_stop_signals
+from hpc_det.node.process import (
+    SignalPipe,
+    adopt_orphans,
+    end_descendants,
+    exit_code,
+    signal_name,
+    unblock_stop_signals,
+)
 from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
 LOCAL_RANK = "--local_rank="
@@ -102,7 +109,7 @@ def watch(command: Sequence[str], attempt: Attempt, rank: int) -> int:
 def _tell(attempt: Attempt, rank: int, returncode: int, line: Line) -> int:
     code = exit_code(returncode)
     if code:
-        ended = f"ended by signal {signal.Signals(-returncode).name}" if returncode < 0 else f"exit code {code}"
+        ended = f"ended by signal {signal_name(-returncode)}" if returncode < 0 else f"exit code {code}"
         note_failure(attempt.trial, attempt.number, failure_now(rank, ended))
     report_exit(line, code)
     return code
