@@ -60,7 +60,7 @@ class Rank:
 
         app = load_app(self._files)
         config = load_config(self._files, self._attempt.trial)
-        self._stops.call(app.checkpoint)
+        self._stops.set_checkpoint(app.checkpoint)
         returned = self._hydras_job(app, config) if self._number == 0 else _silent_job(app, config)
         has_failed = returned.status is not JobStatus.COMPLETED
         self._stops.end(PEERS_LEFT_S if has_failed and self._world_size > 1 else 0)

@@ -181,7 +181,7 @@ def test_an_app_that_goes_on_after_that_is_stopped_as_one_that_never_says_where(
     saved: list[bool] = []
     try:
         app = stops.Stops(create_autospec(RankProcess, instance=True), saved.append)
-        app.call(lambda: None)
+        app.set_checkpoint(lambda: None)
         if is_asked_before:
             app._told.set()
         with pytest.raises(SystemExit if is_asked_before else UsageError):

@@ -268,7 +268,7 @@ def executor_of(given: Executor | str, nodes: int | None, parameters: Mapping[st
 
 def cluster_of(given: Executor | str) -> str:
     """By submitit's name."""
-    return given if isinstance(given, str) else _inner(given).name()
+    return given if isinstance(given, str) else inner_executor(given).name()
 
 
 def shown_executor(given: object) -> str:
@@ -295,18 +295,18 @@ def _named(cluster: str, parameters: Mapping[str, Any]) -> Executor:
 
     auto = AutoExecutor(NAME, cluster=cluster)
     auto.update_parameters(**{"name": NAME, **parameters})
-    return _inner(auto)
+    return inner_executor(auto)
 
 
 def _copied(given: Executor, parameters: Mapping[str, Any]) -> Executor:
     own = copy.deepcopy(given)
     if parameters:
         own.update_parameters(**parameters)
-    return _inner(own)
+    return inner_executor(own)
 
 
-def _inner(executor: Any) -> Executor:
-    """AutoExecutor keeps the one of the cluster, whose parameters go by their own names."""
+def inner_executor(executor: Any) -> Executor:
+    """Return the executor of the cluster, whose parameters go by their own names: AutoExecutor keeps one."""
     found: Executor = getattr(executor, "_executor", executor)
     return found
 

@@ -82,10 +82,9 @@ class _Recorded(NamedTuple):
 
 
 class Rounds:
-    def __init__(self, ended: Path) -> None:
-        """`ended`: the file that names the round that has ended last."""
-        self.is_durable = False
-        """Whether a later program may need that file."""
+    def __init__(self, ended: Path, *, is_durable: bool) -> None:
+        """`ended`: the file that names the round that has ended last; `is_durable`: a later program may need it."""
+        self._is_durable = is_durable
         self._ended = ended
         self._token = ""
         self._calls: list[_Recorded] = []
@@ -197,7 +196,7 @@ class Rounds:
 
     def _end(self) -> None:
         self._is_open = False
-        if self._calls and self.is_durable:
+        if self._calls and self._is_durable:
             try:
                 write_atomic(self._ended, self._mark, private=True)
             except OSError as error:

@@ -71,8 +71,7 @@ class ElasticGang:
         """The newest of which its writer has told what became of it."""
         self._stored_round: Mapping[str, Any] | None = {}
         """Of the snapshot from which this program begins; None as soon as it has begun."""
-        self.rounds = Rounds(self._nodes.run.round)
-        self.rounds.is_durable = is_durable
+        self.rounds = Rounds(self._nodes.run.round, is_durable=is_durable)
         gang.on_kept = self._on_kept
         if is_durable:
             await_writers(self._nodes.run)

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from hpc_det.errors import UsageError
 from hpc_det.node.files import make_private
-from hpc_det.node.json_files import read_counted, read_json, read_lines, write_json
+from hpc_det.node.json_files import newest_first, parse_line, read_counted, read_json, write_json
 from hpc_det.node.key import derived, read_with_seal, user_key, write_with_seal
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
@@ -83,9 +83,8 @@ class TuneTrial(TrialFolder):
         write_json(self.turn, asdict(turn) if turn else {})
 
     def newest(self) -> dict[str, Any] | None:
-        """The last result."""
-        results = read_lines(self.metrics)
-        return results[-1] if results else None
+        """Return the last result, read from the end of the file: the driver asks many times a second."""
+        return next(filter(None, map(parse_line, newest_first(self.metrics))), None)
 
     def results(self) -> list[dict[str, Any]]:
         """Of each iteration the last line: a process that died may have trained some that had to be trained again."""

@@ -17,6 +17,7 @@ from hpc_det.node.process import ends_with_parent
 from hpc_det.node.suspension import guard_from_now_on
 from hpc_det.schedulers.scheduler import JobState, JobStatus, run_command
 from hpc_det.schedulers.slurm.scheduler import Slurm
+from hpc_det.sgd.capacity.job import Queue, executor_of, inner_executor
 from hpc_det.sgd.capacity.starters import gpus_here, variable_of_allocation
 from hpc_det.sgd.tune.files import TuneTrial
 
@@ -187,8 +188,6 @@ class _States:
     """Of all jobs that trials have in the queue: one question for all."""
 
     def __init__(self) -> None:
-        from hpc_det.sgd.capacity.job import Queue
-
         self.queue = Queue("slurm")
         self.jobs: list[Any] = []
         self._known: dict[str, JobStatus] = {}
@@ -215,9 +214,7 @@ class Jobs:
 
     def __init__(self, executor: Any, slots: int) -> None:
         """Raises UsageError for what submitit refuses."""
-        from hpc_det.sgd.capacity.job import executor_of
-
-        inner = getattr(executor, "_executor", executor)  # of an AutoExecutor
+        inner = inner_executor(executor)
         self._states = _States() if inner.name() == "slurm" else None
         self._executor = executor_of(executor, None, {}) if self._states else inner
         self.slots = slots

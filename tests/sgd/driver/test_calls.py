@@ -36,8 +36,7 @@ class Program:
 
     def start(self, snapshot: int = -1) -> None:
         """Another program, which goes on from that snapshot."""
-        self.rounds = Rounds(self.folder / "round")
-        self.rounds.is_durable = True
+        self.rounds = Rounds(self.folder / "round", is_durable=True)
         if self.snapshots:
             self.rounds.resume(self.snapshots[snapshot])
 
