@@ -14,7 +14,7 @@ from hpc_det.config.determined_keys import in_todays_names
 from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import load_yaml, parse_map, read_text
 from hpc_det.config.problems import render, schema_problems
-from hpc_det.config.request import Owner, find, group_files
+from hpc_det.config.request import Owner, group_files, unknown_choice
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import MISSING, Problem, UsageError
 from hpc_det.node.files import write_atomic
@@ -49,8 +49,10 @@ def templates(env: Mapping[str, str]) -> list[Template]:
 
 def template(name: str, env: Mapping[str, str]) -> Template:
     """The template that is used under this name; UsageError naming the known ones if there is none."""
-    file = find(GROUP, name, env)
-    return next(found for found in templates(env) if found.file == file)
+    found = {each.name: each for each in templates(env)}
+    if name not in found:
+        raise unknown_choice(GROUP, name, found)
+    return found[name]
 
 
 def set_template(name: str, file: Path, env: Mapping[str, str]) -> bool:
@@ -115,9 +117,7 @@ def _name_problems(name: str, env: Mapping[str, str]) -> list[str]:
             f"template {name!r}: no name for a template; give a letter, then letters, digits, _ and -, at most 64, "
             f"and none of {', '.join(_HYDRAS_VALUES)}"
         ]
-    files = group_files(GROUP, env)
-    found = template(name, env) if name in files else None
-    return [_not_yours(found, "set")] if found and found.owner != "user" else []
+    return [_not_yours(found, "set") for found in templates(env) if found.name == name and found.owner != "user"]
 
 
 def _not_yours(found: Template, verb: str) -> str:

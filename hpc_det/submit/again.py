@@ -71,7 +71,7 @@ def _longest_save(experiment: ExperimentFolder) -> SaveTimes | None:
 def set_once_more(experiment: ExperimentFolder, overrides: Sequence[str]) -> None:
     """Change settings that no trial depends on, for the jobs to come. Raises UsageError for what is not valid."""
     found = stored(experiment, overrides)
-    _check_unchanged(experiment, found)
+    _check_unchanged(experiment, read_effective(experiment) or {}, found)
     write_effective(experiment, found.tree)
     write_config(experiment, found.tree, found.origins)
 
@@ -83,10 +83,9 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     with a greater `searcher.max_trials` others come. Raises UsageError where nothing is left to do, or a trial has come
     further already.
     """
-    found = stored(experiment, overrides)
-    _check_unchanged(experiment, found)
+    found, before = stored(experiment, overrides), read_effective(experiment) or {}
+    _check_unchanged(experiment, before, found)
     check_storage(found)
-    before = read_effective(experiment) or {}
     check_max_length(experiment, before["searcher"].get("max_length"), found.tree["searcher"].get("max_length"))
     origins_before = dict(read_map(experiment.origin) or {})
     queued = list[str]()
@@ -199,8 +198,7 @@ def _reopen_trial(trial: TrialFolder, search: SearchJournal) -> None:
     Journal(trial.journal).continued()
 
 
-def _check_unchanged(experiment: ExperimentFolder, found: Effective) -> None:
-    before = read_effective(experiment) or {}
+def _check_unchanged(experiment: ExperimentFolder, before: Tree, found: Effective) -> None:
     changed = [key for key in FIXED if found.tree[key] != before[key]]
     changed += _changed_storage(found.tree["checkpoint_storage"], before["checkpoint_storage"])
     changed += _changed_searcher(found.tree["searcher"], before["searcher"])

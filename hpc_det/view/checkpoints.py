@@ -78,9 +78,8 @@ def set_aside_in(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
     ]
 
 
-def of_experiment(experiment: ExperimentFolder) -> list[StoredCheckpoint]:
-    """Trial after trial, the newest of each first."""
-    config = effective_config(experiment)
+def of_experiment(experiment: ExperimentFolder, config: Tree) -> list[StoredCheckpoint]:
+    """Trial after trial, the newest of each first; `config` is the effective one."""
     return [found for trial in experiment.trials() for found in of_trial(trial, config)]
 
 
@@ -148,5 +147,5 @@ def _beginning_with(uuid: str, checkpoints: Path) -> list[str]:
 def _stored(store: ExperimentStore, uuid: str) -> Iterator[tuple[TrialFolder, str]]:
     for experiment in store.all():
         if experiment.checkpoints_url():
-            found = of_experiment(experiment)
+            found = of_experiment(experiment, effective_config(experiment))
             yield from ((item.trial, item.uuid) for item in found if item.uuid.startswith(uuid))

@@ -42,14 +42,14 @@ def continue_(experiment: ExperimentFolder, overrides: tuple[str, ...], follow: 
     Example:
       hpc-det experiment continue 12 --config searcher.max_length.epochs=40
     """
-    found = state(ExperimentView(experiment))
-    if not found.is_final:
+    view = ExperimentView(experiment)
+    if not (found := state(view)).is_final:
         raise UsageError(
             f"experiment {experiment.id} is {found.value}; wait for its end, or end it with "
             f"`hpc-det experiment kill {experiment.id}`"
         )
     trials = go_on(experiment, overrides)
-    if ExperimentView(experiment).about().archived:  # lists would leave out what trains again
+    if view.about().archived:  # lists would leave out what trains again
         write_about(experiment, archived=False)
     click.echo(f"Continued experiment {experiment.id}: {count(trials, 'trial')}")
     if follow:

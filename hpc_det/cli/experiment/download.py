@@ -95,7 +95,7 @@ def best_of_experiment(
 ) -> list[StoredCheckpoint]:
     """The best `count` by `metric`; None: by the searcher's. Raises UsageError where no checkpoint has it."""
     config = effective_config(experiment)
-    return _best(of_experiment(experiment), config["searcher"], count, metric, smaller_is_better)
+    return _best(of_experiment(experiment, config), config["searcher"], count, metric, smaller_is_better)
 
 
 def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredCheckpoint:

@@ -12,12 +12,7 @@ from hpc_det.cli.arguments import any_experiment_argument
 from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.checkpoints import StoredCheckpoint, best_first, of_experiment, set_aside_in
-from hpc_det.view.formatting import (
-    NONE,
-    iso,
-    number,
-    size,
-)
+from hpc_det.view.formatting import NONE, iso, number, size
 from hpc_det.view.state import effective_config
 
 best_option = click.option(
@@ -41,7 +36,7 @@ def list_checkpoints(experiment: ExperimentFolder, best: int | None, output: Out
     """
     config = effective_config(experiment)
     set_aside = [found for trial in experiment.trials() for found in set_aside_in(trial, config)]
-    show_checkpoints(of_experiment(experiment), set_aside, config["searcher"], best, output)
+    show_checkpoints(of_experiment(experiment, config), set_aside, config["searcher"], best, output)
 
 
 def show_checkpoints(
