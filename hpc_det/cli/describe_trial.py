@@ -94,9 +94,8 @@ def _metrics(metrics: Metrics) -> Iterator[str]:
 
 
 def _checkpoint_in_words(item: Committed) -> str:
-    damage = ", files were removed" if item.removed else ", files are missing or cut"
-    damage = "" if _is_complete(item) else damage
-    return f"{item.uuid} at batch {item.steps}, {iso(item.time)}{damage}"
+    lacks = "" if _is_complete(item) else ", files were removed" if item.removed else ", files are missing or cut"
+    return f"{item.uuid} at batch {item.steps}, {iso(item.time)}{lacks}"
 
 
 def _checkpoint(item: Committed) -> Record:

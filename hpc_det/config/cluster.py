@@ -81,9 +81,7 @@ class Cluster(Section):
     slot_type: SlotType = Field(description="gpu or cpu.")
     max_nodes: MaxNodes | None = Field(default=None, description="How many nodes a job can have.")
     resource_pool: OptionalText = Field(default=None, description="The pool where an experiment names none.")
-    gpu_flag: Annotated[
-        Literal["gpus-per-node", "gres", "tres-per-node"], Expected("gpus-per-node, gres or tres-per-node")
-    ] = Field(
+    gpu_flag: GpuFlag = Field(
         default="gpus-per-node", description="How sbatch is asked for GPUs: gpus-per-node, gres or tres-per-node."
     )
     gpu_type: GpuType | None = Field(default=None, description="Such as a100, where the site has several.")

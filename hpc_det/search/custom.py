@@ -35,7 +35,7 @@ class CustomSearch:
         self.problem: str | None = None
         """What the user has to mend. With it the search gives no work any more."""
         self._name = name
-        self._file = code.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
+        self._file = _file_of(name, code)
         self._created = 0
         try:
             made = load_class(name, code)
@@ -122,8 +122,7 @@ def load_class(name: str, code: Path) -> type[Any]:
 
     Raises UsageError with what is wrong in which line.
     """
-    module_name, _, class_name = name.partition(":")
-    file = code.joinpath(*module_name.split(".")).with_suffix(".py")
+    file, class_name = _file_of(name, code), name.partition(":")[2]
     try:
         module = _module(file)
     except OSError as error:
@@ -136,6 +135,11 @@ def load_class(name: str, code: Path) -> type[Any]:
     if not isinstance(found, type):
         raise UsageError(f"{name}: {file} has no class {class_name}")
     return found
+
+
+def _file_of(name: str, code: Path) -> Path:
+    """Return the file that the class `module:Class` is to be in."""
+    return code.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
 
 
 def in_words(error: Exception, file: Path) -> str:

@@ -8,7 +8,6 @@ share a file system or a bucket, and numbers come again where somebody has delet
 from __future__ import annotations
 
 import fnmatch
-import importlib.util
 import os
 import sys
 import time
@@ -128,7 +127,7 @@ def trials_expected(effective: Effective) -> int:
 
 
 def _check_optuna(sampler: str) -> None:
-    found = importlib.util.find_spec("optuna")  # without loading it: it takes a second
+    found = find_spec("optuna")  # without loading it: it takes a second
     if found is None or found.origin is None:
         raise UsageError(
             f"searcher.name: optuna is not installed for {sys.executable}; run {sys.executable} -m pip install "

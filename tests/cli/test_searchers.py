@@ -29,7 +29,7 @@ def custom(name: str) -> tuple[str, str]:
 def test_without_optuna_the_command_to_install_it_is_told_before_anything_is_queued(
     hpc_det: Command, config: Path, code: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("hpc_det.submit.submission.find_spec", lambda name: None)
     result = hpc_det("experiment", "create", config, code, *OPTUNA, *DRY)
     assert (result.code, result.out) == (2, "")
     install = f"{sys.executable} -m pip install 'hpc_det[optuna]'"

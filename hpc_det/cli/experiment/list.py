@@ -13,15 +13,16 @@ from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.view.experiments import summaries
 from hpc_det.view.formatting import NONE, clock, iso, number, percent, reached
+from hpc_det.view.state import ExperimentState
 from hpc_det.view.summary import Summary
 
-STATES = ("SUBMITTING", "QUEUED", "RUNNING", "SUSPENDED", "PAUSED", "COMPLETED", "ERROR", "CANCELED")
+_STATES = [state.value for state in ExperimentState]
 
 
 @click.command("list")
 @click.option("--of", "owner", metavar="OWNER", help="Those that a colleague shares: a user, or their HPC_DET_ROOT.")
 @click.option("-a", "--all", "with_archived", is_flag=True, help="Archived ones, too.")
-@click.option("--state", "wanted", multiple=True, type=click.Choice(STATES), help="Only these; repeatable.")
+@click.option("--state", "wanted", multiple=True, type=click.Choice(_STATES), help="Only these; repeatable.")
 @click.option("--label", "labels", multiple=True, metavar="LABEL", help="Only those that have it; repeatable.")
 @output_options
 def list_(
