@@ -170,7 +170,7 @@ def _has_lost(trial: TrialTimes, attempt: AttemptHistory, lines: AttemptLines) -
 
 def _training(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) -> Iterator[Span]:
     """With the validations and saves in between."""
-    for stop in sorted(_stops(trial, lines), key=lambda stop: stop.begin):
+    for stop in sorted(_stops(trial, lines, begin, end), key=lambda stop: stop.begin):
         if begin <= stop.begin and stop.end <= end:
             yield Span(Phase.TRAINING, begin, stop.begin)
             yield stop
@@ -178,8 +178,10 @@ def _training(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) 
     yield Span(Phase.TRAINING, begin, end)
 
 
-def _stops(trial: TrialTimes, lines: AttemptLines) -> Iterator[Span]:
-    yield from (Span(Phase.SAVING, save.began, save.began + save.stall_s) for save in trial.saves)
+def _stops(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) -> Iterator[Span]:
+    """Of the saves, which are those of the whole trial, the ones that began in this time."""
+    saves = (save for save in trial.saves if begin <= save.began <= end)
+    yield from (Span(Phase.SAVING, save.began, save.began + save.stall_s) for save in saves)
     for time, seconds in zip(lines.validation_ends, lines.validation_s, strict=True):
         yield Span(Phase.VALIDATING, time - seconds, time)
 

@@ -204,8 +204,8 @@ _ADVICE: dict[Kind, Callable[[Verdict, Measured, Conditions], Iterator[Advice]]]
 
 
 def _larger_batch(conditions: Conditions, reason: str) -> Iterator[Advice]:
-    size = conditions.hparams.get("global_batch_size")
-    setting = f"hyperparameters.global_batch_size: {2 * size}" if isinstance(size, int) else None
+    batch = conditions.hparams.get("global_batch_size")
+    setting = f"hyperparameters.global_batch_size: {2 * batch}" if isinstance(batch, int) else None
     yield Advice(text=f"take the largest batch that fits into a GPU, times the slots: {reason}", setting=setting)
     yield Advice(
         text="with it, raise the learning rate over the first epochs, or take an optimizer for large batches (LARS, "

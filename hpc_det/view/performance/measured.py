@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -62,8 +63,8 @@ class Measured:
 
     def gpus(self) -> list[Usages]:
         """Of each host as many as it has ranks, the busiest: a node may have more, and others at work there."""
-        hosts = [rank.host for rank in self.ranks]
-        return [gpu for node in self.nodes for gpu in node.busiest_gpus(hosts.count(node.host) or None)]
+        ranks = Counter(rank.host for rank in self.ranks)
+        return [gpu for node in self.nodes for gpu in node.busiest_gpus(ranks[node.host] or None)]
 
 
 def measured(trial: TrialFolder) -> Measured:

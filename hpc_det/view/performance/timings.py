@@ -10,6 +10,7 @@ again counts once, as it was trained last. Moments are of the host's own clock, 
 from __future__ import annotations
 
 import enum
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -109,10 +110,10 @@ def read_timings(folder: Path) -> dict[int, list[Stretch]]:
     """Of each rank that has a file, oldest first, without what was trained again."""
     files = numbered(folder, "timings")
     found = {rank: [_stretch(rank, line, file) for line in read_lines(file)] for rank, file in files.items()}
-    begins: dict[int, int] = {}
-    for stretch in (stretch for stretches in found.values() for stretch in stretches):
-        begins[stretch.attempt] = min(stretch.first, begins.get(stretch.attempt, stretch.first))
-    standing = {rank: [its for its in stretches if _stands(its, begins)] for rank, stretches in found.items()}
+    kept = _kept(stretch for stretches in found.values() for stretch in stretches)
+    standing = {
+        rank: [its for its in stretches if its.batches <= kept[its.attempt]] for rank, stretches in found.items()
+    }
     return {rank: stretches for rank, stretches in standing.items() if stretches}
 
 
@@ -149,9 +150,16 @@ def _stretch(rank: int, line: dict[str, Any], file: Path) -> Stretch:
     )
 
 
-def _stands(stretch: Stretch, begins: dict[int, int]) -> bool:
-    """Whether no later attempt has begun before its end."""
-    return all(stretch.batches <= first for attempt, first in begins.items() if attempt > stretch.attempt)
+def _kept(stretches: Iterable[Stretch]) -> dict[int, float]:
+    """Return for each attempt the fewest batches with which a later one began: those were not trained again."""
+    begins: dict[int, int] = {}
+    for stretch in stretches:
+        begins[stretch.attempt] = min(stretch.first, begins.get(stretch.attempt, stretch.first))
+    kept, fewest = dict[int, float](), math.inf
+    for attempt in sorted(begins, reverse=True):
+        kept[attempt] = fewest
+        fewest = min(fewest, begins[attempt])
+    return kept
 
 
 def total(stretches: Sequence[Stretch]) -> Spent:
