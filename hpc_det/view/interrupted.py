@@ -116,9 +116,9 @@ def find_successors(experiment: ExperimentFolder) -> bool:
         return False
     with settling(experiment) as is_alone:
         if half_made := _half_made(experiment) if is_alone else {}:
-            scheduler = JobPlan.of(experiment).scheduler
+            name = JobPlan.of(experiment).scheduler
             for path, jobs in half_made.items():
-                write_json(path, {"jobs": [*jobs, *found_successor(experiment, scheduler, path)]})
+                write_json(path, {"jobs": [*jobs, *found_successor(experiment, name, path)]})
     end = time.monotonic() + OTHERS_S
     while not is_alone and _half_made(experiment) and time.monotonic() < end:
         time.sleep(POLL_S)

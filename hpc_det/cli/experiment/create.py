@@ -29,6 +29,7 @@ from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
 from hpc_det.submit.submission import prepare, source_checkpoint, submit
+from hpc_det.view.watch import say
 
 
 @click.command()
@@ -88,7 +89,7 @@ def show_explained(found: Effective) -> None:
 def say_notes(found: Effective) -> None:
     """On stderr, so that a dry run's output stays a script."""
     for note in found.notes:
-        click.echo(f"hpc-det: note: {note}", err=True)
+        say(f"note: {note}")
 
 
 def _submit(found: Effective, experiments: ExperimentStore, choices: Choices) -> None:
@@ -104,10 +105,10 @@ def _submit(found: Effective, experiments: ExperimentStore, choices: Choices) ->
 
 def say_shared(experiment: ExperimentFolder, group: Group) -> None:
     """On stderr: with whom, how they name it, and what is in their way."""
-    click.echo(f"hpc-det: shared with group {group.name!r}, as {experiment.root()}:{experiment.id}", err=True)
+    say(f"shared with group {group.name!r}, as {experiment.root()}:{experiment.id}")
     places = filter(None, (experiment.path, experiment.checkpoints_elsewhere()))
     for problem in dict.fromkeys(problem for place in places for problem in group.obstacles(place)):
-        click.echo(f"hpc-det: note: {problem}", err=True)
+        say(f"note: {problem}")
 
 
 def show_training(experiment: ExperimentFolder) -> None:
@@ -134,13 +135,13 @@ def submit_or_show_multirun(multirun: Multirun, choices: Choices) -> None:
 def _say_points(multirun: Multirun, points: Sequence[Tree]) -> None:
     """What of a sweep may not be meant."""
     if len(points) == 1:
-        click.echo("hpc-det: note: -m: no override has several values, such as KEY=A,B; there is one trial", err=True)
+        say("note: -m: no override has several values, such as KEY=A,B; there is one trial")
     first: dict[str, int] = {}
     for number, point in enumerate(points, 1):
         same = first.setdefault(json.dumps(point, sort_keys=True), number)
         if same != number:
             overrides = printable(" ".join(multirun.points[number - 1].overrides))
-            click.echo(f"hpc-det: note: -m: trials {same} and {number} are the same: {overrides}", err=True)
+            say(f"note: -m: trials {same} and {number} are the same: {overrides}")
 
 
 def run_here(found: Effective, *, test: bool, debug: bool) -> None:

@@ -15,13 +15,12 @@ from hpc_det.checkpoint.storage import answering
 from hpc_det.cli.arguments import experiments_argument
 from hpc_det.cli.experiment.stop import withdraw_jobs_left
 from hpc_det.cli.output import at_once, confirm, each, yes_option
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import read_json
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import count, size
-from hpc_det.view.state import ExperimentView
-from hpc_det.view.watch import beginning_with, insist_on_end, say, state
+from hpc_det.view.watch import beginning_with, insist_on_end, say
 
 
 @click.command()
@@ -122,20 +121,12 @@ def delete_tb_files(experiments: list[ExperimentFolder], yes: bool) -> None:
     Example:
       hpc-det experiment delete-tb-files 12 --yes
     """
-    at_once(experiments, _insist_on_end)
+    insist_on_end(experiments)
     total = sum(file.stat().st_size for experiment in experiments for file in _files(experiment))
     confirm(
         f"Delete the TensorBoard files of {count(len(experiments), 'experiment')} ({size(total)}) for good?", yes=yes
     )
     each(experiments, _delete)
-
-
-def _insist_on_end(experiment: ExperimentFolder) -> None:
-    if not (found := state(ExperimentView(experiment))).is_final:
-        raise UsageError(
-            f"experiment {experiment.id} is {found.value}, and its ranks write TensorBoard files; wait for its end, or "
-            f"end it with `hpc-det experiment kill {experiment.id}`"
-        )
 
 
 def _files(experiment: ExperimentFolder) -> list[Path]:
