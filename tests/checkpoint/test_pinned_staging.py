@@ -100,10 +100,7 @@ def test_what_was_expected_has_its_memory_when_it_comes() -> None:
 
 
 def page_faults() -> int:
-    """Of this thread, that took no disk, when what warms is done."""
-    for thread in threading.enumerate():
-        if thread.name == "warm":
-            thread.join()
+    """Of this thread, that took no disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 

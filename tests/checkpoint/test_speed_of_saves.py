@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import resource
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +50,7 @@ def copy_s(weights: dict[str, torch.Tensor], copies: list[torch.Tensor]) -> floa
 @pytest.mark.integration
 def test_training_stands_still_for_little_more_than_a_copy(tmp_path: Path, one_thread: None) -> None:
     """In processor time, beside a copy at the same moment, since others may use this machine. That it waits for no disk
-    is shown in test_pending.
+    is shown in test_async_save.
     """
     content, context = state(), CheckpointContext(tmp_path, Distributed())
     weights = content["models_state_dict"][0]
@@ -71,9 +70,6 @@ def test_training_stands_still_for_little_more_than_a_copy(tmp_path: Path, one_t
 def test_the_first_save_takes_no_new_memory_while_training_stands_still(tmp_path: Path) -> None:
     content, context = state(), CheckpointContext(tmp_path, Distributed())
     context.allocate({"state_dict.pth": content})
-    for thread in threading.enumerate():
-        if thread.name == "warm":
-            thread.join()
     before = page_faults()
     context.begin(1, {"state_dict.pth": content})
     assert page_faults() - before < 0.05 * MB * 1_000_000 / mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""Lines between a driver and its ranks, among those who keep the rules. Who does not: test_channel_hostile."""
+"""Lines between a driver and its ranks, among those who keep the rules. Who does not: test_lines_hostile."""
 
 from __future__ import annotations
 

@@ -27,12 +27,14 @@ from hpc_det.node.network import await_rendezvous, publish
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store import metrics
-from hpc_det.store.attempt import read_stop, request_stop
+from hpc_det.store.attempt import failure_now, first_failure, note_failure, read_stop, request_stop
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import each, last_reports, read_reports, validation_metrics, validations
+from hpc_det.store.save_times import read_saves, write_save
 from hpc_det.store.shared_log import SharedLog
 from hpc_det.view.trial_history import final_exit
+from tests.checkpoint.saved import save
 from tests.facts import refused
 from tests.odd import ODD, damages
 from tests.plan.plans import job_plan
@@ -144,6 +146,18 @@ def _metrics(path: Path) -> Callable[[], object]:
     )
 
 
+def _failures(path: Path) -> Callable[[], object]:
+    trial = TrialFolder(path.parents[2])
+    note_failure(trial, 1, failure_now(0, "ValueError", traceback="Traceback", user_error=True))
+    return lambda: first_failure(trial, 1)
+
+
+def _saves(path: Path) -> Callable[[], object]:
+    for batch_s in (None, 0.5):
+        write_save(path, save(batch_s=batch_s))
+    return lambda: read_saves(path)
+
+
 def _log(path: Path) -> Callable[[], object]:
     path.parent.mkdir()
     SharedLog(path.parent).append({"event": "activated"})
@@ -163,6 +177,8 @@ def _yaml(path: Path) -> Callable[[], object]:
         ("rendezvous.json", _rendezvous),
         ("journal.jsonl", _journal),
         ("metrics.jsonl", _metrics),
+        ("attempt-1/failures/rank-0.json", _failures),
+        ("saves.jsonl", _saves),
         ("search/000000000.json", _log),
         ("x.yaml", _yaml),
     ],
