@@ -196,7 +196,7 @@ class Agent:
 
     def _on_lost(self, rank: int) -> None:
         """A rank's process is gone and has reported no exit code: no collective of its peers can end well."""
-        message = f"process {self._ranks.ranks[rank]} was gone without a word (killed, or crashed)"
+        message = f"process {self._ranks.ranks[rank]} exited without reporting a cause (killed or crashed)"
         note_failure(self._trial, self._number, failure_now(rank, message, lost=True))
         self._end()
 

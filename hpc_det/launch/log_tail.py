@@ -14,7 +14,7 @@ from hpc_det.node.process import signal_name
 from hpc_det.store.log_lines import LogTimes
 
 LONGEST_SEARCH, LONGEST_LINE = 16384, 200
-"""Bytes at the end of a log that are searched for its last line, and characters of that which are told."""
+"""Bytes at the end of a log that are searched for its last line, and the most characters of that line in a message."""
 _ERROR = re.compile(r"[\w.]+(?:Error|Exception|Interrupt): \S")
 """How Python's tracebacks end."""
 LOOK_S = 0.2
@@ -48,11 +48,11 @@ def written_since(log: Path, begin: int) -> str:
 
 
 def how_it_ended(code: int, log: Path, begin: int) -> str:
-    """A process that has failed, with what it said last; `code` as subprocess gives it, below 0 for a signal."""
-    how = f"ended by signal {signal_name(-code)} (killed, or crashed)" if code < 0 else f"exit code {code}"
+    """Return how a process failed, its last line, and its log; `code` as subprocess gives it, below 0 for a signal."""
+    how = f"ended by signal {signal_name(-code)} (killed or crashed)" if code < 0 else f"exit code {code}"
     last_printed = last_line(log, begin)
     said = f" after {last_printed!r}" if last_printed else ""
-    return f"{how}{said}; its output stands in {log}"
+    return f"{how}{said}; see {log}"
 
 
 class LogWatch:

@@ -133,7 +133,7 @@ def main(argv: list[str]) -> int:
             code = 1
         lost = gang.without_code
         for rank in lost:
-            said = f"was gone without a word; {starter} may have said why: {trial.job_log}"
+            said = f"exited without reporting a cause; see the messages of {starter} in {trial.job_log}"
             if rank in gang.not_begun:
                 said = f"did not start: {starter} had started nothing there after {START_S:g} s"
             note_failure(trial, attempt, _lost(hosts[rank], said, len(lost), len(hosts)))

@@ -82,7 +82,7 @@ def _reasons(trial: TrialFolder) -> Iterator[str]:
     journal = Journal(trial.journal)
     attempt = journal.last_attempt()
     if attempt == 0:
-        yield "was never begun"
+        yield "was not started"
         return
     failure, verdict = first_failure(trial, attempt), journal.verdict()
     if failure:
@@ -90,9 +90,9 @@ def _reasons(trial: TrialFolder) -> Iterator[str]:
     elif verdict:
         yield f"{verdict[0].value}: {verdict[2]}"
     else:
-        yield "ended without a word"
+        yield "ended without reporting a cause"
     log = trial.rank_log(attempt, (failure and failure.rank) or 0)
-    yield f"its log is {log if log.exists() else trial.job_log}"
+    yield f"see {log if log.exists() else trial.job_log}"
 
 
 def wait(experiment: ExperimentFolder, poll_s: float) -> None:

@@ -67,7 +67,9 @@ class AttemptFacts:
     def unexplained(self, code: int) -> Failure:
         """Return the failure of an attempt of which no rank and no agent has noted any."""
         if code:
-            return failure_now(None, f"the agents' launcher ended with exit code {code}, and nobody said why")
+            return failure_now(
+                None, f"the agents' launcher ended with exit code {code}, and no agent or rank reported a cause"
+            )
         return failure_now(None, "the entrypoint ended with exit code 0, and no rank wrote an outcome")
 
     def cause(self, code: int, failure: Failure | None) -> Cause:

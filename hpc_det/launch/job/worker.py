@@ -137,7 +137,7 @@ class Worker:
         return former if self._states([former], since=began)[former] is JobState.RUNNING else None
 
     def _left_by_others(self) -> Work | None:
-        """Work of others whose jobs have ended without a word. The scheduler is asked once, where there may be any."""
+        """Return work of workers whose jobs ended without finishing it. The scheduler is asked once, where there may be any."""
         search = self._search.state()
         others = {
             number: job for number, job in search.present.items() if number in search.open.keys() - {self._number}
@@ -152,7 +152,7 @@ class Worker:
         return self._search.ask(self._number, self._job_id) if lost else None
 
     def _states(self, job_ids: list[str], since: float | None = None) -> dict[str, JobState]:
-        """As somebody of this user's has heard just now: many workers may want to know at the same moment."""
+        """Return the states of jobs from the user's shared cache of scheduler answers: many workers cause one query."""
         answers = SharedAnswers(self._experiment.root(), self._scheduler)
         return {job: status.state for job, status in answers.status(job_ids, run_command, since=since).items()}
 

@@ -233,7 +233,7 @@ def last_first(ranks: Mapping[int, RankPosition]) -> list[tuple[RankPosition, li
 def sentence(still_s: float, groups: Iterable[tuple[RankPosition, list[int]]]) -> str:
     """What the failure says."""
     told = [f"{_named(ranks)}: {_where(progress)}, {place}" for (progress, place), ranks in groups]
-    return f"no step for {still_s:.0f} s; " + "; ".join(told) + "; the stacks of all threads stand in the ranks' logs"
+    return f"no step for {still_s:.0f} s; " + "; ".join(told) + "; the ranks' logs contain the stacks of all threads"
 
 
 def _where(progress: Progress) -> str:

@@ -243,7 +243,7 @@ class SupervisorOfNode0(Supervisor):
             self._on_lost(node, f"{self.gang.plan.scheduler} says that it is down, and its agent has not come")
         if arrivals.are_late and self.gang.plan.health_checks:
             for node in missing:
-                self._note_problems(node, [NodeProblem(f"no word from its agent in {ARRIVE_S:.0f} s")])
+                self._note_problems(node, [NodeProblem(f"its agent did not report within {ARRIVE_S:.0f} s")])
             self.end()
 
     def _check_clocks(self) -> None:
@@ -333,9 +333,9 @@ class SupervisorOfOtherNode(Supervisor):
             raise HpcDetError(f"the agent of the first node, {where}, is gone")
         if self.gang.plan.health_checks:
             self._note_problems(
-                self._node, [NodeProblem(f"no way to the first node, {where}: {error.strerror or error}")]
+                self._node, [NodeProblem(f"cannot connect to the first node, {where}: {error.strerror or error}")]
             )
-            raise UnhealthyNode("no way to the first node")
+            raise UnhealthyNode("cannot connect to the first node")
 
     def _leave(self, found: list[NodeProblem]) -> None:
         """Not before node 0 knows why."""
