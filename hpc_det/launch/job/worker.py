@@ -137,7 +137,7 @@ class Worker:
         return former if self._states([former], since=began)[former] is JobState.RUNNING else None
 
     def _left_by_others(self) -> Work | None:
-        """Return work of workers whose jobs ended without finishing it. The scheduler is asked once, where there may be any."""
+        """Return work of workers whose jobs have ended. The scheduler is asked once, where there may be any."""
         search = self._search.state()
         others = {
             number: job for number, job in search.present.items() if number in search.open.keys() - {self._number}

@@ -7,7 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,7 +76,8 @@ def test_an_agent_ends_with_a_task_that_is_killed(task: subprocess.Popen[bytes],
 
 
 def test_submitit_is_told_that_the_job_does_not_come_back() -> None:
-    AgentTask("/run", ()).checkpoint()  # None: core.job_environment puts nothing back then
+    checkpoint: Callable[[], object] = AgentTask("/run", ()).checkpoint
+    assert checkpoint() is None, "submitit's core.job_environment would put back anything else"
 
 
 def test_what_ends_soon_is_started_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
