@@ -32,11 +32,6 @@ def unnamed(message: str, *facts: object) -> list[str]:
     return [str(fact) for fact in facts if re.search(_whole(str(fact)), message) is None]
 
 
-def unnamed_by_each(problems: Iterable[str], facts: Iterable[Iterable[object]]) -> list[str]:
-    """Return what the first problem does not name of the first facts, the second of the second, and so on."""
-    return [fact for problem, of_it in zip(problems, facts, strict=True) for fact in unnamed(problem, *of_it)]
-
-
 def _whole(fact: str) -> str:
     before, after = (r"(?<!\w)" if fact[:1].isalnum() else "", r"(?!\w)" if fact[-1:].isalnum() else "")
     return before + re.escape(fact) + after

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from tests import processes
 from tests.machine import slowness
 
 MARK = "HPC_DET_TEST_ID"
@@ -39,7 +40,7 @@ class LeakCheck:
         self._umask = _umask()
         self._threads = set(threading.enumerate())
         self._test_id = str(uuid.uuid4())
-        self._pids = _pids()
+        self._pids = {*processes.pids()}
         os.environ[MARK] = self._test_id
 
     def leaks(self, ends_s: float) -> list[str]:
@@ -83,15 +84,16 @@ class LeakCheck:
 
     def _new_processes(self) -> dict[int, str]:
         """Command line by pid of our descendants and of all processes that carry the mark."""
-        commands = {pid: _read(pid, "cmdline").replace("\0", " ").strip() for pid in _pids() - self._pids}
+        new = {*processes.pids()} - self._pids
+        commands = {pid: " ".join(processes.words(pid, "cmdline")).strip() for pid in new}
         return {
             pid: command
             for pid, command in commands.items()
-            if not _is_known(command) and _runs(pid) and (self._is_marked(pid) or _descends(pid))
+            if not _is_known(command) and processes.runs(pid) and (self._is_marked(pid) or _descends(pid))
         }
 
     def _is_marked(self, pid: int) -> bool:
-        return f"{MARK}={self._test_id}" in _read(pid, "environ").split("\0")
+        return f"{MARK}={self._test_id}" in processes.words(pid, "environ")
 
 
 def _end(pids: Collection[int]) -> None:
@@ -109,33 +111,9 @@ def _is_known(command: str) -> bool:
     return LASTS_AS_LONG_AS_PYTHON in command or command.startswith(WAITS_FOR_THE_NEXT)
 
 
-def _pids() -> set[int]:
-    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
-
-
-def _read(pid: int, name: str) -> str:
-    """Empty where the process has ended meanwhile, or is not ours to read."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _state_and_parent(pid: int) -> tuple[str, int]:
-    """proc(5)."""
-    state, parent = (_read(pid, "stat").rpartition(")")[2].split() or ["X", "0"])[:2]
-    return state, int(parent)
-
-
-def _runs(pid: int) -> bool:
-    return _state_and_parent(pid)[0] not in "ZX"
-
-
 def _descends(pid: int) -> bool:
     """From us."""
-    while pid and pid != os.getpid():
-        _, pid = _state_and_parent(pid)
-    return pid == os.getpid()
+    return os.getpid() in processes.ancestors(pid)
 
 
 def _umask() -> int:

@@ -45,10 +45,14 @@ def ancestors(pid: int) -> list[int]:
     """The parent first."""
     found = list[int]()
     while pid > 1:
-        status = _read(pid, "stat").rpartition(")")[2].split()
-        pid = int(status[1]) if status else 0
+        _, pid = _state_and_parent(pid)
         found.append(pid)
     return found
+
+
+def runs(pid: int) -> bool:
+    """Whether it is there, and no zombie."""
+    return _state_and_parent(pid)[0] not in "ZX"
 
 
 def send(processes: Iterable[int], number: int) -> None:
@@ -56,6 +60,11 @@ def send(processes: Iterable[int], number: int) -> None:
     for pid in processes:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    state, parent = (_read(pid, "stat").rpartition(")")[2].split() or ["X", "0"])[:2]
+    return state, int(parent)
 
 
 def _command(pid: int) -> list[str]:

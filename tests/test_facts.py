@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from tests.facts import each_names, keys, refused, unnamed, unnamed_by_each, warned
+from tests.facts import each_names, keys, refused, unnamed, warned
 
 MESSAGE = "resources.slots_per_trial: 3 does not fill whole nodes of 2 slots on cluster 'lab'; use 2 or 4"
 
@@ -19,13 +19,6 @@ def test_what_a_message_names_is_found(fact: object) -> None:
 @pytest.mark.parametrize("fact", ["slots_per", 33, "la", 5])
 def test_a_part_of_a_word_or_number_is_not_the_fact(fact: object) -> None:
     assert unnamed(MESSAGE, 3, fact) == [str(fact)]
-
-
-def test_each_of_several_problems_names_facts_of_its_own() -> None:
-    assert unnamed_by_each([MESSAGE, "searcher.metric"], [["lab", 3], ["searcher.metric"]]) == []
-    assert unnamed_by_each([MESSAGE, "searcher.metric"], [["lab", 3], ["lab"]]) == ["lab"]
-    with pytest.raises(ValueError, match="argument"):
-        unnamed_by_each([MESSAGE], [["lab"], [3]])
 
 
 def test_a_refusal_without_the_fact_fails() -> None:

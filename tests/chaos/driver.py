@@ -15,6 +15,7 @@ import torch
 from hpc_det.distributed.rank_process import log_to
 from hpc_det.node.json_files import append_line
 from hpc_det.sgd import BATCH_SIZE, TorchTrainer
+from tests.processes import ancestors
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.runners import Regression
 from tests.wait import DEADLINE_S
@@ -34,7 +35,7 @@ class Disturbed(Regression):
         for each in [each for each in self.left if each["where"] == where and self.global_step >= each["at"]]:
             self.left.remove(each)
             Path(self.config["sent"]).touch()
-            targets = {"agent": [_parent(os.getppid())], "driver": [self.config["driver"]]}
+            targets = {"agent": ancestors(os.getppid())[:1], "driver": [self.config["driver"]]}
             for name in each["signals"]:
                 for pid in targets.get(each["to"], [*targets["agent"], *targets["driver"]]):
                     os.kill(pid, getattr(signal, name))
@@ -47,11 +48,6 @@ class Disturbed(Regression):
     def validate_batch(self, batch: Any, batch_info: Any) -> dict[str, Any]:
         self.disturb("validate")
         return super().validate_batch(batch, batch_info)
-
-
-def _parent(pid: int) -> int:
-    """proc(5)."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def drive(folder: Path, training: Mapping[str, Any], attempt: int, signals: Any, env: Mapping[str, str]) -> None:

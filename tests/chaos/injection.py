@@ -50,7 +50,7 @@ class Fault:
     """The number of a change, from 1."""
     error: int = 0
     times: int = 1
-    """FaultKind many changes in a row fail."""
+    """How many changes in a row fail."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Run:
     failed: str | None
     """The traceback of what the scenario has raised."""
     failed_flushes: int
-    """FaultKind often a file or folder could not be flushed."""
+    """How often a file or folder could not be flushed."""
     said: list[tuple[int, Any]]
     """By `say`: after so many recorded changes, what."""
 

@@ -21,7 +21,7 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.run_folder import RunFolder
 from tests.e2e.story import HERE, Story
 from tests.listening import listening
-from tests.processes import modules, words
+from tests.processes import modules, pids, words
 from tests.wait import DEADLINE_S, wait_for
 
 TRIAL = "paced:PacedTrial"
@@ -120,7 +120,7 @@ class PacedStory:
     @property
     def pids(self) -> list[int]:
         folder = str(self.story.trial.experiment().path)
-        found = [int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_in(int(name), folder)]
+        found = [pid for pid in pids() if _is_in(pid, folder)]
         return sorted(pid for pid in {*found, *self._ranks} if words(pid, "comm") != ["srun\n"])
 
     @property

@@ -211,11 +211,10 @@ def search(folder: Path, say: Say) -> None:
     """A worker of a random search asks, trains and reports; says the number of entries."""
     shared = SearchJournal(ExperimentFolder(folder / "search"))
     for worker in (1, 2):
-        while work := shared.ask(worker, "4711"):
+        if work := shared.ask(worker, "4711"):
             say(len(entries_in(folder)))
             shared.report(worker, work, 0.5)
             say(len(entries_in(folder)))
-            break
         shared.lose(worker, "4711")
         say(len(entries_in(folder)))
 

@@ -20,7 +20,6 @@ from hpc_det.config.section import Section
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from tests.docs.page import Command, File, Page
 from tests.facts import refused
-from tests.labs.pbs_fixture import pbs_lab as pbs_lab
 from tests.labs.pbs_lab import PbsLab
 from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S
@@ -227,7 +226,7 @@ def _paths(folder: ExperimentFolder | TrialFolder) -> list[Path]:
 )
 def test_a_page_that_lies_is_caught(shown: str, output: str, tmp_path: Path) -> None:
     lying = Page(text=f"```console\n$ printf '{output}\\n'\n{shown}```\n")
-    with refused(AssertionError, *output.split("\\n")):
+    with refused(AssertionError, "the page shows", *output.split("\\n")):
         Reader(tmp_path).follow(lying, lambda command: True)
 
 

@@ -19,7 +19,7 @@ from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.store.attempt import failure_now, note_failure, read_stop, request_stop
-from tests.facts import unnamed, unnamed_by_each
+from tests.facts import each_names, unnamed
 from tests.labs.slurm import SlurmLab
 from tests.launch.gang import EFFECTIVE, Gang, children, is_there
 from tests.launch.watch.suspension import Suspension
@@ -94,7 +94,7 @@ def test_a_log_policy_cancels_retries_and_names_the_line(gang: Gang) -> None:
     assert unnamed(output.splitlines()[-1], "give up", "log policy 'OOM'") == []
     told = [event["problem"] for event in gang.journal.events() if event["event"] == "problem"]
     line = "second: GPU 0 out of memory"
-    assert unnamed_by_each(told, [["log policy 'OOM'", line], ["log policy '^second'", line]]) == []
+    each_names(told, ["log policy 'OOM'", line], ["log policy '^second'", line])
 
 
 def test_a_trial_that_fails_once_may_finish_in_its_second_attempt(gang: Gang) -> None:
@@ -457,7 +457,7 @@ def test_a_job_does_not_wait_with_srun_for_a_lost_node_and_goes_back_uncharged_t
     job = gang.start_job(agent=[sys.executable, "-c", WAITS_FOR_A_LOST_NODE], **slurm_job)
     assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.ends() == [("node lost", "requeue")]
-    assert unnamed_by_each(map(str, failures(gang)), [["node2", "lost"]]) == []
+    each_names(map(str, failures(gang)), ["node2", "lost"])
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked[-2:] == ["requeue 4711", "update JobId=4711 ExcNodeList=node2"]
 

@@ -18,7 +18,7 @@ from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch import health
 from hpc_det.launch.watch.health import NodeProblem, answers, device_problem, problems_of_node, wrong_clocks
 from hpc_det.store.folders import ExperimentFolder
-from tests.facts import unnamed, unnamed_by_each
+from tests.facts import each_names, unnamed
 from tests.machine import smallest
 from tests.plan.plans import job_plan
 
@@ -45,7 +45,7 @@ def test_a_folder_that_is_gone_is_the_nodes_problem(tmp_path: Path) -> None:
     trial = ExperimentFolder(tmp_path / "run").trial()
     gone = str(tmp_path / "private")
     problems = problems_of_node(trial, job_plan(slot_type="cpu"), NodeFolders(gone, None), {})
-    assert unnamed_by_each((problem.text for problem in problems), [[gone, os.strerror(errno.ENOENT)]]) == []
+    each_names((problem.text for problem in problems), [gone, os.strerror(errno.ENOENT)])
 
 
 @pytest.mark.parametrize(("error", "is_shared"), [("ENOSPC", True), ("EROFS", False)])

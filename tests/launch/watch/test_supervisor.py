@@ -23,7 +23,7 @@ from hpc_det.node.json_files import read_json
 from hpc_det.node.lines import Line, connect
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Failure, failure_now, failures, first_failure, note_failure
-from tests.facts import unnamed, unnamed_by_each
+from tests.facts import each_names, unnamed
 from tests.launch.gang import Gang
 from tests.launch.watch.suspension import Suspension
 from tests.stub import Stub
@@ -242,7 +242,7 @@ def test_a_node_that_does_not_come_is_named(gang: Gang, node_0: Node0, monkeypat
     line = arrives(node_0, 2)
     monkeypatch.setattr(peers, "ARRIVE_S", 0.0)
     node_0.until(lambda: node_0.ended)
-    assert unnamed_by_each(sentences(gang), [["node2", "agent", "600 s"]]) == []
+    each_names(sentences(gang), ["node2", "agent", "600 s"])
     line.close()
 
 
@@ -263,7 +263,7 @@ def test_clocks_are_compared_once_all_have_come(gang: Gang, node_0: Node0, monke
     monkeypatch.setattr("time.time", lambda: now)
     lines = [arrives(node_0, 1, 0), arrives(node_0, 2, 600)]
     node_0.until(lambda: node_0.ended)
-    assert unnamed_by_each(sentences(gang), [["node3", "clock", "600 s", "ahead", "node1"]]) == []
+    each_names(sentences(gang), ["node3", "clock", "600 s", "ahead", "node1"])
     for line in lines:
         line.close()
 

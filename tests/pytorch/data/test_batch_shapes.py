@@ -185,5 +185,5 @@ def test_micro_batches_of_one_size_stay_so_after_a_resume_on_other_ranks(
 
 def test_a_batch_sampler_of_several_sizes_is_refused_when_it_gives_them() -> None:
     (data,) = by_ranks(training_data, DataLoader(Records(8), batch_sampler=[[0, 1], [2], [3, 4]]), same_size=True)
-    with refused(UsageError, "2", "1", "drop_last=True"):
+    with refused(UsageError, "batch sampler", "of 2", "of 1", "drop_last=True"):
         list(islice(data.batches(Position()), 3))

@@ -154,7 +154,7 @@ def test_epochs_with_too_few_micro_batches_are_refused(made: Any) -> None:
 def test_epochs_that_are_too_small_after_a_resume_on_more_ranks_are_refused() -> None:
     ranks = by_ranks(training_data, *[DataLoader(Records(8))] * 4, per_batch=2)
     assert ranks[0].after(Position()) == Position(1)
-    with refused(UsageError, "epoch 3", "epoch 4", "2"):
+    with refused(UsageError, "epoch 3", "epoch 4", "2 micro batches"):
         ranks[0].after(Position(3, 5))
 
 
@@ -178,7 +178,7 @@ def test_each_batch_has_to_take_its_micro_batches() -> None:
         assert len([*islice(batches, 3)]) == 3
         batches.end_batch(number)
     assert next(iter(batches)) == 6
-    with refused(UsageError, "train_batch", "2", "1", "3", "dataloader_iter"):
+    with refused(UsageError, "train_batch", "batch 2", "1 micro batches", 3, "dataloader_iter"):
         batches.end_batch(2)
 
 

@@ -311,7 +311,7 @@ def test_epochs_that_were_only_measured_are_kept_until_a_later_one_is_looked_at(
 def test_a_sampler_with_state_cannot_go_back() -> None:
     items = drawn(Counting())
     epoch_of(items, 4)
-    with refused(UsageError, "Counting", "4", "2"):
+    with refused(UsageError, "Counting", "epoch 4", "epoch 2"):
         epoch_of(items, 2)
 
 

@@ -220,7 +220,7 @@ def test_too_few_records_for_the_slots_are_refused(length: int, rest: Rest, fact
 
 
 def test_also_in_a_later_epoch() -> None:
-    with refused(UsageError, "2"):
+    with refused(UsageError, "2 records"):
         stream([(share(9, 2, size=3), 5)])
 
 

@@ -209,5 +209,5 @@ def test_a_sampler_that_gives_fewer_than_it_says_cannot_be_evaluated_together() 
     (apart,) = by_ranks(validation_data, made)
     assert len(evaluated(apart)) == 9
     (together,) = by_ranks(validation_data, made, evaluation=TOGETHER)
-    with refused(UsageError, "9", "0"):
+    with refused(UsageError, "9 records", "epoch 0"):
         evaluated(together)

@@ -12,7 +12,7 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.deepspeed import get_ds_config_from_hparams, overwrite_deepspeed_config
-from tests.facts import refused, unnamed_by_each, warned
+from tests.facts import each_names, refused, warned
 
 BASE: dict[str, Any] = {
     "train_batch_size": 64,
@@ -99,13 +99,13 @@ def test_every_wrong_type_is_named_with_both_values() -> None:
         ["deepspeed config: optimizer.params.betas: ", 0.9, "number", [0.9, 0.999], "list"],
         ["deepspeed config: zero_optimization.contiguous_gradients: ", 1, "number", True, "true or false"],
     ]
-    assert unnamed_by_each(problems_of(source), facts) == []
+    each_names(problems_of(source), *facts)
 
 
 @pytest.mark.parametrize("leaf", [3, None])
 def test_a_leaf_does_not_replace_a_section(leaf: object) -> None:
     facts = ["deepspeed config: optimizer.params: ", leaf, {"lr": 0.1, "betas": [0.9, 0.999]}]
-    assert unnamed_by_each(problems_of({"optimizer": {"params": leaf}}), [facts]) == []
+    each_names(problems_of({"optimizer": {"params": leaf}}), facts)
 
 
 def test_both_arguments_have_their_types() -> None:
@@ -130,7 +130,7 @@ def test_auto_that_is_left_where_deepspeed_needs_a_value_is_refused() -> None:
         overwrite_deepspeed_config(base, {"gradient_clipping": "auto"})
     paths = ("train_batch_size", "gradient_clipping", "scheduler.params.warmup_num_steps")
     facts = [[f"deepspeed config: {path}: ", "'auto'", "Transformers"] for path in paths]
-    assert unnamed_by_each(caught.value.problems, facts) == []
+    each_names(caught.value.problems, *facts)
 
 
 def test_auto_where_deepspeed_has_a_default_is_left_to_it() -> None:

@@ -13,7 +13,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.deepspeed import DeepSpeedTrialContext, ModelParallelUnit
 from tests.distributed.ranks import OnRanks
-from tests.facts import unnamed_by_each
+from tests.facts import each_names
 from tests.pytorch.deepspeed.engines import config, new_engine, new_pipeline
 
 
@@ -55,10 +55,10 @@ def test_without_an_engine_a_context_says_what_is_missing(on_ranks: OnRanks) -> 
     assert said["flags"] == (False, True, False)
     assert said["evaluates together"] is False
     for refusals in ("no numbers", "nor the other"):
-        assert unnamed_by_each(said[refusals], [["context.wrap_model_engine"]]) == []
-    assert unnamed_by_each(said["set_mpu"], [["set_mpu: ", "wrap_model_engine"]]) == []
-    assert unnamed_by_each(said["check"], [["__init__", "context.wrap_model_engine"]]) == []
-    assert unnamed_by_each(said["wrap"], [["wrap_model_engine: ", "tuple", "deepspeed.initialize"]]) == []
+        each_names(said[refusals], ["context.wrap_model_engine"])
+    each_names(said["set_mpu"], ["set_mpu: ", "wrap_model_engine"])
+    each_names(said["check"], ["__init__", "context.wrap_model_engine"])
+    each_names(said["wrap"], ["wrap_model_engine: ", "tuple", "deepspeed.initialize"])
 
 
 def with_engines(distributed: Distributed) -> dict[str, Any]:
@@ -94,13 +94,13 @@ def test_the_first_engine_says_how_large_batches_are(on_ranks: OnRanks) -> None:
     assert said["per slot"] == said["hparam"] == 12
     assert said["engines"] == 3
     assert (said["stage 2 evaluates together"], said["stage 3 evaluates together"]) == (False, True)
-    assert unnamed_by_each(said["again"], [["wrap_model_engine: ", "already"]]) == []
-    assert unnamed_by_each(said["pipeline"], [["wrap_model_engine: ", "PipelineEngine", "DeepSpeedEngine"]]) == []
+    each_names(said["again"], ["wrap_model_engine: ", "already"])
+    each_names(said["pipeline"], ["wrap_model_engine: ", "PipelineEngine", "DeepSpeedEngine"])
     assert said["like the first"] == []
     both = [
         f"train_micro_batch_size_per_gpu {micro}, gradient_accumulation_steps {gas}" for micro, gas in ((2, 1), (4, 3))
     ]
-    assert unnamed_by_each(said["unlike the first"], [["wrap_model_engine: ", *both]]) == []
+    each_names(said["unlike the first"], ["wrap_model_engine: ", *both])
 
 
 def settings_of(distributed: Distributed) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_settings_that_fit_are_taken_and_others_refused(on_ranks: OnRanks) -> No
     [said] = on_ranks(1, settings_of)
     assert said["flags"] == (False, False)
     assert said["unit"] == ModelParallelUnit(0, 1, True, False)
-    assert unnamed_by_each(said["second unit"], [["set_mpu: ", "ModelParallelUnit", "already"]]) == []
+    each_names(said["second unit"], ["set_mpu: ", "ModelParallelUnit", "already"])
     others: list[list[object]] = [
         ["optimizations.aggregation_frequency: ", 4, "gradient_accumulation_steps"],
         ["optimizations.mixed_precision: ", "'O1'", "fp16.enabled", "bf16.enabled"],
@@ -140,9 +140,9 @@ def test_settings_that_fit_are_taken_and_others_refused(on_ranks: OnRanks) -> No
             "overwrite_deepspeed_config",
         ],
     ]
-    assert unnamed_by_each(said["others"], others) == []
+    each_names(said["others"], *others)
     names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    assert unnamed_by_each(said["fractions"], [[f"deepspeed config: {name}: ", 2.0] for name in names]) == []
+    each_names(said["fractions"], *[[f"deepspeed config: {name}: ", 2.0] for name in names])
 
 
 def off_cluster(distributed: Distributed) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def test_a_gang_of_copies_agrees_on_the_batch_or_says_why_not(on_ranks: OnRanks)
     assert [said["unit"] for said in (first, second)] == [ModelParallelUnit(rank, 2, True, True) for rank in (0, 1)]
     assert not first["together"]
     wrong_unit = ["ModelParallelUnit.data_parallel_world_size: ", "4 copies", "2 ranks"]
-    assert unnamed_by_each(first["wrong unit"], [wrong_unit]) == []
+    each_names(first["wrong unit"], wrong_unit)
     assert first["one copy"] == second["one copy"]
     one_copy = [
         "deepspeed config: train_batch_size is 16",
@@ -192,7 +192,7 @@ def test_a_gang_of_copies_agrees_on_the_batch_or_says_why_not(on_ranks: OnRanks)
         "deepspeed.initialize",
         "context.set_mpu",
     ]
-    assert unnamed_by_each(first["one copy"], [one_copy]) == []
+    each_names(first["one copy"], one_copy)
     assert first["one copy together"]
 
 
@@ -229,6 +229,6 @@ def test_pipelines_side_by_side_share_out_the_data(on_ranks: OnRanks) -> None:
         ModelParallelUnit(pipeline, 2, stage == 1, True) for stage, pipeline in itertools.product(range(2), range(2))
     ]
     for rank, said in enumerate(ranks):
-        assert unnamed_by_each(said["plain"], [["wrap_model_engine: ", "DeepSpeedEngine", "PipelineEngine"]]) == []
+        each_names(said["plain"], ["wrap_model_engine: ", "DeepSpeedEngine", "PipelineEngine"])
         other = ["wrap_model_engine: ", f"rank {rank}", f"pipeline {rank} of 4", f"{rank % 2} of 2", "PipelineModules"]
-        assert unnamed_by_each(said["other"], [other]) == []
+        each_names(said["other"], other)

@@ -18,7 +18,7 @@ from hpc_det.pytorch.deepspeed.state import save_facts
 from hpc_det.pytorch.strategies.strategy import numbered
 from hpc_det.pytorch.trial.trial import implements, interface_problems
 from tests.distributed.ranks import OnRanks
-from tests.facts import keys, unnamed_by_each
+from tests.facts import each_names, keys
 from tests.pytorch.deepspeed.engines import config, new_engine, train
 
 
@@ -60,8 +60,8 @@ def test_what_is_missing_or_too_much_is_named() -> None:
         ["build_training_data_loader", "build_validation_data_loader"],
         ["evaluate_batch", "evaluate_full_dataset"],
     )
-    assert unnamed_by_each(interface_problems(Half), [builders, ["neither", *evaluations]]) == []
-    assert unnamed_by_each(interface_problems(Both), [["both", *evaluations]]) == []
+    each_names(interface_problems(Half), builders, ["neither", *evaluations])
+    each_names(interface_problems(Both), ["both", *evaluations])
 
 
 def test_its_own_save_and_load_are_no_users() -> None:

@@ -13,7 +13,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch.deepspeed.universal import Facts, engine_facts, load_engine, obstacles
 from tests.distributed.ranks import OnRanks
-from tests.facts import refused, unnamed, unnamed_by_each
+from tests.facts import each_names, refused, unnamed
 from tests.pytorch.deepspeed.engines import Net, config, new_engine, new_pipeline, train
 
 TAG = "model0"
@@ -230,7 +230,7 @@ def test_what_deepspeed_cannot_do_is_said_with_both_values(
     saved: Facts, now: Facts, weights_alone: bool, expected: list[list[object]]
 ) -> None:
     found = obstacles({**SAVED, **saved}, {**SAVED, **now}, weights_alone=weights_alone)
-    assert unnamed_by_each(found, expected) == []
+    each_names(found, *expected)
 
 
 def refusal(distributed: Distributed, folder: Path) -> tuple[str, Facts]:

@@ -24,7 +24,7 @@ from hpc_det.pytorch.state.state import stored_state
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from tests.distributed.ranks import OnRanks
-from tests.facts import keys, refused, unnamed, unnamed_by_each, warned
+from tests.facts import each_names, keys, refused, unnamed, warned
 from tests.pytorch.trials import Life, Tiny, differences
 
 HPARAMS = {"global_batch_size": 4, "workers": 0}
@@ -274,7 +274,7 @@ def test_what_a_trial_lacks_is_named(root: Path) -> None:
         Trainer(Incomplete(context), context)
     builders = ["Incomplete", "build_training_data_loader", "build_validation_data_loader"]
     evaluations = ["Incomplete", "neither", "evaluate_batch", "evaluate_full_dataset"]
-    assert unnamed_by_each(error.value.problems, [builders, evaluations]) == []
+    each_names(error.value.problems, builders, evaluations)
 
 
 def test_a_context_of_another_making_is_refused(root: Path) -> None:

@@ -19,7 +19,7 @@ from hpc_det.pytorch.strategies.strategy import numbered
 from hpc_det.pytorch.trial.trial import interface_problems
 from hpc_det.store.metrics import read_reports
 from tests.distributed.ranks import OnRanks
-from tests.facts import refused, unnamed_by_each
+from tests.facts import each_names, refused
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
 
@@ -275,7 +275,7 @@ class Neither(Steady):
 @pytest.mark.parametrize(("trial", "how_many"), [(Both, "both"), (Neither, "neither")])
 def test_one_form_of_evaluation_is_implemented_not_both_nor_neither(trial: type[Tiny], how_many: str) -> None:
     facts = [how_many, "evaluate_batch", "evaluate_full_dataset"]
-    assert unnamed_by_each(interface_problems(trial), [facts]) == []
+    each_names(interface_problems(trial), facts)
     with refused(UsageError, f"--trial {__name__}:{trial.__name__}: ", *facts):
         load_trial_class(f"{__name__}:{trial.__name__}")
 

@@ -21,7 +21,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch import PyTorchTrialContext, load_trial_from_checkpoint_path
 from hpc_det.pytorch.strategies.pytorch_strategy import PlainStrategy
 from tests.distributed.ranks import OnRanks
-from tests.facts import refused, unnamed_by_each
+from tests.facts import each_names, refused
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same, differences
 
 AGGREGATED: dict[str, Any] = {"optimizations": {"aggregation_frequency": 2}}
@@ -242,14 +242,14 @@ def said(attempt: Callable[[], object]) -> list[str]:
 def test_what_cannot_be_trained_is_refused_in_words(on_ranks: OnRanks) -> None:
     half, on_one, alone, options, later = on_ranks(2, refusals)[0]
     model = "wrap_model: FSDPSequential: "
-    assert unnamed_by_each(half, [["wrap_model: Sequential: ", 2, "1.weight, 1.bias", "fully_shard"]]) == []
-    assert unnamed_by_each(on_one, [[model, "1 of the 2 ranks", "fully_shard", "mesh"]]) == []
-    assert unnamed_by_each(alone, [[model, "fully_shard", "context.distributed.get_size() > 1"]]) == []
+    each_names(half, ["wrap_model: Sequential: ", 2, "1.weight, 1.bias", "fully_shard"])
+    each_names(on_one, [model, "1 of the 2 ranks", "fully_shard", "mesh"])
+    each_names(alone, [model, "fully_shard", "context.distributed.get_size() > 1"])
     names = ("static_graph", "optimizations.gradient_compression")
-    assert unnamed_by_each(options, [[model, name, "DDP"] for name in names]) == []
+    each_names(options, *[[model, name, "DDP"] for name in names])
     facts = [
         ["InFull: ", "FSDPSequential", "wrap_model", "fully_shard"],
         ["InFull: ", "4 parameters", "wrapped", "fully_shard"],
         ["InFull: ", "evaluate_full_dataset", "rank 0", "evaluate_batch"],
     ]
-    assert unnamed_by_each(later, facts) == []
+    each_names(later, *facts)

@@ -16,7 +16,7 @@ from hpc_det.pytorch.strategies.strategy import (
     make_deepspeed_mpu,
     reporting_ranks,
 )
-from tests.facts import refused, unnamed_by_each
+from tests.facts import each_names, refused
 
 
 class OfMethods(ModelParallelUnit):
@@ -98,7 +98,7 @@ def test_every_wrong_type_is_named() -> None:
         ["ModelParallelUnit.should_report_metrics: ", "1", "int", "bool"],
         ["ModelParallelUnit.should_build_data_loader: ", "None", "NoneType", "bool"],
     ]
-    assert unnamed_by_each(problems("0", 2.0, 1, None), facts) == []
+    each_names(problems("0", 2.0, 1, None), *facts)
 
 
 def test_every_impossible_number_is_named() -> None:
@@ -106,7 +106,7 @@ def test_every_impossible_number_is_named() -> None:
         ["ModelParallelUnit.data_parallel_world_size: ", "3 copies", "4 ranks"],
         ["ModelParallelUnit.data_parallel_rank: ", "3", "0 to 2", "data_parallel_world_size"],
     ]
-    assert unnamed_by_each(problems(3, 3, True, True), facts) == []
+    each_names(problems(3, 3, True, True), *facts)
     assert len(problems(-1, 2, True, True)) == len(problems(0, 0, True, True)) == len(problems(0, 8, True, True)) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchCallback
 from hpc_det.pytorch.trial.callback import HOOKS, Callbacks
-from tests.facts import unnamed_by_each, warned
+from tests.facts import each_names, warned
 
 
 class Recorder(PyTorchCallback):
@@ -52,7 +52,7 @@ def test_what_is_no_callback_is_refused_with_all_its_peers() -> None:
         ["build_callbacks: ", "'a'", "object", "PyTorchCallback"],
         ["build_callbacks: ", "'b'", "type", "PyTorchCallback"],
     ]
-    assert unnamed_by_each(error.value.problems, facts) == []
+    each_names(error.value.problems, *facts)
 
 
 def test_state_comes_back_under_its_name() -> None:
@@ -87,7 +87,7 @@ def test_former_names_are_heard_with_a_warning() -> None:
         ["FormerNames.on_validation_step_end", "on_validation_end"],
         ["FormerNames.on_checkpoint_end", "on_checkpoint_write_end"],
     ]
-    assert unnamed_by_each([str(warning.message) for warning in given], names) == []
+    each_names([str(warning.message) for warning in given], *names)
     callbacks.call("on_checkpoint_write_end", "folder")
     callbacks.call("on_validation_end", {"loss": 1.0})
     assert callback.heard == ["folder", {"loss": 1.0}]

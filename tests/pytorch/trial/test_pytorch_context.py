@@ -15,7 +15,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import LRScheduler, PyTorchTrialContext
 from hpc_det.pytorch.strategies.device import ToDevice
-from tests.facts import refused, unnamed_by_each, warned
+from tests.facts import each_names, refused, warned
 
 EVERY_EPOCH, EVERY_BATCH = LRScheduler.StepMode.STEP_EVERY_EPOCH, LRScheduler.StepMode.STEP_EVERY_BATCH
 BY_HAND = LRScheduler.StepMode.MANUAL_STEP
@@ -264,7 +264,7 @@ def test_nested_data_goes_to_the_device_and_keeps_its_shape(context: PyTorchTria
     with warned(UserWarning, "to_device: ") as given:
         moved = context.to_device([data, data])[0]
     types = [["str"], ["int"], ["ndarray"], ["NoneType"]]
-    assert unnamed_by_each([str(warning.message) for warning in given], types) == []
+    each_names([str(warning.message) for warning in given], *types)
     assert moved["list"][0] is tensor
     assert moved["list"][1] == (tensor, "text")
     assert isinstance(moved["pair"], Pair)

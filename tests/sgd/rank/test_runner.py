@@ -16,7 +16,7 @@ from hpc_det.errors import UsageError
 from hpc_det.sgd.operator.options import MissingLoader
 from hpc_det.sgd.operator.training_operator import TrainingOperator, get_test_operator
 from hpc_det.sgd.rank.runner import Runner
-from tests.facts import keys, refused, unnamed_by_each
+from tests.facts import each_names, keys, refused
 from tests.sgd.runners import Augmented, Regression, alone
 
 
@@ -292,7 +292,7 @@ def test_the_state_of_something_else_is_refused_with_all_that_is_wrong() -> None
         ["schedulers", 0, 1, "setup"],
     ]
     assert keys(raised.value.problems) == ["state"] * 4
-    assert unnamed_by_each(raised.value.problems, facts) == []
+    each_names(raised.value.problems, *facts)
 
 
 def test_what_is_frozen_by_hand_stays_frozen_after_a_restore() -> None:
