@@ -54,7 +54,7 @@ class ClusterInfo:
 
 def get_cluster_info() -> ClusterInfo | None:
     """The experiment that this process belongs to; None outside of any. The same answer as long as the process runs."""
-    return _asked_once() if "HPC_DET_FOLDER" in os.environ else None
+    return _asked_once() if Attempt.is_in(os.environ) else None
 
 
 @functools.cache

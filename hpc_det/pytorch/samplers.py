@@ -29,7 +29,7 @@ class _Around(Sampler[T]):
 
 
 class RepeatSampler(_Around[T]):
-    """Begins anew at the end, without end, unless there is nothing. Its length is that of one epoch."""
+    """Repeats the sampler without end; an empty one ends at once. Its length is that of one epoch."""
 
     def __iter__(self) -> Iterator[T]:
         empty = False
@@ -48,7 +48,7 @@ class RepeatBatchSampler(RepeatSampler[Batch]):
 
 
 class DistributedSampler(_Around[T]):
-    """The share of one rank: numbers rank, rank + num_workers, rank + 2 * num_workers, ... of what is sampled.
+    """The items of one rank: those at the places rank, rank + num_workers, rank + 2 * num_workers, ... of the sampler.
 
     `num_workers` is the number of ranks. Raises ValueError for a rank that is not below it.
     """
@@ -77,7 +77,7 @@ class DistributedBatchSampler(DistributedSampler[Batch]):
 
 
 class SkipSampler(_Around[T]):
-    """Leaves out the first `skip`, each time it is iterated. Its length does not tell of the skip."""
+    """Leaves out the first `skip` items each time it is iterated. Its length counts them, too."""
 
     def __init__(self, sampler: Iterable[T], skip: int) -> None:
         super().__init__(sampler)
@@ -95,9 +95,9 @@ class SkipBatchSampler(SkipSampler[Batch]):
 
 
 class ReproducibleShuffleSampler(_Around[T]):
-    """Another order at each iteration, the first of them a function of `seed` (0 .. 2**32-1), each of the one before.
+    """Shuffles anew at each iteration. All orders follow from `seed` (0 .. 2**32-1).
 
-    The orders are those of `numpy.random.RandomState(seed).shuffle` on the list of all that is sampled.
+    They are those of one `numpy.random.RandomState(seed)`, which each time shuffles the items in the sampler's order.
     """
 
     def __init__(self, sampler: Iterable[T], seed: int) -> None:

@@ -63,6 +63,11 @@ class Attempt:
         """
         return {"HPC_DET_STORE": str(Path(self.socket).with_name(f"store-{os.getpid()}"))}
 
+    @staticmethod
+    def is_in(env: Mapping[str, str]) -> bool:
+        """Whether a process with this environment belongs to an attempt."""
+        return "HPC_DET_FOLDER" in env
+
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Attempt:
         """Raises HpcDetError where no node agent set the variables."""

@@ -2,7 +2,7 @@
 
     python -m hpc_det.pytorch.deepspeed.convert SHARDS UNIVERSAL
 
-DeepSpeed's converter unpickles what it reads. Here it takes what shards.py takes: whoever starts this sets
+DeepSpeed's converter unpickles what it reads. Here it takes what checkpoint_engine.py takes: whoever starts this sets
 TORCH_FORCE_WEIGHTS_ONLY_LOAD, and its workers inherit the short list of classes.
 """
 

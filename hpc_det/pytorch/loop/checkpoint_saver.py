@@ -105,9 +105,10 @@ class CheckpointSaver:
         self._saved = self._reached()
 
     def expect(self) -> None:
-        """Have memory for the first save, which will be no slower than the others.
+        """Allocate the memory of the first save, so that it takes no longer than later ones.
 
-        Optimizers get their state with their first step, which may come after some batches: the looks become seldom.
+        Optimizers have their state from their first step on, which may come after some batches: this looks again at
+        twice the number of batches each time.
         """
         steps = self._progress.steps
         if steps >= self.next_expectation:

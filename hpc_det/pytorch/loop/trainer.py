@@ -61,7 +61,7 @@ def init(
     `aggregation_frequency`: by default what the configuration says in `optimizations`. A process group that the script
     has made is used, and stays. After the block models of several ranks can no longer be trained.
 
-    Raises UsageError for a process group that does not go with the variables.
+    Raises UsageError where the script's process group has another rank or size than these variables say.
     """
 
     def new_context(run: TrialRun) -> TrainerContext:
@@ -79,9 +79,12 @@ def context_of_script(
     distributed: Distributed | None,
     enable_tensorboard_logging: bool,
 ) -> Iterator[Context]:
-    """For `init`, of any kind of trial. A script that leaves with code 0 from within has done its work."""
+    """Yield the context of a script: `init` for any kind of trial.
+
+    SystemExit with code 0 in the block is a success, and is raised again once the ranks have left together.
+    """
     leaving = None
-    with _in_job() if _is_in_job() else _unmanaged(hparams or {}, exp_conf or {}, distributed) as run:
+    with _in_job() if Attempt.is_in(os.environ) else _unmanaged(hparams or {}, exp_conf or {}, distributed) as run:
         context = new_context(run)
         context.set_enable_tensorboard_logging(enable_tensorboard_logging)
         try:
@@ -119,17 +122,20 @@ class Trainer:
         test_mode: bool = False,
         profiling_enabled: bool = False,
     ) -> None:
-        """Train for `max_length` (in a job by default the experiment's), or until an agreed stop, and save.
+        """Train for `max_length`, or until all ranks agree to stop, and save.
 
-        A period of None means at the end only, but for `reporting_period`: the configuration's `scheduling_unit`, 100
-        batches by default; and in a job checkpoints then come as `checkpoint_interval` says, too. A
-        trial that has checkpoints of its own goes on from the newest. Without one, it goes on from the folder
-        `latest_checkpoint` if that is of this trial (outside any job: of such a run with the same seed); otherwise its
-        models, optimizers and schedulers begin with those there, and batches count from 0.
+        `max_length`: in a job the default is the experiment's. `reporting_period`: the default is the configuration's
+        `scheduling_unit`, or 100 batches. The other periods: None means at the end only; without `checkpoint_period`,
+        a job also saves as its `checkpoint_interval` says.
+
+        A trial that has checkpoints resumes from the newest. A trial without any starts from the checkpoint in the
+        folder `latest_checkpoint`: it resumes where the checkpoint was saved by this trial (outside any job: by a run
+        with the same seed); otherwise its models, optimizers and schedulers take that state, and batches count from 0.
+
         `test_mode`: one batch of everything. `profiling_enabled`: as the configuration's `profiling.enabled`.
 
-        Raises UsageError without a length or with one of nothing, for a period that is no unit, for an unknown policy,
-        and for a test inside a job; TypeError for a length that is a schedule.
+        Raises UsageError for a missing length or one below 1, for a period that is not a TrainUnit, for an unknown
+        policy, and for `test_mode` inside a job; TypeError for a length that is a schedule.
         """
         _check_units(
             checkpoint_period=checkpoint_period,
@@ -137,7 +143,7 @@ class Trainer:
             max_length=max_length,
             reporting_period=reporting_period,
         )
-        if test_mode and _is_in_job():
+        if test_mode and Attempt.is_in(os.environ):
             raise UsageError("fit: test_mode is for runs without a job; create the experiment with --test instead")
         run, config = self._run, self._context.get_experiment_config()
         searcher = config.get("searcher", {})
@@ -216,13 +222,9 @@ def _kept(config: Mapping[str, Any]) -> Policy:
 # --- where it runs
 
 
-def _is_in_job() -> bool:
-    return "HPC_DET_FOLDER" in os.environ
-
-
 @contextmanager
 def _in_job() -> Iterator[TrialRun]:
-    """What ends it early is the rank's failure, for the job to see, and goes on as usual."""
+    """Yield the run of this rank of a job. An exception in the block is noted as its failure and raised again."""
     if "RANK" not in os.environ:
         os.environ.update(_rank_without_launcher(Attempt.from_env(os.environ)))
     process = join_gang(os.environ)

@@ -1,4 +1,4 @@
-"""What training has to say of the batches between two reports."""
+"""The metrics of the training batches between two reports, reduced over the ranks."""
 
 from __future__ import annotations
 

@@ -69,16 +69,16 @@ def stored_state(folder: Path, models: Sequence[torch.nn.Module] = (), **options
     """
     file = state_file(folder)
     state = read(file, **{"mmap": is_zipfile(file) and is_in_memory(file), **options})
-    if not isinstance(state, dict) or "models_state_dict" not in state:
-        raise HpcDetError(f"{file}: has no models_state_dict, so it is not the state of a PyTorchTrial")
-    stored = state["models_state_dict"]
+    if not isinstance(state, dict) or MODELS not in state:
+        raise HpcDetError(f"{file}: has no {MODELS}, so it is not the state of a PyTorchTrial")
+    stored = state[MODELS]
     fitted = [_without_prefix(content, model) for content, model in zip(stored, models, strict=False)]
     return {
         "optimizers_state_dict": [],
         "lr_schedulers_state_dict": [],
         "callbacks": {},
         **state,
-        "models_state_dict": [*fitted, *stored[len(fitted) :]],
+        MODELS: [*fitted, *stored[len(fitted) :]],
     }
 
 
@@ -316,9 +316,13 @@ def _own_buffers(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
         f"{k}.{name}": value
         for k, (model, wrapped) in enumerate(zip(context.models, context.wrapped_models, strict=True))
         if not takes_buffers(context, wrapped)
-        for name, value in model.state_dict().items()
-        if name in dict(model.named_buffers())
+        for name, value in _stored_buffers(model)
     }
+
+
+def _stored_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    names = {name for name, _ in model.named_buffers()}
+    return [(name, value) for name, value in model.state_dict().items() if name in names]
 
 
 def _set_own_buffers(context: PyTorchTrialContext, buffers: dict[str, torch.Tensor]) -> None:

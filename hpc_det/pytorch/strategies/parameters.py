@@ -32,10 +32,11 @@ def modes(models: Sequence[torch.nn.Module]) -> dict[str, list[str]]:
 
 def set_modes(models: Sequence[torch.nn.Module], state: Mapping[str, Any]) -> None:
     """As in the `modes` of `state`; everything else is trained."""
+    frozen, evaluating = {*state["frozen"]}, {*state["evaluating"]}
     for name, parameter in named_parameters(models):
-        parameter.requires_grad_(name not in state["frozen"])
+        parameter.requires_grad_(name not in frozen)
     for name, module in _modules(models):
-        module.training = name not in state["evaluating"]
+        module.training = name not in evaluating
 
 
 def _modules(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:

@@ -8,10 +8,15 @@ twice what counts from 0, and know nothing of what other readers of the files se
 from __future__ import annotations
 
 import os
+import socket
+import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+
+import torch
 
 from hpc_det.distributed.metrics import scalar
 from hpc_det.errors import UsageError
@@ -19,11 +24,6 @@ from hpc_det.node.files import make_folders
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-import socket
-import time
-import warnings
-
-import torch
 
 _OURS = ".hpc_det"
 """What the names of the writer's files end with; a trial may have others write here, too, which nobody cuts."""
