@@ -144,7 +144,7 @@ def test_a_killed_rank_is_named_and_the_next_attempt_begins_with_nobody_left(gan
     facts = [
         [f"rank {rank}", socket.gethostname(), f"process {pids[rank]}"] for rank, pids in enumerate((first, second))
     ]
-    assert unnamed_by_each(map(str, failures(gang)), facts) == []
+    each_names(map(str, failures(gang)), *facts)
 
 
 def test_a_killed_agent_is_a_failure_and_leaves_no_process(gang: Gang) -> None:
