@@ -12,9 +12,11 @@ experiment, no link either, that its owner has not made, and its jobs may follow
 from __future__ import annotations
 
 import grp
+import math
 import os
 import pwd
 import stat
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -167,6 +169,16 @@ def make_folders(folder: Path) -> None:
 def _missing(folder: Path) -> list[Path]:
     """`folder` and those above it that are not there, the highest first."""
     return [path for path in reversed([folder, *folder.parents]) if not path.exists()]
+
+
+def age_s(path: Path) -> float:
+    """Seconds since `path` was changed last, 0 where a file server's clock is ahead; infinity where there is no such
+    file.
+    """
+    try:
+        return max(time.time() - os.stat(path).st_mtime, 0.0)
+    except FileNotFoundError:
+        return math.inf
 
 
 def is_shared(folder: Path) -> bool:

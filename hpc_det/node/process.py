@@ -18,7 +18,11 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -97,6 +101,14 @@ def descendants(pid: int) -> list[int]:
 def children(pid: int) -> list[int]:
     """The living children of `pid`, those that it has adopted among them."""
     return [child for child, parent in _parents() if parent == pid]
+
+
+def kill_tree(process: Popen[bytes]) -> None:
+    """KILL a child of this process and all that descends from it, and reap the child. Nothing where it has ended."""
+    for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def end_descendants(deadline_s: float = 10.0) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hpc_det.node.process import descendants
+from hpc_det.node.process import kill_tree
 from hpc_det.view.formatting import iso
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import best, why
@@ -113,18 +111,10 @@ def _run(command: Sequence[str], given: bytes, news: News) -> None:
         try:
             code = process.wait(TIME_LIMIT_S)
         except subprocess.TimeoutExpired:
-            _end(process)
+            kill_tree(process)  # it has no session of its own: a job's worker ends all other sessions
             raise HookError(f"did not end within {TIME_LIMIT_S:g} s, and was killed") from None
         if code:
             raise HookError(f"ended with {code}{_last_line(output.fileno())}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """With all that it has started. It stays in the session of a job's worker, which ends other sessions."""
-    for pid in (*descendants(process.pid), process.pid):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
 
 
 def _last_line(output: int) -> str:

@@ -24,7 +24,7 @@ from types import FrameType
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node import disk
-from hpc_det.node.files import write_first
+from hpc_det.node.files import age_s, write_first
 from hpc_det.node.json_files import made, read_json, write_json
 from hpc_det.node.process import is_running, process_namespace, start_ticks
 from hpc_det.store.folders import ExperimentFolder
@@ -100,21 +100,7 @@ def _has_ended(process: Submitter, noted: Path) -> bool:
         return True
     if process.place == process_namespace():
         return not is_running(process.pid, process.ticks)
-    return _age_s(noted) > LONGEST_CALL_S
-
-
-def age_s(experiment: ExperimentFolder) -> float:
-    """Seconds since the submitter called the scheduler last; infinity where there is no submitter. A file server's
-    clock may be ahead.
-    """
-    return max(_age_s(experiment.submitting), 0.0)
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return float("inf")
+    return age_s(noted) > LONGEST_CALL_S
 
 
 def note_call(experiment: ExperimentFolder) -> None:

@@ -11,6 +11,7 @@ import json
 import time
 from pathlib import Path
 
+from hpc_det.node.files import age_s
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.schedulers import own_jobs
@@ -19,7 +20,7 @@ from hpc_det.schedulers.scheduler import JobState, run_command, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import is_in_sight
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.submitting import Submitter, age_s, is_gone, record_job, settling, submitter_of
+from hpc_det.store.submitting import Submitter, is_gone, record_job, settling, submitter_of
 
 PAUSED_BY = "an interrupted submission"
 OTHERS_S, POLL_S = 30.0, 0.1
@@ -39,7 +40,7 @@ def settle(experiment: ExperimentFolder) -> bool:
         if not is_alone or submitter_of(experiment) != submitter:  # it is settled, and the next one may be under way
             return False
         if is_in_sight(experiment):
-            time.sleep(max(0.0, own_jobs.SETTLES_S - age_s(experiment)))
+            time.sleep(max(0.0, own_jobs.SETTLES_S - age_s(experiment.submitting)))
             _settle(experiment, submitter)
             experiment.submitting.unlink(missing_ok=True)
         else:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hpc_det.node.process import kill_tree
 from hpc_det.notify import delivery
 from hpc_det.notify.delivery import HookError, News, named, send
 from tests.facts import unnamed
@@ -73,14 +74,14 @@ def test_a_command_that_is_none_is_named(news: News) -> None:
 def test_a_command_that_hangs_is_killed_with_what_it_has_started(
     news: News, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pid, end = tmp_path / "12" / "pid", delivery._end
+    pid = tmp_path / "12" / "pid"
 
     def end_once_it_hangs(process: subprocess.Popen[bytes]) -> None:
         wait_for(pid.exists)
-        end(process)
+        kill_tree(process)
 
     monkeypatch.setattr(delivery, "TIME_LIMIT_S", 0.3)
-    monkeypatch.setattr(delivery, "_end", end_once_it_hangs)
+    monkeypatch.setattr(delivery, "kill_tree", end_once_it_hangs)
     hangs = ["sh", "-c", "sleep 60 & echo $! >../.pid; mv ../.pid ../pid; wait"]
     assert not unnamed(problem({"command": hangs}, news), "0.3 s", "killed")
     wait_for(lambda: not is_there(int(pid.read_text())))

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from hpc_det.sgd.capacity.allocation import all_ended, kill
+from hpc_det.node.process import kill_tree
+from hpc_det.sgd.capacity.allocation import all_ended
 from hpc_det.sgd.capacity.starters import LEAVE_S
 from hpc_det.store.run_folder import RunFolder
 from tests.sgd.forked_agents import start_agent
@@ -47,12 +48,12 @@ class LocalNodes:
     def stop(self) -> None:
         all_ended(self.agents, LEAVE_S)
         for agent in self.agents:
-            kill(agent)
+            kill_tree(agent)
 
     def take(self, number: int) -> None:
         """As if the node had lost its power: the agent and all that it has started, at once."""
         self.is_full = False
-        kill(self.agents[number])
+        kill_tree(self.agents[number])
 
     def give_back(self) -> None:
         self.is_full = True

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -13,7 +11,7 @@ from hpc_det.cli.arguments import store
 from hpc_det.cli.experiment.delete import finish_deletions
 from hpc_det.cli.output import show
 from hpc_det.errors import HpcDetError
-from hpc_det.node.files import make_folder
+from hpc_det.node.files import age_s, make_folder
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import count
@@ -58,7 +56,7 @@ def clean_up(store: ExperimentStore, *, dry_run: bool) -> Iterator[str]:
 
 def cleanup_daily(store: ExperimentStore) -> None:
     """Where nobody did it in the last 24 hours. What fails is said, and no reason to fail for whoever came along."""
-    if _age_s(store.cleaned) < DAY_S:
+    if age_s(store.cleaned) < DAY_S:
         return
     try:
         for _ in clean_up(store, dry_run=False):
@@ -69,8 +67,8 @@ def cleanup_daily(store: ExperimentStore) -> None:
 
 def _is_due(experiment: ExperimentFolder) -> bool:
     """By its files' times alone: the scheduler is asked about few. Every event of a search changes its folder."""
-    days, quiet_s = _retention_days(experiment), _age_s(experiment.search)
-    return days is not None and quiet_s > days * DAY_S and _age_s(experiment.logs_deleted) > quiet_s
+    days, quiet_s = _retention_days(experiment), age_s(experiment.search)
+    return days is not None and quiet_s > days * DAY_S and age_s(experiment.logs_deleted) > quiet_s
 
 
 def _retention_days(experiment: ExperimentFolder) -> int | None:
@@ -101,11 +99,3 @@ def _view(experiment: ExperimentFolder) -> ExperimentView | None:
         return ExperimentView(experiment)
     except HpcDetError:
         return None
-
-
-def _age_s(path: Path) -> float:
-    """For ever, where there is no such file."""
-    try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return float("inf")

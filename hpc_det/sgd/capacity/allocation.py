@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.log_tail import last_line
 from hpc_det.node.network import address_towards, own_address
-from hpc_det.node.process import descendants
+from hpc_det.node.process import kill_tree
 from hpc_det.node.suspension import guard_from_now_on
 from hpc_det.sgd.capacity.starters import LEAVE_S, Process, gpus_here, starter_of, variable_of_allocation
 from hpc_det.sgd.elastic import agents
@@ -82,7 +80,7 @@ class Local:
     def stop(self) -> None:
         if self._agent is not None:
             all_ended([self._agent], LEAVE_S)
-            kill(self._agent)
+            kill_tree(self._agent)
 
     def _begin(self) -> None:
         self._again.begin()
@@ -159,7 +157,7 @@ class Allocation:
         for host in set(lost) & set(self._held):
             former = self._started[host]
             if len(former.hosts) == 1:
-                kill(former.process)
+                kill_tree(former.process)
             self._begin({host: self._slots[host]})
 
     def state(self) -> str:
@@ -184,7 +182,7 @@ class Allocation:
         self._starter.end([process for process in self._all if process.poll() is None])
         all_ended(self._all, TERM_S)
         for process in self._all:
-            kill(process)
+            kill_tree(process)
 
     def _begin(self, slots: Mapping[str, int]) -> None:
         for hosts, command in self._starter.commands(self._run, slots):
@@ -236,11 +234,3 @@ def all_ended(processes: Collection[Process], within_s: float) -> bool:
             return False
         time.sleep(POLL_S)
     return True
-
-
-def kill(process: Process) -> None:
-    """It and what descends from it."""
-    for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
