@@ -42,6 +42,13 @@ def test_what_was_trained_again_counts_once_as_it_was_trained_last(trial: TrialF
     assert (total(of_0).host, total(of_0).wall_s) == ("n5", 10 + 77 + 10)
 
 
+def test_an_attempt_that_begins_earlier_than_the_one_before_makes_more_void(trial: TrialFolder) -> None:
+    for attempt, batches in ((1, 100), (1, 200), (2, 300), (3, 200)):
+        stretch(trial, batches=batches, attempt=attempt)
+    (stretches,) = read_timings(trial.profile).values()
+    assert [(its.attempt, its.batches) for its in stretches] == [(1, 100), (3, 200)]
+
+
 def test_a_trial_that_began_anew_is_measured_by_its_last_attempt_alone(trial: TrialFolder) -> None:
     stretch(trial, 0)
     stretch(trial, 1)
