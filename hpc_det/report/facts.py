@@ -21,9 +21,8 @@ from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.metric_history import Curve
 from hpc_det.view.performance.limits import slowest
-from hpc_det.view.performance.measured import measured
 from hpc_det.view.performance.system import over_batches
-from hpc_det.view.performance.timings import Stretch, total
+from hpc_det.view.performance.timings import Stretch, read_timings, total
 from hpc_det.view.state import ExperimentState, ExperimentView, shown_config
 from hpc_det.view.summary import best, why
 from hpc_det.view.trial_facts import TrialFacts, trials_of
@@ -279,15 +278,15 @@ def course_of(trial: TrialFolder) -> Record:
     {"trial", "rank", "host", "columns": [{"first", "last", "seconds": {part: s}}],
      "system": {metric: [[batches, mean, lowest, highest]]}}
     """
-    found = measured(trial)
-    rank = slowest(found.ranks)
-    columns = list(_columns(found.timings[rank.rank]))
+    timings = read_timings(trial.profile)
+    rank = slowest([total(stretches) for stretches in timings.values()])
+    columns = list(_columns(timings[rank.rank]))
     return {
         "trial": trial.id,
         "rank": rank.rank,
         "host": rank.host,
         "columns": [_column(stretches) for stretches in columns],
-        "system": over_batches(trial.profile, found.timings, [stretches[-1].batches for stretches in columns]),
+        "system": over_batches(trial.profile, timings, [stretches[-1].batches for stretches in columns]),
     }
 
 
