@@ -115,9 +115,7 @@ def test_the_owner_alone_may_read_what_is_said(hpc_det: Command, three: list[Lif
     "command", [["archive"], ["unarchive"], ["label", "add"], ["label", "remove"], ["set", "name"]]
 )
 def test_an_unknown_experiment_is_told_with_all_others(hpc_det: Command, three: list[Life], command: list[str]) -> None:
-    code, _, err = hpc_det("e", *command, "7,1,x", "word")
-    assert code == 2
-    assert "7" in err or "'x'" in err
+    assert hpc_det("e", *command, "7,1,8", "word").fails(2, "experiment 7", "experiment 8")
 
 
 SET = ("experiment", "set", "gc-policy")
