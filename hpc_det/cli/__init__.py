@@ -1,1 +1,1 @@
-"""hpc-det, one file per command group. A command's own modules are imported when it is called, not before."""
+"""hpc-det: one module per command, named after it, which is imported when the command is called and not before."""

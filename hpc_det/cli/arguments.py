@@ -270,7 +270,7 @@ choices_options = bundle(
     click.option("--dry-run", is_flag=True, help="Print the script that would be submitted; touch nothing."),
     click.option("--explain", is_flag=True, help="Show the effective configuration and who wrote each key."),
     click.option("-f", "--follow", is_flag=True, help="Show the training until it ends."),
-    click.option("--paused", is_flag=True, help="Without a job yet; it gets one by `activate`."),
+    click.option("--paused", is_flag=True, help="Create without submitting; submit later with `activate`."),
     click.option("--test", is_flag=True, help="Only one batch, one validation and one checkpoint."),
     click.option("--local", is_flag=True, help="Train in this process, on one slot, without a job."),
     click.option("--pdb", is_flag=True, help="With --local: open the debugger where the trial raises an error."),

@@ -219,10 +219,10 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do it without askin
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Returns where the answer is yes. Raises HpcDetError where it is no, UsageError where nobody can answer."""
+    """Return if the answer is yes. Raises HpcDetError if it is no, UsageError if stdin is not a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"{question} Nobody is there to answer; add --yes")
+        raise UsageError(f"{question} stdin is not a terminal; pass --yes")
     if not click.confirm(question, err=True):
         raise HpcDetError("nothing was changed")

@@ -39,7 +39,7 @@ def findings(site: Site, ask: Run, which: Which) -> Iterator[Finding]:
     yield _priorities(ask)
     yield from _queues(site)
     yield from _preemption(ask)
-    yield _ok(f"arrays of up to {site.max_array_size} jobs" if site.max_array_size else "PBS tells no limit of arrays")
+    yield _ok(f"arrays of up to {site.max_array_size} jobs" if site.max_array_size else "max_array_size is not set")
 
 
 def _commands(ask: Run, which: Which) -> Iterator[Finding]:
@@ -83,7 +83,9 @@ def _preemption(ask: Run) -> Iterator[Finding]:
     try:
         order = parse_scheduler(ask(SCHEDULER)).get("preempt_order", "")
     except CommandError as error:
-        yield _note(f"who preempts whom is not told: {error}", "ask the site; set preempt_mode in the profile")
+        yield _note(
+            f"PBS does not report its preemption order: {error}", "ask the site; set preempt_mode in the profile"
+        )
         return
     letters = [letter for letter in dict.fromkeys(order.split()[0] if order else "") if letter in _WAYS]
     ways = "; ".join(_WAYS[letter] for letter in letters)
@@ -92,4 +94,4 @@ def _preemption(ask: Run) -> Iterator[Finding]:
     elif letters and letters[0] == "C":
         yield _note(f"preempt_order {order}: {ways}", "ask the site for R or D before C")
     else:
-        yield _ok(f"preempt_order {order}: {ways}" if letters else "the scheduler tells no preempt_order")
+        yield _ok(f"preempt_order {order}: {ways}" if letters else "PBS reports no preempt_order")

@@ -112,7 +112,7 @@ def _array(site: Site) -> Finding:
     size = site.max_array_size
     if size == 1:
         return _note("no job arrays (MaxArraySize)", "have max_array_size: 1 in the profile")
-    return _ok(f"arrays of up to {size} jobs" if size else "Slurm tells no limit of arrays")
+    return _ok(f"arrays of up to {size} jobs" if size else "MaxArraySize is not set")
 
 
 def _accounting(config: Mapping[str, str]) -> Finding:

@@ -73,7 +73,7 @@ def _guarded(
         state = state_of(view)
         return _tell(view, state, hooks) if state else []
     except Exception as error:
-        return [f"hooks were not told: {type(error).__name__}: {error}"]
+        return [f"notifying hooks failed: {type(error).__name__}: {error}"]
 
 
 def _tell(view: ExperimentView, state: ExperimentState, hooks: Sequence[Hook]) -> list[str]:
@@ -89,7 +89,9 @@ def _tell(view: ExperimentView, state: ExperimentState, hooks: Sequence[Hook]) -
     problems = _send(wanted, news)
     told = [{"hook": delivery.named(hook), "problem": problem} for hook, problem in zip(wanted, problems, strict=True)]
     write_json(claim, {**record, "hooks": told})
-    return [f"{entry['hook']} was not told of {state.value}: {entry['problem']}" for entry in told if entry["problem"]]
+    return [
+        f"notifying {entry['hook']} of {state.value} failed: {entry['problem']}" for entry in told if entry["problem"]
+    ]
 
 
 def _send(hooks: Sequence[Hook], news: News) -> list[str | None]:

@@ -1,1 +1,1 @@
-"""What will happen: an effective experiment on a cluster, decided once and frozen. No I/O."""
+"""The configuration meets the site: effective configuration, points of a multirun, pools, containers -> JobPlan."""

@@ -98,7 +98,7 @@ class JobPlan:
     experiment_id: int
     name: str
     scheduler: str
-    """Which command builders and which script template: slurm or local."""
+    """slurm, pbs or local: chooses the command builders and the script template."""
     folder: str
     """The experiment's folder, absolute, on a file system that every node sees."""
     code: str

@@ -1,1 +1,1 @@
-"""Which trials to run: pure functions."""
+"""Searchers, which decide what trials train next, and the journal that the workers of a search share."""

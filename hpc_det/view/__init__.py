@@ -1,1 +1,4 @@
-"""What the files of an experiment say, and the scheduler where they do not settle it. Nothing here writes."""
+"""State, history, metrics and profile of experiments, from their files and, where these leave it open, the scheduler.
+
+`experiments` keeps an index of those that rest, and `interrupted` settles submissions that were killed; all else reads.
+"""
