@@ -5,7 +5,7 @@ agent, the stop signals, and the note of a failure.
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import signal
 import sys
 import threading
@@ -86,8 +86,11 @@ class StopListener:
 
     def _listen(self) -> None:
         sources: list[int] = [self._end, self._signals.fd, *([self._line.connection.fileno()] if self._line else [])]
+        selector = selectors.PollSelector()  # select(2) refuses descriptors above 1023, and a large gang has as many
+        for source in sources:
+            selector.register(source, selectors.EVENT_READ)
         while True:
-            ready = select.select(sources, [], [])[0]
+            ready = [key.fd for key, _ in selector.select()]
             if self._end in ready:
                 return
             if self._signals.fd in ready:

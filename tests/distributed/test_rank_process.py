@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import resource
 import signal
 import socket
 import sys
@@ -14,10 +15,14 @@ import pytest
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rank_process import StopListener
 from hpc_det.node.lines import Message, line_over
+from hpc_det.node.network import allow_many_files
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from tests.distributed.ranks import OnRanks
 from tests.facts import unnamed
 from tests.wait import DEADLINE_S
+
+FD_SETSIZE = 1024
+"""select(2) takes no descriptor from here on."""
 
 
 def signalled_by_hand(distributed: Distributed, number: signal.Signals) -> bool:
@@ -30,6 +35,22 @@ def signalled_by_hand(distributed: Distributed, number: signal.Signals) -> bool:
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_without_an_agent_a_signal_is_a_notice(on_ranks: OnRanks, number: signal.Signals) -> None:
     assert on_ranks(1, signalled_by_hand, number) == [True]
+
+
+def signalled_with_many_files(distributed: Distributed) -> bool:
+    """As in a gang of a thousand ranks, where each has a connection to every other."""
+    allow_many_files()
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(FD_SETSIZE)]
+    try:
+        return signalled_by_hand(distributed, signal.SIGTERM)
+    finally:
+        for file in files:
+            os.close(file)
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2 * FD_SETSIZE, reason="too few open files")
+def test_a_signal_is_a_notice_with_more_open_files_than_select_takes(on_ranks: OnRanks) -> None:
+    assert on_ranks(1, signalled_with_many_files) == [True]
 
 
 def signalled_under_an_agent(distributed: Distributed) -> tuple[Message | None, bool, float | None]:
