@@ -76,13 +76,14 @@ def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal, queu
     search.submitted(arrays[0].first, sum(array.workers for array in arrays), stay=arrays[0].is_shared)
     with _cancelled_on_failure(folder, jobs.plan.scheduler, queued):
         for number, array in jobs.arrays.items():
+            before = len(queued)
             after = queued[-1] if queued and array.at_once else None
             submission = Submission(script=str(folder.script(number)), array=array, after=after, exclude=exclude)
             queued.append(_queue(jobs.plan, folder, submission))
             record_job(folder, number, queued[-1], jobs.plan.scheduler, first=array.first, workers=array.workers)
             if jobs.plan.resume == "chain":
                 _queue_chain(jobs.plan, folder, submission, queued)
-                write_json(folder.next_jobs(number, 0), {"jobs": queued})
+                write_json(folder.next_jobs(number, 0), {"jobs": queued[before:]})
         if source := search.state().cancelled:
             raise UsageError(f"experiment {folder.id}: was canceled by {source} while its jobs were submitted")
 

@@ -19,9 +19,11 @@ from typing import Any
 
 import pytest
 
+from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.errors import UsageError
 from hpc_det.node import disk
 from hpc_det.node.json_files import read_json, write_json
+from hpc_det.resources import data_path
 from hpc_det.schedulers.own_jobs import found_successor
 from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.search.journal import SearchJournal
@@ -301,6 +303,21 @@ def test_a_successor_whose_id_was_not_written_is_found(
     assert state(ExperimentView(experiment)) is expected
     assert ExperimentView(experiment).job_ids() == ["4711", *queue.jobs()]
     assert read_json(experiment.next_jobs(1, 0)) == {"jobs": ["4711", *queue.jobs()]}
+
+
+def test_a_chain_is_recorded_with_the_script_that_it_is_of(
+    hpc_det: Command, root: Path, config: Path, arguments: list[str], queue: Queue
+) -> None:
+    """A site without arrays: each trial has a script of its own."""
+    config.write_text(ARRAYS.replace("max_trials: 5", "max_trials: 2"))
+    profiles = root / "conf" / "cluster"
+    profiles.mkdir(parents=True)
+    says = {"max_array_size": 1, "resume": "chain", "chain_length": 1}
+    write_json(profiles / "slurm.yaml", load_yaml(data_path("conf") / "cluster" / "slurm.yaml") | says)
+    assert hpc_det(*arguments).code == 0
+    experiment = ExperimentStore(root).existing(1)
+    chains = [read_json(experiment.next_jobs(script, 0)) for script in (1, 2)]
+    assert chains == [{"jobs": ["4711", "4712"]}, {"jobs": ["4713", "4714"]}]
 
 
 @pytest.mark.parametrize("others_wait_s", [0.0, 30.0])
