@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +88,8 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     check_max_length(experiment, before["searcher"].get("max_length"), found.tree["searcher"].get("max_length"))
     origins_before = dict(read_map(experiment.origin) or {})
     queued = list[str]()
-    with _submitting(experiment):
+    submissions = SearchJournal(experiment).state().submissions
+    with submitting(experiment, first_script=_submitted(experiment) + 1, before=submissions):
         write_effective(experiment, found.tree)
         try:
             left = _Left.of(experiment)
@@ -113,7 +113,7 @@ def submit_again(experiment: ExperimentFolder) -> int:
     found = stored(experiment, [])
     left = _Left.of(experiment)
     jobs = prepare_jobs(found, experiment, left.count, worker=left.next_worker, script=left.next_script)
-    with _submitting(experiment):
+    with submitting(experiment, first_script=left.next_script, before=left.search.state().submissions):
         write_jobs(jobs, experiment)
         paused_by = left.search.state().paused or ""
         _lose_workers(left.search)
@@ -130,11 +130,6 @@ def submit_again(experiment: ExperimentFolder) -> int:
                 left.search.pause(paused_by)
             raise
     return left.count
-
-
-def _submitting(experiment: ExperimentFolder) -> AbstractContextManager[None]:
-    before = SearchJournal(experiment).state().submissions
-    return submitting(experiment, first_script=_submitted(experiment) + 1, before=before)
 
 
 @dataclass(frozen=True)

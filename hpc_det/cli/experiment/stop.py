@@ -69,7 +69,8 @@ def pause_one(experiment: ExperimentFolder) -> str:
 
     Raises UsageError where it has ended already.
     """
-    view, search = _still_there(experiment)
+    view = ExperimentView(experiment)
+    search = _still_there(view)
     if not (former := view.search.paused):
         search.pause(getpass.getuser())
     _stop_trials(experiment, search, "pause")  # once more, where that came to no end
@@ -85,9 +86,10 @@ def cancel_one(experiment: ExperimentFolder) -> str:
 
     Raises UsageError where it has ended already.
     """
-    if finished := _end_jobs_left(experiment):
+    view = ExperimentView(experiment)
+    if finished := _end_jobs_left(view):
         return finished
-    view, search = _still_there(experiment)
+    search = _still_there(view)
     search.cancel(getpass.getuser())
     _stop_trials(experiment, search, "cancel")
     _withdraw_jobs(view)
@@ -102,9 +104,10 @@ def kill_one(experiment: ExperimentFolder) -> str:
 
     Raises UsageError where it has ended already, HpcDetError where it does not end.
     """
-    if finished := _end_jobs_left(experiment):
+    view = ExperimentView(experiment)
+    if finished := _end_jobs_left(view):
         return finished
-    view, search = _still_there(experiment)
+    search = _still_there(view)
     search.cancel(getpass.getuser())
     _stop_trials(experiment, search, "kill")
     _cancel_jobs(view)
@@ -122,7 +125,8 @@ def kill_trial(trial: TrialFolder) -> str:
     """End one trial, and no other; what was done, in a sentence. Raises UsageError where nobody has it to train."""
     experiment = trial.experiment()
     name = f"{experiment.id}/{trial.id}"
-    view, search = _still_there(experiment)
+    view = ExperimentView(experiment)
+    search = _still_there(view)
     if trial.id not in {work.trial for work in search.state().open.values()}:
         found = state_now(view.search, trial, is_over=False)
         if found.is_final:
@@ -136,23 +140,21 @@ def kill_trial(trial: TrialFolder) -> str:
     return f"Killed trial {name}: it ends without another checkpoint"
 
 
-def _still_there(experiment: ExperimentFolder) -> tuple[ExperimentView, SearchJournal]:
-    """Raises UsageError where the experiment has ended."""
-    view = ExperimentView(experiment)
+def _still_there(view: ExperimentView) -> SearchJournal:
+    """Return the search of the experiment, to write in. Raises UsageError where it has ended."""
     if (found := state(view)).is_final:
-        raise UsageError(f"experiment {experiment.id} has ended already: {found.value}")
-    return view, SearchJournal(experiment)
+        raise UsageError(f"experiment {view.id} has ended already: {found.value}")
+    return SearchJournal(view.folder)
 
 
-def _end_jobs_left(experiment: ExperimentFolder) -> str | None:
+def _end_jobs_left(view: ExperimentView) -> str | None:
     """End the jobs that a `cancel` or `kill` has left in the queue, because it was killed itself; what was done, in a
     sentence, or None where there are none.
     """
-    view = ExperimentView(experiment)
     if view.settled() is not ExperimentState.CANCELED or not (left := jobs_left(view)):
         return None
     _cancel_jobs(view)
-    return f"Experiment {experiment.id} was canceled before; ended what was left of it: job {', '.join(left)}"
+    return f"Experiment {view.id} was canceled before; ended what was left of it: job {', '.join(left)}"
 
 
 def jobs_left(view: ExperimentView) -> list[str]:
