@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -119,7 +120,7 @@ def rank_command(command: Sequence[str]) -> list[str]:
 def _write_agent(attempt: Attempt) -> str:
     """mpiexec.hydra takes the path of one executable, and no arguments for it."""
     path = Path(attempt.socket).with_name("on-node")
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hpc_det.launch.launchers.nodes "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m hpc_det.launch.launchers.nodes "$@"\n')
     path.chmod(stat.S_IRWXU)
     return str(path)
 

@@ -79,7 +79,11 @@ def run(rank: int, command: Sequence[str]) -> int:
     # What is ignored stays so for the command, too: the node agent tells ranks of a stop in another way.
     forwarded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     signals = SignalPipe([*forwarded, signal.SIGCHLD])
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    except OSError as error:
+        print(f"hpc_det.launch.wrap_rank: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 127  # as sh(1) says it
     with selectors.DefaultSelector() as selector:
         selector.register(signals.fd, selectors.EVENT_READ)
         for stream, target in ((process.stdout, 1), (process.stderr, 2)):
@@ -102,9 +106,6 @@ def main(argv: list[str]) -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except OSError as error:
-        print(f"hpc_det.launch.wrap_rank: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 127  # as sh(1) says it
 
 
 if __name__ == "__main__":

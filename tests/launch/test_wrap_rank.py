@@ -84,6 +84,14 @@ def test_a_command_that_a_signal_ends_is_told_as_the_shell_does() -> None:
     assert run("1", "sh", "-c", "kill -KILL $$").returncode == 128 + signal.SIGKILL
 
 
+def test_output_that_cannot_be_written_is_no_missing_command() -> None:
+    """Exit code 127 would be a mistake of the user's, after which nothing is tried again."""
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*WRAP_RANK, "1", "echo", "x"], stdout=full, stderr=subprocess.PIPE, timeout=DEADLINE_S)
+    assert done.returncode == 1
+    assert os.strerror(errno.ENOSPC) in done.stderr.decode()
+
+
 def test_children_that_hold_the_streams_open_do_not_hold_the_gang() -> None:
     done = run("1", "sh", "-c", "sleep 60 & echo $!")
     pid = int(done.stdout.removeprefix("[rank=1] "))

@@ -30,6 +30,8 @@ from hpc_det.store.run_folder import RunFolder
 
 POLL_S = 1.0
 """How often the silent are looked for while something is waited for."""
+LOOK_S = 0.05
+"""Between two looks at all nodes, at least."""
 
 
 class NodeLine(Protocol):
@@ -90,7 +92,7 @@ class Nodes:
         self._missing: set[str] = set()
         """Hosts whose agents are gone."""
         self._wanted = 0
-        self._renewed_at = self.attentive_since = 0.0
+        self._renewed_at = self.attentive_since = self._next_look = 0.0
         self._clock = AwakeClock(POLL_S)
         self._capacity = capacity
         self._patience = patience
@@ -177,8 +179,10 @@ class Nodes:
             event = self._board.events.get(block=within_s > 0, timeout=max(within_s, 0.0) or None)
         except queue.Empty:
             event = None
-        self._drop_silent()
-        self._renew()
+        if time.monotonic() >= self._next_look:  # not for each of a thousand beats: a look goes over all nodes
+            self._next_look = time.monotonic() + LOOK_S
+            self._drop_silent()
+            self._renew()
         if event is None:
             return False
         role = event.line.identity["role"]
