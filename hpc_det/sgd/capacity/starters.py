@@ -103,7 +103,7 @@ class Srun:
     def commands(self, run: Path, slots: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
         for count in sorted(set(slots.values())):
             hosts = tuple(host for host in slots if slots[host] == count)
-            yield hosts, [*self._srun(hosts), *agents.into_log(run, [sys.executable, *agents.arguments(run, count)])]
+            yield hosts, [*self._srun(hosts), *_agent(run, count)]
 
     def environment(self) -> dict[str, str]:
         return {n: value for n, value in self._env.items() if not n.startswith("SLURM_") or _OF_THE_JOB.fullmatch(n)}
@@ -145,6 +145,11 @@ class Srun:
         return int(total[1]) // len(self.hosts) if total else 0
 
 
+def _agent(run: Path, slots: int) -> list[str]:
+    """Return the command line of an agent with room for so many ranks."""
+    return agents.into_log(run, [sys.executable, *agents.arguments(run, slots)])
+
+
 class _ByScript:
     """One starter of PBS' for each host, so that none that is lost ends the others, with a script (HostFolder).
 
@@ -165,13 +170,15 @@ class _ByScript:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix=".nodes-", dir=run)
             HostFolder.made(Path(self._folder.name))
-        folder = HostFolder(Path(self._folder.name))
+        folder, environment = HostFolder(Path(self._folder.name)), self.environment()
+        scripts = {
+            count: folder.write_script(_agent(run, count), environment, name=f"start-{count}")
+            for count in set(slots.values())
+        }
         for host, count in slots.items():
             rank = self.hosts.index(host)
             folder.forget(rank)
-            command = agents.into_log(run, [sys.executable, *agents.arguments(run, count)])
-            script = folder.write_script(command, self.environment(), name=f"start-{count}")
-            yield (host,), start_command(self._starter, self._lines, host, rank, script)
+            yield (host,), start_command(self._starter, self._lines, host, rank, scripts[count])
 
     def environment(self) -> dict[str, str]:
         return dict(self._env)
