@@ -8,10 +8,10 @@ from __future__ import annotations
 
 
 def may_stop() -> None:
-    """For the loop of a Hydra app: a place where a job that must end calls the app's checkpoint(), and ends.
+    """Call the app's checkpoint() and exit, if the job has to stop; for the loop of a Hydra app.
 
-    An app that never calls it is interrupted anywhere. In a gang every rank makes the same calls, after
-    `torch.distributed.init_process_group`, and all ranks stop at the same one. Outside such jobs it does nothing.
+    An app that never calls this is interrupted anywhere. In a gang every rank has to make the same calls, after
+    `torch.distributed.init_process_group`; all ranks stop at the same call. Outside such jobs it does nothing.
     """
     from hpc_det.sweep import stops
 

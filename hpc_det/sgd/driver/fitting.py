@@ -94,8 +94,8 @@ def fit(
     `num_workers`: how many ranks, or (fewest, most) of an elastic gang. Placement as TorchTrainer's, and `run`, too: a
     call with the run of one that was ended goes on from its last checkpoint. `max_failures`: how often ranks may die;
     preemptions do not count. `num_to_keep`: of the checkpoints, the best by `metric` and `mode`; None: all.
-    `hang_timeout_s`: after so long without a report the gang hangs (None: 20 times the longest so far, at least four
-    hours; without end before the first one of any rank).
+    `hang_timeout_s`: seconds without a report after which the gang counts as hung (None: 20 times the longest time
+    between reports so far, at least four hours; no limit before the first report of any rank).
 
     What the function raises on a rank is raised here at once, with that rank's traceback as its cause. Raises
     RetriesUsedUp (a RuntimeError), NotEnoughRanks (a TimeoutError), and UsageError for what cannot be done.

@@ -47,9 +47,10 @@ class TorchTrainer:
     min_workers: with fewer ranks the training waits; `num_workers` is the most.
     run: a name below $HPC_DET_ROOT/sgd, or a path with a slash: where snapshots are kept and a driver that starts again
         goes on. None: inside a job one of that job, else a temporary one, which goes with the trainer.
-    heartbeat_timeout_s: after so long a silence a node is lost; startup_timeout_s: how long to wait for ranks;
-    hang_timeout_s: after so long without a batch, or in `setup` or another call, the gang hangs (None: 20 times the
-        longest batch so far, at least 600 s; elsewhere 4 h after another rank is through).
+    heartbeat_timeout_s: seconds without a message after which a node counts as lost.
+    startup_timeout_s: seconds to wait for ranks.
+    hang_timeout_s: seconds without a finished batch, or within `setup` or another call, after which the gang counts as
+        hung (None: 20 times the longest batch so far, at least 600 s; elsewhere 4 h after another rank has finished).
 
     Raises BadArgument (a ValueError) with every mistake, NotEnoughRanks (a TimeoutError), and what a user's `setup`
     raises. Nothing is left behind then.
@@ -145,10 +146,10 @@ class TorchTrainer:
         return self._run.folder.logs
 
     def remaining(self, epochs: int) -> Iterator[int]:
-        """The numbers of the epochs, from 0, that are still to be trained, with one `train()` or more for each.
+        """Yield the numbers of the epochs that are still to be trained, from 0; call `train()` at least once in each.
 
-        The first is that of the round in which an earlier program of this run has ended: the calls that it has made
-        there return the results that they had. Raises UsageError where nothing was trained in one.
+        After a restart the first one is the epoch in which the earlier program of this run ended: the calls that it had
+        completed there return their recorded results. Raises UsageError for an epoch without a call of `train()`.
         """
         rounds = self._open_gang.rounds
         while (epoch := rounds.next_epoch(self.epochs_done)) < epochs:
@@ -238,10 +239,10 @@ class TorchTrainer:
         raise DeprecationWarning("restore is load now")
 
     def shutdown(self, force: bool = False) -> None:
-        """Ends all ranks, agents and jobs. `force`: without waiting for the ranks to leave by themselves.
+        """End all ranks, agents and jobs. `force`: without waiting for the ranks to exit by themselves.
 
-        What a Ctrl-C leaves undone is done when the program ends. Without a `run`, what was trained and neither saved
-        nor read is kept on the disk where an exception has come after it; a warning names the folder.
+        If a Ctrl-C interrupts it, the rest is done when the program exits. Without a `run`: if an exception follows
+        training that was neither saved nor read, the newest snapshot is kept on disk; a warning names its folder.
         """
         self._end(force, after_error=isinstance(sys.exc_info()[1], Exception))
 

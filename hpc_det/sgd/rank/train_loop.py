@@ -176,10 +176,10 @@ def _current(name: str) -> _Session:
 
 
 def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
-    """Tell `metrics`, of which rank 0's count, and keep `checkpoint`: the files of all ranks that give one together.
+    """Report `metrics`, of which rank 0's are recorded, and commit `checkpoint`: the files of all ranks that pass one.
 
-    Collective: every rank calls it equally often, and returns when all have. The files were copied then, and the
-    checkpoint is committed.
+    Collective: every rank calls it equally often. It returns when all ranks have called it; by then the files are
+    copied and the checkpoint is committed.
     """
     _current("report").report(metrics, checkpoint)
 

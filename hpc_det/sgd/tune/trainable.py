@@ -50,7 +50,7 @@ class Trainable:
         raise NotImplementedError
 
     def save_checkpoint(self, folder: str) -> str | None:
-        """Write into `folder`. What is returned, a path in it, is what `load_checkpoint` will get; None: the folder."""
+        """Write a checkpoint into `folder`. Return the path in it that `load_checkpoint` takes; None: the folder."""
         raise NotImplementedError
 
     def load_checkpoint(self, path: str) -> None:
