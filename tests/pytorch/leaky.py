@@ -429,7 +429,7 @@ class NoiseOfTorch(Sound):
 
 
 class WithReducers(Sound):
-    """They keep the values of the last validation, and checkpoints hold those of training."""
+    """One keeps the values of the last validation, which no checkpoint holds; checkpoints hold those of training."""
 
     class Collected(MetricReducer):
         def __init__(self) -> None:
@@ -445,14 +445,16 @@ class WithReducers(Sound):
             return sum(map(sum, per_slot_metrics))
 
     def begin(self) -> None:
-        self.reducer = self.Collected()
-        self.context.wrap_reducer(self.reducer, "sum")
+        self.trained, self.validated = self.Collected(), self.Collected()
+        self.context.wrap_reducer(self.trained, "sum")
+        self.context.wrap_reducer(self.validated, "records", for_training=False)
 
     def after_batch(self, loss: torch.Tensor) -> None:
-        self.reducer.values.append(loss.item())
+        self.trained.values.append(loss.item())
 
     def evaluate_batch(self, batch: Any) -> dict[str, Any]:
-        self.reducer.values.append(len(batch))
+        for reducer in (self.trained, self.validated):
+            reducer.values.append(len(batch))
         return super().evaluate_batch(batch)
 
 

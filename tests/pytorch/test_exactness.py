@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.errors import HpcDetError
 from hpc_det.pytorch import DataLoader, MetricReducer, PyTorchCallback, PyTorchTrialContext
+from hpc_det.pytorch.state.state import rank_state
 from tests.distributed.ranks import OnRanks
 from tests.facts import refused
 from tests.pytorch.test_samplers import make_batch_sampler
@@ -199,6 +201,24 @@ def test_buffers_that_ranks_do_not_share_come_back_on_each(on_ranks: OnRanks, tm
     own = [life.newest[f"rank-{rank}.pth"]["buffers"] for rank in (0, 1)]
     assert all(len(buffers) == 6 for buffers in own)
     assert not torch.equal(own[0]["1.running_mean"], own[1]["1.running_mean"])
+
+
+class Watched(nn.Sequential):
+    looks = 0
+
+    def named_buffers(self, *arguments: Any, **options: Any) -> Any:
+        self.looks += 1
+        return super().named_buffers(*arguments, **options)
+
+
+def test_a_save_looks_through_the_buffers_of_a_model_once() -> None:
+    """All training waits for it."""
+    model = Watched(nn.BatchNorm1d(5), nn.Linear(5, 5), nn.BatchNorm1d(5))
+    spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 1, "hparams": {}, "config": {}}
+    context = PyTorchTrialContext(spec, Distributed(size=2))
+    context.models, context.wrapped_models = [model], [model]
+    assert len(rank_state(context, MetricWindow())["buffers"]) == 6
+    assert model.looks == 1
 
 
 class Branching(nn.Module):

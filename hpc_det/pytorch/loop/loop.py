@@ -138,11 +138,7 @@ class Loop:
         batches = self._build_data(stack)
         generators = self._resume(folder, ranks) if folder else None
         if not folder:
-            self._context.tensorboard.cut({})
-        if not folder and self._warm_start.checkpoint:
-            self._strategy.restore(self._warm_start.checkpoint, self._callbacks)
-        elif not folder and self._warm_start.weights:
-            self._load_weights(self._warm_start.weights)
+            self._begin_anew()
         self._continue_log()
         self._strategy.check_savable(self._callbacks)  # better now than when the first checkpoint is due
         self._save_schedule.begin(self._progress.steps)
@@ -235,6 +231,13 @@ class Loop:
         self._strategy.restore(folder, self._callbacks)
         self._saver.resumed()
         return self._strategy.restore_rank(folder, ranks, self._open_report.window)
+
+    def _begin_anew(self) -> None:
+        self._context.tensorboard.cut({})
+        if self._warm_start.checkpoint:
+            self._strategy.restore(self._warm_start.checkpoint, self._callbacks)
+        elif self._warm_start.weights:
+            self._load_weights(self._warm_start.weights)
 
     def _load_weights(self, folder: Path) -> None:
         if self._distributed.is_chief:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hpc_det.pytorch.trial.trial import PyTorchTrial
 
 
-class PlainStrategy:
+class PyTorchStrategy:
     context_class: ClassVar[type[TrialContext]] = PyTorchTrialContext
     saves_on_every_rank: ClassVar = False
     micro_batches = 1

@@ -203,7 +203,7 @@ class PyTorchTrialContext(TrialContext):
         if auto_zero_grads:
             optimizer.zero_grad()
 
-    # --- the loop's words
+    # --- called by the loop
 
     def begin_fusion(self) -> None:
         """Before anything is restored, which may be what was found out."""

@@ -12,7 +12,7 @@ import torch
 from hpc_det.distributed.metrics import Reducer
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader
-from hpc_det.pytorch.strategies.pytorch_strategy import PlainStrategy
+from hpc_det.pytorch.strategies.pytorch_strategy import PyTorchStrategy
 from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.callback import PyTorchCallback
 from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
@@ -52,7 +52,7 @@ class PyTorchTrial(Trial):
     `train_batch`, both loaders and one of `evaluate_batch` and `evaluate_full_dataset` are required.
     """
 
-    strategy_class = PlainStrategy
+    strategy_class = PyTorchStrategy
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context

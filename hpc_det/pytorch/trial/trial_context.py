@@ -183,7 +183,7 @@ class TrialContext:
         """Tensors and numeric arrays, nested in dicts, lists and tuples, on this rank's device; the rest as it is."""
         return self.move(data)
 
-    # --- the loop's words
+    # --- called by the loop
 
     def on_device(self, batches: Iterable[Any], *, loaded_in_workers: bool) -> Iterator[Any]:
         """Batches as the trial gets them."""

@@ -10,6 +10,7 @@ import pytest
 
 from hpc_det.checkpoint.committed import Committed, committed, newest_good, newest_steps
 from hpc_det.checkpoint.damaged import damaged_ones
+from hpc_det.errors import HpcDetError
 from hpc_det.pytorch.state.load import load_trial_from_checkpoint_path
 from hpc_det.requeue import Action, AttemptEnd, Cause, decide
 from tests.facts import refused, unnamed
@@ -94,7 +95,7 @@ def test_what_was_planted_beside_the_code_is_named_and_never_imported(
     planted = newest(life)
     stop_at(life, 12)
     assert unnamed(capfd.readouterr().out, "code/torch.py", "manifest") == []
-    with refused(Exception, "code/torch.py"):
+    with refused(HpcDetError, "code/torch.py"):
         load_trial_from_checkpoint_path(planted.path)
 
 

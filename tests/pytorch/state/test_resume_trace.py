@@ -157,3 +157,10 @@ def test_timers_loggers_files_and_caches_are_no_difference(tmp_path: Path) -> No
     found = checked(tmp_path, "Everyday", 3, STOP)
     assert found.is_identical
     assert found.lost == ()
+
+
+def test_what_reducers_keep_of_a_validation_is_no_difference(tmp_path: Path) -> None:
+    """The second stop comes after the validation at batch 6, and nobody needs its values any more."""
+    found = checked(tmp_path, "WithReducers", 3, 8)
+    assert found.is_identical
+    assert found.lost == ()

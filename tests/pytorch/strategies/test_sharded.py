@@ -19,7 +19,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch import PyTorchTrialContext, load_trial_from_checkpoint_path
-from hpc_det.pytorch.strategies.pytorch_strategy import PlainStrategy
+from hpc_det.pytorch.strategies.pytorch_strategy import PyTorchStrategy
 from tests.distributed.ranks import OnRanks
 from tests.facts import each_names, refused
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same, differences
@@ -221,7 +221,7 @@ def refusals(distributed: Distributed) -> list[list[str]]:
         said(lambda: context().wrap_model(on_one)),
         said(lambda: context(Distributed()).wrap_model(whole)),
         said(lambda: context(gradient_compression=True).wrap_model(whole, static_graph=True)),
-        said(PlainStrategy(InFull(later), later).check),
+        said(PyTorchStrategy(InFull(later), later).check),
     ]
 
 
