@@ -210,7 +210,7 @@ def trial_record(found: TrialFacts, queued: Sequence[float], now: float) -> Reco
         "spans": [{"phase": span.phase.value, "begin": span.begin, "end": span.end} for span in shown],
         "seconds": {phase.value: seconds[phase] for phase in Phase if phase in seconds},
         "goodput": goodput(seconds),
-        "profile": found.profile(),
+        "profile": found.profile(history),
         "traces": sorted(str(path.relative_to(folder.path)) for path in folder.tensorboard.rglob("*.pt.trace.json*")),
     }
 

@@ -24,8 +24,9 @@ class Played:
     """The share of the workers' time in which they trained."""
 
 
-def at_random(seed: int = 0) -> Value:
-    draws = random.Random(seed)
+def at_random() -> Value:
+    """Return values that are the same in every play."""
+    draws = random.Random(0)
     return lambda work: draws.random()
 
 

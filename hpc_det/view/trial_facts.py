@@ -112,9 +112,9 @@ class TrialFacts:
 
     # --- performance
 
-    def profile(self) -> Record | None:
-        """What `hpc-det trial profile --json` prints; None of a trial without a profile."""
-        return profile(self.view, self.folder) if self.folder.profile.exists() else None
+    def profile(self, history: MetricHistory | None = None) -> Record | None:
+        """What `hpc-det trial profile --json` prints; None of a trial without a profile. `history`: if read."""
+        return profile(self.view, self.folder, history) if self.folder.profile.exists() else None
 
     def verdict(self) -> str | None:
         """Of its profile; None where it has none, or one that takes more than a moment to read."""

@@ -67,10 +67,10 @@ class Measured:
         return [gpu for node in self.nodes for gpu in node.busiest_gpus(ranks[node.host] or None)]
 
 
-def measured(trial: TrialFolder) -> Measured:
-    """Return what the files of a trial contain."""
+def measured(trial: TrialFolder, history: MetricHistory | None = None) -> Measured:
+    """Return what the files of a trial contain; `history`: of its metrics, where somebody has read them already."""
     saves = read_each_save(trial.saves)
-    history = MetricHistory(each(trial.metrics))
+    history = history or MetricHistory(each(trial.metrics))
     attempts = history.attempts.values()
     validated = Pauses(
         count=sum(len(attempt.validation_s) for attempt in attempts),

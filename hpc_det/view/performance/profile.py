@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from hpc_det.store.folders import TrialFolder
+from hpc_det.view.metric_history import MetricHistory
 from hpc_det.view.performance.advice import advice
 from hpc_det.view.performance.limits import Verdict, notes, slowest, verdicts, why
 from hpc_det.view.performance.measured import Conditions, Measured, conditions, measured
@@ -18,9 +19,12 @@ from hpc_det.view.state import ExperimentView
 Record = dict[str, Any]
 
 
-def profile(view: ExperimentView, trial: TrialFolder) -> Record:
-    """Raises HpcDetError where the files of the experiment are damaged."""
-    return recorded(measured(trial), conditions(view, trial))
+def profile(view: ExperimentView, trial: TrialFolder, history: MetricHistory | None = None) -> Record:
+    """Return the record of a trial; `history`: of its metrics, where somebody has read them already.
+
+    Raises HpcDetError where the files of the experiment are damaged.
+    """
+    return recorded(measured(trial, history), conditions(view, trial))
 
 
 def recorded(found: Measured, under: Conditions) -> Record:
