@@ -150,7 +150,7 @@ class Distributed:
         padded[: len(own)] = own
         received = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(received, padded)
-        return [json.loads(bytes(item[: int(length)].tolist())) for item, length in zip(received, lengths, strict=True)]
+        return [json.loads(bytes(item[: int(length)].numpy())) for item, length in zip(received, lengths, strict=True)]
 
     def broadcast_json(self, data: Any) -> Any:
         """What rank 0 gave."""

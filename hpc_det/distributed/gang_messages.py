@@ -163,7 +163,7 @@ class GangMessages:
             if not late:
                 return
             go_on()
-            if gone := [rank for rank in late if rank in self._gone and is_late(rank)]:
+            if self._gone and (gone := [rank for rank in late if rank in self._gone and is_late(rank)]):
                 raise RankGone(f"{_named(gone)} ended and {_have(gone)} not {what}")
             if self._arrivals[kind] != arrivals:
                 clock, arrivals = AwakeClock(LOOK_S), self._arrivals[kind]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -75,7 +75,7 @@ def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> 
 
 
 @full_disk.tried_again
-def append_lines(path: Path, records: Iterable[dict[str, Any]], *, durable: bool = True) -> None:
+def append_lines(path: Path, records: Sequence[dict[str, Any]], *, durable: bool = True) -> None:
     """Append JSON lines to `path`, which has one writer, at once. A line torn by a crash is ended first.
 
     Not `durable`: on disk at the next `flush_file`, and in sight of other processes at once. The name of a new file is

@@ -132,8 +132,8 @@ def share_own_log(folder: Path) -> None:
 def printed_to(path: Path) -> Iterator[None]:
     """What this process and its children print. When is noted at the begin and at the end; in between, agents do it."""
     note_time(path)
-    former = os.dup(1), os.dup(2)
     descriptor = open_log(path)
+    former = os.dup(1), os.dup(2)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.close(descriptor)

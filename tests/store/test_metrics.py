@@ -159,7 +159,7 @@ def test_few_lines_of_a_long_file_are_parsed(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "metrics.jsonl"
     append_line(path, {"kind": "begins", "trained": 0, "validated": -1})
     kinds = {steps: "training" if steps % 10 else "validation" for steps in range(1, 100_001)}
-    append_lines(path, ({"kind": kinds[at], "steps": at, "total": 9, "metrics": {"loss": 0.5}} for at in kinds))
+    append_lines(path, [{"kind": kinds[at], "steps": at, "total": 9, "metrics": {"loss": 0.5}} for at in kinds])
     parsed: list[bytes] = []
 
     def parse(line: bytes) -> dict[str, Any] | None:

@@ -61,6 +61,8 @@ def _orders(folder: Path) -> list[str]:
         return (folder / ORDERS).read_text().split()
     except FileNotFoundError:
         return ["end"]
+    except OSError:  # such as of a file server that is restarted
+        return []
 
 
 def main(argv: list[str]) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from hpc_det.schedulers.pbs.hosts import HostFolder, exports, of_no_machine, start_command, start_commands
+from hpc_det.schedulers.pbs.hosts import ORDERS, HostFolder, exports, of_no_machine, start_command, start_commands
 from hpc_det.schedulers.pbs.on_host import host_environment
 from tests.submit.hostile import VALUES
 
@@ -82,6 +83,15 @@ def test_mpiexec_is_told_of_the_hosts_where_others_share_the_job() -> None:
 def test_a_gang_that_shares_a_host_has_gpus_of_its_own(visible: str | None, gpus: str) -> None:
     env = {"HPC_DET_SLOTS": "2,3"} | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
     assert host_environment("0", env)["CUDA_VISIBLE_DEVICES"] == gpus
+
+
+@pytest.mark.integration
+def test_orders_that_cannot_be_read_for_now_end_nothing(tmp_path: Path) -> None:
+    """As where a file server is restarted."""
+    (tmp_path / ORDERS).mkdir()
+    on_host = [sys.executable, "-m", "hpc_det.schedulers.pbs.on_host", str(tmp_path), "3"]
+    subprocess.run([*on_host, "sh", "-c", "sleep 0.1; exit 7"], check=True)
+    assert HostFolder(tmp_path).exit_code(3) == 7
 
 
 def test_functions_of_the_shell_are_no_variables() -> None:
