@@ -104,9 +104,3 @@ def test_a_page_does_what_it_says_in_this_world(
         main(arguments)
         told = capfd.readouterr()
         assert step.agrees(told.out + told.err), f"$ {step.line}\n--- the page shows\n{step.shown}\n--- it says\n{told}"
-
-
-@pytest.mark.parametrize("name", ["experiments.md", "profiling.md", "cli.md"])
-def test_what_these_pages_link_to_is_there(name: str) -> None:
-    page = PAGE.with_name(name)
-    assert [link for link in Page.read(page).links() if not (page.parent / link).exists()] == []

@@ -25,41 +25,10 @@ from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S
 
 CHECKOUT = Path(__file__).parents[2]
-PAGES = [
-    CHECKOUT / name
-    for name in (
-        "README.md",
-        *(
-            f"docs/{page}.md"
-            for page in (
-                "quickstart",
-                "configuration",
-                "search",
-                "checkpoints",
-                "report",
-                "throughput",
-                "sweeps",
-                "pytorch",
-                "deepspeed",
-                "sgd",
-                "porting",
-                "clusters",
-                "context",
-                "launchers",
-                "logs",
-                "reliability",
-                "verify_resume",
-                "sharing",
-                "security",
-                "notifications",
-                "queue",
-                "submitit",
-                "features",
-                "architecture",
-            )
-        ),
-    )
-]
+PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+IN_A_WORLD = {"cli.md", "experiments.md", "profiling.md"}
+"""Pages whose commands tests/docs/test_cli_page.py executes, where there are experiments already."""
+FOLLOWED = [path for path in PAGES if path.name not in IN_A_WORLD]
 ELSEWHERE = {"setup", "slurm", "pbs"}
 MARKS = {*ELSEWHERE, "fails", "until", "long"}
 
@@ -71,7 +40,7 @@ def takes_long(path: Path) -> bool:
 every_page = pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])
 every_page_most_of_them_long = pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.name, marks=[] if path.name == "README.md" else pytest.mark.long) for path in PAGES],
+    [pytest.param(path, id=path.name, marks=[] if path.name == "README.md" else pytest.mark.long) for path in FOLLOWED],
 )
 
 
@@ -126,7 +95,7 @@ def test_a_page_does_what_it_says_on_this_machine(path: Path, tmp_path: Path) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("path", [path for path in PAGES if takes_long(path)], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [path for path in FOLLOWED if takes_long(path)], ids=lambda path: path.name)
 def test_a_page_does_all_that_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
     Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & ELSEWHERE)
 
