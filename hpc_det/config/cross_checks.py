@@ -12,7 +12,7 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.config.fields import time_limit_min
 from hpc_det.config.job_sections import Resources
-from hpc_det.config.merge import Tree
+from hpc_det.config.merge import Tree, value_at
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import expectation
 from hpc_det.config.storage import is_below
@@ -38,7 +38,7 @@ def cross_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
 
 
 def _searcher_problems(experiment: Tree) -> Iterator[Problem]:
-    searcher = _get(experiment, "searcher") or {}
+    searcher = value_at(experiment, "searcher") or {}
     if not isinstance(searcher, dict):
         return
     given = [key for key in ("time_metric", "max_time") if searcher.get(key) is not None]
@@ -72,8 +72,8 @@ def _needs_length(experiment: Tree, searcher: Tree) -> bool:
 
 def _batch_size_problems(experiment: Tree) -> Iterator[Problem]:
     path = "hyperparameters.global_batch_size"
-    slots = _get(experiment, "resources", "slots_per_trial") or Resources().slots_per_trial
-    for batch_size in _batch_sizes(_get(experiment, "hyperparameters", "global_batch_size")):
+    slots = value_at(experiment, "resources", "slots_per_trial") or Resources().slots_per_trial
+    for batch_size in _batch_sizes(value_at(experiment, "hyperparameters", "global_batch_size")):
         if type(batch_size) is not int or batch_size < 1:
             yield Problem(path, f"got {shown(batch_size)}", "expected a whole number >= 1")
         elif type(slots) is int and batch_size < slots:
@@ -102,10 +102,10 @@ def _batch_sizes(spec: Any) -> list[Any]:
 
 
 def _records_problems(experiment: Tree) -> Iterator[Problem]:
-    if _get(experiment, "hyperparameters", "global_batch_size") is not None:
+    if value_at(experiment, "hyperparameters", "global_batch_size") is not None:
         return
     for path in ("searcher.max_length", "min_validation_period", "min_checkpoint_period"):
-        records = _get(experiment, *path.split("."), "records")
+        records = value_at(experiment, *path.split("."), "records")
         if records is not None:
             yield Problem(
                 path,
@@ -115,7 +115,7 @@ def _records_problems(experiment: Tree) -> Iterator[Problem]:
 
 
 def _time_limit_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
-    own = _get(experiment, "resources", "time_limit")
+    own = value_at(experiment, "resources", "time_limit")
     limit, path = (
         (own, "resources.time_limit") if own is not None else (cluster.get("time_limit"), "cluster.time_limit")
     )
@@ -133,8 +133,8 @@ def _time_limit_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
 
 
 def _packed_slots_problems(experiment: Tree) -> Iterator[Problem]:
-    slots = _get(experiment, "resources", "slots_per_trial") or Resources().slots_per_trial
-    packed = _get(experiment, "resources", "packed_slots")
+    slots = value_at(experiment, "resources", "slots_per_trial") or Resources().slots_per_trial
+    packed = value_at(experiment, "resources", "packed_slots")
     if type(slots) is int and type(packed) is int and slots > 0 and packed % slots:
         low = packed - packed % slots
         yield Problem(
@@ -147,22 +147,23 @@ def _packed_slots_problems(experiment: Tree) -> Iterator[Problem]:
 def _device_problems(experiment: Tree) -> Iterator[Problem]:
     """What is left of the old name after `older_names` stands beside the new one."""
     for key in ("image", "environment_variables"):
-        written = _get(experiment, "environment", key)
+        written = value_at(experiment, "environment", key)
         if isinstance(written, dict) and {"gpu", "cuda"} <= written.keys():
             path = f"environment.{key}.gpu"
             yield Problem(path, "gpu is the old name of cuda, and both are given", "keep cuda")
 
 
 def _storage_problems(experiment: Tree) -> Iterator[Problem]:
-    storage = _get(experiment, "checkpoint_storage")
-    kind, host, path = (_get(storage, key) for key in ("type", "host_path", "storage_path"))
+    storage = value_at(experiment, "checkpoint_storage")
+    kind, host, path = (value_at(storage, key) for key in ("type", "host_path", "storage_path"))
     if kind == "shared_fs" and isinstance(host, str) and isinstance(path, str) and not is_below(path, host):
         yield Problem(
             "checkpoint_storage.storage_path",
             f"{shown(path)} does not lie in checkpoint_storage.host_path {shown(host)}",
             "give a relative path, or one below host_path",
         )
-    if kind == "azure" and (_get(storage, "connection_string") is None) is (_get(storage, "account_url") is None):
+    ways = [value_at(storage, key) for key in ("connection_string", "account_url")]
+    if kind == "azure" and ways.count(None) != 1:
         yield Problem(
             "checkpoint_storage.connection_string",
             "either connection_string or account_url says where the container is",
@@ -171,18 +172,18 @@ def _storage_problems(experiment: Tree) -> Iterator[Problem]:
 
 
 def _profiling_problems(experiment: Tree) -> Iterator[Problem]:
-    first = _get(experiment, "profiling", "begin_on_batch") or 0
-    last = _get(experiment, "profiling", "end_after_batch")
+    first = value_at(experiment, "profiling", "begin_on_batch") or 0
+    last = value_at(experiment, "profiling", "end_after_batch")
     if type(first) is int and type(last) is int and 0 <= last < first:
         path = "profiling.end_after_batch"
         yield Problem(path, f"{last} is before profiling.begin_on_batch {first}", f"give at least {first}")
 
 
 def _log_policy_problems(experiment: Tree) -> Iterator[Problem]:
-    policies = _get(experiment, "log_policies")
+    policies = value_at(experiment, "log_policies")
     names: list[Any] = []
     for i, policy in enumerate(policies if isinstance(policies, list) else ()):
-        name = _get(policy, "name")
+        name = value_at(policy, "name")
         if name is not None and name in names:
             path = f"log_policies[{i}].name"
             yield Problem(path, f"{shown(name)} is the name of log_policies[{names.index(name)}], too", "give another")
@@ -220,9 +221,3 @@ def _not_an_address(url: Any) -> str | None:
     if not host:
         return "names no host"
     return "holds a name or password before its host, which is not supported" if "@" in parts.netloc else None
-
-
-def _get(tree: Any, *keys: str) -> Any:
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree

@@ -66,6 +66,13 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
+def value_at(tree: Any, *keys: str) -> Any:
+    """The value below these keys; None where there is none."""
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
+
+
 def join(path: str, key: object) -> str:
     """The dotted path of `key` under `path`."""
     return f"{path}.{key}" if path else str(key)

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from hpc_det.config.merge import Tree
+from hpc_det.config.merge import Tree, value_at
 from hpc_det.node.json_files import checked
 from hpc_det.store.experiment_config import read_secrets
 from hpc_det.store.folders import TrialFolder
@@ -121,9 +121,7 @@ class Conditions:
 
     def value(self, path: str, default: Any) -> Any:
         """Of the configuration, by dotted path."""
-        found: Any = self.config
-        for key in path.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
+        found = value_at(self.config, *path.split("."))
         return default if found is None else found
 
 
