@@ -51,9 +51,9 @@ class Action(str, enum.Enum):
 
 
 NO_PROGRESS_LIMIT = 5
-"""The default of `max_attempts_without_progress`: so many in a row without a newer checkpoint end the trial."""
+"""The default of `max_attempts_without_progress`: attempts in a row without a newer checkpoint that end the trial."""
 TOO_SHORT = 10
-"""So many times the limit of attempts that were too short to save a checkpoint."""
+"""The limit of attempts that were too short to save a checkpoint, in multiples of the one above."""
 
 
 @dataclass(frozen=True, kw_only=True)

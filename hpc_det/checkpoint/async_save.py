@@ -21,7 +21,7 @@ from hpc_det.node import full_disk
 from hpc_det.node.suspension import AwakeClock
 
 SILENT_S = 1800.0
-"""So long may no rank report anything of a checkpoint: one block may wait for a file server to come back."""
+"""Seconds without a report of any rank after which a save fails: one block may wait for a file server to come back."""
 REPORT_S = 20.0
 """How often a rank reports to rank 0 that it still writes, and rank 0 to all that the save makes progress."""
 LOOK_S = 1.0

@@ -17,7 +17,7 @@ from hpc_det.node.json_files import read_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
 RESUME_DEPTH = 2
-"""So many of its newest checkpoints a trial keeps while it runs."""
+"""How many of its newest checkpoints a trial keeps while it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)

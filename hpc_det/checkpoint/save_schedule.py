@@ -56,7 +56,7 @@ class SaveSchedule:
         What rank 0 is told counts. `clock`: seconds since the epoch.
         """
         self.next_look = math.inf
-        """So many batches: there `is_due` is a collective."""
+        """The number of batches after which `is_due` is a collective next."""
         self._trial = trial
         self._distributed = distributed
         self._grace_s = grace_s

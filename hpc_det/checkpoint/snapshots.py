@@ -260,7 +260,7 @@ class Keeper:
         self._thread.start()
 
     def settle(self, held: Held | None) -> None:
-        """The driver is gone, and whoever goes on for it shall lose no call that had returned: `held` is the newest."""
+        """Make `held`, the newest, durable: the driver is gone, and the next must lose no call that had returned."""
         self._newest = held or self._newest
         if self._thread:
             self._thread.join()

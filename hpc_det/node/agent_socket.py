@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hpc_det.node.frames import Bytes
 
 OTHER_FILES = 128
-"""So many may an agent have open beside the lines of its ranks."""
+"""Files that an agent may have open beside the lines of its ranks."""
 ANSWER_S = 10.0
 """How long a failed rank waits for its agent, which answers at once unless the node is overloaded."""
 
@@ -85,7 +85,7 @@ class AgentSocket(LineServer):
         return [rank for pid, ranks in running if pid and has_no_memory(pid) for rank in ranks]
 
     def close(self) -> None:
-        """Whose line ends now is not lost."""
+        """Close all lines. A rank whose line ends now does not count as lost."""
         self._running.clear()
         self._agents_selector.unregister(self)
         super().close()

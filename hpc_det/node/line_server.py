@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from hpc_det.node.frames import Bytes, Reading
 
 STRANGERS = 64
-"""At a time; one more, and the oldest is hung up on."""
+"""Connections that have not shown the key yet, at a time; with one more, the oldest is closed."""
 PATIENCE_S = 5.0
-"""For how long one may remain a stranger."""
+"""Seconds after which a connection that has not shown the key is closed."""
 REST_S = 0.5
-"""Without accepting connections, where this process can open no more files: they wait in the kernel's queue."""
+"""Seconds without accepting connections when this process can open no more files; they wait in the kernel's queue."""
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class LineServer:
         self._server.setblocking(False)
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._strangers: dict[_Caller, float] = {}
-        """Until when each is borne with, the oldest first."""
+        """Connections that have not shown the key yet, the oldest first, and when each is closed."""
         self._lines: set[_Caller] = set()
         self._rests_until: float | None = None
         """While no connection is accepted."""

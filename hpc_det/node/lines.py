@@ -241,7 +241,7 @@ def _left(end: float) -> float:
 
 
 def set_up(connection: socket.socket, gone_s: float = GONE_S) -> None:
-    """Small messages leave at once, and a host that is gone without a word is noticed in `gone_s` (tcp(7))."""
+    """Small messages leave at once, and a host that has gone silent is noticed after `gone_s` seconds (tcp(7))."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_NODELAY, 1),

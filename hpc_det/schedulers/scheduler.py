@@ -36,8 +36,8 @@ TIMEOUT_S = 60.0
 ENV = "env"
 """env(1): a command can begin with it, and with settings of variables."""
 AWAY_S, AGAIN_S = 1800.0, 3.0
-"""So long a job waits for a scheduler that does not answer, which may be restarted or upgraded meanwhile, and so often
-it asks again. The job keeps its nodes, and the scheduler could not give them to anybody else.
+"""Seconds that a job waits for a scheduler that does not answer, which may be restarted or upgraded meanwhile, and
+seconds between two tries. The job keeps its nodes, and the scheduler could not give them to anybody else.
 """
 _TEMPORARY = ("/var/tmp", "/tmp")
 """PBS' own default comes first."""
@@ -112,7 +112,7 @@ def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, ti
     if done.returncode == 127 and command[0] == ENV:  # env(1), exit status
         raise _not_found(name)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "without a word").replace("\n", "; ")
+        said = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").replace("\n", "; ")
         raise refusal(f"{name}: refused with exit code {done.returncode}: {said}", said, done.stdout, done.returncode)
     return done.stdout
 

@@ -21,10 +21,10 @@ from hpc_det.schedulers.scheduler import TIMEOUT_S, JobState, JobStatus, Run, Sc
 ASK_S = 2.0
 """Between two queries, at least."""
 WANTED_S = 120.0
-"""A job that nobody wanted to know of for so long is not asked about any more."""
+"""Seconds after the last request for a job until it is left out of queries."""
 WAIT_S = 0.05
 PATIENCE_S = 10.0
-"""Who waits for the answer to a question of somebody else asks as well after this time."""
+"""Seconds to wait for the query of another process before this one asks as well."""
 
 
 class SharedAnswers:

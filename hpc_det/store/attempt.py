@@ -151,7 +151,7 @@ class Failure:
     invalid_hp: bool = False
     """The trial says that its hyperparameters cannot work."""
     lost: bool = False
-    """The process was gone without a word: killed from outside, or crashed."""
+    """The process exited without reporting a cause: killed from outside, or crashed."""
     hung: bool = False
     """The process made no step for too long."""
     disk_full: bool = False

@@ -16,7 +16,7 @@ from hpc_det.node.json_files import append_line, made, read_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """One of them."""
+    """How long one save took."""
 
     batches: int
     """In the checkpoint."""
@@ -38,9 +38,8 @@ class SaveTimes:
     """Of all `count` saves of a trial so far, at least one."""
 
     count: int
-    last_s: float
-    """From the beginning until the checkpoint was committed, as the two that follow."""
     longest_s: float
+    """From the beginning until the checkpoint was committed, as `mean_s`."""
     mean_s: float
     stall_s: float
     """The mean time without training: with what follows the commit, such as an upload."""
@@ -51,14 +50,13 @@ class SaveTimes:
 
 
 def after_save(former: SaveTimes | None, save: Save) -> SaveTimes:
-    """With one save more."""
+    """Return `former` with one more save."""
     count, longest_s, mean_s, mean_stall_s, batch_s = 1, 0.0, 0.0, 0.0, save.batch_s
     if former:
         count, longest_s, mean_s, mean_stall_s = former.count + 1, former.longest_s, former.mean_s, former.stall_s
         batch_s = former.batch_s if batch_s is None else batch_s
     return SaveTimes(
         count=count,
-        last_s=save.committed_s,
         longest_s=max(longest_s, save.committed_s),
         mean_s=mean_s + (save.committed_s - mean_s) / count,
         stall_s=mean_stall_s + (save.stall_s - mean_stall_s) / count,
