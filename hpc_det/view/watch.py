@@ -68,6 +68,18 @@ def readable_states(
     return found, damaged
 
 
+def readable_views(experiments: Iterable[ExperimentFolder]) -> tuple[list[ExperimentView], dict[Path, HpcDetError]]:
+    """Experiments whose files can be read, and what is wrong with the others, by their folders."""
+    views: list[ExperimentView] = []
+    damaged: dict[Path, HpcDetError] = {}
+    for experiment in experiments:
+        try:
+            views.append(ExperimentView(experiment))
+        except HpcDetError as error:
+            damaged[experiment.path] = error
+    return views, damaged
+
+
 @contextmanager
 def _kept(damaged: dict[int, HpcDetError], view: ExperimentView) -> Iterator[None]:
     """Of several experiments the others go on."""
@@ -229,13 +241,7 @@ def what_to_do(view: ExperimentView) -> str:
 
 def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
     """Raises UsageError naming all that have not ended, and those whose damaged files do not tell."""
-    views: list[ExperimentView] = []
-    damaged: dict[Path, HpcDetError] = {}
-    for experiment in experiments:
-        try:
-            views.append(ExperimentView(experiment))
-        except HpcDetError as error:
-            damaged[experiment.path] = error
+    views, damaged = readable_views(experiments)
     found, unreadable = readable_states(views)
     damaged |= {view.folder.path: unreadable[view.id] for view in views if view.id in unreadable}
     problems = [
@@ -259,14 +265,14 @@ def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
 
 def beginning_with(folders: Sequence[Path], root: Path) -> list[str]:
     """A sentence for each experiment below the state root that has not ended and whose trials begin with weights from
-    below `folders`.
+    below `folders`. Those with damaged files are left out.
     """
     named = [
         (experiment, source)
         for experiment in ExperimentStore(root).all()
         if (source := source_of(experiment)) and any(source.is_relative_to(folder) for folder in folders)
     ]
-    running, _ = readable_states(ExperimentView(experiment) for experiment, _ in named)
+    running, _ = readable_states(readable_views(experiment for experiment, _ in named)[0])
     return [
         f"experiment {experiment.id} is {running[experiment.id].value}, and its trials begin with the weights in "
         f"{source}: those that have not begun would fail"

@@ -15,9 +15,8 @@ from hpc_det.node.files import age_s, make_folder
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import count
-from hpc_det.view.state import ExperimentView
 from hpc_det.view.trial_history import read_tolerantly
-from hpc_det.view.watch import readable_states, say
+from hpc_det.view.watch import readable_states, readable_views, say
 
 
 @click.command()
@@ -45,7 +44,7 @@ def clean_up(store: ExperimentStore, *, dry_run: bool) -> Iterator[str]:
     Deletions that were killed are finished last: HpcDetError tells of stores that do not answer.
     """
     due = [experiment for experiment in store.all() if _is_due(experiment)]
-    views = [view for experiment in due if (view := _view(experiment))]
+    views, _damaged = readable_views(due)
     for number, state in readable_states(views)[0].items():
         if state.is_final:
             yield _delete_logs(store.folder(number), dry_run=dry_run)
@@ -92,10 +91,3 @@ def _delete_logs(experiment: ExperimentFolder, *, dry_run: bool) -> str:
         path.unlink(missing_ok=True)
     experiment.logs_deleted.touch(mode=0o600)
     return f"Deleted {said}"
-
-
-def _view(experiment: ExperimentFolder) -> ExperimentView | None:
-    try:
-        return ExperimentView(experiment)
-    except HpcDetError:
-        return None

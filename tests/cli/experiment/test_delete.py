@@ -183,9 +183,12 @@ def test_those_who_begin_with_its_weights_are_named(hpc_det: Command, root: Path
     checkpoint = committed(source.trial.checkpoints)[0].path
     for _ in range(2):
         write_json(Life.submitted(root).folder.warm_start, {"checkpoint": str(checkpoint)})
+    damaged = Life.submitted(root).folder
+    write_json(damaged.warm_start, {"checkpoint": str(checkpoint)})
+    (damaged.search / "000000000.json").write_text("")
     scheduler.states = [JobState.QUEUED]
     done = hpc_det("e", "delete", "1", "--yes")
-    assert done.code == 0
+    assert (done.code, unnamed(done.out, "experiment 1")) == (0, []), "a damaged one hides no other"
     each_names(done.err.splitlines(), *(["warning", f"experiment {n}", "QUEUED", checkpoint] for n in (2, 3)))
 
 
