@@ -10,7 +10,7 @@ import click
 from hpc_det.cli.arguments import store
 from hpc_det.cli.commands import Group
 from hpc_det.cli.output import Output, column, output_options
-from hpc_det.view.experiments import under_way
+from hpc_det.view.experiments import look
 from hpc_det.view.formatting import iso
 from hpc_det.view.trial_history import read_attempts
 from hpc_det.view.watch import readable_states, say
@@ -37,7 +37,7 @@ def list_(output: Output) -> None:
 
 
 def _running() -> Iterator[dict[str, Any]]:
-    views = under_way(store())
+    views = look(store()).under_way
     found, damaged = readable_states(views)
     for error in damaged.values():
         say(f"warning: {error}")

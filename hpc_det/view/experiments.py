@@ -43,22 +43,13 @@ def summaries(store: ExperimentStore) -> list[Summary]:
     return sorted([*told, *damaged_ones], key=lambda each: each.id)
 
 
-def under_way(store: ExperimentStore) -> list[ExperimentView]:
-    """Experiments that have not ended, as far as their files tell, oldest first: their jobs may be in a queue or run.
-
-    Nobody is asked. Paused ones are among them.
-    """
-    found = look(store)
-    paused = [store.folder(each.id) for each in found.resting if not each.state.is_final]
-    return sorted([*found.under_way, *map(ExperimentView, paused)], key=lambda view: view.id)
-
-
 @dataclass(frozen=True)
 class Found:
     """By one look at all experiments, each of them oldest first. The index is brought up to date on the way."""
 
     resting: list[Summary] = field(default_factory=list)
     under_way: list[ExperimentView] = field(default_factory=list)
+    """Their jobs may be in a queue or run, as far as files tell: the scheduler is not asked."""
     damaged: list[Summary] = field(default_factory=list)
 
 

@@ -15,7 +15,7 @@ import pytest
 from hpc_det.store.experiment_config import write_about
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.experiments import SETTLES_S, summaries, under_way
+from hpc_det.view.experiments import SETTLES_S, look, summaries
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import FakeScheduler, Life
 
@@ -212,7 +212,7 @@ def test_an_experiment_with_damaged_files_is_read_each_time(
     assert reads == [1, 1]
 
 
-def test_what_has_not_ended_is_under_way(
+def test_what_has_not_come_to_rest_is_under_way(
     store: ExperimentStore, root: Path, ended: Life, scheduler: FakeScheduler
 ) -> None:
     runs = Life.submitted(root, job_id="4712")
@@ -221,6 +221,6 @@ def test_what_has_not_ended_is_under_way(
     paused.search.pause("ada")
     age(paused.folder)
     for _ in range(2):  # without the index, and with it
-        assert [(view.id, view.job_ids()) for view in under_way(store)] == [(2, ["4712"]), (3, ["4713"])]
+        assert [(view.id, view.job_ids()) for view in look(store).under_way] == [(2, ["4712"])]
     assert scheduler.asked == []
     assert states(store) == {1: "COMPLETED", 2: "RUNNING", 3: "PAUSED"}

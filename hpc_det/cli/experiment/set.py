@@ -96,7 +96,7 @@ def gc_policy(experiments: list[ExperimentFolder], yes: bool, **limits: int | No
         raise UsageError(
             "set gc-policy: give at least one of --save-experiment-best, --save-trial-best and --save-trial-latest"
         )
-    ended = {number: state.is_final for number, state in states(map(ExperimentView, experiments)).items()}
+    ended = {number: state.is_final for number, state in states(at_once(experiments, ExperimentView)).items()}
     changes = at_once(experiments, lambda experiment: _change(experiment, counts, has_ended=ended[experiment.id]))
     gone = [found for change in changes for found in change.gone]
     if gone:
