@@ -1,14 +1,15 @@
-"""An order to kill is carried out by one process; if that is killed before it could, by another."""
+"""An order to kill is carried out by one process, or by another if that is killed first; its function exists."""
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.kills import orders
+from tests.chaos.kills import moments, orders, plans, sgd_plans
 
 CLAIMS = """
 import sys, time
@@ -32,3 +33,19 @@ def test_the_claim_of_a_process_lapses_when_it_ends(tmp_path: Path) -> None:
 def test_an_order_that_was_carried_out_is_claimed_by_nobody(tmp_path: Path) -> None:
     orders.note_done(tmp_path, 0)
     assert not orders.claim(tmp_path, 0)
+
+
+FUNCTIONS = [
+    function
+    for plan in (plans, sgd_plans)
+    for time in vars(plan).values()
+    if isinstance(time, plans.Time)
+    for function in time.functions
+    if function.startswith("hpc_det.")
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_each_function_that_carries_orders_out_is_where_the_plans_say(function: str) -> None:
+    owner, name = moments.owner_of(function, importlib.import_module(function.partition(":")[0]))
+    assert name in vars(owner)

@@ -40,6 +40,12 @@ def install(folder: Path) -> None:
     sys.meta_path.insert(0, _Finder(moments, by_module))
 
 
+def owner_of(function: str, module: ModuleType) -> tuple[Any, str]:
+    """What has a moment's function as an attribute, and the attribute's name."""
+    *path, name = function.partition(":")[2].split(".")
+    return functools.reduce(getattr, path, module), name
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, moments: _Moments, by_module: dict[str, list[int]]) -> None:
         self._moments, self._by_module = moments, by_module
@@ -66,11 +72,9 @@ class _Moments:
 
     def change(self, module: ModuleType, numbers: Sequence[int]) -> None:
         for function in {self._orders[number].moment.function for number in numbers}:
-            *path, name = function.partition(":")[2].split(".")
-            owner = functools.reduce(getattr, path, module)
+            owner, name = owner_of(function, module)
             of_it = [number for number in numbers if self._orders[number].moment.function == function]
-            made = self._around(owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name), of_it)
-            setattr(owner, name, made)
+            setattr(owner, name, self._around(owner.__dict__[name], of_it))
 
     def _around(self, function: Any, numbers: Sequence[int]) -> Any:
         if isinstance(function, (classmethod, staticmethod)):

@@ -103,7 +103,7 @@ COMMITS = Time(
     rank=0,
 )
 ENDS = Time(
-    ("hpc_det.pytorch.loop.run:Run.train", "hpc_det.distributed.collectives:Distributed.stop"), ends=HAS_FINISHED
+    ("hpc_det.pytorch.loop.run:TrialRun.train", "hpc_det.distributed.collectives:Distributed.stop"), ends=HAS_FINISHED
 )
 IN_RANKS = (STARTS, TRAINS, VALIDATES, SAVES, COMMITS)
 
