@@ -140,7 +140,7 @@ class RetentionPolicy(Section):
     log_retention_days: Annotated[int, Field(ge=-1, le=32767), Expected("a whole number from -1 to 32767")] | None = (
         Field(
             default=None,
-            description="So many days after its end the logs of an experiment are deleted; -1 or nothing: never.",
+            description="Days to keep logs after the experiment ends; -1 or null keeps them.",
         )
     )
 
@@ -200,8 +200,8 @@ class Experiment(Section):
     )
     hang_timeout_s: NotNegative | None = Field(
         default=None,
-        description="A rank without a step for so many seconds hangs, and the attempt is ended; null: learned from its "
-        "steps; 0: nobody watches.",
+        description="Seconds without a step after which a rank counts as hung and its attempt ends. 0 disables the "
+        "check; null derives it from step times.",
     )
     perform_initial_validation: Flag = Field(default=False, description="The trial is validated before it trains.")
     checkpoint_policy: Literal["best", "all", "none"] = Field(
@@ -223,7 +223,7 @@ class Experiment(Section):
         default=[], description="What is done about a line of the log. Two are always there: CUDA OOM, ECC Error."
     )
     notify: Annotated[list[Hook], Expected("a list of maps with one of command, webhook and mail")] = Field(
-        default=[], description="Who is told when the experiment begins, rests or ends."
+        default=[], description="Hooks called when the experiment starts, pauses or ends."
     )
     retention_policy: RetentionPolicy = Field(default=RetentionPolicy(), description="How long logs stay.")
     preemption_timeout: Positive | None = Field(

@@ -8,8 +8,8 @@ from hpc_det.cli.commands import Group, LazyCommand
 
 COMMANDS = (
     LazyCommand("activate", "experiment.continue_", "Go on with experiments that were paused."),
-    LazyCommand("archive", "experiment.archive", "Have lists leave out experiments that have ended."),
-    LazyCommand("cancel", "experiment.stop", "End experiments after another checkpoint of each of their trials."),
+    LazyCommand("archive", "experiment.archive", "Hide finished experiments from listings."),
+    LazyCommand("cancel", "experiment.stop", "Save a checkpoint of each trial, then end the experiments."),
     LazyCommand(
         "cleanup",
         "experiment.cleanup",
@@ -67,7 +67,7 @@ COMMANDS = (
         "experiment.tune_throughput",
         "Find out what limits the throughput of an experiment, and which settings to try.",
     ),
-    LazyCommand("unarchive", "experiment.archive", "Have lists show experiments again."),
+    LazyCommand("unarchive", "experiment.archive", "Show archived experiments in listings again."),
     LazyCommand(
         "verify-resume",
         "experiment.verify_resume",

@@ -16,7 +16,7 @@ from hpc_det.view.watch import state
 @click.command()
 @experiments_argument
 def archive(experiments: list[ExperimentFolder]) -> None:
-    """Have lists leave out experiments that have ended.
+    """Hide finished experiments from listings.
 
     \b
     Example:
@@ -28,7 +28,7 @@ def archive(experiments: list[ExperimentFolder]) -> None:
 @click.command()
 @experiments_argument
 def unarchive(experiments: list[ExperimentFolder]) -> None:
-    """Have lists show experiments again.
+    """Show archived experiments in listings again.
 
     \b
     Example:

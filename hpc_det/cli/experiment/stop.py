@@ -39,7 +39,7 @@ def pause(experiments: list[ExperimentFolder]) -> None:
 @click.command()
 @experiments_argument
 def cancel(experiments: list[ExperimentFolder]) -> None:
-    """End experiments after another checkpoint of each of their trials.
+    """Save a checkpoint of each trial, then end the experiments.
 
     \b
     Example:
