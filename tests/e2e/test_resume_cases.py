@@ -204,8 +204,8 @@ def test_a_node_lost_minutes_before_pbs_notices_is_left_and_nobody_is_charged(
 
 ON_SLURM = """
          preempted time_limit node_lost pause crash hang requeued node_lost_requeued resubmitted out_of_time_resubmitted
-trial direct               T L L L L L L L L L
-trial torch_distributed    L L L L L L . . . .
+trial direct               L L L L L L L L L L
+trial torch_distributed    T L L L L L . . . .
 trial mpich                L L L L L L . . . .
 trial open_mpi             L L L L L L . . . .
 trial deepspeed            L L L L L L . . . .

@@ -163,7 +163,10 @@ def on_the_lab(slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.Monk
 
 @pytest.mark.slurm
 def test_an_array_of_workers_that_are_preempted_and_killed_finds_the_best_trial(on_the_lab: SlurmLab) -> None:
-    experiment = begin("hyperparameters.batch_s=0.02", "searcher.max_trials=8", cluster="lab")
+    direct = (
+        "entrypoint=python3 -m hpc_det.launch.direct --trial model_def:Known"  # torchrun would load torch once more
+    )
+    experiment = begin(direct, "hyperparameters.batch_s=0.02", "searcher.max_trials=8", cluster="lab")
     disturbed(experiment, on_the_lab, every_s=5, jobs_to_kill=1)
     check(experiment, 8)
 
