@@ -34,11 +34,14 @@ class SlowDisk:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
+        self.awaited = threading.Event()
+        """A write has begun."""
         self.error: OSError | None = None
         self._write = os.pwrite
         patch.setattr(os, "pwrite", self._pwrite)
 
     def _pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        self.awaited.set()
         assert self.go.wait(DEADLINE_S)
         if self.error:
             raise self.error
@@ -79,10 +82,12 @@ def test_training_goes_on_before_the_disk_has_it(folder: Path, disk: SlowDisk) -
 def test_one_that_is_given_up_leaves_nothing_that_could_be_taken_for_a_checkpoint(folder: Path, disk: SlowDisk) -> None:
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(9 * CRC.written_bytes, dtype=torch.uint8)})
+    wait_for(disk.awaited.is_set)
+    save = context._save
+    assert save is not None
     giving_up = threading.Thread(target=context.abandon)
     giving_up.start()
-    assert context._save is not None
-    wait_for(context._save._abandoned.is_set)
+    wait_for(save._abandoned.is_set)
     disk.go.set()
     giving_up.join()
     assert not context.in_flight
