@@ -35,8 +35,12 @@ class Training:
     launcher: str
 
     @property
+    def is_engine(self) -> bool:
+        return self.kind not in ("trial", "script")
+
+    @property
     def slots(self) -> int:
-        return 2 if self.kind in ("trial", "script") else 4
+        return 4 if self.is_engine else 2
 
     @property
     def module(self) -> str:
@@ -53,7 +57,7 @@ class Training:
 
     def begin(self, trouble: Trouble) -> Story:
         """Start it on the cluster `lab`, and return when it is busy in the batch at which the trouble comes."""
-        if self.slots == 4:
+        if self.is_engine:
             return self._begin_engines(trouble)
         story = Story.begin(
             self.entrypoint,
