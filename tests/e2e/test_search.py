@@ -186,8 +186,10 @@ def test_one_allocation_runs_trial_after_trial(on_the_lab: SlurmLab) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_a_search_of_64_trials_survives_a_bad_day(on_the_lab: SlurmLab) -> None:
+    # One bracket: of 64, 16, 4 and 1 trials. Of several, chance decides which trains the best, and how long.
     experiment = begin(
         "hyperparameters.batch_s=0.02",
+        "searcher.mode=aggressive",
         "searcher.max_trials=64",
         "searcher.max_concurrent_trials=8",
         cluster="lab",
