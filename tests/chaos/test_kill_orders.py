@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -47,5 +48,7 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_each_function_that_carries_orders_out_is_where_the_plans_say(function: str) -> None:
-    owner, name = moments.owner_of(function, importlib.import_module(function.partition(":")[0]))
+    module = importlib.import_module(function.partition(":")[0])
+    owner, name = moments.owner_of(function, module)
     assert name in vars(owner)
+    assert "__main__" not in inspect.getsource(module)  # `python -m` executes such a module a second time, unchanged

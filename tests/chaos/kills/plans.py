@@ -108,7 +108,7 @@ ENDS = Time(
 IN_RANKS = (STARTS, TRAINS, VALIDATES, SAVES, COMMITS)
 
 IN_AGENT = Time(
-    ("hpc_det.launch.watch.supervisor:supervisor_of_node", "hpc_det.launch.agent:environment_of"), rank=NO_RANK
+    ("hpc_det.launch.watch.supervisor:supervisor_of_node", "hpc_det.store.attempt:Attempt.to_env"), rank=NO_RANK
 )
 JOB_BEGINS = Time(("hpc_det.search.journal:SearchJournal.claim",), rank=NO_RANK)
 ATTEMPT_BEGINS = Time(
