@@ -23,12 +23,8 @@ from hpc_det.checkpoint.seals import Digest, E, Seal
 from hpc_det.node import disk, full_disk
 from hpc_det.node.files import open_file
 
-_THREADS = 3
-"""Some make digests while another one writes: a core makes an HMAC no faster than a disk writes, 1.5 GB/s with SHA
-instructions.
-"""
-_ON_THEIR_WAY = 3
-"""Blocks, while the next one is filled."""
+_SLOW_THREADS = 3
+"""For a seal that is slow: some make digests while another one writes."""
 
 GoOn = Callable[[], object]
 """Called before each block is written; raises, for instance SaveAbandoned, to end the file."""
@@ -67,8 +63,9 @@ def _blocks_of(path: Path, flags: int, seal: Seal[E], go_on: GoOn) -> Iterator[_
     descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | flags)
     try:
         past_the_cache(descriptor)
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="disk") as threads:
-            yield _Blocks(descriptor, seal, threads, go_on)
+        at_once = _SLOW_THREADS if seal.is_slow else 1
+        with ThreadPoolExecutor(at_once, thread_name_prefix="disk") as threads:
+            yield _Blocks(descriptor, seal, threads, at_once, go_on)
     except OSError as error:
         error.filename = error.filename or str(path)  # what writes to a descriptor knows no name
         if error.errno in full_disk.CODES:  # notes of the failure need some space
@@ -79,23 +76,25 @@ def _blocks_of(path: Path, flags: int, seal: Seal[E], go_on: GoOn) -> Iterator[_
 
 
 class _Blocks(Generic[E]):
-    """The blocks of a file on their way to the disk, each sealed and written by a thread."""
+    """The blocks of a file on their way to the disk: `at_once` of them, while the next one is filled."""
 
-    def __init__(self, descriptor: int, seal: Seal[E], threads: ThreadPoolExecutor, go_on: GoOn) -> None:
+    def __init__(self, descriptor: int, seal: Seal[E], threads: ThreadPoolExecutor, at_once: int, go_on: GoOn) -> None:
+        self.at_once = at_once
         self._descriptor = descriptor
         self._seal = seal
         self._threads = threads
         self._go_on = go_on
         self._size = 0
         self._sealed: list[tuple[int, Digest]] = []
-        self._on_their_way: deque[tuple[int, Future[Digest]]] = deque()
+        self._on_their_way: deque[tuple[int, Future[None], Callable[[], Digest]]] = deque()
 
     def add(self, block: memoryview) -> None:
-        """Its memory must not change until _ON_THEIR_WAY more blocks were added, or all is finished."""
+        """Its memory must not change until `at_once` more blocks were added, or all is finished."""
         self._go_on()
-        self._on_their_way.append((len(block), self._threads.submit(self._write, block, self._size)))
+        written = self._threads.submit(self._write, block, self._size)
+        self._on_their_way.append((len(block), written, self._digest(block)))
         self._size += len(block)
-        if len(self._on_their_way) > _ON_THEIR_WAY:
+        if len(self._on_their_way) > self.at_once:
             self._await_oldest()
 
     def finish(self) -> E:
@@ -106,15 +105,20 @@ class _Blocks(Generic[E]):
         return self._seal.entry(self._sealed)
 
     def _await_oldest(self) -> None:
-        size, digest = self._on_their_way.popleft()
-        self._sealed.append((size, digest.result()))
+        size, written, digest = self._on_their_way.popleft()
+        written.result()
+        self._sealed.append((size, digest()))
 
-    def _write(self, block: memoryview, offset: int) -> Digest:
-        digest = self._seal.digest([block])
+    def _digest(self, block: memoryview) -> Callable[[], Digest]:
+        if self._seal.is_slow:
+            return self._threads.submit(self._seal.digest, [block]).result
+        digest = self._seal.digest([block])  # here, where the block is still in the cache of this core
+        return lambda: digest
+
+    def _write(self, block: memoryview, offset: int) -> None:
         whole = len(block) // mmap.PAGESIZE * mmap.PAGESIZE
         write_at(self._descriptor, block[:whole], offset)
         write_at(self._descriptor, block[whole:], offset + whole)
-        return digest
 
 
 class SealedFile(Generic[E]):
@@ -165,7 +169,7 @@ class SealedFile(Generic[E]):
         self._memory.append(self._block)
 
     def _free_block(self) -> mmap.mmap:
-        return self._memory.popleft() if len(self._memory) > _ON_THEIR_WAY else mmap.mmap(-1, self._block_bytes)
+        return self._memory.popleft() if len(self._memory) > self._blocks.at_once else mmap.mmap(-1, self._block_bytes)
 
 
 # --- copies in memory during which other threads of this process run: slices of a memoryview keep them waiting

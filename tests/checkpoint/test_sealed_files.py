@@ -29,10 +29,11 @@ from hpc_det.checkpoint.sealed_files import (
 )
 from hpc_det.checkpoint.seals import CRC, HmacSeal, Seal
 from tests.facts import refused
+from tests.wait import wait_for
 
 BLOCK = CRC.written_bytes
 HMAC = HmacSeal(bytes(range(32)))
-SIZES = [0, 1, 4095, 4096, 4097, BLOCK - 1, BLOCK, BLOCK + 1, 7 * BLOCK + 5]
+SIZES = [0, 1, 4095, 4096, 4097, BLOCK - 1, BLOCK, BLOCK + 1, 13 * BLOCK + 5]
 
 
 def content_of(size: int) -> bytes:
@@ -91,17 +92,18 @@ def test_a_file_system_that_writes_through_its_cache_alone_is_written_to_all_the
 
 
 def test_a_refusal_of_two_writes_at_once_ends_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, both, content = os.pwrite, threading.Barrier(2), content_of(2 * BLOCK)
+    real, both, content = os.pwrite, threading.Barrier(2), content_of(2 * HMAC.written_bytes)
 
     def refused(descriptor: int, data: memoryview, offset: int) -> int:
         if is_past_the_cache(descriptor):
             both.wait(10)
-            time.sleep(0.1 if offset else 0)  # the first block's thread has left O_DIRECT by then
+            if offset:  # only when the first block's thread has left O_DIRECT
+                wait_for(lambda: not is_past_the_cache(descriptor))
             raise OSError(22, "Invalid argument")
         return real(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", refused)
-    with sealed_file(tmp_path / "file", CRC) as file:
+    with sealed_file(tmp_path / "file", HMAC) as file:
         file.write(content)
     assert (tmp_path / "file").read_bytes() == content
 
