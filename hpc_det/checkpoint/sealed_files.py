@@ -1,8 +1,8 @@
-"""Writing large files at the speed of the disk: past the page cache, and sealed on the way (see `seals`).
+"""Write large files at disk speed, bypassing the page cache, and compute their seals meanwhile (see `seals`).
 
-Past the page cache (O_DIRECT, open(2)) no second copy takes up memory, nor has to be made before the disk begins to
-write, and what others read from the cache stays there. It takes whole pages, from memory that begins with one. File
-systems without it, and what is no whole page, get plain writes.
+O_DIRECT (open(2)) bypasses the page cache: it saves the memory and the time of a second copy, and evicts no pages that
+other processes have cached. It writes whole pages from page-aligned memory. A partial last page, and file systems
+without O_DIRECT, get buffered writes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hpc_det.node import disk, full_disk
 from hpc_det.node.files import open_file
 
 _SLOW_THREADS = 3
-"""For a seal that is slow: some make digests while another one writes."""
+"""Threads per file for a slow seal: some compute digests while another one writes."""
 
 GoOn = Callable[[], object]
-"""Called before each block is written; raises, for instance SaveAbandoned, to end the file."""
+"""Called before each block is written; it may raise, for instance SaveAbandoned, to cancel the file."""
 
 
 class SaveAbandoned(Exception):
-    """Nobody wants this checkpoint or snapshot any more."""
+    """The save of a checkpoint or snapshot was cancelled, for instance because a newer one replaces it."""
 
 
 def _always() -> None:
@@ -40,7 +40,7 @@ def _always() -> None:
 
 @contextmanager
 def sealed_file(path: Path, seal: Seal[E], go_on: GoOn = _always) -> Iterator[SealedFile[E]]:
-    """Write `path`, or replace what it contains; it is flushed to disk when the block ends."""
+    """Create or overwrite `path`; the file is flushed to disk when the `with` block exits."""
     with _blocks_of(path, os.O_TRUNC, seal, go_on) as blocks:
         file = SealedFile(blocks, seal.written_bytes)
         yield file
@@ -48,7 +48,7 @@ def sealed_file(path: Path, seal: Seal[E], go_on: GoOn = _always) -> Iterator[Se
 
 
 def write_sealed(path: Path, content: memoryview, seal: Seal[E], go_on: GoOn = _always) -> E:
-    """Write `content` to a new file, and flush it to disk; fastest from memory that begins with a page.
+    """Write `content` to a new file, and flush it to disk; page-aligned memory is fastest.
 
     The content is not copied before it is written. Raises FileExistsError.
     """
@@ -76,7 +76,7 @@ def _blocks_of(path: Path, flags: int, seal: Seal[E], go_on: GoOn) -> Iterator[_
 
 
 class _Blocks(Generic[E]):
-    """The blocks of a file on their way to the disk: `at_once` of them, while the next one is filled."""
+    """Writes and seals the blocks of a file: up to `at_once` are pending while the caller fills the next one."""
 
     def __init__(self, descriptor: int, seal: Seal[E], threads: ThreadPoolExecutor, at_once: int, go_on: GoOn) -> None:
         self.at_once = at_once
@@ -89,7 +89,7 @@ class _Blocks(Generic[E]):
         self._on_their_way: deque[tuple[int, Future[None], Callable[[], Digest]]] = deque()
 
     def add(self, block: memoryview) -> None:
-        """Its memory must not change until `at_once` more blocks were added, or all is finished."""
+        """Queue `block`. Its memory must not change until `at_once` more blocks were added or `finish` has returned."""
         self._go_on()
         written = self._threads.submit(self._write, block, self._size)
         self._on_their_way.append((len(block), written, self._digest(block)))
@@ -98,7 +98,7 @@ class _Blocks(Generic[E]):
             self._await_oldest()
 
     def finish(self) -> E:
-        """All of it is on disk; the entry of the file. Raises OSError where it is not."""
+        """Wait for all writes, flush the file, and return its entry. Raises OSError if a write failed."""
         while self._on_their_way:
             self._await_oldest()
         disk.flush(self._descriptor)
@@ -112,7 +112,7 @@ class _Blocks(Generic[E]):
     def _digest(self, block: memoryview) -> Callable[[], Digest]:
         if self._seal.is_slow:
             return self._threads.submit(self._seal.digest, [block]).result
-        digest = self._seal.digest([block])  # here, where the block is still in the cache of this core
+        digest = self._seal.digest([block])  # in this thread: its core still has the block in its cache
         return lambda: digest
 
     def _write(self, block: memoryview, offset: int) -> None:
@@ -122,7 +122,7 @@ class _Blocks(Generic[E]):
 
 
 class SealedFile(Generic[E]):
-    """A file object, good enough for torch.save; its entry is there when all was written."""
+    """A writable file object for torch.save. `entry` is set by `finish`."""
 
     entry: E
 
@@ -130,13 +130,13 @@ class SealedFile(Generic[E]):
         self._blocks = blocks
         self._block_bytes = block_bytes
         self._memory: deque[mmap.mmap] = deque()
-        """Of blocks that were handed over, the oldest first."""
+        """Memory of the queued blocks, oldest first."""
         self._block = mmap.mmap(-1, block_bytes)  # begins at a page
         self._filled = 0
         self._error: BaseException | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        """What goes wrong is raised by `finish`: torch.save would hide it behind an error of its own."""
+        """Copy `data`. Errors are raised by `finish` instead, because torch.save would mask them with another error."""
         if self._error is None:
             try:
                 self._take(memoryview(data).cast("B"))
@@ -148,7 +148,7 @@ class SealedFile(Generic[E]):
         pass
 
     def finish(self) -> None:
-        """All of it is on disk. Raises OSError where it is not."""
+        """Write the last block, flush the file, and set `entry`. Raises OSError if a write failed."""
         if self._error:
             raise self._error
         self._hand_over()
@@ -172,7 +172,7 @@ class SealedFile(Generic[E]):
         return self._memory.popleft() if len(self._memory) > self._blocks.at_once else mmap.mmap(-1, self._block_bytes)
 
 
-# --- copies in memory during which other threads of this process run: slices of a memoryview keep them waiting
+# --- copies in memory without holding the GIL, which assigning a slice of a memoryview holds
 
 
 class _Buffer(ctypes.Structure):
@@ -194,13 +194,13 @@ class _Buffer(ctypes.Structure):
 
 
 _SIMPLE = 0
-"""PyBUF_SIMPLE: bytes one after the other."""
+"""PyBUF_SIMPLE: a contiguous buffer of bytes."""
 
 
 def copy_into(memory: mmap.mmap, offset: int, data: memoryview) -> None:
-    """All of `data`, which may be read-only, to `offset` bytes from the beginning of `memory`.
+    """Copy all of `data`, which may be read-only, into `memory`, beginning at byte `offset`.
 
-    Raises ValueError where it has no room there.
+    Raises ValueError if it does not fit.
     """
     if offset < 0 or offset + data.nbytes > len(memory):
         raise ValueError(f"{data.nbytes} bytes at {offset} are outside of {len(memory)} bytes")
@@ -218,13 +218,13 @@ def copy_into(memory: mmap.mmap, offset: int, data: memoryview) -> None:
 
 
 def past_the_cache(descriptor: int) -> None:
-    """Where the file system lets it; some refuse it here, others at the first write, with EINVAL."""
+    """Set O_DIRECT if the file system supports it. Some reject it here, others with EINVAL at the first write."""
     with suppress(OSError):
         _set_flags(descriptor, _flags(descriptor) | os.O_DIRECT)
 
 
 def write_at(descriptor: int, data: memoryview, offset: int) -> None:
-    """All of `data`. Raises OSError."""
+    """Write all of `data` at `offset`; without O_DIRECT if the file system rejects it. Raises OSError."""
     while data:
         was_past_the_cache = is_past_the_cache(descriptor)  # another thread may end that in the meantime
         try:

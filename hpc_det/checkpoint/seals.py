@@ -1,7 +1,7 @@
-"""What proves that a file or a manifest is whole: a CRC-32, or an HMAC that only a holder of the key can make.
+"""Seals of files and manifests: a CRC-32 detects damage; an HMAC, which needs the run's key, also detects tampering.
 
-A file is sealed block by block: each block has a digest, and the digests of all blocks make up the file's entry in a
-manifest. So threads, ranks and nodes can share the blocks of a file, in any order. A manifest contains its own seal.
+Each block of a file has a digest, and a file's entry in the manifest is computed from the digests of all its blocks. So
+threads, ranks and nodes can process blocks in any order. A manifest contains its own seal.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ except ImportError:
     from zlib import crc32
 
 Digest = Any
-"""Of a block: an int for a CRC-32, bytes for an HMAC."""
+"""Digest of one block: an int for a CRC-32, bytes for an HMAC."""
 
 
 class Entry(Protocol):
-    """What a manifest says about a file."""
+    """The entry of a file in a manifest."""
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """What the manifest of a checkpoint says about a file."""
+    """The entry of a file in the manifest of a checkpoint."""
 
     size: int
     crc32: int
 
 
 class HmacEntry(NamedTuple):
-    """What the manifest of a snapshot says about a file."""
+    """The entry of a file in the manifest of a snapshot."""
 
     size: int
     mac: str
-    """In hexadecimal digits."""
+    """HMAC in hexadecimal digits."""
 
 
 E = TypeVar("E", bound=Entry)
@@ -57,51 +57,51 @@ class Seal(ABC, Generic[E]):
     """One way to seal files and manifests."""
 
     manifest_key: ClassVar[str]
-    """Where a manifest contains its own seal."""
+    """The manifest key that contains the seal of the manifest."""
     misfit: ClassVar[str]
-    """What is said about a manifest whose seal is not that of its content."""
+    """The error text for a manifest whose seal does not match its content."""
     is_slow: ClassVar[bool]
-    """Whether one core makes digests no faster than a disk writes."""
+    """Whether one core computes digests no faster than a disk writes."""
     read_bytes: int
-    """Bytes of a block that is read; only the last block of a file is shorter."""
+    """Block size for reading, in bytes; only the last block of a file is shorter."""
     written_bytes: int
-    """The same of a block that is written."""
+    """Block size for writing, in bytes."""
 
     @abstractmethod
     def digest(self, pieces: Iterable[memoryview]) -> Digest:
-        """Of a block, which comes in pieces."""
+        """Return the digest of the block that consists of `pieces`."""
 
     @abstractmethod
     def entry(self, blocks: Iterable[tuple[int, Digest]]) -> E:
-        """The entry of a file, from the size in bytes and the digest of each of its blocks, in order."""
+        """Return the entry of a file, given the size in bytes and the digest of each of its blocks, in order."""
 
     def of(self, content: bytes) -> E:
-        """The entry of a file with this content."""
+        """Return the entry of a file with this content."""
         size = self.read_bytes
         blocks = [memoryview(content)[offset : offset + size] for offset in range(0, len(content), size)]
         return self.entry((len(block), self.digest([block])) for block in blocks)
 
     @abstractmethod
     def difference(self, expected: E, found: E) -> str | None:
-        """What is wrong with the content of a file that has the expected size."""
+        """Describe how the content differs, for a file of the expected size; None if it does not."""
 
     @abstractmethod
     def _of_manifest(self, content: bytes) -> int | str:
         pass
 
     def sealed(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """`manifest` with the seal of its content."""
+        """Return `manifest` with the seal of its content."""
         content = {name: value for name, value in manifest.items() if name != self.manifest_key}
         return {**content, self.manifest_key: self._of_manifest(json.dumps(content, sort_keys=True).encode())}
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether `manifest` contains the seal of its content."""
+        """Return whether the seal in `manifest` matches its content."""
         found, expected = manifest.get(self.manifest_key), self.sealed(manifest)[self.manifest_key]
         return type(found) is type(expected) and hmac.compare_digest(str(found).encode(), str(expected).encode())
 
 
 class CrcSeal(Seal[FileEntry]):
-    """Detects what a disk or a crash has damaged."""
+    """CRC-32: detects damage by a disk or a crash."""
 
     manifest_key = "crc32"
     misfit = "torn: its checksum does not fit"
@@ -134,13 +134,13 @@ CRC = CrcSeal()
 
 
 class HmacSeal(Seal[HmacEntry]):
-    """HMAC-SHA256 over the SHA-256 of each block: only a holder of the key can have written what it fits."""
+    """HMAC-SHA256 over the SHA-256 digests of all blocks: only a process with the key can create a valid one."""
 
     manifest_key = "mac"
     misfit = "its seal is not of the key of this run; it has changed, or the key has"
     is_slow = True  # 1.5 GB/s, with SHA instructions
     read_bytes = written_bytes = 1 << 22
-    """A part of every seal: none that was made with another number fits."""
+    """Part of the file format: a seal computed with another block size does not match."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -153,7 +153,7 @@ class HmacSeal(Seal[HmacEntry]):
 
     def entry(self, blocks: Iterable[tuple[int, bytes]]) -> HmacEntry:
         whole = [(size, digest) for size, digest in blocks if size]
-        # derived: no seal of another kind that is made with the same key can stand for one of a file
+        # a derived key: no other kind of HMAC with the same run key can be valid here
         mac = hmac.new(derived(self._key, "files"), b"".join(digest for _, digest in whole), "sha256")
         return HmacEntry(sum(size for size, _ in whole), mac.hexdigest())
 
@@ -162,7 +162,7 @@ class HmacSeal(Seal[HmacEntry]):
         return None if is_same else "the content has changed, its seal does not fit"
 
     def _of_manifest(self, content: bytes) -> str:
-        """Under a key of its own: what a file contains must not pass for a manifest."""
+        """Uses a separate derived key, so that the seal of a file is never valid for a manifest."""
         return HmacSeal(derived(self._key, "manifests")).of(content).mac
 
 
@@ -173,7 +173,7 @@ _POLYNOMIAL = 0xEDB88320
 
 
 def crc_of_both(first: int, second: int, second_bytes: int) -> int:
-    """The crc32 of bytes that have the crc32 `first` and, after them, `second_bytes` that have `second`.
+    """Return the crc32 of two concatenated parts, given the crc32 of each and the size of the second in bytes.
 
     Appended bytes shift the first ones: multiply them by x to the power of their bits.
     """
@@ -182,7 +182,7 @@ def crc_of_both(first: int, second: int, second_bytes: int) -> int:
 
 @lru_cache
 def _shift(count: int) -> int:
-    """x to the power of the bits of `count` bytes."""
+    """Return x to the power of the number of bits in `count` bytes."""
     power, square = _ONE, _ONE >> 8
     while count:
         if count & 1:

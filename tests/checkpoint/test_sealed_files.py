@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,23 @@ def test_a_file_has_what_was_written_and_the_entry_its_seal(tmp_path: Path, size
             assert file.write(content[begin : begin + 1_000_003]) == len(content[begin : begin + 1_000_003])
     assert (tmp_path / "file").read_bytes() == content
     assert file.entry == entry_of(tmp_path / "file", seal)
+
+
+@pytest.mark.parametrize(("seal", "is_in_the_filling_thread"), [(CRC, True), (HMAC, False)])
+def test_only_a_slow_seal_is_computed_outside_the_thread_that_fills_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seal: Seal[Any], is_in_the_filling_thread: bool
+) -> None:
+    real, threads = seal.digest, []
+
+    def digest(pieces: Iterable[memoryview]) -> Any:
+        threads.append(threading.get_ident())
+        return real(pieces)
+
+    monkeypatch.setattr(seal, "digest", digest)
+    with sealed_file(tmp_path / "file", seal) as file:
+        file.write(content_of(3 * seal.written_bytes))
+    assert len(threads) >= 3
+    assert {thread == threading.get_ident() for thread in threads} == {is_in_the_filling_thread}
 
 
 def test_a_tensor_of_any_type_is_written_in_bytes(tmp_path: Path) -> None:
