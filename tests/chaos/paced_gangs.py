@@ -33,7 +33,7 @@ WITHOUT_END = 1_000_000
 class Gang(Protocol):
     @property
     def pids(self) -> list[int]:
-        """Of all its processes but those of Slurm: giant lengths end `srun` (docs/security.md)."""
+        """Of all its processes but those of Slurm: giant lengths end `srun` (docs/explanation/security.md)."""
 
     @property
     def with_a_store(self) -> Sequence[int]:

@@ -1,21 +1,20 @@
-"""docs/cli.md, made from the commands: `python -m tests.docs.cli_page` writes it again."""
+"""docs/reference/cli.md, made from the commands: `python -m tests.docs.cli_page` writes it again."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 
 from hpc_det.cli.commands import LazyCommand
 from hpc_det.cli.main import COMMANDS
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 HEAD = """# The command line
 
-Every command, as `--help` shows it; made by `python -m tests.docs.cli_page`, and each example is executed by a test.
+Every command, as `--help` shows it. `python -m tests.docs.generated` generates this page, and a test executes each
+example.
 
 - **Ids.** `ID` is an experiment's number, `IDS` are several: `12,15-18`; a trial is `EXPERIMENT/TRIAL`, such
   as `12/7`. What cannot be done for one of several is said, and done for the others; where one is
@@ -121,7 +120,3 @@ def _cell(text: str) -> str:
 def _console(entry: Entry) -> str:
     lines = [f"$ {line}" if line.startswith("hpc-det ") else line for line in _example(entry.command)]
     return "\n".join(["```text", *lines, "```"])
-
-
-if __name__ == "__main__":
-    PAGE.write_text(made(), encoding="utf-8")

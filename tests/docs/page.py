@@ -9,6 +9,7 @@ A fenced block whose first line is `# file: PATH` is a file. In a block ```conso
     pbs     needs a PBS
     fails   ends with an error
     until   is repeated until its output is the one shown
+    world   is executed among the experiments of tests/docs/world.py, which exist already
     long    varies what another command of these pages shows, and is left to `make test-long`
 """
 

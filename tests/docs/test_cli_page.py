@@ -1,4 +1,4 @@
-"""docs/cli.md says what the commands say, and every example in it works."""
+"""docs/reference/cli.md says what the commands say, and every example in it works."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from hpc_det.cli.main import main
-from tests.docs.cli_page import PAGE, Entry, entries, examples, made, shown
-from tests.docs.page import Command, Page
+from tests.docs.cli_page import Entry, entries, examples, shown
+from tests.docs.test_pages import commands, marked, name_of
 from tests.docs.world import environment, make, point_to_a_sweep, populate, queue_on_paper
 
 ON_A_TERMINAL = ("hpc-det top", "hpc-det tensorboard")
 """They go on until somebody ends them: tests/cli/top and tests/cli/test_tensorboard.py do."""
 TRAINING = ("hpc-det experiment verify-resume",)
-"""They need real trainings: docs/verify_resume.md has examples, which are executed."""
+"""They need real trainings: docs/how-to/check-exact-resume.md has examples, which are executed."""
 EXAMPLES = [(e, line) for e in entries() if e.name not in (*ON_A_TERMINAL, *TRAINING) for line in examples(e)]
 
 
@@ -56,10 +56,6 @@ def _enter(folder: Path, env: Mapping[str, str], patch: pytest.MonkeyPatch) -> N
     patch.chdir(folder / "work")
 
 
-def test_the_page_says_what_the_commands_say() -> None:
-    assert PAGE.read_text(encoding="utf-8") == made(), "run `python -m tests.docs.cli_page`"
-
-
 @pytest.mark.parametrize("entry", list(entries()), ids=lambda entry: entry.name)
 def test_every_command_has_an_example_of_its_own(entry: Entry) -> None:
     assert any(line.startswith(entry.name) for line in examples(entry))
@@ -92,15 +88,14 @@ def test_an_example_that_fails_is_told(fresh: Path, capfd: pytest.CaptureFixture
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("name", "commands"), [("experiments.md", 10), ("profiling.md", 2)])
-def test_a_page_does_what_it_says_in_this_world(
-    fresh: Path, capfd: pytest.CaptureFixture[str], name: str, commands: int
-) -> None:
-    page = Page.read(PAGE.with_name(name))
-    steps = [step for step in page.steps() if isinstance(step, Command)]
-    assert len(steps) >= commands
-    for step in steps:
-        _, *arguments = shlex.split(step.line)
+@pytest.mark.parametrize("path", marked("world"), ids=name_of)
+def test_a_page_does_what_it_says_in_this_world(fresh: Path, capfd: pytest.CaptureFixture[str], path: Path) -> None:
+    for command in commands(path):
+        if "world" not in command.marks:
+            continue
+        _, *arguments = shlex.split(command.line)
         main(arguments)
         told = capfd.readouterr()
-        assert step.agrees(told.out + told.err), f"$ {step.line}\n--- the page shows\n{step.shown}\n--- it says\n{told}"
+        assert command.agrees(told.out + told.err), (
+            f"$ {command.line}\n--- the page shows\n{command.shown}\n--- it says\n{told}"
+        )

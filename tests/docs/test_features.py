@@ -1,4 +1,4 @@
-"""docs/features.md names modules and tests that exist, and leaves out no public name and no command."""
+"""docs/reference/features.md names modules and tests that exist, and leaves out no public name and no command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Feature(NamedTuple):
 
 def features() -> list[Feature]:
     """The rows of all tables. A row that does not have this form is an error."""
-    page = (CHECKOUT / "docs" / "features.md").read_text()
+    page = (CHECKOUT / "docs" / "reference" / "features.md").read_text()
     rows = re.findall(r"(?m)^\| (?!Feature |---).*$", page)
     found = [ROW.fullmatch(row) for row in rows]
     assert all(found), rows[found.index(None)]

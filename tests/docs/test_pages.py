@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,10 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pydantic.fields import FieldInfo
 
-from hpc_det.config.cluster import Cluster, Containers, Pool
-from hpc_det.config.section import Section
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from tests.docs.page import Command, File, Page
 from tests.facts import refused
@@ -25,22 +21,46 @@ from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S
 
 CHECKOUT = Path(__file__).parents[2]
-PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
-IN_A_WORLD = {"cli.md", "experiments.md", "profiling.md"}
-"""Pages whose commands tests/docs/test_cli_page.py executes, where there are experiments already."""
-FOLLOWED = [path for path in PAGES if path.name not in IN_A_WORLD]
-ELSEWHERE = {"setup", "slurm", "pbs"}
+DOCS = CHECKOUT / "docs"
+PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+ELSEWHERE = {"setup", "slurm", "pbs", "world"}
+"""Marks of commands that are not executed on this machine alone: `world` is for tests/docs/test_cli_page.py."""
 MARKS = {*ELSEWHERE, "fails", "until", "long"}
 
 
-def takes_long(path: Path) -> bool:
-    return any("long" in step.marks for step in Page.read(path).steps() if isinstance(step, Command))
+def name_of(path: Path) -> str:
+    return str(path.relative_to(DOCS if path.is_relative_to(DOCS) else CHECKOUT))
 
 
-every_page = pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])
+def marked(mark: str) -> list[Path]:
+    """Return the pages that have a command with this mark."""
+    return [path for path in PAGES if any(mark in step.marks for step in commands(path))]
+
+
+def commands(path: Path) -> list[Command]:
+    return [step for step in Page.read(path).steps() if isinstance(step, Command)]
+
+
+def runs_here(command: Command) -> bool:
+    return not command.marks & ELSEWHERE
+
+
+FOLLOWED = [path for path in PAGES if any(runs_here(command) for command in commands(path))]
+
+every_page = pytest.mark.parametrize("path", PAGES, ids=name_of)
 every_page_most_of_them_long = pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.name, marks=[] if path.name == "README.md" else pytest.mark.long) for path in FOLLOWED],
+    [
+        pytest.param(path, id=name_of(path), marks=[] if path.name == "README.md" else pytest.mark.long)
+        for path in FOLLOWED
+    ],
+)
+pages_on_slurm = pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=name_of(path), marks=[] if path.name == "set-up-a-cluster.md" else pytest.mark.long)
+        for path in marked("slurm")
+    ],
 )
 
 
@@ -91,49 +111,27 @@ class Reader:
 @pytest.mark.integration
 @every_page_most_of_them_long
 def test_a_page_does_what_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
-    Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & {*ELSEWHERE, "long"})
+    Reader(tmp_path).follow(Page.read(path), lambda command: runs_here(command) and "long" not in command.marks)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("path", [path for path in FOLLOWED if takes_long(path)], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", marked("long"), ids=name_of)
 def test_a_page_does_all_that_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
-    Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & ELSEWHERE)
-
-
-@pytest.mark.long
-@pytest.mark.slurm
-def test_the_quickstart_does_what_it_says_on_a_slurm(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    slurm_lab.use(monkeypatch)
-    page = Page.read(CHECKOUT / "docs" / "quickstart.md")
-    Reader(slurm_lab.folder()).follow(page, lambda command: "slurm" in command.marks)
+    Reader(tmp_path).follow(Page.read(path), runs_here)
 
 
 @pytest.mark.slurm
-def test_a_real_slurm_is_detected_as_the_page_shows(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
+@pages_on_slurm
+def test_a_page_does_what_it_says_on_a_slurm(path: Path, slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm_lab.use(monkeypatch)
-    page = Page.read(CHECKOUT / "docs" / "clusters.md")
-    Reader(slurm_lab.folder()).follow(page, lambda command: "slurm" in command.marks)
+    Reader(slurm_lab.folder()).follow(Page.read(path), lambda command: "slurm" in command.marks)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["submitit", "reliability"])
-def test_a_page_does_what_it_says_on_a_pbs(name: str, pbs_lab: PbsLab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", marked("pbs"), ids=name_of)
+def test_a_page_does_what_it_says_on_a_pbs(path: Path, pbs_lab: PbsLab, tmp_path: Path) -> None:
     pbs_lab.set_kill_delay("low", 30)  # the machine may be slow
-    page = Page.read(CHECKOUT / "docs" / f"{name}.md")
-    Reader(tmp_path).follow(page, lambda command: "pbs" in command.marks)
-
-
-@pytest.mark.parametrize("section", [Cluster, Pool, Containers])
-def test_the_table_of_a_profiles_keys_is_the_schema(section: type[Section]) -> None:
-    rows = {f"| `{name}` | {_default(field)} | {field.description} |" for name, field in section.model_fields.items()}
-    shown = set((CHECKOUT / "docs" / "clusters.md").read_text().splitlines())
-    assert rows - shown == set()
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    return "see below" if isinstance(field.default, Section) else f"`{json.dumps(field.default)}`"
+    Reader(tmp_path).follow(Page.read(path), lambda command: "pbs" in command.marks)
 
 
 @every_page
@@ -165,20 +163,19 @@ def test_every_test_file_that_a_page_names_is_there(path: Path) -> None:
 
 
 def test_every_module_that_the_architecture_names_is_there() -> None:
-    named = re.findall(
-        r"(?:hpc_det|tests|conf|slurm_templates)/[\w./]*", (CHECKOUT / "docs" / "architecture.md").read_text()
-    )
+    text = (DOCS / "explanation" / "architecture.md").read_text()
+    named = re.findall(r"(?:hpc_det|tests|conf|slurm_templates)/[\w./]*", text)
     assert named
     assert [name for name in named if not (CHECKOUT / name.rstrip(".")).exists()] == []
 
 
-def test_the_architecture_explains_every_file_of_an_experiment() -> None:
+def test_the_reference_explains_every_file_of_an_experiment() -> None:
     experiment = ExperimentFolder(Path("12"))
     trial = experiment.trial(1)
     own = _paths(experiment)
     of_the_trial = [path for path in _paths(trial) if path != trial.logs]
     of_an_attempt = [trial.rendezvous(1), trial.failures(1), trial.rank_log(1, 0)]
-    text = (CHECKOUT / "docs" / "architecture.md").read_text()
+    text = (DOCS / "reference" / "files.md").read_text()
     explained = {Path(name) for name in re.findall(r"^\| `(\S+)` \|", text, re.MULTILINE)}
     assert {path.relative_to("12") for path in [*own, *of_the_trial, *of_an_attempt]} <= explained
 

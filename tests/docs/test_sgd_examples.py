@@ -28,7 +28,7 @@ def _beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _agents_are_forked(_fork_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """README.md and docs/sgd.md have drivers start them."""
+    """README.md and docs/how-to/use-torch-trainer.md have drivers start them."""
 
     def start(command: list[str], log: Path) -> Forked:
         return start_agent(command[3:], log)  # behind `python -m hpc_det.sgd.elastic.node`

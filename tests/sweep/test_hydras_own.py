@@ -44,7 +44,7 @@ class TestApps(IntegrationTestSuite):
 
 
 def test_the_page_about_sweeps_names_every_field_and_its_default() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "run-hydra-apps.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", page, re.MULTILINE))
     shown = {name: value for name, value in rows.items() if value not in ("the cluster's", "none")}
     conf = HpcSlurmConf()

@@ -94,7 +94,7 @@ def _completed(story: Story) -> int:
         assert shown or f"experiment {story.number}: CANCELED" in ended.stderr, ended.stderr
         commands += 1
         assert commands <= 20, ended.stderr
-        # A cancelled experiment shows no command; docs/reliability.md has the one that continues it.
+        # A cancelled experiment shows no command; docs/how-to/resume-and-requeue.md has the one that continues it.
         hpc_det(*(shown[1].split() if shown else ("experiment", "continue", story.number)))
     return commands
 

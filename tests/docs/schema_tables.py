@@ -1,6 +1,6 @@
-"""The tables of docs/experiment_file.md, made from the schema: `python -m tests.docs.reference` writes them again.
+"""Generate the tables of keys in docs/reference from the schemas of the experiment file and the cluster profile.
 
-A table stands below a line `<!-- table: SECTION -->`, or `<!-- table: SECTION KIND -->`.
+A page marks the place of a table by a line `<!-- table: SECTION -->`, or `<!-- table: SECTION KIND -->`.
 """
 
 from __future__ import annotations
@@ -8,28 +8,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
+from hpc_det.config.cluster import Cluster
 from hpc_det.config.determined_keys import in_words
 from hpc_det.config.fields import Length
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import Section, expected, sections_in
 
-PAGE = Path(__file__).parents[2] / "docs" / "experiment_file.md"
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n\n)(?:\|.*\n)*")
-TOP = "experiment"
+TOPS: dict[str, type[Section]] = {"experiment": Experiment, "profile": Cluster}
+"""The schemas by the name of their first table."""
 
 
-def tables() -> dict[str, str]:
-    """Markdown by the name of the table."""
-    return {name: _markdown(name, fields) for name, fields in _sections(TOP, [Experiment])}
+def tables(top: str) -> dict[str, str]:
+    """Return Markdown by the name of the table."""
+    return {name: _markdown(name, fields) for name, fields in _sections(top, [TOPS[top]])}
 
 
-def filled(page: str) -> str:
-    """The page with the tables as they are now."""
-    made = tables()
+def filled(page: str, top: str) -> str:
+    """Return the page with the tables generated again."""
+    made = tables(top)
     return _TABLE.sub(lambda found: found[1] + made[found[2]], page)
 
 
@@ -53,7 +53,7 @@ def _fields(section: type[Section]) -> dict[str, FieldInfo]:
 
 def _markdown(name: str, fields: dict[str, FieldInfo]) -> str:
     rows = [["key", "value", "default", "meaning"], ["---"] * 4]
-    above = "" if name == TOP else f"{name.split()[0]}."
+    above = "" if name in TOPS else f"{name.split()[0]}."
     rows += [
         [f"`{key}`", _value(field), _default(field), f"{field.description}{in_words(above + key)}"]
         for key, field in fields.items()
@@ -78,7 +78,3 @@ def _default(field: FieldInfo) -> str:
     if isinstance(default, Length):
         default = {default.unit: default.amount}
     return f"`{json.dumps(default)}`" if default not in ("", {}, []) else ""
-
-
-if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
