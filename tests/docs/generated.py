@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.docs import cli_page, schema_tables
+from tests.docs import cli_page, environment_page, schema_tables
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 GENERATED: dict[str, Callable[[str], str]] = {
     "cli.md": lambda _: cli_page.made(),
     "experiment-file.md": lambda page: schema_tables.filled(page, "experiment"),
     "cluster-profile.md": lambda page: schema_tables.filled(page, "profile"),
+    "environment-variables.md": lambda _: environment_page.made(),
 }
 """By the name of the page: a function from the page as it is to the page as the code has it now."""
 

@@ -1,0 +1,86 @@
+"""The environment variables that hpc_det reads or sets, as docs/reference/environment-variables.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+
+OWN_PREFIX = "HPC_DET_"
+
+FOR_USERS = {
+    "HPC_DET_ROOT": "Folder of all experiments and of your own configuration, on a file system that login and compute "
+    "nodes share. Default: `~/hpc_det`.",
+    "HPC_DET_SITE_CONF": "Folders of the site's configuration (`cluster/`, `template/`), separated by colons. A file "
+    "of the same name in `$HPC_DET_ROOT/conf` takes precedence; those of the package come last.",
+    "HPC_DET_COMPAT": "`determined`: `import determined` loads hpc_det's classes. Set it in "
+    "`environment.environment_variables` of an experiment, or in the shell for `--local`.",
+    "NCCL_TIMEOUT_S": "Timeout of a collective in seconds, for a `TorchTrainer` with GPUs, as in RaySGD. It overrides "
+    "the argument `timeout_s`.",
+    "DS_ACCELERATOR": "The accelerator that DeepSpeed uses, `cpu` or `cuda`. hpc_det sets it by the slot type "
+    "unless it is set.",
+}
+"""What each variable does that a user or an administrator may set."""
+
+FOR_RANKS = {
+    "RANK": "Number of this rank in its gang, from 0.",
+    "WORLD_SIZE": "Number of ranks of the gang.",
+    "LOCAL_RANK": "Number of this rank on its node, from 0.",
+    "LOCAL_WORLD_SIZE": "Number of ranks on each node.",
+    "MASTER_ADDR": "Host of rank 0.",
+    "MASTER_PORT": "Port at which the ranks meet.",
+    "HPC_DET_FOLDER": "Folder of the trial.",
+    "HPC_DET_NUMBER": "Number of the attempt, from 1.",
+    "HPC_DET_WORKER": "Number of the worker that runs the attempt, from 0.",
+    "HPC_DET_NODES": "Number of nodes of the gang.",
+    "HPC_DET_NODE_RANK": "Number of this node in the gang, from 0.",
+    "HPC_DET_RANKS_PER_NODE": "Number of ranks on each node.",
+    "HPC_DET_SLOT_TYPE": "`gpu` or `cpu`.",
+    "HPC_DET_ADDRESS": "Address of this node, as the other nodes reach it.",
+    "HPC_DET_MASTER_ADDR": "`MASTER_ADDR` as the node agents agreed on it; launchers derive theirs from it.",
+    "HPC_DET_MASTER_PORT": "`MASTER_PORT` as the node agents agreed on it.",
+    "HPC_DET_SECRET": "Key of the attempt: ranks authenticate their messages with it. It is never sent in clear.",
+    "HPC_DET_SOCKET": "Unix socket of the node's agent.",
+    "HPC_DET_STORE": "File over which the ranks of a one-node gang meet.",
+    "CUDA_VISIBLE_DEVICES": "The GPUs of the gang on this node; empty where slots are CPUs.",
+    "OMP_NUM_THREADS": "CPUs of each rank, unless the experiment sets it.",
+    "PYTHONPATH": "The copy of the experiment's code comes first.",
+    "TMPDIR": "A folder of this attempt in the profile's `scratch`, deleted afterwards; not set without `scratch`.",
+    "GLOO_SOCKET_IFNAME": "The network interface between the nodes, where the profile or its detection names one; "
+    "NCCL_SOCKET_IFNAME likewise.",
+}
+"""What each variable contains that a launcher or a node agent sets for a rank or a script."""
+
+FOR_HOOKS = {
+    "HPC_DET_EXPERIMENT": "Number of the experiment.",
+    "HPC_DET_STATE": "Its new state, such as `COMPLETED`.",
+}
+"""What each variable contains that a `command` of `notify` finds."""
+
+INTERNAL = {
+    "HPC_DET_TEST": "Set by `--test`: train one batch, validate one, save one checkpoint.",
+    "HPC_DET_THROUGHPUT": "Set by `hpc-det experiment tune-throughput` for its short trainings.",
+    "HPC_DET_RESUME_CHECK": "Set by `hpc-det experiment verify-resume`: the batches at which the run is stopped.",
+    "HPC_DET_HOSTS": "PBS, several gangs in a job: places of this gang's hosts in the allocation.",
+    "HPC_DET_SLOTS": "PBS, several gangs on a node: places of this gang's GPUs.",
+    "HPC_DET_INDEX": "PBS: the array index of an element that was submitted alone.",
+}
+"""What each variable contains that one part of hpc_det sets for another."""
+
+GROUPS = {
+    "Set by you or your site": FOR_USERS,
+    "Set for ranks and scripts": FOR_RANKS,
+    "Set for hooks": FOR_HOOKS,
+    "Internal": INTERNAL,
+}
+"""Tables of the reference page by their headings."""
+_KNOWN = {name for group in GROUPS.values() for name in group}
+
+
+def without_effect(names: Iterable[str]) -> Iterator[str]:
+    """Yield a note for each variable that looks like a misspelt one of hpc_det."""
+    own = {name.removeprefix(OWN_PREFIX): name for name in FOR_USERS if name.startswith(OWN_PREFIX)}
+    for name in sorted(names):
+        if name.startswith(OWN_PREFIX) and name not in _KNOWN:
+            # without the common prefix, which makes any two names similar
+            for meant in get_close_matches(name.removeprefix(OWN_PREFIX), own, n=1):
+                yield f"the environment variable {name} has no effect; did you mean {own[meant]!r}?"

@@ -1,0 +1,73 @@
+"""The wheel and the sdist hold what users need, and the wheel works where the checkout is not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+DIGITS = (CHECKOUT / "conf" / "experiment" / "digits.yaml", CHECKOUT / "docs" / "examples" / "digits")
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built wheel and sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, cwd=CHECKOUT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of a virtual environment with the wheel; the dependencies are those of this environment."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=True)
+    run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps", *dist.glob("*.whl"), cwd=folder)
+    (packages,) = (folder / "lib").glob("python3.*/site-packages")
+    # sys.path alone, so that the editable install's own .pth file in that folder stays without effect
+    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return folder / "bin"
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.long
+def test_the_wheel_holds_the_package_and_what_it_reads(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tracked = run("git", "ls-files", "hpc_det", "hydra_plugins", cwd=CHECKOUT).split()
+    data = run("git", "ls-files", "conf", "slurm_templates", "docs/examples", cwd=CHECKOUT).split()
+    assert {*tracked, *(f"hpc_det/_data/{name}" for name in data)} - names == set()
+    (license_file,) = (name for name in names if name.endswith(".dist-info/licenses/LICENSE"))
+    assert "Apache License" in zipfile.ZipFile(wheel).read(license_file).decode()
+    assert not [name for name in names if name.startswith(("tests/", "docs/"))]
+
+
+@pytest.mark.long
+def test_the_sdist_holds_the_checkout(dist: Path) -> None:
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert set(run("git", "ls-files", cwd=CHECKOUT).split()) - names == set()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", [["hpc-det"], ["python", "-m", "hpc_det"]], ids=" ".join)
+def test_the_installed_wheel_plans_a_job(installed: Path, command: list[str], tmp_path: Path) -> None:
+    program: list[str | Path] = [installed / command[0], *command[1:]]
+    shown = run(*program, "experiment", "create", *DIGITS, "--cluster", "slurm", "--dry-run", cwd=tmp_path)
+    assert shown.startswith("#!/bin/bash\n")
+    assert f"{installed}/python" in shown
