@@ -16,7 +16,7 @@ JOBS = $(shell expr $(CORES) + 1)
 # The processes of tests start faster from what the ones before them have compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-unit test-one-by-one test-the-rest test-long test-slurm-as-user chaos lint docs bench clean
+.PHONY: demo test test-unit test-one-by-one test-the-rest test-long test-slurm-as-user chaos lint docs pictures bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/hpc-det experiment create conf/experiment/digits.yaml docs/examples/digits --cluster local --follow
@@ -53,6 +53,10 @@ lint: $(INSTALLED)
 # The site, in build/docs. A broken link, a page outside the navigation or any other warning is an error.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# docs/images, from a real run on the Slurm of tests/labs: as root on Debian, with its package chromium. Two minutes.
+pictures: $(INSTALLED)
+	$(BIN)/python -m tests.docs.pictures
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
