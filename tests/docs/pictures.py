@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
@@ -244,4 +243,4 @@ def _photograph(story: Story, scratch: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
