@@ -54,7 +54,7 @@ from hpc_det.store.attempt import (
 from hpc_det.store.folders import TrialFolder
 
 POLL_S = 1.0
-"""Seconds between two looks for a stop request in the run folder, for requests that reach this node without a
+"""Seconds between two checks for a stop request in the run folder, for requests that reach this node without a
 signal.
 """
 

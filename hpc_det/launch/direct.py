@@ -40,7 +40,7 @@ A rank may be blocked by a peer that the signal killed before it had installed i
 RESERVE_S = 5.0
 """Seconds kept before the deadline, at most half of the time to it, in which the job records the result."""
 POLL_S = 1.0
-"""Seconds between two looks at the deadline after a stop."""
+"""Seconds between two checks of the deadline after a stop."""
 
 
 def rank_environment(attempt: Attempt, local_rank: int) -> dict[str, str]:

@@ -18,13 +18,13 @@ LONGEST_SEARCH, LONGEST_LINE = 16384, 200
 _ERROR = re.compile(r"[\w.]+(?:Error|Exception|Interrupt): \S")
 """The last line of a Python traceback."""
 LOOK_S = 0.2
-"""Seconds between two looks while logs grow.
+"""Seconds between two polls while logs grow.
 
-An agent takes 0.15 % of a core while all of 8 ranks print, 0.03 % while none does, and 0.02 % without these looks
+An agent takes 0.15 % of a core while all of 8 ranks print, 0.03 % while none does, and 0.02 % without these polls
 (measured). On NFS, a look also sends what the ranks have written to the server, so that other nodes see it.
 """
 LONGEST_PAUSE_S = 1.0
-"""Longest pause between two looks while no log grows; the time recorded is still that of the last write."""
+"""Longest pause in seconds between two polls while no log grows; the time recorded is still that of the last write."""
 
 
 def size_of(log: Path) -> int:

@@ -33,7 +33,7 @@ _SIOCGIFADDR = 0x8915  # netdevice(7)
 WAIT_S = 300.0
 """Seconds. Nodes of one job may start minutes apart because of prologs and cold file systems."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
-"""Seconds between two looks at the shared folder, at first and at most; thousands of nodes may wait for a late one."""
+"""Seconds between two checks of the shared folder, at first and at most; thousands of nodes may wait for a late one."""
 LONGEST_TRY_S = 30.0
 """Seconds. A try that takes three times as long counts as a suspension of the process (`AwakeClock`)."""
 _LOWEST_PORT = 15000

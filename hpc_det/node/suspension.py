@@ -22,7 +22,7 @@ from pathlib import Path
 from hpc_det.node.process import descendants, ignore_stop_signals, is_running, is_stopped, spare, start_ticks
 
 LOOK_S = 0.2
-"""Seconds between two looks of the guardian."""
+"""Seconds between two polls by the guardian."""
 # Without site-packages it starts in about 15 ms and holds little memory.
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); from hpc_det.node.suspension import main; main(int(sys.argv[2]))"
@@ -32,11 +32,11 @@ _PROGRAM = (
 class AwakeClock:
     """Counts the seconds since its creation, except those for which the process was suspended.
 
-    A suspension shows as a long time between two looks, so `seconds` or `stopped_s` must be called regularly.
+    A suspension shows as a long time between two calls, so `seconds` or `stopped_s` must be called regularly.
     """
 
     def __init__(self, every_s: float = 1.0) -> None:
-        """`every_s`: the longest time between two looks while the process runs.
+        """`every_s`: the longest time between two calls while the process runs.
 
         After more than three times as long the process is taken to have been suspended, and only `every_s` of it
         counts.
@@ -51,7 +51,7 @@ class AwakeClock:
         return self._seconds
 
     def stopped_s(self) -> float:
-        """Return the seconds for which the process was suspended since the last look; 0 if it ran."""
+        """Return the seconds for which the process was suspended since the last call; 0 if it ran."""
         now = time.monotonic()
         since, self._looked_at = now - self._looked_at, now
         stopped = since - self._every_s if since > 3 * self._every_s else 0.0

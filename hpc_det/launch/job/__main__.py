@@ -31,7 +31,7 @@ from hpc_det.store.log_lines import note_time, say, share_own_log
 from hpc_det.store.submitting import record_job
 
 ORPHANS_POLL_S = 0.1
-"""Seconds between two looks for processes that killed workers have left."""
+"""Seconds between two checks for processes that killed workers have left."""
 
 
 class Job:

@@ -32,7 +32,7 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.log_lines import say, say_attempt_begins
 
 HANDOVER_POLL_S = 0.5
-"""Seconds between two looks at the journal and the signals while the job waits."""
+"""Seconds between two polls of the journal and the signals while the job waits."""
 ASK_EVERY_S = 30.0
 """Seconds between two queries of the scheduler for the job of the trial's former gang."""
 NO_NEWS_S = 150.0
@@ -42,7 +42,7 @@ presumed dead.
 By then the longest save is over, and later commits are refused (`store.journal.Journal.insist_on_last`).
 """
 LOOK_S = 5.0
-"""Longest pause in seconds between two looks while agents run."""
+"""Longest pause in seconds between two polls while agents run."""
 LEAVE_S = 30.0
 """Seconds for the agents' launcher to exit after the loss of a node; srun waits for the node for minutes."""
 _BLAMED = {Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.NODE_LOST, Cause.DISK_FULL, Cause.SCHEDULER_AWAY}

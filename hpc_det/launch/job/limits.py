@@ -33,9 +33,9 @@ NOTICE_BATCHES = 4
 SLOWER = 1.5
 """The next save is assumed to take at most this many times as long as the longest measured one."""
 READ_EVERY_S = 5.0
-"""Seconds between two looks at the save times, which change while the clock runs, and for suspensions of the job."""
+"""Seconds between two readings of the save times, which change while the clock runs, and two checks for a suspension."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
-"""Seconds between two looks for space on the disk: the first pause, which then doubles, and the longest one."""
+"""Seconds between two checks for space on the disk: the first pause, which then doubles, and the longest one."""
 
 
 def ring_at(ends_at: float, signal_lead_s: float, times: SaveTimes | None) -> float:

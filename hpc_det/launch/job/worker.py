@@ -39,7 +39,7 @@ DONE, GAVE_UP, OVERTAKEN, WANTS_REQUEUE = 0, 1, 3, 75
 FULL_DISK_POLL_S = 5.0
 """Seconds between two tries of a write that found no space."""
 LONGEST_SAVE_S, SAVE_POLL_S = 120.0, 0.2
-"""Seconds that a trial waits for the checkpoint whose weights it starts with, and between two looks for it.
+"""Seconds that a trial waits for the checkpoint whose weights it starts with, and between two checks for it.
 
 A trial reports its result before it saves, so the checkpoint may still be being written.
 """

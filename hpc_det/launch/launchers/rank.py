@@ -82,7 +82,7 @@ def of_deepspeed(command: list[str], argument: str | None) -> None:
     unblock_stop_signals()
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["HPC_DET_RANKS_PER_NODE"]
     if os.environ["HPC_DET_SLOT_TYPE"] == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # DeepSpeed lists slots here, but they are not GPUs
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # DeepSpeed puts slot numbers here, which may be those of real GPUs
     rank = as_rank(with_local_rank(command, argument))
     os.execv(rank[0], rank)
 
