@@ -54,9 +54,7 @@ from hpc_det.store.attempt import (
 from hpc_det.store.folders import TrialFolder
 
 POLL_S = 1.0
-"""Seconds between two checks for a stop request in the run folder, for requests that reach this node without a
-signal.
-"""
+"""Seconds between two checks for a stop request in the run folder, which may come without a signal to this node."""
 
 
 class Agent:
@@ -105,9 +103,7 @@ class Agent:
         return code
 
     def _watch(self, entrypoint: subprocess.Popen[bytes]) -> int:
-        """Handle events until the ranks here are done and the other nodes' agents need this one no longer; return the
-        exit code.
-        """
+        """Handle events until the ranks here are done and no other agent needs this one; return the exit code."""
         while not self._ended and (
             entrypoint.poll() is None or (not entrypoint.returncode and self._supervisor.awaits_nodes)
         ):
@@ -133,7 +129,8 @@ class Agent:
         return [*own, *(self._trial.rank_log(self._number, rank) for rank in ranks)]
 
     def _take_last_messages(self) -> None:
-        """Handle the messages of ranks that have exited between the last look and the end of the entrypoint."""
+        """Handle the messages that arrived between the last select and the end of the entrypoint."""
+        # A rank that is the entrypoint itself may exit before its messages were handled.
         for key, _ in self._selector.select(timeout=0):
             key.data()
 
@@ -157,9 +154,7 @@ class Agent:
             raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
 
     def _meet(self) -> tuple[Attempt, str | None]:
-        """Meet the agents of the other nodes; return the attempt as its ranks see it, and the network interface to use,
-        if any.
-        """
+        """Meet the other nodes' agents; return the attempt as its ranks see it, and the network interface or None."""
         address, interface = own_address(self._plan.nodes, self._plan.network_interface)
         rendezvous = self._supervisor.rendezvous(address, self._folders)
         attempt = Attempt(
@@ -208,9 +203,7 @@ class Agent:
             self._ranks.send_stop(request.reason, request.deadline)
 
     def _on_lost(self, rank: int) -> None:
-        """Note a rank whose process has ended without reporting an exit code as lost, and end the attempt on this
-        node.
-        """
+        """Note a rank that has ended without reporting an exit code as lost, and end the attempt on this node."""
         # Collectives of the other ranks with this one would never complete.
         message = f"process {self._ranks.ranks[rank]} exited without reporting a cause (killed or crashed)"
         note_failure(self._trial, self._number, failure_now(rank, message, lost=True))

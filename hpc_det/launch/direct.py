@@ -6,9 +6,9 @@ It does not import torch, which saves a second. Each rank writes to its own log.
 than 0, the launcher kills the others at once and exits with that code.
 
 Trial classes receive stop requests from the agent. A script receives one SIGTERM, after which it should save and exit;
-it is started again when the job resumes, because its exit does not show whether it had finished. It has until the
-scheduler's deadline, if that is known, or until LEAVE_TOGETHER_S after its first rank has exited, then the launcher
-kills it.
+it is started again when the job resumes, because its exit does not show whether it had finished. The launcher kills the
+ranks that still run before the scheduler's deadline, if that is known, and in any case LEAVE_TOGETHER_S after the first
+rank has exited.
 """
 
 from __future__ import annotations

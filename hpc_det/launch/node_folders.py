@@ -99,9 +99,7 @@ def remove_leftovers(base: str) -> None:
 
 
 def _remove_if_left(path: str) -> None:
-    """Delete the folder `path` if its owner has ended. Raises OSError if the owner lives or if that cannot be
-    determined.
-    """
+    """Delete the folder `path` if its owner has ended. Raises OSError if it lives or that cannot be determined."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(folder).st_uid != os.geteuid():
@@ -110,7 +108,7 @@ def _remove_if_left(path: str) -> None:
     finally:
         os.close(folder)
     with open(owner, "rb") as file:
-        # The lock proves something only on the node, and in the boot, in which the owner took it.
+        # Only the kernel that granted the lock, in the same boot, can be trusted to enforce it.
         if file.read() == _boot():
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path)

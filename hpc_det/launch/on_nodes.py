@@ -27,13 +27,9 @@ from hpc_det.store.attempt import Failure, failure_now, note_failure
 from hpc_det.store.folders import TrialFolder
 
 START_S = 120.0
-"""Seconds after which a host without a running agent is lost: PBS may notice it minutes later, and the starter would
-wait.
-"""
+"""Seconds after which a host without an agent is lost; PBS may notice it minutes later, and the starter would wait."""
 STARTER_LEAVES_S = 5.0
-"""Seconds for starters to exit after the last agent's exit code was written; one whose MoM is dead would wait
-forever.
-"""
+"""Seconds for starters to exit after the last agent's exit code; one whose MoM is dead would wait forever."""
 LEAVE_S = 15.0
 """Seconds for all agents to exit after the order to end; a starter whose host is lost would wait forever."""
 
@@ -45,9 +41,7 @@ class OnNodes:
         self._folder = folder
         self._hosts = hosts
         self._codes: dict[int, int] = {}
-        """Exit codes of the agents that have ended, keyed by rank of their node, in the order in which they were
-        found.
-        """
+        """Exit codes of the agents that have ended, keyed by node rank, in the order in which they were found."""
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         self._parent = os.getppid()
         self._running: dict[subprocess.Popen[bytes], range] = {}
@@ -72,9 +66,7 @@ class OnNodes:
 
     @property
     def without_code(self) -> list[int]:
-        """Node ranks of the agents without an exit code, because they were killed or their host could not be
-        reached.
-        """
+        """Node ranks of the agents without an exit code: they were killed, or their host could not be reached."""
         return [rank for rank in range(self._hosts) if self._codes.get(rank, -1) < 0] if self._is_awaited else []
 
     @property

@@ -135,6 +135,7 @@ class AgentSocket(LineServer):
             code = number_in(message, "exit")
             self._running.pop(line, None)
             if code:
+                # Before the answer: the rank exits after it, and its launcher then kills the other ranks.
                 self.on_failed()
                 line.send({"exit": code})
 

@@ -1,8 +1,8 @@
-"""Connections between the processes of a run, over TCP or a Unix socket, that carry framed messages
-(hpc_det.node.frames).
+"""Connections between the processes of a run, over TCP or a Unix socket, which carry framed messages.
 
-This module has the client's end and what both ends share. The listeners are servers (hpc_det.node.line_server) of a
-driver, of rank 0, of node 0's agent, of a node's launcher, and of a node's agent for its ranks.
+hpc_det.node.frames defines the frames. This module has the client's end and what both ends share. The listeners are
+servers (hpc_det.node.line_server) of a driver, of rank 0, of node 0's agent, of a node's launcher, and of a node's
+agent for its ranks.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _left(end: float) -> float:
 
 
 def set_up(connection: socket.socket, gone_s: float = GONE_S) -> None:
-    """Send small messages at once, and end the connection after `gone_s` seconds without an answer from the host
+    """Send small messages at once; end the connection after `gone_s` seconds without an answer from the host
     (tcp(7)).
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -82,9 +82,7 @@ def awaited(path: Path, deadline_s: float) -> Any | None:
 
 
 def tries(within_s: float) -> Iterator[float]:
-    """Yield the seconds left, first at once, then after pauses until `within_s` is over; a suspension does not
-    count.
-    """
+    """Yield the seconds left, at first and after each pause, until `within_s` is over; a suspension does not count."""
     clock, left_s = AwakeClock(LONGEST_TRY_S), within_s
     for pause in pauses():
         yield left_s
@@ -95,7 +93,7 @@ def tries(within_s: float) -> Iterator[float]:
 
 
 def pauses() -> Iterator[float]:
-    """Yield growing pauses in seconds, with jitter, so that the nodes do not all look at the same moment."""
+    """Yield growing pauses in seconds, with jitter, so that the nodes do not all poll at the same moment."""
     dice, longest = _own_dice(), FIRST_PAUSE_S
     while True:
         yield dice.uniform(longest / 2, longest)
@@ -116,6 +114,7 @@ def free_port() -> int:
 
 def _candidates() -> Iterable[int]:
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    # Between this choice and the rank's bind, the kernel could give an ephemeral port to another connection.
     ports = [port for port in range(_LOWEST_PORT, 65536) if not first <= port <= last]
     _own_dice().shuffle(ports)
     return ports
@@ -168,7 +167,7 @@ def own_address(
 
 
 def address_towards(hosts: Iterable[str]) -> str | None:
-    """Return the IPv4 address that this host uses towards the first of `hosts` that is another one and resolves; else
+    """Return this host's IPv4 address on the route to the first of `hosts` that is another host and resolves, or
     None.
     """
     # A login node's own name, and its default route, may lead to networks that compute nodes do not have.

@@ -34,9 +34,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, si
 
 
 def spare(pid: int) -> None:
-    """Leave this child out of the children and descendants of every process from now on, so that it is not killed with
-    them.
-    """
+    """Leave this child out of all lists of children and descendants from now on, so that it is not killed with them."""
     _spared.add(pid)
 
 
@@ -89,7 +87,7 @@ def is_running(pid: int, ticks: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal such as SIGSTOP has stopped the process; one held by a debugger (state "t") does not
+    """Return whether a signal such as SIGSTOP has stopped the process. One held by a debugger (state "t") does not
     count.
     """
     fields = _stat(pid)
@@ -137,7 +135,7 @@ def _end(processes: Callable[[], list[int]], deadline_s: float) -> None:
     """Send SIGKILL to `processes()` until none is left or `deadline_s` is over, then reap them."""
     end = time.monotonic() + deadline_s
     killed: set[int] = set()
-    # A process may fork between the look and the signal, so look again until none is left.
+    # A process may fork between the listing and the signal, so repeat until none is left.
     while left := processes():
         for process in left:
             with suppress(ProcessLookupError):
@@ -262,12 +260,11 @@ def _nothing(signum: int, frame: FrameType | None) -> None:
 
 
 def ignore_stop_signals() -> None:
-    """Ignore the stop signals in this process and its future children; the agent handles them. Also for Popen's
-    `preexec_fn`.
+    """Ignore the stop signals in this process and its future children. Also for Popen's `preexec_fn`.
 
-    Launchers must not act on them: torchrun dies on USR1 and USR2 and leaves its ranks behind, mpirun kills its ranks a
-    second after TERM (measured). A separate session does not protect them: with proctrack/linuxproc Slurm signals every
-    descendant.
+    The agent handles them, and launchers must not act on them: torchrun dies on USR1 and USR2 and leaves its ranks
+    behind, mpirun kills its ranks a second after TERM (measured). A separate session does not protect them: with
+    proctrack/linuxproc Slurm signals every descendant.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -291,11 +288,11 @@ def uninterrupted() -> Iterator[None]:
 
 
 def block_stop_signals() -> None:
-    """Ignore and block the stop signals in this process and its future children, until one calls
-    `unblock_stop_signals`.
+    """Ignore and block the stop signals in this process and its future children.
 
     For launchers that install their own handlers, such as mpirun and deepspeed: a handler undoes ignoring, but not
-    blocking (signal(7)). bash passes the mask on to its commands, dash does not. srun handles its signals in any case.
+    blocking (signal(7)). A rank calls `unblock_stop_signals`. bash passes the mask on to its commands, dash does not.
+    srun handles its signals in any case.
     """
     ignore_stop_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

@@ -91,8 +91,8 @@ def guard_from_now_on() -> None:
 
 
 def main(guarded_pid: int) -> None:
-    """Guard a process until it ends; then continue what it has left stopped, so that these processes notice and exit,
-    too.
+    """Guard a process until it ends. Then continue the processes that were stopped with it, so that they notice and
+    exit.
     """
     with suppress(ProcessLookupError):
         ticks = start_ticks(guarded_pid)

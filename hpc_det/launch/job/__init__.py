@@ -1,3 +1,1 @@
-"""The job process, one per job on its first node: workers, the attempts that each makes at a trial, requeueing the
-job.
-"""
+"""The job process, one per job: its workers, the attempts that each makes at a trial, requeueing the job."""

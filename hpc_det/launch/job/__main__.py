@@ -55,9 +55,7 @@ class Job:
         """Stop signals received; workers that start later receive them, too."""
 
     def run(self) -> int:
-        """Run the workers; return 0 if nothing is left to do or the job was requeued, 1 after a trial that was given
-        up.
-        """
+        """Run the workers; return 0 if nothing is left to do or the job was requeued, else 1."""
         note_time(self._log)  # for the output of the site's modules and setup
         self._record_itself()
         if self._has_nothing_to_do():

@@ -36,8 +36,8 @@ HANDOVER_POLL_S = 0.5
 ASK_EVERY_S = 30.0
 """Seconds between two queries of the scheduler for the job of the trial's former gang."""
 NO_NEWS_S = 150.0
-"""Seconds without an answer about a job, for example on nodes without the scheduler's commands, after which its gang is
-presumed dead.
+"""Seconds without an answer about a job, as on nodes without the scheduler's commands, after which its gang counts as
+dead.
 
 By then the longest save is over, and later commits are refused (`store.journal.Journal.insist_on_last`).
 """
@@ -99,7 +99,7 @@ class Attempts:
     def _run_in_turn(self) -> Action:
         """Wait for the trial's former gang, then run attempts."""
         self._await_former_gang()
-        self._listen()  # signals since the last look
+        self._listen()  # signals since the last check
         if self._heard and self._scheduler.has_queue:
             return Action.REQUEUE
         return self._run()
@@ -171,8 +171,8 @@ class Attempts:
         return verdict[1:] if verdict and verdict[1] in (Action.DONE, Action.GIVE_UP) else None
 
     def close_interrupted(self) -> None:
-        """Record the end of an earlier attempt that could not record it, because its node was lost or its job was
-        killed.
+        """Record the end of an earlier attempt whose node was lost or whose job was killed before it could be
+        recorded.
         """
         attempt = self._journal.open_attempt()
         if attempt is None:
@@ -244,7 +244,7 @@ class Attempts:
             self._request_stop(number, "signal", "the job, whose nodes were lost", None)
 
     def _waits_in_vain(self, number: int) -> bool:
-        """Return whether the launcher waits for a lost node, for longer than LEAVE_S. Called every `LOOK_S`."""
+        """Return whether the launcher has waited for a lost node for longer than LEAVE_S. Called every `LOOK_S`."""
         if self._since_loss is None:
             failure = first_failure(self._trial, number)
             if failure is None or not failure.node_lost:

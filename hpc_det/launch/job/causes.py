@@ -75,8 +75,8 @@ class AttemptFacts:
         return failure_now(None, "the entrypoint exited with code 0, but no rank wrote an outcome")
 
     def cause(self, code: int, failure: Failure | None) -> Cause:
-        """Return why the attempt ended. `code`: the exit code of the agents' launcher; `failure`: the first failure, if
-        any.
+        """Return why the attempt ended. `code`: the exit code of the agents' launcher; `failure`: the first one, or
+        None.
 
         Trials write an outcome, and `hpc_det.launch.direct` writes one for a script that was stopped. A script without
         an outcome received no stop request, so its exit code 0 means that it has finished.
@@ -92,9 +92,7 @@ class AttemptFacts:
         return self.cause_of_stop(stop) if stop else Cause.FAILED
 
     def cause_of_stop(self, stop: StopRequest | None) -> Cause:
-        """Return why the ranks were stopped. `stop` None: the shared folder does not show the stop request on this node
-        yet.
-        """
+        """Return why the ranks were stopped. `stop` None: the stop request is not visible on this node yet."""
         if stop and stop.reason in _CAUSES:
             return _CAUSES[stop.reason]
         signalled_at = stop.time if stop else time.time()
@@ -112,7 +110,7 @@ class AttemptFacts:
         return Cause.NODE_LOST if stop is None else _CAUSES.get(stop.reason, Cause.PREEMPTED)
 
     def newest_saved(self) -> int:
-        """Return the number of batches in the newest checkpoint, or the number of saves of an app that writes its own
+        """Return the batches in the newest checkpoint, or the number of saves of an app that writes its own
         checkpoints.
         """
         outcome = read_json(self.trial.outcome) or {}
@@ -140,9 +138,7 @@ class AttemptFacts:
         return self._stop is not None and not (self._outcome or {}).get("saved", False)
 
     def _times(self) -> list[float]:
-        """Return the times of the attempt's reports, the start of training included; empty if training did not
-        start.
-        """
+        """Return the times of the attempt's reports, from the start of training; empty if training did not start."""
         mark = f'"attempt": {self.number}, '.encode()
         try:
             with open(self.trial.metrics, "rb") as lines:
@@ -165,7 +161,7 @@ class AttemptFacts:
 
 
 def _of_failure(failure: Failure) -> Cause:
-    """Return the cause that a failure stands for."""
+    """Return the cause that the journal records for a failure."""
     if failure.unhealthy:
         return Cause.UNHEALTHY
     if failure.node_lost:

@@ -33,7 +33,7 @@ NOTICE_BATCHES = 4
 SLOWER = 1.5
 """The next save is assumed to take at most this many times as long as the longest measured one."""
 READ_EVERY_S = 5.0
-"""Seconds between two readings of the save times, which change while the clock runs, and two checks for a suspension."""
+"""Seconds between two readings of the save times, which may change, and between two checks for a suspension."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 """Seconds between two checks for space on the disk: the first pause, which then doubles, and the longest one."""
 
@@ -102,8 +102,7 @@ class Space:
         self._steps = end.steps
 
     def comes(self, rests: Callable[[float, Callable[[], bool]], bool], is_over: Callable[[], bool]) -> bool:
-        """Wait until the newest checkpoint would fit a second time, or until `is_over`; return False if the job has to
-        exit.
+        """Wait until the newest checkpoint would fit again, or `is_over`; return False if the job has to exit.
 
         `rests` waits for a number of seconds and returns False if the job has to exit. It is called at least once. No
         rank may be running.

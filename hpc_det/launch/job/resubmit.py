@@ -246,9 +246,7 @@ class Exclusions:
                 self._exclude(_of_cluster(self._experiment), host, why)
 
     def of_node_with_log(self, attempt: int, log: Path, why: str) -> None:
-        """Exclude the node of the rank that wrote `log`, for this experiment; nothing for a log that is not of a single
-        rank.
-        """
+        """Exclude the node of the rank that wrote `log`, for this experiment; do nothing for other logs."""
         rank = log.stem.removeprefix("rank-")
         hosts = read_json(self._trial.nodes(attempt)) or []
         if rank.isdecimal() and int(rank) < len(hosts) * self._plan.ranks_per_node:

@@ -41,7 +41,7 @@ FULL_DISK_POLL_S = 5.0
 LONGEST_SAVE_S, SAVE_POLL_S = 120.0, 0.2
 """Seconds that a trial waits for the checkpoint whose weights it starts with, and between two checks for it.
 
-A trial reports its result before it saves, so the checkpoint may still be being written.
+A trial reports its result before it saves, so that checkpoint may not be complete yet.
 """
 
 
@@ -62,15 +62,13 @@ class Worker:
         """Stop signals received."""
         self._code = DONE
         self._is_cancelled = False
-        """True if the worker's trial was cancelled because the job is being ended; the worker then takes no more
-        work.
-        """
+        """True if the worker's trial was cancelled because the job is being ended; it then takes no more work."""
 
     def run(self) -> int:
         """Work until nothing is left, and return the exit code.
 
-        DONE: nothing is left to do. GAVE_UP: the same, after a trial that was given up, or another job is this worker
-        already. WANTS_REQUEUE: work is left. OVERTAKEN: another job has taken over the work.
+        DONE: nothing is left to do. GAVE_UP: the same, after a trial that was given up, or another job already runs as
+        this worker. WANTS_REQUEUE: work is left. OVERTAKEN: another job now runs as this worker.
         """
         former = self._search.state().present.get(self._number)
         if other := self._running(former) or self._search.claim(self._number, self._job_id, after=former):
@@ -149,13 +147,12 @@ class Worker:
         return former if self._states([former], since=began)[former] is JobState.RUNNING else None
 
     def _left_by_others(self) -> Work | None:
-        """Return work of workers whose jobs have ended, or None. Queries the scheduler once, only if there may be such
-        work.
-        """
+        """Return work of workers whose jobs have ended, or None."""
         search = self._search.state()
         others = {
             number: job for number, job in search.present.items() if number in search.open.keys() - {self._number}
         }
+        # Query the scheduler only if there may be such work.
         if not others or search.rests or self._is_cancelled:
             return None
         states = self._states(sorted(set(others.values())))
@@ -186,16 +183,14 @@ class Worker:
             return attempts.refuse(refusal) if refusal else attempts.run()
 
     def _insist_on_being_present(self) -> None:
-        """Raise Overtaken if another job has taken over this worker."""
+        """Raise Overtaken if another job now runs as this worker."""
         search = self._search.state()
         holder = search.present.get(self._number, self._job_id)
         if holder != self._job_id and not search.finished:  # a finished search no longer records who starts
             raise Overtaken(f"job {holder} now runs as this worker and continues its work")
 
     def _after(self, number: int, action: Action) -> Work | None:
-        """Report the end of a trial's work to the search, unless rank 0 has done so, and return the next work, or
-        None.
-        """
+        """Report the end of a trial's work to the search, unless rank 0 has done so; return the next work, or None."""
         if action is Action.GIVE_UP:
             self._code = GAVE_UP
         work = self._search.state().open.get(self._number)
@@ -247,7 +242,7 @@ def _refusal(trial: TrialFolder, search: SearchJournal) -> str | None:
 
 
 def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worker: int, signals: SignalPipe) -> None:
-    """Record the end of an attempt that this worker's former job could not record."""
+    """Record the end of an attempt that this worker, in this job or a former one, could not record."""
     # The search may have assigned other work before the former gang had ended, so look at the last trial, too.
     state = search.state()
     numbers = {work.trial for work in (state.open.get(worker),) if work} | {state.last_trial.get(worker)}
@@ -259,9 +254,7 @@ def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worke
 
 
 def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
-    """Write the trial's specification for the ranks, unless it exists. Raises UsageError if a value cannot be
-    determined.
-    """
+    """Write the trial's specification for the ranks, once. Raises UsageError if a value cannot be determined."""
     trial.create()
     if trial.trial.exists():
         return

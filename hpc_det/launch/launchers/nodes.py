@@ -105,9 +105,7 @@ def run_on(attempt: Attempt, node: int, command: str) -> int:
 
 
 def environment_of(attempt: Attempt, node: int) -> dict[str, str]:
-    """Return the variables that differ on `node`, for a rank that the scheduler has started with node 0's
-    environment.
-    """
+    """Return the variables that differ on `node`, for a rank that was started with node 0's environment."""
     told: dict[str, str] = _read(attempt.trial.launcher(attempt.number, node))["environment"]
     return told
 

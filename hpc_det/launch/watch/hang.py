@@ -38,9 +38,7 @@ _PATIENCE_S: dict[str, float] = {
     "training": 3600.0,
     "validation": 3600.0,
 }
-"""Seconds without progress by phase; in loops over batches, before the first step is done. Other phases have no
-limit.
-"""
+"""Seconds without progress, by phase; for loops over batches before their first step. "outside" has no limit."""
 _FUNCTIONS = ("setup", "function", "loop")
 """Phases in which a function of the user's runs."""
 _FUNCTION_S = 4 * 3600.0
@@ -92,7 +90,7 @@ class HeartbeatServer:
     def report_silent(self) -> None:
         """Add a message to the news for each rank that has not answered."""
         for rank in self._asked:
-            self._news[rank] = {**self._last[rank], "at": "no answer, a C call may keep the interpreter's lock"}
+            self._news[rank] = {**self._last[rank], "at": "no answer: a C call may hold the interpreter's lock"}
 
     def _take(self, line: Line, message: Head) -> None:
         """Record a rank's message. Raises BrokenRule."""
@@ -118,8 +116,9 @@ class HangWatch:
     """Node 0's hang detection: it collects the ranks' progress and returns the failure of a gang that hangs."""
 
     def __init__(self, plan: JobPlan, hosts: Sequence[str], ask_all: Callable[[str], None], clock: AwakeClock) -> None:
-        """`hosts`: the gang's nodes, by rank. `ask_all`: asks every rank for "progress" or "stacks". `clock`: excludes
-        suspensions.
+        """`hosts`: the gang's nodes, by rank. `ask_all`: asks every rank for "progress" or "stacks".
+
+        `clock` must not count suspensions.
         """
         self._plan = plan
         self._hosts = hosts
@@ -141,9 +140,7 @@ class HangWatch:
                 self._places[message["heartbeat"]] = (progress, message["at"])
 
     def failure(self) -> Failure | None:
-        """Return the failure of a gang that hangs, once its ranks have sent their positions. Must be called every
-        second.
-        """
+        """Return the failure of a gang that hangs, once its ranks have sent their positions; called every second."""
         now = self._clock.seconds()
         if self._stacks_at is not None:
             return self._verdict(now, self._stacks_at + _VERDICT_S)
@@ -157,9 +154,7 @@ class HangWatch:
         return None
 
     def _verdict(self, now: float, until: float) -> Failure | None:
-        """Return the failure once all positions are known, or at `until`; None if the ranks have made progress
-        since.
-        """
+        """Return the failure once all positions are known, or at `until`; None if a rank has made progress since."""
         if len(self._places) < self._plan.world_size and now < until:
             return None
         self._stacks_at = None

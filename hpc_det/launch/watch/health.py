@@ -2,8 +2,8 @@
 
 Each check runs in its own process: one that accesses a dead file server never returns and cannot even be killed, so no
 answer is a failed check. On a healthy node all checks together take a few milliseconds. The NVIDIA driver is queried
-through its library (NVML, nvml.h of the CUDA toolkit), because nvidia-smi takes ten times longer. Like nvidia-smi, the
-library shows only the devices of the job's cgroup or container.
+through its library (NVML, nvml.h of the CUDA toolkit), because nvidia-smi takes ten times longer. NVML lists only the
+devices of the job's cgroup or container.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ def problems_of_node(
 
 
 def answers(checks: Mapping[str, Check], within_s: float) -> list[NodeProblem]:
-    """Run the checks in parallel and return the problems found; a check without an answer is a problem with its
-    name.
-    """
+    """Run the checks in parallel and return the problems found, among them each check that has not answered."""
     end = time.monotonic() + within_s
     running = {name: _start(check) for name, check in checks.items()}
     found = [_answer(name, *process, end, within_s) for name, process in running.items()]
@@ -203,8 +201,9 @@ class Device:
 
 
 def device_problem(needed: int, env: Mapping[str, str], nvml: Any | None = None) -> str | None:
-    """Return as text why `needed` ranks cannot have a GPU each on this node, or None if they can. `nvml`: the
-    library.
+    """Return as text why `needed` ranks cannot have a GPU each on this node, or None if they can.
+
+    `nvml`: the library.
     """
     try:
         nvml = nvml or ctypes.CDLL("libnvidia-ml.so.1")

@@ -1,11 +1,10 @@
-"""The connections between the node agents of a gang: each agent has one to node 0, which waits until all have
-connected.
+"""The connections between a gang's node agents: each agent has one to node 0, which waits until all have connected.
 
 A connection lasts from an agent's start until it reports its exit. If it ends earlier, the node is lost: it was powered
 off, its agent was killed, or it did not answer for LOST_S. The agents send no heartbeats. The kernels probe each other
 instead (tcp(7), SO_KEEPALIVE and TCP_USER_TIMEOUT) and answer even for a process that is suspended, starved, or waits
-for a file system, so such a node does not count as lost. If a node does not connect, node 0 asks the scheduler whether
-it is down.
+for a file system, so such a node does not count as lost. While a node is missing, node 0 asks the scheduler whether it
+is down.
 
 hpc_det.launch.watch.supervisor defines the other messages of the agents, hpc_det.node the opening and authentication of
 connections.
@@ -30,9 +29,7 @@ from hpc_det.node.suspension import AwakeClock
 from hpc_det.schedulers.scheduler import NoAnswer, run_command, scheduler
 
 ARRIVE_S = 600.0
-"""Seconds for all nodes to connect. Nodes of one job may start minutes apart because of prologs and cold file
-systems.
-"""
+"""Seconds for all nodes to connect; they may start minutes apart because of prologs and cold file systems."""
 ASK_EVERY_S = 10.0
 """Seconds between two queries of the scheduler for missing nodes."""
 LOST_S = 15.0
@@ -84,8 +81,8 @@ class Arrivals:
 
 
 def key_of(secret: str) -> bytes:
-    """Return the agents' key, derived from the secret in the rendezvous, which only this user can read; ranks use
-    another.
+    """Return the agents' key, derived from the rendezvous' secret, which only this user can read; ranks use other
+    keys.
     """
     return derived(secret.encode(), "agents")
 

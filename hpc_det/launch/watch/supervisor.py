@@ -1,8 +1,9 @@
 """Supervision of a gang by its agents, from the health checks to the end of the last node.
 
 Node 0 collects all reports and decides, because a node with a dead file system could not record a failure. No agent
-waits for another, except that an unhealthy one waits until its report has arrived; in the meantime ranks load their
-libraries. A node that is lost, or whose agent fails, ends the gang at once. Node 0 exits last.
+waits for another before its ranks start, except that an unhealthy one waits until node 0 has its report; in the
+meantime ranks load their libraries. A node that is lost, or whose agent fails, ends the gang at once. Unless something
+has failed, node 0 exits last.
 
 Other nodes send {"hello": true}, {"time": ..., "problems": [...]}, then {"ranks": [messages of heartbeats]}. Node 0
 sends {"ask": "progress" | "stacks"}, and {"noted": true} to an unhealthy node. Both send {"exit": EXIT CODE} at their
@@ -35,9 +36,9 @@ from hpc_det.store.attempt import Failure, note_failure
 from hpc_det.store.folders import TrialFolder
 
 SETTLE_S = 1.5
-"""Seconds to wait before a node is called lost, because if all agents are killed at the same time, none is to blame.
+"""Seconds before a missing connection counts as a lost node.
 
-A suspension counts as one second of it.
+If all agents are killed at the same time, none of their nodes is to blame. A suspension counts as one second of it.
 """
 LINGER_S = 60.0
 """Seconds that node 0 waits for other nodes that have not exited yet; after them the scheduler ends these nodes."""
@@ -89,9 +90,7 @@ class Supervisor:
 
     @property
     def awaits_nodes(self) -> bool:
-        """Return whether this agent must stay until others have connected or exited. Called when its own ranks are
-        done.
-        """
+        """Return whether this agent must wait for others to connect or exit, once its own ranks are done."""
         return False
 
     def poll(self) -> None:
@@ -124,9 +123,7 @@ class Supervisor:
         return problems_of_node(self.gang.trial, plan, folders, os.environ) if plan.health_checks else []
 
     def _note_problems(self, node: int, problems: Iterable[NodeProblem]) -> None:
-        """Note problems of a node as a failure; if all are of a shared folder, as a full disk and not as the node's
-        fault.
-        """
+        """Note problems of a node as a failure: a full disk if all are of the shared folder, else an unhealthy node."""
         problems = list(problems)
         text = "; ".join(problem.text for problem in problems)
         ill = not all(problem.is_shared for problem in problems)
@@ -337,8 +334,8 @@ class SupervisorOfOtherNode(Supervisor):
     def close(self) -> None:
         """Delay the exit if node 0 was lost."""
         if self._has_lost_node_0:
-            # Node 0 has lost this node, too, perhaps a little later. This agent's exit code must not end node 0's agent
-            # before that one has reported this node as lost.
+            # Node 0 has lost this node, too, perhaps a little later. It must note that before srun ends its agent
+            # because of this one's exit code (--kill-on-bad-exit).
             time.sleep(peers.LOST_S * 2 / 3)
 
     def _obey(self, message: Head) -> None:
@@ -357,8 +354,9 @@ class SupervisorOfOtherNode(Supervisor):
         self.end()
 
     def _cannot_reach(self, rendezvous: Rendezvous, error: OSError) -> None:
-        """Handle a failed connection to node 0. Raises HpcDetError if its agent has exited, UnhealthyNode for other
-        errors.
+        """Handle a failed connection to node 0, without health checks by continuing without one.
+
+        Raises HpcDetError if node 0's agent has exited, else UnhealthyNode if health checks are enabled.
         """
         where = f"{self.gang.hosts[0]} at {rendezvous.host}:{rendezvous.agents_port}"
         if isinstance(error, ConnectionRefusedError):  # the node answers, but no agent listens any more
