@@ -1,13 +1,12 @@
-"""On the nodes of a job: `job` once per job, `agent` once per node, a launcher, `rank` once per rank.
+"""The processes on the nodes of a job, standard library only, from the batch script to the ranks.
 
-Standard library only. What the folders and modules are:
+A job process (`job`) runs once per job, an agent (`agent`) once per node, then a launcher, and `rank` once per rank.
 
-    job         workers, their attempts at trials, requeueing
-    agent       starts the entrypoint on its node, hears of stops, and ends when a rank is lost
-    watch       what the agents and ranks of a gang do to learn that one of them is not well
+    job         the job process, its workers, their attempts at trials, requeueing
+    agent       starts the entrypoint on its node, receives stop signals, ends the ranks when one is lost
+    watch       supervision of a gang by its agents: health checks, lost nodes, hangs
+    launchers   code that the launchers share
 
-    launchers   what the launchers share
-
-Launchers are what an entrypoint names: `direct`, `torch_distributed`, `mpi`, `srun`, `deepspeed` and `horovod`, with
-`wrap_rank` to mark what ranks print.
+An entrypoint names a launcher: `direct`, `torch_distributed`, `mpi`, `srun`, `deepspeed` or `horovod`. A custom
+launcher may use `wrap_rank` to prefix the output of each rank with its number.
 """

@@ -1,11 +1,11 @@
-"""The node agent: one per node, started by srun, pbsdsh or as a child of the job, for one attempt.
+"""The node agent: one process per node and attempt, started by srun, by pbsdsh or as a child of the job process.
 
     python3 -m hpc_det.launch.agent TRIAL_FOLDER ATTEMPT WORKER
 
-It starts the entrypoint on its node and is the one listener: a signal, or a stop request in the run folder, rings the
-ranks, which save and leave by themselves. A rank that is lost ends the node at once; it says so to the agents of the
-other nodes, which end theirs. Exit code 0 only after the entrypoint's 0. What the attempt achieved stands in the
-outcome file.
+It starts the entrypoint on its node and passes stop requests on: after a signal, or a stop request in the run folder,
+it notifies the ranks, which save and exit. If a rank is lost, the agent ends the other ranks of its node at once and
+reports this to the agents of the other nodes, which do the same. It exits with 0 only if the entrypoint did. The result
+of the attempt is in the outcome file, which rank 0 writes.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ from hpc_det.store.attempt import (
 from hpc_det.store.folders import TrialFolder
 
 POLL_S = 1.0
-"""How often the run folder is asked for a stop request that came by no signal to this node."""
+"""Seconds between two checks for a stop request in the run folder, which may come without a signal to this node."""
 
 
 class Agent:
+    """The agent of one node for one attempt."""
+
     def __init__(self, trial: TrialFolder, plan: JobPlan, number: int, worker: int, folders: NodeFolders) -> None:
         self._trial = trial
         self._plan = plan
@@ -72,20 +74,23 @@ class Agent:
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_signals)
         self._ranks = AgentSocket(self._socket, self._selector)
+        """The connections to the ranks of this node."""
         self._ranks.on_lost = self._on_lost
         self._ranks.on_failed = self._end
         self._ranks.on_signal = self._on_stop_signal
         gang = SupervisedGang(trial, plan, number, own_scheduler.hosts(os.environ))
         self._supervisor = supervisor_of_node(gang, self._node_rank, self._selector, self._ranks, end=self._end)
         self._parent = os.getppid()
+        # The parent's end must not kill this process before it has ended the ranks; `_poll_run_folder` checks for it.
         outlives_parent()
         self._ended = False
+        """True once the attempt has been ended on this node."""
         self._next_poll = 0.0
         self._log_began = size_of(trial.job_log)
         self._log_watch = LogWatch(self._logs())
 
     def run(self) -> int:
-        """The entrypoint's exit code; 1 where a rank or a node was lost, or the attempt was killed."""
+        """Run the entrypoint and return its exit code; 1 if a rank or a node was lost, or the attempt was killed."""
         code = 1
         try:
             code = self._watch(self._start())
@@ -98,7 +103,7 @@ class Agent:
         return code
 
     def _watch(self, entrypoint: subprocess.Popen[bytes]) -> int:
-        """Until the ranks are done here, and the agents of other nodes need this one no more."""
+        """Handle events until the ranks here are done and no other agent needs this one; return the exit code."""
         while not self._ended and (
             entrypoint.poll() is None or (not entrypoint.returncode and self._supervisor.awaits_nodes)
         ):
@@ -117,18 +122,20 @@ class Agent:
         return 1 if entrypoint.returncode else 0
 
     def _logs(self) -> list[Path]:
-        """Of the ranks on this node; node 0 sees to the job's log, too."""
+        """Return the logs of the ranks on this node and, on node 0, the job's log."""
         first = self._node_rank * self._plan.ranks_per_node
         ranks = range(first, first + self._plan.ranks_per_node)
         own = [self._trial.job_log] if self._node_rank == 0 else []
         return [*own, *(self._trial.rank_log(self._number, rank) for rank in ranks)]
 
     def _take_last_messages(self) -> None:
-        """A rank that is the entrypoint itself may be gone before its line was looked at."""
+        """Handle the messages that arrived between the last select and the end of the entrypoint."""
+        # A rank that is the entrypoint itself may exit before its messages were handled.
         for key, _ in self._selector.select(timeout=0):
             key.data()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        """Start the entrypoint on this node. Raises UsageError if it cannot be executed."""
         environment = environment_of(self._plan, *self._meet(), self._folders.scratch)
         command: Sequence[str] = self._plan.entrypoint
         if self._container:
@@ -141,12 +148,13 @@ class Agent:
                 env=dict(os.environ) if self._container else environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=ignore_stop_signals,
+                preexec_fn=ignore_stop_signals,  # the agent answers them
             )
         except OSError as error:
             raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
 
     def _meet(self) -> tuple[Attempt, str | None]:
+        """Meet the other nodes' agents; return the attempt as its ranks see it, and the network interface or None."""
         address, interface = own_address(self._plan.nodes, self._plan.network_interface)
         rendezvous = self._supervisor.rendezvous(address, self._folders)
         attempt = Attempt(
@@ -173,7 +181,7 @@ class Agent:
         deadline = self._plan.end_of_grace(name)
         self._ranks.send_stop("signal", deadline)
         source = f"{name} on {socket.gethostname()}"
-        with suppress(OSError):  # where the disk is full, the ranks may still save on another one
+        with suppress(OSError):  # if this disk is full, the ranks may still save on another one
             self._obey(
                 request_stop(self._trial.stop, attempt=self._number, reason="signal", source=source, deadline=deadline)
             )
@@ -185,7 +193,7 @@ class Agent:
         request = read_stop(self._trial.stop, self._number)
         if request:
             self._obey(request)
-        if os.getppid() != self._parent:  # whoever started this agent is gone, and nobody waits for the ranks
+        if os.getppid() != self._parent:  # the parent has died, so no process waits for the result
             self._end()
 
     def _obey(self, request: StopRequest) -> None:
@@ -195,27 +203,28 @@ class Agent:
             self._ranks.send_stop(request.reason, request.deadline)
 
     def _on_lost(self, rank: int) -> None:
-        """A rank's process is gone and has reported no exit code: no collective of its peers can end well."""
+        """Note a rank that has ended without reporting an exit code as lost, and end the attempt on this node."""
+        # Collectives of the other ranks with this one would never complete.
         message = f"process {self._ranks.ranks[rank]} exited without reporting a cause (killed or crashed)"
         note_failure(self._trial, self._number, failure_now(rank, message, lost=True))
         self._end()
 
     def _end(self) -> None:
-        """End the attempt on this node, and note the ranks that are lost already.
-
-        A failed rank waits for the answer to its report, so no launcher has killed its peers yet. The line of a killed
-        rank may close a moment after its connections to peers.
-        """
+        """End the attempt on this node, and note ranks that are already lost."""
         if self._ended:
             return
         self._ended = True
+        # A failed rank waits for the agent's answer before it exits, so no launcher has killed its peers yet: ranks
+        # that are dead now died first. The connection of a killed rank may end a moment after those to its peers, so
+        # look for such ranks.
         for rank in self._ranks.dead_ranks():
             self._on_lost(rank)
 
     def _note_entrypoint(self, code: int) -> None:
+        """Note the failure of the entrypoint with exit code `code`, unless a failure is noted already."""
         if first_failure(self._trial, self._number) is None:
             message = how_it_ended(code, self._trial.job_log, self._log_began)
-            user_error = code in (126, 127)  # sh(1): found no such command, or may not run it
+            user_error = code in (126, 127)  # sh(1): the command cannot be executed, or was not found
             away = code > 0 and scheduler(self._plan.scheduler).was_away(
                 written_since(self._trial.job_log, self._log_began)
             )
@@ -224,20 +233,21 @@ class Agent:
 
 
 def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scratch: str | None) -> dict[str, str]:
-    """On this node. `interface`: of the network between the nodes; `scratch`: the node's folder, for temporary files.
+    """Return the environment of the entrypoint on this node.
 
-    Into a container that the agent starts goes of the job's environment only what ranks need wherever they run.
+    `interface`: the network interface between the nodes; `scratch`: the node's folder for temporary files.
     """
     is_inside = plan.container is not None and plan.container.starts_entrypoint
+    # A container that the agent starts receives only those variables of the job that ranks need anywhere.
     given = of_the_job(os.environ) if is_inside else os.environ
     wanted = dict(item.split("=", 1) for item in plan.environment)
     environment = {**given, **({"TMPDIR": scratch} if scratch else {}), **wanted, **attempt.to_env()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [plan.code, environment.get("PYTHONPATH")]))
     environment["HPC_DET_SLOT_TYPE"] = plan.slot_type
     if plan.slot_type == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # a node may have GPUs that this gang did not ask for
-        environment.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed says on every rank that it has found no GPU
-    if plan.container:  # runtimes show the home folder, and Python takes packages from it
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # the node may have GPUs that this gang did not request
+        environment.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed reports on every rank that it found no GPU
+    if plan.container:  # runtimes mount the home folder, and Python would import packages from it
         environment.setdefault("PYTHONNOUSERSITE", "1")
     environment.setdefault("OMP_NUM_THREADS", str(plan.cpus_per_rank))
     limit_look_ups(environment)

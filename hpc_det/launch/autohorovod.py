@@ -1,4 +1,4 @@
-"""python3 -m hpc_det.launch.autohorovod ...: hpc_det.launch.horovod --autohorovod under upstream's name."""
+"""hpc_det.launch.horovod --autohorovod under upstream's name: python3 -m hpc_det.launch.autohorovod ..."""
 
 from __future__ import annotations
 

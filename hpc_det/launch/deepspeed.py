@@ -2,9 +2,8 @@
 
     python3 -m hpc_det.launch.deepspeed [[DEEPSPEED_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
 
-`deepspeed` would start its per-node launcher through pdsh; the agents are on the nodes already, and start it there.
-Rank numbers follow from the plan. Scripts get `--local_rank=K`, as DeepSpeed does it, unless the overrides say
-`--no_local_rank`.
+`deepspeed` would start its per-node launcher through pdsh. Here each node's agent starts it. The plan numbers the
+ranks. Scripts get `--local_rank=K`, as from DeepSpeed, unless the overrides contain `--no_local_rank`.
 """
 
 from __future__ import annotations
@@ -23,15 +22,18 @@ from hpc_det.node.process import block_stop_signals
 from hpc_det.store.attempt import Attempt
 
 _OF_THE_RUNNER = ("-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--launcher")
-"""Flags of `deepspeed` that say where ranks run, which the plan does here."""
+"""Flags of `deepspeed` that set where ranks run; here the plan does."""
 
 
 def launch_command(launch: Launch, attempt: Attempt, env: Mapping[str, str]) -> list[str]:
-    """The flags of deepspeed.launcher.launch, as its --help names them. Raises UsageError for flags of the runner."""
+    """Return the command line of deepspeed.launcher.launch, with the flags that its --help names.
+
+    Raises UsageError if the overrides contain flags of the runner `deepspeed`.
+    """
     if wrong := [word for word in launch.overrides if word.partition("=")[0] in _OF_THE_RUNNER]:
         raise UsageError(
-            f"hpc_det.launch.deepspeed: {', '.join(wrong)}: nodes and ranks are those of the job; set "
-            f"resources.slots_per_trial"
+            f"hpc_det.launch.deepspeed: {', '.join(wrong)}: the job determines nodes and ranks; remove the flags and "
+            f"set resources.slots_per_trial"
         )
     return [
         *(sys.executable, "-m", "deepspeed.launcher.launch"),
@@ -40,7 +42,7 @@ def launch_command(launch: Launch, attempt: Attempt, env: Mapping[str, str]) -> 
         f"--master_addr={attempt.master_addr}",
         f"--master_port={attempt.master_port}",
         *([] if _takes_local_rank(launch) else ["--no_local_rank"]),
-        "--log_level=warning",  # every node would tell of all nodes and all ranks
+        "--log_level=warning",  # at info, every node logs all nodes and all ranks
         *launch.overrides,
         *("--module", "hpc_det.launch.launchers.rank", "deepspeed", *launch.command),
     ]
@@ -51,10 +53,10 @@ def _takes_local_rank(launch: Launch) -> bool:
 
 
 def _world_info(attempt: Attempt, env: Mapping[str, str]) -> str:
-    """Each node's devices, in base64. launch.py shows ranks the devices with these numbers, so this node's are those
-    that the scheduler gave; how the other nodes' are called matters to nobody here.
-    """
+    """Return the devices of each node as base64-encoded JSON, the value of --world_info."""
     given = [device for device in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    # launch.py sets CUDA_VISIBLE_DEVICES of each rank from this node's list, so it must be the scheduler's devices. It
+    # only counts those of the other nodes.
     devices = given if len(given) == attempt.ranks_per_node else list(map(str, range(attempt.ranks_per_node)))
     world = {f"node-{node}": devices for node in range(attempt.nodes)}
     return base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
@@ -62,14 +64,14 @@ def _world_info(attempt: Attempt, env: Mapping[str, str]) -> str:
 
 def _begin(launch: Launch, attempt: Attempt) -> NoReturn:
     if importlib.util.find_spec("deepspeed") is None:
-        raise UsageError(f"deepspeed is not there for {sys.executable}; `pip install 'hpc_det[deepspeed]'`")
+        raise UsageError(f"deepspeed is not installed for {sys.executable}; `pip install 'hpc_det[deepspeed]'`")
     os.environ.update(attempt.store_of_ranks())
     command = launch_command(launch, attempt, os.environ)
     os.execv(command[0], command)
 
 
 def main(argv: list[str]) -> int:
-    block_stop_signals()  # launch.py ends rank after rank on TERM, and leaves all of them behind on USR1
+    block_stop_signals()  # launch.py ends its ranks in turn on TERM, and leaves them running on USR1
     return start("deepspeed", argv, _begin)
 
 

@@ -1,13 +1,14 @@
-"""Starts the ranks of its node itself, with torchrun's variables and without torch, which saves a second.
+"""A launcher that starts the ranks of its node itself, with torchrun's environment variables.
 
     python3 -m hpc_det.launch.direct [--] (--trial module:Class | SCRIPT ARGS...)
 
-Each rank prints into its own log. The first one that ends with anything but 0 ends all others at once, and its exit
-code is the launcher's.
+It does not import torch, which saves a second. Each rank writes to its own log. When a rank exits with another code
+than 0, the launcher kills the others at once and exits with that code.
 
-A trial hears of a stop by itself. A script is told by SIGTERM, once: it saves and leaves, and is started again when the
-job comes back; whether it had finished nobody can say then. Its time ends with the scheduler's deadline, where that is
-known, or LEAVE_TOGETHER_S after its first rank has left; one that does not listen goes on until then.
+Trial classes receive stop requests from the agent. A script receives one SIGTERM, after which it should save and exit;
+it is started again when the job resumes, because its exit does not show whether it had finished. The launcher kills the
+ranks that still run before the scheduler's deadline, if that is known, and in any case LEAVE_TOGETHER_S after the first
+rank has exited.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ from hpc_det.node.process import SignalPipe, ends_with_parent, exit_code
 from hpc_det.store.attempt import Attempt, failure_now, note_failure, read_stop
 
 LEAVE_TOGETHER_S = 60.0
-"""After a stop: a rank may wait for a peer that a signal has ended before it could listen."""
+"""Seconds for the other ranks after a stop, when one has exited.
+
+A rank may be blocked by a peer that the signal killed before it had installed its handler.
+"""
 RESERVE_S = 5.0
-"""Before the deadline, for the job to write down what has happened; of a shorter time the half."""
+"""Seconds kept before the deadline, at most half of the time to it, in which the job records the result."""
 POLL_S = 1.0
+"""Seconds between two checks of the deadline after a stop."""
 
 
 def rank_environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
-    """What torchrun sets (torch.distributed.run, "Environment Variables"); rank 0 holds the store."""
+    """Return the variables that torchrun sets for a rank (torch.distributed.run, "Environment Variables")."""
     rank = attempt.node_rank * attempt.ranks_per_node + local_rank
     numbers = {
         "RANK": rank,
@@ -55,25 +60,27 @@ def rank_environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
     }
+    # There is no torchrun agent, so rank 0 hosts the store.
     words = {"MASTER_ADDR": attempt.master_addr, "ROLE_NAME": "default", "TORCHELASTIC_USE_AGENT_STORE": "False"}
     return {**words, **{name: str(number) for name, number in numbers.items()}}
 
 
 class Ranks:
-    """Those of this node."""
+    """The ranks of this node."""
 
     def __init__(self, launch: Launch, attempt: Attempt) -> None:
         self._launch = launch
         self._attempt = attempt
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        """Rank -> its process, of those that are still there."""
+        """The processes of the ranks that are still running, keyed by rank."""
         self._codes: dict[int, int] = {}
-        """Rank -> how it has ended, by itself."""
+        """The return codes of the ranks that have exited, keyed by rank."""
         self._logs_began: dict[int, int] = {}
         self._code = 0
         self._was_told = False
-        """That it shall stop: a script."""
+        """True once a script has received the stop request."""
         self._ends_at = math.inf
+        """Seconds since the epoch at which the remaining ranks are killed."""
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe([signal.SIGCHLD])
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_child)
@@ -81,7 +88,9 @@ class Ranks:
         self._selector.register(self._agent.connection, selectors.EVENT_READ, self._on_agent)
 
     def run(self) -> int:
-        """0 after all ranks have left with 0, or were told to stop; otherwise the code of the first that failed."""
+        """Return 0 if all ranks exited with 0 or were asked to stop; otherwise the exit code of the first that
+        failed.
+        """
         for local_rank in range(self._attempt.ranks_per_node):
             self._start(local_rank)
         while self._processes:
@@ -106,7 +115,7 @@ class Ranks:
         try:
             return subprocess.Popen(
                 self._launch.rank_command,
-                # A rank that is killed shall not take its last words along.
+                # Unbuffered, so that the last lines of a rank are in its log when it is killed.
                 env={"PYTHONUNBUFFERED": "1", **os.environ, **self._attempt.store_of_ranks(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -123,7 +132,7 @@ class Ranks:
     def _on_child(self) -> None:
         self._signals.received()
         ended = {rank: process for rank, process in self._processes.items() if process.poll() is not None}
-        # What was ended by a signal comes first: its peers only complain of that.
+        # Negative codes first: a rank that a signal has ended is the cause, and its peers fail because of it.
         for rank, process in sorted(ended.items(), key=lambda item: item[1].returncode):
             del self._processes[rank]
             self._codes[rank] = process.returncode
@@ -133,7 +142,7 @@ class Ranks:
             self._ends_at = min(self._ends_at, time.time() + LEAVE_TOGETHER_S)
 
     def _fail(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """The first that failed."""
+        """Kill the other ranks and note the first failed one."""
         self._send(signal.SIGKILL)
         code = process.returncode
         self._code = exit_code(code)
@@ -142,7 +151,7 @@ class Ranks:
 
     def _on_agent(self) -> None:
         messages = self._agent.receive_some()
-        if messages is None:  # nobody would end the ranks any more
+        if messages is None:  # the agent has died, and no other process would end the ranks
             self._selector.unregister(self._agent.connection)
             self._code = 1
             self._send(signal.SIGKILL)
@@ -151,6 +160,7 @@ class Ranks:
             self._send(signal.SIGTERM)
 
     def _deadline(self) -> float:
+        """Return when the ranks are killed after a stop, in seconds since the epoch."""
         request = read_stop(self._attempt.trial.stop, self._attempt.number)
         if request and request.deadline:
             reserve_s = min(RESERVE_S, max(request.deadline - request.time, 0) / 2)
@@ -162,7 +172,9 @@ class Ranks:
             process.send_signal(number)
 
     def _write_outcome(self, *, has_saved: bool) -> None:
-        """For a script that writes none: exit code 0 alone would say that it has finished."""
+        """Write the outcome of a stopped script that has written none, because exit code 0 alone would mean that it has
+        finished.
+        """
         trial, number = self._attempt.trial, self._attempt.number
         former = read_json(trial.outcome) or {}
         if former.get("attempt") != number:
@@ -171,18 +183,19 @@ class Ranks:
 
 
 def _begins() -> None:
-    """In a rank's process. The stop signals stay ignored, as the agent has set it, until the rank listens to them."""
+    """Prepare the process of a trial's rank."""
+    # The stop signals stay ignored, as the agent has set them, until the rank installs handlers.
     ends_with_parent()
 
 
 def _begins_and_hears_of_stops() -> None:
-    """In a script's process, which may have its own answer to SIGTERM."""
+    """Prepare the process of a script's rank: SIGTERM gets its default action, which the script may replace."""
     ends_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def run(launch: Launch, attempt: Attempt) -> int:
-    """Return the launcher's exit code. Raises UsageError for no such command."""
+    """Start the ranks and return the launcher's exit code. Raises UsageError if the command cannot be executed."""
     return Ranks(launch, attempt).run()
 
 

@@ -1,9 +1,10 @@
-"""horovodrun with what is known of the gang.
+"""horovodrun for a gang on one node.
 
     python3 -m hpc_det.launch.horovod [[HVD_OVERRIDES...] --] [--autohorovod] (--trial module:Class | SCRIPT ARGS...)
 
-Overrides come after our defaults. Each rank's lines carry its number. --autohorovod: a gang of one rank needs no
-horovodrun (upstream: harness/determined/launch/horovod.py). Horovod itself is the user's to install.
+Overrides follow our flags, so horovodrun uses theirs. Each line of output begins with the rank that printed it. With
+--autohorovod a gang of one rank runs without horovodrun (upstream: harness/determined/launch/horovod.py). Horovod
+itself is installed by the user.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from hpc_det.store.attempt import Attempt
 
 AUTO = "--autohorovod"
 RANK = "HOROVOD_RANK,OMPI_COMM_WORLD_RANK,PMI_RANK"
+"""The variables with a rank's number; `wrap_rank` takes the first one that is set."""
 START_TIMEOUT_S = 1200
-"""Upstream's."""
+"""Upstream's value."""
 
 
 def horovodrun_command(launch: Launch, attempt: Attempt, interface: str | None) -> list[str]:
@@ -40,20 +42,23 @@ def horovodrun_command(launch: Launch, attempt: Attempt, interface: str | None) 
 
 
 def without_auto(argv: Sequence[str]) -> tuple[list[str], bool]:
-    """The flag counts where the script could begin; behind that it is the script's own."""
+    """Return the arguments without --autohorovod, and whether it was given."""
     words = [*argv]
     begin = words.index("--") + 1 if "--" in words else 0
+    # After the script's name the flag would be the script's own.
     is_auto = words[begin : begin + 1] == [AUTO]
     return words[:begin] + words[begin + is_auto :], is_auto
 
 
 def _check(attempt: Attempt) -> None:
-    """Raises UsageError."""
+    """Raise UsageError if this gang cannot run under horovodrun."""
     other = "hpc_det.launch.torch_distributed"
     if shutil.which("horovodrun") is None:
-        raise UsageError(f"hpc_det.launch.horovod: no horovodrun on this node; install horovod, or use {other}")
+        raise UsageError(f"hpc_det.launch.horovod: no horovodrun on the PATH; install horovod, or use {other}")
     if attempt.nodes > 1:
-        raise UsageError(f"hpc_det.launch.horovod: the gang has {attempt.nodes} nodes; use {other}, or one node")
+        raise UsageError(
+            f"hpc_det.launch.horovod: the gang has {attempt.nodes} nodes, and this launcher supports one; use {other}"
+        )
 
 
 def main(argv: list[str], *, is_auto: bool = False) -> int:
@@ -70,7 +75,8 @@ def main(argv: list[str], *, is_auto: bool = False) -> int:
 def _become_horovodrun(launch: Launch, attempt: Attempt) -> NoReturn:
     _check(attempt)
     os.environ["USE_HOROVOD"] = "1"
-    for name in ("SLURM_JOBID", "SLURM_JOB_ID"):  # horovodrun's mpirun would ask Slurm for hosts, and start all there
+    # With these set, horovodrun's mpirun would ask Slurm for hosts and start all ranks there.
+    for name in ("SLURM_JOBID", "SLURM_JOB_ID"):
         os.environ.pop(name, None)
     command = horovodrun_command(launch, attempt, os.environ.get("GLOO_SOCKET_IFNAME"))
     os.execvp(command[0], command)

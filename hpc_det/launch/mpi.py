@@ -2,9 +2,9 @@
 
     python3 -m hpc_det.launch.mpi [[MPIRUN_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
 
-What starts the ranks is the cluster profile's `mpi_launcher`. mpirun's daemons on the other nodes are started by the
-launchers that wait there (hpc_det.launch.launchers.nodes), so each rank descends from its own node's agent. A Python
-script runs under `python -m mpi4py`: one that raises ends the world. Any other command runs as it is.
+The cluster profile's `mpi_launcher` selects the command. The launchers that wait on the other nodes start mpirun's
+daemons there (hpc_det.launch.launchers.nodes), so each rank is a descendant of the agent on its node. A Python script
+runs under `python -m mpi4py`, so that an exception on one rank ends all of them. Any other command runs unchanged.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Attempt
 
 OF_ANOTHER_MPI = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PRTE_MCA_ess")
-"""What srun or mpiexec told the agent's process: to the ranks it would mean another world."""
+"""Prefixes of variables that srun or mpiexec set for the agent's process; the ranks would join the wrong MPI world."""
 _BY_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+"""Variables that let Open MPI run as root; it refuses otherwise."""
 _RESOURCE_MANAGERS = "^slurm,tm,pbs,lsf,gridengine,alps"
-"""The gang's nodes are part of a job: mpirun must not look for the job's by itself."""
+"""Excludes all of mpirun's resource managers: the gang's nodes may be a part of the job's, which mpirun would find."""
 
 
 def mpirun_command(launcher: Sequence[str], attempt: Attempt, overrides: Sequence[str], agent: str) -> list[str]:
-    """Up to the rank's own command. `agent`: a script that does what ssh would. Raises UsageError for a stranger."""
+    """Return the command line up to the rank's own command.
+
+    `agent`: a script that mpirun runs instead of ssh. Raises UsageError for an mpirun of another vendor.
+    """
     path, said = _version(launcher[0])
     match vendor(said):
         case "Open MPI":
@@ -45,24 +49,25 @@ def mpirun_command(launcher: Sequence[str], attempt: Attempt, overrides: Sequenc
             flags, library = _mpich(attempt, agent), "libmpi.so.12"
         case _:
             raise UsageError(
-                f"cluster.mpi_launcher: {launcher[0]} is {path}, and neither Open MPI's nor MPICH's: "
-                f"it says {said.strip()[:80]!r}; name one of these, or srun with its --mpi flag"
+                f"cluster.mpi_launcher: {launcher[0]} is {path}, which is neither Open MPI's nor MPICH's mpirun "
+                f"(--version prints {said.strip()[:80]!r}); name one of these, or srun with its --mpi flag"
             )
     return [*launcher, *flags, *overrides, *_with_library(path, library)]
 
 
 def vendor(said: str) -> Literal["Open MPI", "MPICH"] | None:
-    """Whose mpirun says this of its version; None: of one that nothing here can start."""
+    """Return the vendor of an mpirun from what its --version prints; None for one that this module cannot start."""
     if any(name in said for name in ("Open MPI", "OpenRTE", "PRRTE")):
         return "Open MPI"
     return "MPICH" if "HYDRA" in said else None
 
 
 def _version(launcher: str) -> tuple[str, str]:
+    """Return the path of `launcher` and what its --version prints. Raises UsageError if it is not on the PATH."""
     path = shutil.which(launcher)
     if path is None:
         raise UsageError(
-            f"cluster.mpi_launcher: there is no {launcher} on this node; load the site's MPI with cluster.modules, "
+            f"cluster.mpi_launcher: {launcher} was not found on this node; load the site's MPI with cluster.modules, "
             f"name it by its path, or `pip install 'hpc_det[mpi,mpi-runtime]'`"
         )
     done = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -70,13 +75,13 @@ def _version(launcher: str) -> tuple[str, str]:
 
 
 def _open_mpi(attempt: Attempt, agent: str, *, is_old: bool) -> list[str]:
-    """mpirun(1) of Open MPI 4, and of 5, whose runtime is PRRTE."""
+    """Return flags for mpirun(1) of Open MPI 4, or of Open MPI 5, whose runtime is PRRTE."""
     mca, shell = ("--mca", "rsh") if is_old else ("--prtemca", "ssh")
     hosts = ",".join(f"{host_name(node)}:{attempt.ranks_per_node}" for node in range(attempt.nodes))
     return [
         *(mca, "plm", shell),
         *(mca, f"plm_{shell}_agent", f"/bin/sh {agent}"),
-        *(mca, f"plm_{shell}_no_tree_spawn", "1"),  # daemons must not start others: they are not told where
+        *(mca, f"plm_{shell}_no_tree_spawn", "1"),  # a daemon has no way to start others on further nodes
         *(mca, "ras", _RESOURCE_MANAGERS),
         *(["--mca", "orte_leave_session_attached", "1"] if is_old else ["--leave-session-attached"]),
         *("--host", hosts),
@@ -87,19 +92,20 @@ def _open_mpi(attempt: Attempt, agent: str, *, is_old: bool) -> list[str]:
 
 
 def _mpich(attempt: Attempt, agent: str) -> list[str]:
-    """mpiexec.hydra's own help names these. Without `-genvnone` all ranks had the environment of node 0."""
+    """Return flags for mpiexec.hydra, as its help names them."""
     return [
         *("-launcher", "ssh", "-launcher-exec", agent, "-rmk", "user"),
         *("-localhost", attempt.master_addr, "-disable-hostname-propagation"),
         *("-hosts", ",".join(map(host_name, range(attempt.nodes)))),
         *("-ppn", str(attempt.ranks_per_node)),
         *("-n", str(attempt.world_size)),
-        "-genvnone",
+        "-genvnone",  # otherwise all ranks get the environment of node 0
     ]
 
 
 def _with_library(path: str, library: str) -> list[str]:
-    """The wheel of mpi4py takes any MPI library that it finds, and several may be there: it gets mpirun's own."""
+    """Return a command prefix that makes mpi4py load the MPI library of this mpirun."""
+    # The wheel of mpi4py loads the first MPI library that it finds, and a node may have several.
     if "MPI4PY_LIBMPI" in os.environ:
         return []
     prefix = Path(path).resolve().parent.parent
@@ -108,17 +114,19 @@ def _with_library(path: str, library: str) -> list[str]:
 
 
 def rank_command(command: Sequence[str]) -> list[str]:
-    """With `-m mpi4py` a rank that raises aborts the world; without, the others would wait for it in MPI_Finalize."""
+    """Return the command line of a rank. Raises UsageError if it is a Python script and mpi4py is missing."""
     entry = ["-m", "hpc_det.launch.launchers.mpi_rank", *command]
     if not is_for_python(command):
         return [sys.executable, *entry]
     if importlib.util.find_spec("mpi4py") is None:
-        raise UsageError(f"mpi4py is not there for {sys.executable}; `pip install 'hpc_det[mpi]'`")
+        raise UsageError(f"mpi4py is not installed for {sys.executable}; `pip install 'hpc_det[mpi]'`")
+    # Under -m mpi4py an exception aborts the world; otherwise the other ranks would wait for this one in MPI_Finalize.
     return [sys.executable, "-m", "mpi4py", *entry]
 
 
 def _write_agent(attempt: Attempt) -> str:
-    """mpiexec.hydra takes the path of one executable, and no arguments for it."""
+    """Write the script that mpirun runs instead of ssh, and return its path."""
+    # mpiexec.hydra accepts the path of one executable without arguments, so the command needs a script.
     path = Path(attempt.socket).with_name("on-node")
     path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m hpc_det.launch.launchers.nodes "$@"\n')
     path.chmod(stat.S_IRWXU)

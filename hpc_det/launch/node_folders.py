@@ -1,9 +1,9 @@
-"""The folders that an attempt has on a node, for its owner alone, and gone with it, or else with the next one there.
+"""The private folders that an attempt has on a node, deleted at its end.
 
-What agents that were KILLed have left on a node is removed by whoever begins there next. The owner of a folder holds a
-lock on a file in it for as long as it lives; the kernel lets go of it, whatever ends the owner. In the file stands the
-boot of the owner's kernel, since a folder may lie on a file system that other nodes see, too, and not every one of
-these tells nodes of each other's locks.
+Folders of agents that were killed are deleted by the next agent on that node. The owner of a folder holds a lock on a
+file in it as long as it lives; the kernel releases the lock however the owner ends. The file contains the boot id of
+the owner's kernel, because the folder may be on a file system that other nodes share, and not every shared file system
+enforces locks between nodes.
 """
 
 from __future__ import annotations
@@ -23,27 +23,34 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.plan.job_plan import JobPlan
 
 LONGEST_SOCKET_FOLDER = 80
-"""A Unix socket's path has 108 bytes (unix(7)); a `$TMPDIR` may be longer."""
+"""Most characters of a folder for the agent's socket, whose whole path is limited to 108 bytes (unix(7))."""
 PREFIX, OWNER = "hpc-det-", ".owner"
 _NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
-"""As tempfile makes them."""
+"""Names as tempfile creates them."""
 
 
 class BadFolder(HpcDetError):
-    """Full, or read-only, or worse: the node is to blame."""
+    """A folder of the node is full, read-only or otherwise unusable: a fault of the node."""
 
 
 class NodeFolders(NamedTuple):
+    """The paths of an attempt's folders on a node."""
+
     private: str
-    """For the agent's socket, and what a container needs to know."""
+    """For the agent's socket, and files that a container needs."""
     scratch: str | None
-    """For the ranks, in the node's scratch folder; None without such."""
+    """For temporary files of the ranks, in the cluster's scratch folder; None if the cluster has none."""
 
 
 @contextmanager
 def node_folders(plan: JobPlan) -> Iterator[NodeFolders]:
-    """Raises UsageError where the node lacks the cluster's scratch folder, BadFolder where one takes nothing."""
+    """Create the node's folders and delete them at the end of the block.
+
+    Raises UsageError if the cluster's scratch folder does not exist on this node, BadFolder if a folder cannot be
+    created.
+    """
     usual = tempfile.gettempdir()
+    # The path of the agent's socket must fit into 108 bytes, and `$TMPDIR` may be long.
     with _temporary(usual if len(usual) <= LONGEST_SOCKET_FOLDER else "/tmp") as private:
         if plan.scratch is None:
             yield NodeFolders(private, None)
@@ -66,23 +73,25 @@ def _temporary(base: str) -> Iterator[str]:
 def _base(scratch: str) -> str:
     base = os.path.expandvars(scratch)
     if not os.path.isdir(base):
-        raise UsageError(f"cluster.scratch: {scratch!r} is {base!r} on {socket.gethostname()}, and no folder there")
+        raise UsageError(
+            f"cluster.scratch: {scratch!r} is {base!r} on {socket.gethostname()}, which is not a folder there"
+        )
     return base
 
 
 @contextmanager
 def owned(folder: str) -> Iterator[None]:
-    """While this process is in here, nobody takes the folder for a leftover."""
+    """Within the block, mark `folder` as owned by this process, so that no other process deletes it as a leftover."""
     with ExitStack() as held:
-        with suppress(OSError):  # full, or a file system without locks: such a folder is nobody's to remove
+        with suppress(OSError):  # a full disk, or no locks: without its mark the folder is never deleted as a leftover
             file = held.enter_context(open(os.path.join(folder, OWNER), "xb", buffering=0))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.write(_boot())  # last: without it the lock does not count
+            file.write(_boot())  # after the lock: a file without the boot id marks no leftover
         yield
 
 
 def remove_leftovers(base: str) -> None:
-    """Those of this user in the folder `base`. No link is followed, and nothing that goes wrong is an error."""
+    """Delete this user's leftover folders in `base`. Follows no links and ignores errors."""
     with suppress(OSError):
         for name in filter(_NAME.fullmatch, os.listdir(base)):
             with suppress(OSError):
@@ -90,7 +99,7 @@ def remove_leftovers(base: str) -> None:
 
 
 def _remove_if_left(path: str) -> None:
-    """Raises OSError where its owner lives, or nobody knows."""
+    """Delete the folder `path` if its owner has ended. Raises OSError if it lives or that cannot be determined."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(folder).st_uid != os.geteuid():
@@ -99,6 +108,7 @@ def _remove_if_left(path: str) -> None:
     finally:
         os.close(folder)
     with open(owner, "rb") as file:
+        # Only the kernel that granted the lock, in the same boot, can be trusted to enforce it.
         if file.read() == _boot():
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path)

@@ -1,10 +1,10 @@
-"""Starts one agent on each host of a PBS job, and stays until all of them have ended: what srun does on Slurm.
+"""Starts one agent on each host of a PBS job and waits until all have ended, as srun does on Slurm.
 
     python3 -m hpc_det.launch.on_nodes (pbsdsh | pbs_tmrsh | mpiexec) FOLDER COMMAND... TRIAL_FOLDER ATTEMPT WORKER
 
-A folder below FOLDER, gone afterwards, is what this process shares with the hosts (hpc_det.schedulers.pbs.hosts).
+This process and the hosts share a temporary folder below FOLDER (hpc_det.schedulers.pbs.hosts).
 
-Exit code 0 when all agents have ended with 0, else that of the first one that has not; the others are ended then.
+It exits with 0 if all agents did. Otherwise it ends the remaining agents and exits with 1.
 """
 
 from __future__ import annotations
@@ -27,32 +27,38 @@ from hpc_det.store.attempt import Failure, failure_now, note_failure
 from hpc_det.store.folders import TrialFolder
 
 START_S = 120.0
-"""A host that has not begun by then is lost: PBS may leave its job alone for minutes, and a starter would wait on."""
+"""Seconds after which a host without an agent is lost; PBS may notice it minutes later, and the starter would wait."""
 STARTER_LEAVES_S = 5.0
-"""How long starters may take to end once the exit code of every agent is there: one whose MoM is dead would wait on."""
+"""Seconds for starters to exit after the last agent's exit code; one whose MoM is dead would wait forever."""
 LEAVE_S = 15.0
-"""How long all may take to leave after the order to end: a starter whose host is lost would wait for ever."""
+"""Seconds for all agents to exit after the order to end; a starter whose host is lost would wait forever."""
 
 
 class OnNodes:
+    """The agents of one attempt, and the commands that start them (starters)."""
+
     def __init__(self, folder: HostFolder, hosts: int) -> None:
         self._folder = folder
         self._hosts = hosts
         self._codes: dict[int, int] = {}
-        """Of the agents that have ended, by rank, in the order in which they were seen."""
+        """Exit codes of the agents that have ended, keyed by node rank, in the order in which they were found."""
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         self._parent = os.getppid()
         self._running: dict[subprocess.Popen[bytes], range] = {}
-        """The starters, and the ranks of the agents that each has started."""
+        """The starters, with the node ranks of the agents that each has started."""
         self.not_begun: list[int] = []
-        """The ranks on hosts that have not begun."""
+        """Node ranks of the hosts on which no agent has started."""
 
     def run(self, commands: Iterator[tuple[range, list[str]]]) -> int:
+        """Start the agents with `commands`, wait until they have ended, and return the exit code. Raises UsageError.
+
+        `commands`: the command of each starter, with the ranks of its nodes.
+        """
         try:
             self._running = {start(command): ranks for ranks, command in commands}
         except OSError as error:
             raise UsageError(
-                f"cluster.start_agents_with: {error.filename}: {error.strerror}; put its folder on the PATH of jobs "
+                f"cluster.start_agents_with: {error.filename}: {error.strerror}; add its folder to the PATH of jobs "
                 "with `setup`, or choose another of pbsdsh, pbs_tmrsh and mpiexec"
             ) from None
         self._watch()
@@ -60,15 +66,18 @@ class OnNodes:
 
     @property
     def without_code(self) -> list[int]:
-        """The ranks of agents that left no exit code: they were killed, or their host could not be reached."""
+        """Node ranks of the agents without an exit code: they were killed, or their host could not be reached."""
         return [rank for rank in range(self._hosts) if self._codes.get(rank, -1) < 0] if self._is_awaited else []
 
     @property
     def _is_awaited(self) -> bool:
-        """PBS kills the sessions that it knows, and not this one: without its parent it has to leave by itself."""
+        """Return whether the parent still runs and waits for this process."""
+        # PBS kills the sessions that it knows, and this process is in another one, so it must notice the end of its
+        # parent.
         return os.getppid() == self._parent
 
     def _watch(self) -> None:
+        """Wait until all starters have exited, and end all agents after the first failure."""
         clock, start_by, give_up_at = AwakeClock(), START_S, float("inf")
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.fd, selectors.EVENT_READ)
@@ -89,8 +98,9 @@ class OnNodes:
                     give_up_at = clock.seconds() + STARTER_LEAVES_S
 
     def _look(self) -> None:
-        """Who has ended. The files are read after the processes are seen: an agent's code comes before its end."""
+        """Record the agents that have ended."""
         ended = [process for process in self._running if process.poll() is not None]
+        # Read the files after polling the processes: an agent's exit code is written before its starter exits.
         for rank in set(range(self._hosts)) - self._codes.keys():
             if (code := self._folder.exit_code(rank)) is not None:
                 self._codes[rank] = code
@@ -99,19 +109,20 @@ class OnNodes:
                 self._codes.setdefault(rank, -1)
 
     def _give_up_not_begun(self) -> None:
-        """Nobody waits for those any more."""
+        """Stop waiting for the hosts on which no agent has started."""
         self.not_begun = [rank for rank in range(self._hosts) if not self._folder.has_begun(rank)]
         self._running = {process: ranks for process, ranks in self._running.items() if set(ranks) - set(self.not_begun)}
 
 
 def _own_log() -> str | None:
-    """What this process prints into, if that is a file."""
+    """Return the path of the file that stdout is redirected to, or None."""
     path = os.readlink("/proc/self/fd/1")
     return path if os.path.isfile(path) else None
 
 
 def _lost(host: str, said: str, lost: int, hosts: int) -> Failure:
-    """The host's own fault, as PBS may see minutes later only, unless most of the gang are lost alike."""
+    """Return the failure of an agent that has ended without an exit code."""
+    # If most of the gang is lost, single hosts are not to blame. PBS itself may notice a lost host only minutes later.
     if lost > hosts / 2:
         return failure_now(None, f"the agent on {host} {said}")
     return Failure(rank=None, host=host, time=time.time(), message=f"its agent {said}", node_lost=True)
@@ -135,7 +146,7 @@ def main(argv: list[str]) -> int:
         for rank in lost:
             said = f"exited without reporting a cause; see the messages of {starter} in {trial.job_log}"
             if rank in gang.not_begun:
-                said = f"did not start: {starter} had started nothing there after {START_S:g} s"
+                said = f"did not start: {starter} started no process there within {START_S:g} s"
             note_failure(trial, attempt, _lost(hosts[rank], said, len(lost), len(hosts)))
         end_descendants()
     return 1 if code else 0

@@ -1,4 +1,7 @@
-"""The entry point of a rank: python3 -m hpc_det.launch.rank module:Class, started once per slot by a launcher."""
+"""The process of a rank that runs a trial class, started once per slot by a launcher.
+
+python3 -m hpc_det.launch.rank module:Class
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def main(trial_name: str) -> int:
 
 def _run(trial_name: str, process: RankProcess) -> int:
     try:
-        # What an import makes stays: to look through it for garbage would be a fifth of the time until the first batch.
+        # Imported objects live to the end. Collecting garbage among them takes a fifth of the time to the first batch.
         gc.disable()
         from hpc_det.pytorch.loop.harness import run_trial
 
@@ -29,7 +32,7 @@ def _run(trial_name: str, process: RankProcess) -> int:
         gc.enable()
         run_trial(trial_name, process, os.environ)
     except BaseException as error:
-        with suppress(OSError):  # the log is on a full disk
+        with suppress(OSError):  # the log may be on a full disk
             if isinstance(error, HpcDetError):
                 print(f"hpc-det: {error}", file=sys.stderr)
             else:

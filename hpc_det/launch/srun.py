@@ -1,8 +1,8 @@
-"""srun starts the ranks: one step over the gang's nodes, beside the agents.
+"""srun starts the ranks, in one step over the gang's nodes that runs beside the agents' step.
 
     python3 -m hpc_det.launch.srun [[SRUN_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
 
-For sites whose srun binds CPUs and devices as they want it. Overrides come after our flags, so srun takes theirs.
+For sites whose srun binds CPUs and devices as they want it. Overrides follow our flags, so srun uses theirs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hpc_det.store.attempt import Attempt
 
 
 def step_flags(plan: JobPlan, env: Mapping[str, str]) -> list[str]:
-    """srun(1). The agents' step has the job's CPUs and devices, so this one shares them with it."""
+    """Return the flags of the step, see srun(1)."""
     nodes = env.get("SLURM_STEP_NODELIST")
     return [
-        "--overlap",
+        "--overlap",  # the agents' step has the job's CPUs and devices, and shares them with this one
         f"--nodes={plan.nodes}",
         f"--ntasks={plan.world_size}",
         f"--ntasks-per-node={plan.ranks_per_node}",
@@ -38,9 +38,9 @@ def step_flags(plan: JobPlan, env: Mapping[str, str]) -> list[str]:
 
 
 def step_command(srun: Sequence[str], plan: JobPlan, overrides: Sequence[str]) -> list[str]:
-    """Up to the rank's own command. Raises UsageError where there is no srun."""
+    """Return the command line up to the rank's own command. Raises UsageError if srun is not on the PATH."""
     if shutil.which(srun[0]) is None:
-        raise UsageError(f"{srun[0]}: there is no such command on this node; this launcher needs Slurm")
+        raise UsageError(f"{srun[0]}: command not found on this node; this launcher needs Slurm")
     rank = [sys.executable, "-m", "hpc_det.launch.launchers.rank", "srun"]
     return [*srun, *step_flags(plan, os.environ), *overrides, *rank]
 

@@ -1,10 +1,10 @@
-"""PyTorch's own launcher on every node of the gang.
+"""torchrun, PyTorch's own launcher, on every node of the gang.
 
     python3 -m hpc_det.launch.torch_distributed [[TORCH_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
 
-SCRIPT is a Python file or a command, such as `python3 train.py`. Rendezvous is static: rank numbers follow from the
-plan. Overrides come after our defaults, so torchrun takes theirs. A gang of one rank needs no torchrun, unless somebody
-has overrides for it: without (hpc_det.launch.direct) the rank starts a second earlier, and a search starts many.
+SCRIPT is a Python file or a command, such as `python3 train.py`. The rendezvous is static: the plan numbers the ranks.
+Overrides follow our flags, so torchrun uses theirs. A gang of one rank without overrides runs without torchrun
+(hpc_det.launch.direct): the rank starts a second earlier, and a search starts many.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpc_det.store.attempt import Attempt
 
 
 def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
-    """torchrun(1)'s flags, as torch.distributed.run documents them."""
+    """Return the command line of torchrun, with flags as torch.distributed.run documents them."""
     return [
         sys.executable,
         "-m",
@@ -31,7 +31,7 @@ def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
         f"--master-addr={attempt.master_addr}",
         f"--master-port={attempt.master_port}",
         "--max-restarts=0",
-        # torchrun must not answer the scheduler's signals, the agent does: see hpc_det.node.process.ignore_stop_signals
+        # The agent, not torchrun, handles the scheduler's signals: see hpc_det.node.process.ignore_stop_signals.
         "--signals-to-handle=SIGQUIT",
         *([] if is_for_python(launch.command) else ["--no-python"]),
         *launch.overrides,
@@ -40,7 +40,7 @@ def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
 
 
 def _become_torchrun(launch: Launch, attempt: Attempt) -> NoReturn:
-    allow_many_files()  # torchrun's store accepts whoever comes
+    allow_many_files()  # torchrun's store has one connection for each rank
     command = torchrun_command(launch, attempt)
     os.execv(command[0], command)
 

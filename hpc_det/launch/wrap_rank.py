@@ -1,12 +1,12 @@
-"""A command's output with its rank before each line, for custom launchers, so that logs can be told apart.
+"""Runs a command and puts its rank before each line of its output; for custom launchers whose ranks share a log.
 
     python3 -m hpc_det.launch.wrap_rank RANK COMMAND ARGS...
 
-RANK is a number, or names of environment variables with commas between them, of which the first that is set is taken.
-Lines end at `\\n` and at `\\r`, so a progress bar is one line for each of its states. Signals go on to the command; its
-exit code is returned, 128 + N for signal N.
+RANK is a number, or a comma-separated list of environment variables, of which the first one that is set is used. Lines
+end at `\\n` and at `\\r`, so each state of a progress bar becomes a line. Signals are forwarded to the command. The
+exit code is the command's, or 128 + N after signal N.
 
-Upstream's rules (harness/determined/launch/wrap_rank.py). Its --no-redirect-stdio changes nothing here.
+The rules are upstream's (harness/determined/launch/wrap_rank.py). Its --no-redirect-stdio is accepted without effect.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hpc_det.errors import UsageError
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, exit_code
 
 LONGEST_LINE = 8191
-"""Bytes; longer ones are cut, so that lines of several ranks do not mix in a shared log."""
+"""Bytes; longer lines are split, so that lines of several ranks do not mix in a shared log."""
 USAGE = "usage: python3 -m hpc_det.launch.wrap_rank RANK COMMAND ARGS..."
 _END = re.compile(rb"[\r\n]")
 
 
 class PrefixedOutput:
-    """What comes from one stream of the command and goes to `target`."""
+    """Copies one stream of the command to the descriptor `target`, with the rank before each line."""
 
     def __init__(self, stream: IO[bytes], target: int, rank: int) -> None:
         self._stream = stream
@@ -39,7 +39,7 @@ class PrefixedOutput:
         self._partial = b""
 
     def pass_on(self) -> bool:
-        """What has arrived, waiting for some; whether more may come."""
+        """Wait for output and copy it; return False at the end of the stream."""
         data = os.read(self._stream.fileno(), 1 << 16)
         *lines, self._partial = _END.split(self._partial + data)
         if not data or len(self._partial) > LONGEST_LINE:
@@ -59,7 +59,7 @@ def _cut(line: bytes) -> list[bytes]:
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Rank and command. Raises UsageError."""
+    """Return the rank and the command from the arguments. Raises UsageError."""
     words = [*argv]
     if words[:1] == ["--no-redirect-stdio"]:
         words = words[1:]
@@ -71,12 +71,13 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
     found = rank if rank.isdecimal() else next((env[name] for name in rank.split(",") if name in env), None)
     if found is None or not found.isdecimal():
         said = "is not set" if found is None else f"is {found!r}"
-        raise UsageError(f"hpc_det.launch.wrap_rank: {rank} {said}; expected a rank's number\n{USAGE}")
+        raise UsageError(f"hpc_det.launch.wrap_rank: {rank} {said}; expected the number of a rank\n{USAGE}")
     return int(found), command
 
 
 def run(rank: int, command: Sequence[str]) -> int:
-    # What is ignored stays so for the command, too: the node agent tells ranks of a stop in another way.
+    """Run the command and return its exit code; 127 if it cannot be executed."""
+    # Ignored signals stay ignored, also in the command: the node agent notifies ranks of a stop over its socket.
     forwarded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     signals = SignalPipe([*forwarded, signal.SIGCHLD])
     try:
@@ -89,7 +90,7 @@ def run(rank: int, command: Sequence[str]) -> int:
         for stream, target in ((process.stdout, 1), (process.stderr, 2)):
             assert stream is not None
             selector.register(stream, selectors.EVENT_READ, PrefixedOutput(stream, target, rank))
-        # Children of the command may hold its streams open after its end: then what is there already is passed on.
+        # The command's children may keep its streams open after it has exited: then copy only what has arrived.
         while ready := selector.select(None if process.poll() is None else 0):
             for key, _ in ready:
                 if key.data is None:

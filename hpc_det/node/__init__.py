@@ -1,1 +1,1 @@
-"""What processes on the nodes share, standard library only: signals, network, rendezvous, one authenticated line."""
+"""Code for the processes on compute nodes, standard library only: signals, network, rendezvous, files, connections."""

@@ -1,12 +1,13 @@
-"""The lines between a node agent and its ranks: a Unix socket in a private folder of the node.
+"""The connections between a node agent and its ranks, over a Unix socket in a private folder of the node.
 
-rank -> agent: {"hello": RANK, "pid": PID}, then {"signal": NAME} when a signal reaches the rank itself, and before it
-exits {"exit": CODE}; agent -> rank: {"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL}, and to a rank that
-has failed {"exit": CODE} when it may exit. The end of the line says the rest at once: a rank whose line ends before its
-exit was reported is lost, and a rank whose agent is gone is an orphan. Heartbeats have lines of their own to the same
-socket (hpc_det.node.heartbeat).
+A rank sends {"hello": RANK, "pid": PID}, then {"signal": NAME} for each signal that it receives itself, and before it
+exits {"exit": CODE}. The agent sends {"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL}, and to a failed
+rank {"exit": CODE} as permission to exit. The end of the connection is a message, too: a rank whose connection ends
+before it has reported its exit is lost, and a rank whose agent has exited is an orphan. Heartbeats use separate
+connections to the same socket (hpc_det.node.heartbeat).
 
-The folder lets in this user alone, so nobody shows a key. What is no such message ends its line, and nothing else.
+Only this user can enter the folder, so no key is exchanged. An invalid message closes the connection that it came from
+and has no other effect.
 """
 
 from __future__ import annotations
@@ -28,29 +29,32 @@ if TYPE_CHECKING:
     from hpc_det.node.frames import Bytes
 
 OTHER_FILES = 128
-"""Files that an agent may have open beside the lines of its ranks."""
+"""Number of files that an agent may have open besides its ranks' connections."""
 ANSWER_S = 10.0
-"""How long a failed rank waits for its agent, which answers at once unless the node is overloaded."""
+"""Seconds that a failed rank waits for its agent's answer, which is delayed only if the node is overloaded."""
 
 
 def say_hello(line: Line, rank: int, pid: int) -> None:
-    """At the rank's end. From now on the end of the line is the end of the rank."""
+    """Report the rank's number and process id; from then on the end of the connection counts as the end of the rank."""
     line.send({"hello": rank, "pid": pid})
 
 
 def report_exit(line: Line, code: int) -> None:
-    """Send the rank's exit code, its last message. A failed rank returns only after the agent has looked for lost
-    ranks, or after `ANSWER_S`: its launcher kills the others as soon as it exits, and these were not the cause.
-    """
+    """Report the rank's exit code, its last message; after a failure wait for the agent's answer, ANSWER_S at most."""
     line.send({"exit": code})
     if code:
+        # The launcher kills the other ranks as soon as this one exits. Waiting lets the agent first look for ranks that
+        # were lost before: they are the cause, and those that the launcher kills are not.
         line.connection.settimeout(ANSWER_S)
         while (message := line.receive()) is not None and "exit" not in message.head:
             pass
 
 
 class AgentSocket(LineServer):
-    """The agent's end: all ranks of the node. Registers itself with `selector`; call `turn` every second at least."""
+    """The agent's end of the connections to all ranks of its node.
+
+    It registers itself with `selector`; the agent calls `turn` at least once a second.
+    """
 
     def __init__(self, path: str, selector: selectors.BaseSelector) -> None:
         self.on_lost: Callable[[int], None] = lambda rank: None
@@ -58,34 +62,42 @@ class AgentSocket(LineServer):
         self.on_signal: Callable[[str], None] = lambda name: None
         self.on_heartbeat: Callable[[Line, dict[str, Any]], None] = lambda line, message: None
         self.ranks: dict[int, int] = {}
-        """Rank -> process id, of all that ever said hello."""
+        """Process id of every rank that has ever sent a hello, keyed by rank."""
         self._stop: dict[str, Any] | None = None
         self._running: dict[Line, list[int]] = {}
-        """By line, the ranks between their hello and the report of their exit."""
+        """Ranks that have sent a hello and have not reported their exit, keyed by connection."""
         server = socket.socket(socket.AF_UNIX)
         server.bind(path)
         os.chmod(path, 0o600)
+        # All ranks of a node may connect at the same moment.
         server.listen(1024)
         super().__init__(server, self._take, has_thread=False)
         self._agents_selector = selector
         selector.register(self, selectors.EVENT_READ, self.turn)
 
     def send_stop(self, reason: str, deadline: float | None = None) -> None:
-        """Tell every rank to stop, also those that are still starting. `deadline`: when they will be gone."""
+        """Send the stop request to every rank; a rank that connects later receives it on connecting.
+
+        `deadline`: when the scheduler ends the ranks, in seconds since the epoch; None if unknown. Later calls do
+        nothing.
+        """
         if self._stop is None:
             self._stop = {"stop": reason, "deadline": deadline}
             for line in list(self._lines):
                 line.send(self._stop)
 
     def dead_ranks(self) -> list[int]:
-        """The ranks that have reported no exit and whose processes have given back their memory, which comes before all
-        else. A process that this node cannot see is not among them.
+        """Return the ranks that have reported no exit and whose processes have released their memory.
+
+        Processes that this node cannot see (`peer_of` returns 0) are left out.
         """
         running = ((line.identity["pid"], ranks) for line, ranks in self._running.items())
+        # A dying process releases its memory before it closes its sockets, so this finds ranks whose connections are
+        # still open.
         return [rank for pid, ranks in running if pid and has_no_memory(pid) for rank in ranks]
 
     def close(self) -> None:
-        """Close all lines. A rank whose line ends now does not count as lost."""
+        """Close all connections. Ranks whose connections end by this call do not count as lost."""
         self._running.clear()
         self._agents_selector.unregister(self)
         super().close()
@@ -94,12 +106,13 @@ class AgentSocket(LineServer):
         return len(self._lines) < _most_lines() and peer_of(connection)[1] in (os.geteuid(), 0)
 
     def _introduction(self, caller: Line) -> Generator[int, Bytes, Seals]:
+        """Accept any caller that `_admits` let in: the kernel supplies its process id and user."""
         caller.identity, caller.seals = {"pid": peer_of(caller.connection)[0]}, Seals(None)
         yield from ()
         return Seals(None)
 
     def _take(self, event: Event) -> None:
-        """Raises BrokenRule."""
+        """Handle one event. Raises BrokenRule if a message is invalid."""
         if event.message is not None:
             self._obey(event.line, event.message.head)
         elif event.kind == "arrived" and self._stop is not None:
@@ -109,7 +122,7 @@ class AgentSocket(LineServer):
                 self.on_lost(rank)
 
     def _obey(self, line: Line, message: dict[str, Any]) -> None:
-        """Raises BrokenRule."""
+        """Handle one message. Raises BrokenRule if it is invalid."""
         if "hello" in message:
             rank = number_in(message, "hello")
             self.ranks[rank] = number_in(message, "pid")
@@ -122,12 +135,13 @@ class AgentSocket(LineServer):
             code = number_in(message, "exit")
             self._running.pop(line, None)
             if code:
+                # Before the answer: the rank exits after it, and its launcher then kills the other ranks.
                 self.on_failed()
                 line.send({"exit": code})
 
 
 def number_in(message: dict[str, Any], name: str) -> int:
-    """Raises BrokenRule."""
+    """Return the integer under `name`. Raises BrokenRule if it is missing or of another type."""
     number = message.get(name)
     if type(number) is not int:
         raise BrokenRule
@@ -135,13 +149,15 @@ def number_in(message: dict[str, Any], name: str) -> int:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """The process at the other end of a Unix socket, in this one's own numbers, and its user (unix(7), SO_PEERCRED);
-    process 0 where this node cannot see it.
+    """Return the process id and the user id of the process at the other end of a Unix socket (unix(7), SO_PEERCRED).
+
+    The process id is that of this process's PID namespace; 0 if the other process is not visible in it.
     """
     pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid), int(user)
 
 
 def _most_lines() -> int:
-    """A rank that opens one after the other must not take all the files that its agent may open."""
+    """Return the number of connections that the agent accepts."""
+    # A rank that opens one connection after another must not use up all files that its agent may open.
     return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES, OTHER_FILES)

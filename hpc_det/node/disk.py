@@ -1,12 +1,12 @@
-"""All that changes a disk goes through this module: for the store and the checkpoints, and for node/ itself.
+"""All calls that change a disk, for the store, the checkpoints and hpc_det.node itself.
 
-So there is one place to inject faults: a full disk, a kill between two calls, an answer that is lost on NFS.
-tests/node/test_disk.py computes that no other module of node/, store/ and checkpoint/ makes such a call. What is only
-read, and modes, are left to the modules themselves.
+With all calls in one module, tests can inject faults in one place: a full disk, a kill between two calls, a reply that
+is lost on NFS. tests/node/test_disk.py checks that no other module of node/, store/ and checkpoint/ makes such a call.
+Calls that only read, and changes of modes, stay in the other modules.
 
-Files and folders that are renamed when they are whole have a temporary name that tells who writes: the machine with its
-process namespace, and the process. Where that process is gone, nobody needs the file. What another machine has written,
-and what has a name of an older version, is removed when it is old.
+A file or folder that is renamed once it is complete has a temporary name that identifies its writer: the machine and
+PID namespace, and the process id. If that process has exited, the file is abandoned and may be removed. Temporary files
+of another machine, and those with a name of an older version, are removed once they are old.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from typing import IO, Any
 from hpc_det.node.process import process_namespace
 
 ABANDONED_S = 3600.0
-"""A file that nobody has written to for so long has no writer any more, wherever that was."""
+"""Seconds since the last write after which another machine's temporary file, or an older version's, is abandoned."""
 _MARK = "hpc-det-"
 _NAME = re.compile(rf"\.(?:.*\.)?{_MARK}(?P<place>.+)-(?P<process>\d+)-[0-9a-f]{{8}}")
 _OLDER_NAME = re.compile(r"\.(?:.*\.)?[0-9a-f]{32}|\.code-kept-[a-z0-9_]{8}")
+"""Temporary names that older versions used."""
 
 
 def open_descriptor(path: Path, flags: int, mode: int = 0o600) -> int:
+    """Return a file descriptor, as os.open does."""
     return os.open(path, flags, mode)
 
 
 def write(descriptor: int, data: bytes | memoryview) -> int:
-    """How many bytes were written."""
+    """Write a part of `data` and return the number of bytes written."""
     return os.write(descriptor, data)
 
 
 def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> int:
-    """How many bytes were written."""
+    """Write a part of `data` at `offset` and return the number of bytes written."""
     return os.pwrite(descriptor, data, offset)
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Raises OSError where not all of it could be written."""
+    """Write all of `data`. Raises OSError if only a part of it could be written."""
     rest = memoryview(data)
     while rest:
         rest = rest[write(descriptor, rest) :]
@@ -97,23 +99,23 @@ def remove_tree(folder: Path | str, *, ignore_errors: bool = True) -> None:
 
 
 def make_empty(path: Path, mode: int) -> None:
-    """An empty file, where there is none yet."""
+    """Create an empty file if none exists."""
     path.touch(mode=mode)
 
 
 def copy_content(source: IO[Any], target: Path) -> None:
-    """Into a new file, or over an old one."""
+    """Write everything left in `source` to the file `target`, which is created or overwritten."""
     with target.open("wb") as file:
         shutil.copyfileobj(source, file)
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name of this process alone in the folder of `path`, for what becomes `path` by a rename or a link."""
+    """Return an unused name in the folder of `path`, for a file that a rename or a link will turn into `path`."""
     return path.with_name(f".{path.name}.{_MARK}{process_namespace()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
 
 
 def remove_abandoned(folders: Iterable[Path]) -> None:
-    """In each of `folders`, and not below it. What cannot be removed stays."""
+    """Remove abandoned temporary files and folders directly inside each of `folders`; skip what cannot be removed."""
     for folder in folders:
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in [entry for entry in entries if entry.name.startswith(".")]:
@@ -125,6 +127,7 @@ def remove_abandoned(folders: Iterable[Path]) -> None:
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
     found = _NAME.fullmatch(entry.name)
     if found and found["place"] == process_namespace():
+        # The writer's process id is meaningful here only because machine, boot and PID namespace are the same.
         return not os.path.exists(f"/proc/{found['process']}")
     if not (found or _OLDER_NAME.fullmatch(entry.name)):
         return False

@@ -1,12 +1,13 @@
-"""Files and folders of ours: whole files by atomic rename, who may read them, and their names made durable.
+"""Files and folders of hpc_det: atomic replacement of whole files, read permissions, durable names.
 
-Rename without a flush of the file and of its folder is the classic crash bug (Pillai et al., OSDI '14, ALICE), so both
-are flushed here. Nothing takes a lock: NFS breaks them.
+Renaming without flushing the file and its folder is the classic crash bug (Pillai et al., OSDI '14, ALICE), so this
+module flushes both. It takes no locks, because they are unreliable on NFS.
 
-A file is for its owner alone or, below a shared folder, for one group, too. Nobody else ever writes. A folder is shared
-by its mode, 2750, and by nothing else: its group reads and lists; the setgid bit hands the group on to all that is made
-below, and tells it from a folder that a careless umask has left open. Since no group may write, nothing is in an
-experiment, no link either, that its owner has not made, and its jobs may follow what they find.
+A file is readable by its owner alone or, below a shared folder, also by one group. Only the owner may write. A folder
+is shared if and only if its mode has the bits of 2750: its group may read and list it. The setgid bit passes the group
+on to everything created below, and distinguishes such a folder from one that a careless umask has left readable. Since
+the group may not write, everything in an experiment's folder, links included, was created by the owner, and jobs may
+follow what they find there.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ from hpc_det.node import disk, full_disk
 PRIVATE_FILE, SHARED_FILE = 0o600, 0o640
 PRIVATE_FOLDER, SHARED_FOLDER = 0o700, 0o2750
 _MARK = stat.S_ISGID | stat.S_IRGRP | stat.S_IXGRP
+"""The mode bits that make a folder a shared one."""
 FLUSHES = 16
-"""At the same time."""
+"""Number of files that are flushed at the same time."""
 P = ParamSpec("P")
 T = TypeVar("T")
 flush_folder = disk.flush_folder
 
 
 def _written_twice(write: Callable[P, T]) -> Callable[P, T]:
-    """For a process that was suspended for so long that another one has removed its half-written file
-    (`disk.remove_abandoned`).
-    """
+    """Return `write` with one retry after FileNotFoundError."""
 
     @wraps(write)
     def again(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return write(*args, **kwargs)
+        # This process may have been suspended for so long that another one took its temporary file for an abandoned one
+        # (`disk.remove_abandoned`).
         except FileNotFoundError:
             return write(*args, **kwargs)
 
@@ -54,9 +56,9 @@ def _written_twice(write: Callable[P, T]) -> Callable[P, T]:
 @full_disk.tried_again
 @_written_twice
 def write_atomic(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Replace `path` by a file with `content`: a reader sees the old one or the new, never a part.
+    """Replace `path` by a file with `content`; a reader finds the old content or the new one, never a part.
 
-    It can be read by whom its folder is for, or by its owner alone.
+    The file has the read permissions of its folder, or is readable by its owner alone if `private`.
     """
     partial = _written_beside(path, content, private)
     try:
@@ -70,15 +72,16 @@ def write_atomic(path: Path, content: str | bytes, *, private: bool = False) -> 
 @full_disk.tried_again
 @_written_twice
 def write_first(path: Path, content: str | bytes) -> bool:
-    """Make `path`, whole, on disk and for its owner alone; False where it is there already.
+    """Create `path`, durable and readable by its owner alone, and return True; return False if it already exists.
 
-    Of many processes one succeeds, on NFS too (open(2), O_EXCL).
+    If several processes call this at once, one of them succeeds, also on NFS (open(2), O_EXCL).
     """
     partial = _written_beside(path, content, private=True)
     try:
         disk.link(partial, path)
     except FileExistsError:
-        # An answer of NFS may be lost and the call repeated: then the name that exists is this very file's.
+        # NFS may lose the reply to link(2) and repeat the call, which then fails although the first one succeeded. The
+        # link count shows that: the name that exists belongs to this very file.
         if os.stat(partial).st_nlink != 2:
             return False
     finally:
@@ -88,18 +91,20 @@ def write_first(path: Path, content: str | bytes) -> bool:
 
 
 def _written_beside(path: Path, content: str | bytes, private: bool) -> Path:
-    """A file with `content`, on disk, under a name of its own in the folder of `path`."""
+    """Write `content` to a temporary file in the folder of `path`, flush it, and return its path."""
     partial = disk.temporary_beside(path)
     try:
         write_flushed(partial, content, private=private)
     except OSError as error:
-        error.filename = str(path)  # the one that a reader knows
+        error.filename = str(path)  # the temporary name means nothing to a user
         raise
     return partial
 
 
 def write_flushed(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Make the file `path`, whole and on disk, or none; its name is durable when its folder is flushed."""
+    """Create the file `path` with `content` and flush it; leave no file after an error. The caller flushes the
+    folder.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     descriptor = disk.open_descriptor(path, flags, PRIVATE_FILE) if private else open_file(path, flags)
     try:
@@ -115,18 +120,21 @@ def write_flushed(path: Path, content: str | bytes, *, private: bool = False) ->
 
 
 def _remove(partial: Path) -> None:
-    """After an error, which another one shall not hide."""
+    """Delete the file and ignore failure, so that the error that led here is the one that is raised."""
     with suppress(OSError):
         disk.unlink(partial)
 
 
 def open_log(path: Path) -> int:
-    """The descriptor of a file that processes print to, one after the other or together."""
+    """Return an appending descriptor of a log, which several processes may share."""
     return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def open_file(path: Path, flags: int) -> int:
-    """The descriptor of a file for whom its folder is, whatever the umask; made where `flags` say so."""
+    """Return a descriptor of `path` and give the file its folder's read permissions, whatever the umask.
+
+    `flags` decide whether a missing file is created.
+    """
     shared = is_shared(path.parent)
     descriptor = disk.open_descriptor(path, flags, SHARED_FILE if shared else PRIVATE_FILE)
     if shared:
@@ -135,64 +143,66 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def let_group_read(descriptor: int) -> None:
-    """An open file, of which everybody else keeps out."""
+    """Set the mode of an open file to 0640."""
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != SHARED_FILE:
         os.fchmod(descriptor, SHARED_FILE)
 
 
 def make_private(folder: Path) -> None:
-    """`folder` and what is missing above it, each for its owner alone, whatever the umask; their names are durable."""
+    """Create `folder` and its missing parents with mode 0700, whatever the umask, and make their names durable."""
     for path in _missing(folder):
         disk.make_folder(path, PRIVATE_FOLDER, exist_ok=True)
-        with suppress(PermissionError):  # one may make folders where one may not read
+        with suppress(PermissionError):  # a folder with write permission but no read permission cannot be flushed
             disk.flush_folder(path.parent)
 
 
 def make_folder(folder: Path) -> None:
-    """For whom the folder above is, whatever the umask. Any number of processes may do it."""
+    """Create `folder` with the permissions of its parent, whatever the umask; several processes may do so at once."""
     mode = SHARED_FOLDER if is_shared(folder.parent) else PRIVATE_FOLDER
     try:
         disk.make_folder(folder, mode)
     except FileExistsError:
         return
-    # Not without need: on a node that knows less of the user's groups, chmod(2) would take the setgid bit away.
+    # Only if the mode differs: on a node where the user is not a member of the group, chmod(2) clears the setgid bit.
     if mode == SHARED_FOLDER and stat.S_IMODE(folder.stat().st_mode) != mode:
         folder.chmod(mode)
 
 
 def make_folders(folder: Path) -> None:
-    """The same, with what is missing above it."""
+    """Create `folder` and its missing parents as `make_folder` does."""
     for path in _missing(folder):
         make_folder(path)
 
 
 def _missing(folder: Path) -> list[Path]:
-    """`folder` and those above it that are not there, the highest first."""
+    """Return those of `folder` and its parents that do not exist, from the top down."""
     return [path for path in reversed([folder, *folder.parents]) if not path.exists()]
 
 
 def age_s(path: Path) -> float:
-    """Seconds since `path` was changed last, 0 where a file server's clock is ahead; infinity where there is no such
-    file.
-    """
+    """Return the seconds since `path` was last modified; infinity if it does not exist."""
     try:
+        # The clock of a file server may be ahead of this node's.
         return max(time.time() - os.stat(path).st_mtime, 0.0)
     except FileNotFoundError:
         return math.inf
 
 
 def is_shared(folder: Path) -> bool:
+    """Return whether the mode of `folder` marks it as shared with a group."""
     return os.stat(folder).st_mode & _MARK == _MARK
 
 
 def is_own(path: Path) -> bool:
-    """Whether it belongs to the user of this process. Root is no owner of what others have made."""
+    """Return whether `path` belongs to the user of this process; root does not own the files of others."""
     return os.stat(path).st_uid == os.geteuid()
 
 
 def others_may_write(status: os.stat_result) -> bool:
-    """Whether anybody but its owner may, as its mode says. A group of the user alone, as many systems give each user
-    together with an umask of 002, is nobody else.
+    """Return whether the mode lets anyone but the owner write.
+
+    A group whose only member is the user does not count: many systems create such a group for each user, with umask
+    002.
     """
     if status.st_mode & stat.S_IWOTH:
         return True
@@ -208,19 +218,19 @@ def _is_users_alone(group: int) -> bool:
 
 
 def share(folder: Path, group: int) -> None:
-    """Let a group, by its number, read what is made in `folder` from now on."""
+    """Let a group, given by its number, read everything that is created in `folder` from now on."""
     os.chown(folder, -1, group)
     folder.chmod(SHARED_FOLDER)
 
 
 def share_alike(folder: Path, model: Path) -> None:
-    """Let the group of the folder `model` read `folder`, too, where it may read the model."""
+    """If the folder `model` is shared, share `folder` with the same group."""
     if is_shared(model) and not is_shared(folder):
         share(folder, os.stat(model).st_gid)
 
 
 def set_mode(path: Path) -> None:
-    """A file or folder that others have made with the mode of their umask is for whom the folder above is."""
+    """Give a file or folder that another program created with its own umask the permissions of its parent folder."""
     found, shared = os.lstat(path).st_mode, is_shared(path.parent)
     if stat.S_ISDIR(found):
         mode = SHARED_FOLDER if shared else PRIVATE_FOLDER
@@ -231,8 +241,9 @@ def set_mode(path: Path) -> None:
 
 
 def share_copy(path: Path) -> None:
-    """A file that was copied with the mode of its source: in a shared folder the group reads and runs what its owner
-    does, and nobody else.
+    """Set the mode of a file that was copied with the mode of its source.
+
+    In a shared folder the group may read and execute what the owner may, and others have no permissions.
     """
     if is_shared(path.parent):
         own = path.stat().st_mode & PRIVATE_FOLDER
@@ -240,19 +251,23 @@ def share_copy(path: Path) -> None:
 
 
 def take_umask_of(folder: Path) -> None:
-    """What this process and its children make by other means, such as torch.save, is for whom `folder` is, too."""
+    """Set this process's umask to match `folder`.
+
+    Files that this process and its children create by other means, such as torch.save, then have the folder's
+    permissions.
+    """
     if is_shared(folder):
         os.umask(0o777 & ~SHARED_FOLDER)
 
 
 def flush_file(path: Path) -> None:
-    """Make what was written to `path` durable; nothing where there is no such file."""
+    """Flush the content of `path` to disk; do nothing if it does not exist."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         disk.flush(file.fileno())
 
 
 def flush_tree(folder: Path) -> None:
-    """Make `folder` and all files and folders below it durable, several at a time: a flush is mostly waiting."""
+    """Flush `folder` and all files and folders below it to disk, FLUSHES at a time: a flush is mostly waiting."""
     folders: list[Path] = [folder]
     files: list[Path] = []
     for path in folder.rglob("*"):

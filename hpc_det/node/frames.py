@@ -1,18 +1,23 @@
-"""What crosses a line, byte by byte; no sockets here. Over TCP both ends first show that they hold the same key:
+"""The bytes that a connection carries (hpc_det.node.lines); this module opens no sockets.
+
+Over TCP both ends first prove that they hold the same key:
 
     listener -> client    nonce
     client -> listener    nonce, proof, length of the identity, identity (JSON)
     listener -> client    proof
 
-and then each sends messages:
+Then each end sends messages:
 
     length of the head, length of the body, SHA-256 of both, seal; head (JSON), body
 
-Proofs and seals are HMAC-SHA256. Proofs and the keys of the two directions are derived from the shared key, both nonces
-and the identity, so that no recording fits another line; a seal covers the number of its message, so that none is
-repeated, left out, or moved. Lengths are believed after the seal, and nothing is parsed before all of it was checked.
-Whoever listens on the network can read along. Processes of one user on one node need no key: a Unix socket lets in this
-user alone. Their messages have no seal and no body.
+Proofs and seals are HMAC-SHA256. The proofs and the keys of the two directions are derived from the shared key, both
+nonces and the identity, so a recording of one connection cannot be replayed on another. A seal covers the number of its
+message, so messages cannot be repeated, dropped or reordered. A receiver trusts the lengths only after the seal
+matches, and parses a message only after all of it was verified. Nothing is encrypted: anyone on the network can read
+the messages.
+
+Processes of one user on one node need no key, because only this user can connect to the Unix socket. Their messages
+have no seal and no body.
 """
 
 from __future__ import annotations
@@ -32,11 +37,13 @@ if TYPE_CHECKING:
 
     Bytes = bytes | bytearray | memoryview
     Reading = Generator[int, Bytes, None]
-    """Yields how many bytes it can use at most, and is sent as many or fewer."""
+    """A generator that yields the most bytes that it can use next, and is sent that many or fewer."""
 
 NONCE_BYTES = MAC_BYTES = 32
 LONGEST_IDENTITY = 1024
+"""Bytes."""
 LONGEST_HEAD = 2**20
+"""Bytes."""
 _LONGEST_BODY = 2**64
 HELLO = struct.Struct(f">{NONCE_BYTES}s{MAC_BYTES}sH")
 _LENGTHS = struct.Struct(">IQ32s")
@@ -52,11 +59,13 @@ class Message(NamedTuple):
 
 
 class BrokenRule(Exception):
-    """What came is no message of somebody who holds the key."""
+    """The bytes received are not a valid message from a holder of the key."""
 
 
 @dataclass(frozen=True)
 class Handshake:
+    """The values of one handshake, from which both ends compute the same proofs and keys."""
+
     key: bytes = field(repr=False)
     listener_nonce: bytes
     client_nonce: bytes
@@ -72,11 +81,12 @@ class Handshake:
 
     @property
     def to_listener(self) -> bytes:
-        """The key of that direction."""
+        """The key for messages from the client to the listener."""
         return self._derived("to the listener")
 
     @property
     def to_client(self) -> bytes:
+        """The key for messages from the listener to the client."""
         return self._derived("to the client")
 
     def _derived(self, label: str) -> bytes:
@@ -84,16 +94,17 @@ class Handshake:
 
 
 class Seals:
-    """Those of the messages in one direction, in their order. Without a key the messages have none."""
+    """The seals of the messages in one direction, in order; without a key every seal is empty."""
 
     def __init__(self, key: bytes | None) -> None:
         self._key = key
         self._messages = 0
         self.size = 0 if key is None else MAC_BYTES
         self.longest_body = 0 if key is None else _LONGEST_BODY
-        """Lengths that nobody has sealed are not to be believed."""
+        """Bytes; 0 without a key, because a length without a seal cannot be trusted."""
 
     def next(self, lengths: Bytes) -> bytes:
+        """Return the seal of the next message, whose lengths and checksum are the bytes `lengths`."""
         if self._key is None:
             return b""
         self._messages += 1
@@ -101,30 +112,35 @@ class Seals:
 
 
 class Unsealed:
-    """A message before it has its place in a direction; may take long to make, for the body's checksum."""
+    """A message that does not yet have its number in a direction."""
 
     def __init__(self, head: dict[str, Any], body: Bytes) -> None:
         self._head = json.dumps(head, separators=(",", ":")).encode()
         self.body = memoryview(body).cast("B")
         if len(self._head) > LONGEST_HEAD:
-            raise ValueError(f"a head of {len(self._head)} bytes; {LONGEST_HEAD} at most: long things go into the body")
+            raise ValueError(
+                f"message head: {len(self._head)} bytes, but at most {LONGEST_HEAD} are allowed; put long data into "
+                f"the body"
+            )
+        # Computed here, outside the sender's lock: hashing a long body takes a while.
         checksum = hashlib.sha256(self._head)
         checksum.update(self.body)
         self._lengths = _LENGTHS.pack(len(self._head), len(self.body), checksum.digest())
 
     def opening(self, seals: Seals) -> bytes:
-        """All but the body."""
+        """Return everything that precedes the body."""
         assert len(self.body) <= seals.longest_body
         return self._lengths + seals.next(self._lengths) + self._head
 
 
 def message(seals: Seals) -> Generator[int, Bytes, Message]:
-    """The next one. Raises BrokenRule."""
+    """Read the next message. Raises BrokenRule."""
     lengths = yield from exactly(_LENGTHS.size)
     seal = yield from exactly(seals.size)
     if not hmac.compare_digest(seal, seals.next(lengths)):
         raise BrokenRule
     head_length, body_length, expected = _LENGTHS.unpack(lengths)
+    # Without a key there is no seal, so the lengths need their own limit.
     if head_length > LONGEST_HEAD or body_length > seals.longest_body:
         raise BrokenRule
     checksum = hashlib.sha256()
@@ -136,7 +152,8 @@ def message(seals: Seals) -> Generator[int, Bytes, Message]:
 
 
 def exactly(size: int, checksum: _Hash | None = None) -> Generator[int, Bytes, bytearray]:
-    """So many bytes, in the memory that has arrived; each piece is put into the checksum as it comes."""
+    """Read `size` bytes and add each piece to `checksum` as it arrives."""
+    # Grows with the data that arrives, so a false length allocates nothing.
     part = bytearray()
     while len(part) < size:
         piece = yield size - len(part)
@@ -147,7 +164,7 @@ def exactly(size: int, checksum: _Hash | None = None) -> Generator[int, Bytes, b
 
 
 def parsed(text: Bytes) -> dict[str, Any]:
-    """Raises BrokenRule for what is no JSON object."""
+    """Return the JSON object in `text`. Raises BrokenRule if it is anything else."""
     try:
         data = json.loads(bytes(text))
     except (ValueError, RecursionError):
@@ -158,7 +175,7 @@ def parsed(text: Bytes) -> dict[str, Any]:
 
 
 class Feed:
-    """Gives what arrives to a reading, in pieces as it wants them."""
+    """Passes received bytes to a Reading, in pieces no longer than it asks for."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -170,5 +187,5 @@ class Feed:
             self._wanted = self._reading.send(piece)
 
     def close(self) -> None:
-        """What is half read is given back."""
+        """Drop a message that was received in part."""
         self._reading.close()

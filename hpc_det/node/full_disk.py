@@ -1,7 +1,8 @@
-"""Full disks: what such an error is, what its message says, and how a process waits for space.
+"""Full disks: how to recognise the error, describe it in a message, and wait for space.
 
-A quota that is used up counts as a full disk. The job process lets its own writes wait (`waited_for`), so that it does
-not end for a line of its journal; ranks fail, and start again when there is space.
+An exhausted quota counts as a full disk. The job process waits when one of the files that it writes finds no space
+(`waited_for`), so that it does not end because of one line in its journal. Ranks fail, and start again when there is
+space.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from typing import ParamSpec, TypeVar
 from hpc_det.node import disk
 
 CODES = (errno.ENOSPC, errno.EDQUOT)
+"""Values of errno that mean a full disk."""
 PROBE_BYTES = 65536
+"""Size of the file that `probe` writes."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Wait = Callable[[OSError], bool]
-"""Called after a write found no space. True: try again. False: give up, and raise the error."""
+"""A function that is called after a write found no space. True: try again. False: give up and raise the error."""
 
 
 def _never(error: OSError) -> bool:
@@ -33,7 +36,8 @@ _wait: Wait = _never
 
 
 def cause_in(error: BaseException) -> OSError | None:
-    """The full disk that this error is, or comes from."""
+    """Return the full-disk error in the chain of `error`, the error itself included; None if there is none."""
+    # Chains of exceptions can contain cycles.
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:
@@ -45,7 +49,7 @@ def cause_in(error: BaseException) -> OSError | None:
 
 
 def sentence(error: OSError) -> str:
-    """The path, the space that is needed where that is known, and the free space."""
+    """Return a message with the path, the space needed if that is known, and the free space."""
     path = str(error.filename or "")
     needed, free = getattr(error, "needed_bytes", None), free_bytes(Path(path)) if path else None
     parts = {"needed": needed, "free": free}
@@ -54,14 +58,16 @@ def sentence(error: OSError) -> str:
 
 
 def free_bytes(path: Path) -> int | None:
-    """For this user, below the nearest folder that is there; None where the file system does not say."""
+    """Return the bytes free for this user on the file system of `path`; None if it does not report them."""
     with suppress(OSError):
+        # The path itself may not exist yet.
         there = os.statvfs(next(folder for folder in (path, *path.parents) if folder.exists()))
         return there.f_bavail * there.f_frsize
     return None
 
 
 def in_words(size_bytes: int) -> str:
+    """Return a size as text, such as "1.5 GB"."""
     for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= one:
             return f"{size_bytes / one:.1f} {unit}"
@@ -70,7 +76,7 @@ def in_words(size_bytes: int) -> str:
 
 @contextmanager
 def needs(size_bytes: int) -> Iterator[None]:
-    """An error of a full disk in the block says that so much is needed."""
+    """Record `size_bytes` in a full-disk error that the block raises, for its message."""
     try:
         yield
     except Exception as error:
@@ -80,7 +86,7 @@ def needs(size_bytes: int) -> Iterator[None]:
 
 
 def probe(folder: Path) -> OSError | None:
-    """The error of a full disk, where a small file cannot be written to the folder."""
+    """Write and delete a small file in `folder`; return the error if the disk is full, else None."""
     path = disk.temporary_beside(folder / "probe")
     try:
         descriptor = disk.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -100,7 +106,7 @@ def probe(folder: Path) -> OSError | None:
 
 @contextmanager
 def waited_for(wait: Wait) -> Iterator[None]:
-    """Writes of this process that find no space wait so."""
+    """Within the block, let writes of this process that find no space call `wait`."""
     global _wait
     before, _wait = _wait, wait
     try:
@@ -110,7 +116,10 @@ def waited_for(wait: Wait) -> Iterator[None]:
 
 
 def tried_again(write: Callable[P, T]) -> Callable[P, T]:
-    """For a function that leaves nothing behind when it fails."""
+    """Return `write` with retries after a full disk, as the `Wait` of this process decides.
+
+    `write` must leave nothing behind when it fails.
+    """
 
     @wraps(write)
     def patient(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,9 +1,10 @@
-"""A rank's heartbeat: a thread that answers its agent, on a line of its own, whatever the main thread is doing.
+"""The heartbeat of a rank: a thread that answers the node's agent at any time, also while the main thread is busy.
 
-agent -> rank: {"ask": "progress" | "stacks"}; rank -> agent: {"heartbeat": RANK} with its Progress, and for stacks with
-"at", the place in the main thread, after the stacks of all threads went to the rank's log. Nobody asks where nobody
-watches, and then the thread costs nothing. A process that cannot answer, because a C call keeps the interpreter's lock,
-still writes its stacks when it gets STACKS_SIGNAL.
+Over its own connection to the agent's socket it receives {"ask": "progress" | "stacks"}. It answers {"heartbeat": RANK}
+with the fields of its Progress; for stacks it first writes the stacks of all threads to the rank's log, and adds "at",
+the main thread's position in the code. If hang detection is disabled, the agent never asks and the thread costs
+nothing. A process that cannot answer, because a C call holds the interpreter's lock, still writes its stacks when it
+receives STACKS_SIGNAL.
 """
 
 from __future__ import annotations
@@ -20,28 +21,33 @@ from typing import Any, Literal, NamedTuple
 from hpc_det.node.lines import connect_local
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
-"""A real-time signal: schedulers, launchers and libraries send none of these."""
+"""A real-time signal, because schedulers, launchers and libraries send none of these."""
 _STDERR = 2
+"""File descriptor of the rank's log."""
 
 Phase = Literal["outside", "meeting", "between steps", "training", "validation", "setup", "function", "loop"]
 
 
 class Progress(NamedTuple):
+    """The position of a rank in its training, as the hang detector compares it."""
+
     phase: Phase
     steps: int
-    """Rises with every one, and at the same places in all ranks."""
+    """Number of steps done; rises at the same places of the program in all ranks."""
     alone: int = 0
-    """Rises with those in between that not all ranks have."""
+    """Number of events between the steps that do not occur on all ranks."""
     warm: bool = False
-    """Whether this loop has done a step before: the first may compile for long."""
+    """True if this loop has done a step before; the first one may compile for a long time."""
     batch: int = 0
-    """Of the loop that it is in, or was in last."""
+    """Number of the batch in the current loop, or in the last one."""
 
 
 class Heartbeat:
+    """Answers the agent's questions about this rank."""
+
     def __init__(self, socket: str, rank: int) -> None:
         self.progress: Callable[[], Progress] = lambda: Progress("outside", 0)
-        """What the main thread is doing; called by another thread."""
+        """Returns what the main thread is doing; called by the heartbeat thread."""
         self._rank = rank
         self.line = connect_local(socket)
         faulthandler.register(STACKS_SIGNAL, file=_STDERR, all_threads=True)
@@ -61,7 +67,10 @@ class Heartbeat:
 
 
 def place_of_main_thread() -> str:
-    """Its innermost call, and where that is a library's, the one that is not: "wait (threading.py:327) in ..."."""
+    """Return the innermost call of the main thread and, if that is in a library, the innermost one that is not.
+
+    Example: "wait (threading.py:327) in train (model.py:12)".
+    """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     calls = []
     while frame:

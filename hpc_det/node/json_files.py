@@ -1,9 +1,8 @@
-"""State as JSON: whole files, files of appended lines, and what they must hold, since a disk may damage them, or a
-person edit them.
+"""State stored as JSON, in whole files or in files of appended lines, and checks of their content.
 
-The shape of a file names a kind of value for each key. A kind is an annotation: a class, `list[str]`, `int | None`, a
-Literal, a dataclass or a Shape for a map with these keys. `Moment` stands for seconds since the epoch, `Count` for how
-many things a process can hold.
+A disk or a person may have damaged a file, so readers check its shape, which maps each key to the kind of its value. A
+kind is an annotation: a class, `list[str]`, `int | None`, a Literal, or a dataclass or a Shape for a nested object.
+`Moment` is a time in seconds since the epoch, `Count` a number of things that a process can hold.
 """
 
 from __future__ import annotations
@@ -24,47 +23,55 @@ from hpc_det.node import disk, full_disk
 from hpc_det.node.files import flush_folder, open_file, write_atomic
 
 BLOCK_BYTES = 2**20
+"""Size of the blocks in which long files are read."""
 Made = TypeVar("Made")
 Shape = Mapping[str, Any]
-"""The keys that a map must have, and the kinds of their values."""
+"""The keys that an object must have, and the kinds of their values."""
 
 
 class DamagedFile(HpcDetError, ValueError):
-    """A file holds what hpc_det has not written."""
+    """A file contains something that hpc_det has not written."""
 
 
 class Moment:
-    """Seconds since the epoch."""
+    """A kind: seconds since the epoch."""
 
 
 class Count:
-    """How many things there are, all of them in memory."""
+    """A kind: a number of things that are all in memory."""
 
 
 NUMBER = (int, float)
+"""A kind: a number with or without a fraction."""
 _LATEST = 1e11
-"""Years that no clock shows; localtime(3) knows no later ones than some."""
+"""Seconds since the epoch. No clock shows such a year, and localtime(3) fails for years that are too large."""
 _LONGEST, _LARGEST, _MOST = 2**63, 10**300, 10**7
-"""A whole number fits into 64 bits, as arrays hold it; a metric may be larger, as long as it can be a float."""
+"""Limits of an int, of a number such as a metric, and of a Count.
+
+An int fits into 64 bits, as in arrays; a number may be larger, as long as it can be a float.
+"""
 
 
 def write_json(path: Path, data: Any, *, private: bool = False) -> None:
+    """Replace `path` by a file with `data` (see `write_atomic`)."""
     write_atomic(path, json.dumps(data, indent=1, allow_nan=False) + "\n", private=private)
 
 
 def read_json(path: Path) -> Any | None:
-    """The content of `path`, or None where there is no such file. Raises DamagedFile."""
+    """Return the content of `path`, or None if the file does not exist. Raises DamagedFile."""
     try:
         found = parsed(path.read_bytes(), path)
     except FileNotFoundError:
         return None
     if found is None:
-        raise DamagedFile(f"{path}: damaged: it holds nothing")
+        raise DamagedFile(f"{path}: damaged: it contains only null")
     return found
 
 
 def read_map(path: Path, shape: Shape = MappingProxyType({})) -> dict[str, Any] | None:
-    """The same of a file that holds a map. Raises DamagedFile, also where it is not of this shape."""
+    """Return the JSON object in `path`, or None if the file does not exist. Raises DamagedFile if it is not of this
+    shape.
+    """
     found = read_json(path)
     return None if found is None else checked(found, shape, path)
 
@@ -76,25 +83,27 @@ def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> 
 
 @full_disk.tried_again
 def append_lines(path: Path, records: Sequence[dict[str, Any]], *, durable: bool = True) -> None:
-    """Append JSON lines to `path`, which has one writer, at once. A line torn by a crash is ended first.
+    """Append JSON lines to `path` with one write. The file must have only one writer.
 
-    Not `durable`: on disk at the next `flush_file`, and in sight of other processes at once. The name of a new file is
-    durable before its first line, since fsync of a file alone promises nothing about its name (fsync(2)).
+    With `durable` False the lines are visible to other processes at once, and on disk after the next `flush_file`.
     """
     lines = b"".join(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
     descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     size = None
     try:
         size = os.fstat(descriptor).st_size
+        # fsync(2) of a file does not make its name durable, so flush the folder before the first line.
         if not size:
             flush_folder(path.parent)
+        # End a line that a crash has torn, so that the new one starts at the beginning of a line.
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             lines = b"\n" + lines
         if disk.write(descriptor, lines) < len(lines):
-            raise OSError(errno.ENOSPC, "no space left for whole lines", str(path))
+            raise OSError(errno.ENOSPC, "no space left to append a whole line", str(path))
         if durable:
             disk.flush(descriptor)
     except OSError as error:
+        # A file server may report a full disk only at the flush, when the lines are already in the file.
         if size is not None:
             _cut(descriptor, size)
         error.filename = error.filename or str(path)
@@ -104,25 +113,25 @@ def append_lines(path: Path, records: Sequence[dict[str, Any]], *, durable: bool
 
 
 def _cut(descriptor: int, size: int) -> None:
-    """Lines that could not be written, or flushed, are none: their writer tries again, and each counts once. A server
-    may say only at the flush that its disk is full.
-    """
+    """Remove lines that could not be written or flushed; their writer appends them again."""
     with suppress(OSError):
         disk.truncate(descriptor, size)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole JSON line of `path`; torn ones are left out, and a missing file has none."""
+    """Return every complete JSON line of `path`, without torn ones; an empty list for a missing file."""
     return list(each_line(path))
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """The same of a file of which each line counts, and counts once. Raises DamagedFile for a line that was whole and
-    cannot be read: one that a crash has torn has no end, and is the last one, or was ended by the line after it.
+    """Return the lines of a journal, each distinct one once. Raises DamagedFile for a complete line that is invalid.
+
+    A line torn by a crash has no closing brace at its end; it is the last one, or was ended by the next writer.
     """
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     found = {line: parse_line(line) for line in lines if line.strip()}
     for number, line in enumerate(lines, start=1):
+        # The last line is complete only if a line end follows it; elsewhere the next writer has added the line end.
         was_whole = b"}" in line[-2:] or (number == len(lines) - 1 and not lines[-1])
         if was_whole and line.strip() and found[line] is None:
             raise DamagedFile(f"{path}: damaged: line {number} cannot be read; remove it, or restore the file")
@@ -130,7 +139,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def each_line(path: Path) -> Iterator[dict[str, Any]]:
-    """The same, one at a time: the file may be larger than memory allows."""
+    """Yield every complete JSON line of `path`, one at a time: the file may be larger than memory allows."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
             if (record := parse_line(line)) is not None:
@@ -138,14 +147,16 @@ def each_line(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def blocks(path: Path) -> Iterator[bytes]:
-    """The content of `path` in blocks of about `BLOCK_BYTES` that end with a line; a missing file has none."""
+    """Yield the content of `path` in blocks of about `BLOCK_BYTES` that end with a line; nothing for a missing file."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         while block := file.read(BLOCK_BYTES):
             yield block + file.readline()
 
 
 def newest_first(path: Path) -> Iterator[bytes]:
-    """The lines of `path`, the last one first, read as far as the caller asks for; a missing file has none."""
+    """Yield the lines of `path` from the last one backwards; nothing for a missing file. Reads only what the caller
+    consumes.
+    """
     with suppress(FileNotFoundError), open(path, "rb") as file:
         end, rest = file.seek(0, os.SEEK_END), b""
         while end:
@@ -158,9 +169,9 @@ def newest_first(path: Path) -> Iterator[bytes]:
 
 
 def read_counted(path: Path, count: str) -> list[dict[str, Any]]:
-    """The lines of a file in which line[count] rises: one that does not makes those void that are not below it.
+    """Return the lines of a file, without those that a later line with an equal or lower `count` replaces.
 
-    So does whoever goes on from an earlier state, and writes to the same file what comes now.
+    A process that resumes from an earlier state appends to the same file, so its lines replace those after that state.
     """
     found: list[dict[str, Any]] = []
     for line in read_lines(path):
@@ -171,7 +182,7 @@ def read_counted(path: Path, count: str) -> list[dict[str, Any]]:
 
 
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
-    """A line of JSON; None for one that a crash has torn, and for anything but a map."""
+    """Return the JSON object in a line, or None if the line is torn or is anything else."""
     try:
         text = line.strip() if isinstance(line, str) else line.strip().decode()
         record, end = _raw_decode(text)  # json.loads takes twice as long for a short line
@@ -184,25 +195,26 @@ _raw_decode = json.JSONDecoder().raw_decode
 
 
 def parsed(text: str | bytes, where: object) -> Any:
-    """What the JSON `text` of a file says. Raises DamagedFile."""
+    """Return the value of the JSON `text`. `where`: the file, for the message. Raises DamagedFile."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{where}: damaged: it is no JSON ({shown(str(error))})") from None
+        raise DamagedFile(f"{where}: damaged: not valid JSON ({shown(str(error))})") from None
 
 
 def checked(data: Any, shape: Shape, where: object) -> dict[str, Any]:
-    """The map as it is. Raises DamagedFile where it is none, or not of this shape. `where`: the file."""
+    """Return `data`. Raises DamagedFile if it is not an object of this shape. `where`: the file, for the message."""
     if not isinstance(data, dict):
-        raise DamagedFile(f"{where}: damaged: {shown(data)} is no map")
+        raise DamagedFile(f"{where}: damaged: expected a JSON object, but found {shown(data)}")
     if problem := problem_of(shape, data):
         raise DamagedFile(f"{where}: damaged: {problem}")
     return data
 
 
 def made(kind: type[Made], data: Any, where: object) -> Made:
-    """The dataclass from the map that a file holds; other keys are of a newer version. Raises DamagedFile."""
+    """Return the dataclass that a file's object describes. Unknown keys are ignored. Raises DamagedFile."""
     known = checked(data, _shape(kind), where)  # type: ignore[arg-type]
+    # A newer version of hpc_det may have written more keys.
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     more = {name: value for name, value in known.items() if name in names}
     hints = _hints(kind)  # type: ignore[arg-type]
@@ -212,7 +224,7 @@ def made(kind: type[Made], data: Any, where: object) -> Made:
 
 
 def insist_on(shape: Shape, record: Mapping[str, Any], where: object) -> None:
-    """Raises DamagedFile for a line that its writer cannot have written. `where`: the file."""
+    """Raise DamagedFile for a line that its writer cannot have written. `where`: the file, for the message."""
     if problem := problem_of(shape, record):
         raise DamagedFile(
             f"{where}: damaged: {problem} in the line {shown(dict(record))}, which hpc_det has not written; remove "
@@ -221,17 +233,17 @@ def insist_on(shape: Shape, record: Mapping[str, Any], where: object) -> None:
 
 
 def problem_of(shape: Shape, record: Mapping[str, Any]) -> str:
-    """What is wrong with the map, or nothing."""
+    """Return the first problem of the object as text; "" if it has this shape."""
     for key, kind in shape.items():
         if key not in record:
-            return f"it has no {key}"
+            return f"the key {key} is missing"
         if not fits(record[key], kind):
             return f"{key} is {shown(record[key])}"
     return ""
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether `value`, as JSON holds it, is of this kind."""
+    """Return whether `value`, as json.loads returns it, is of this kind."""
     if isinstance(kind, dict):
         return isinstance(value, dict) and not problem_of(kind, value)
     if check := _PLAIN.get(kind):
@@ -280,7 +292,7 @@ def _hints(kind: type) -> Shape:
 
 @cache
 def _shape(kind: type) -> Shape:
-    """The fields that have no default."""
+    """Return the fields without a default, which the object must have."""
     hints = _hints(kind)
     required = (field.name for field in fields(kind) if field.default is field.default_factory is MISSING)
     return {name: hints[name] for name in required}

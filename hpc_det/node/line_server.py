@@ -1,7 +1,8 @@
-"""The listener's end of lines: whoever serves them listens and reads, and never waits for one of them.
+"""A server for the connections of other processes (hpc_det.node.lines). It never waits for any of them.
 
-Over TCP strangers are hung up on without a word. There are few of them at a time and not for long, the oldest goes
-first, and nothing that they say is believed before they have shown the key.
+Over TCP, callers that have not proved yet that they hold the key are strangers. Their number and their time are
+limited, the oldest is closed first, and nothing that they send is trusted. A caller with a wrong proof is disconnected
+without an error message.
 """
 
 from __future__ import annotations
@@ -43,25 +44,29 @@ if TYPE_CHECKING:
     from hpc_det.node.frames import Bytes, Reading
 
 STRANGERS = 64
-"""Connections that have not shown the key yet, at a time; with one more, the oldest is closed."""
+"""Connections at a time that have not proved the key yet; with one more, the oldest is closed."""
 PATIENCE_S = 5.0
-"""Seconds after which a connection that has not shown the key is closed."""
+"""Seconds after which a connection that has not proved the key is closed."""
 REST_S = 0.5
-"""Seconds without accepting connections when this process can open no more files; they wait in the kernel's queue."""
+"""Seconds without accepting connections when this process cannot open more files; they wait in the kernel's queue."""
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _log = logging.getLogger(__name__)
 
 
 class Event(NamedTuple):
+    """A change of one connection: it was authenticated, sent a message, or ended."""
+
     kind: Literal["arrived", "said", "gone"]
     line: Line
     message: Message | None
-    """Of what was said."""
+    """The message received, for "said"; otherwise None."""
 
 
 class LineServer:
-    """Serves the lines of one listening socket. `on_event`: takes the events instead of the queue, and is called by the
-    server's thread. Without a thread, `turn` does the work whenever `fileno` is readable, and every second at least.
+    """Serves the connections of one listening socket.
+
+    Events go to the queue `events`, or to `on_event`, which the server's thread calls. Without a thread, the owner
+    calls `turn` whenever `fileno` is readable, and at least once a second.
     """
 
     def __init__(
@@ -70,16 +75,18 @@ class LineServer:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._emit = on_event or self.events.put
         self.answers: dict[str, Callable[[Line, Message], None]] = {}
-        """By a message's "do": called by the server's thread, and the message is no event."""
+        """Functions that handle messages with a "do", keyed by it, in the server's thread instead of as events."""
         self._server = server
         self._server.setblocking(False)
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._strangers: dict[_Caller, float] = {}
-        """Connections that have not shown the key yet, the oldest first, and when each is closed."""
+        """Connections that have not proved the key yet, oldest first, and the monotonic time when each is closed."""
         self._lines: set[_Caller] = set()
         self._rests_until: float | None = None
-        """While no connection is accepted."""
+        """Monotonic time until which no connection is accepted; None if connections are accepted."""
         self._unsent: deque[_Caller] = deque()
+        """Connections with data that the network did not take at once."""
+        # Wakes the server's thread when another thread has queued data to send or has called `close`.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.EpollSelector()
         self._selector.register(self._server, _READ, self._accept)
@@ -93,21 +100,23 @@ class LineServer:
         return self._selector.fileno()
 
     def _admits(self, connection: socket.socket, address: Any) -> bool:
-        """Whether to listen at all to whoever has connected."""
+        """Return whether to accept a connection from `address` at all."""
         raise NotImplementedError
 
     def _introduction(self, caller: _Caller) -> Generator[int, Bytes, Seals]:
-        """Find out who calls, and set its `identity` and `seals`; the seals of what it sends. Raises BrokenRule."""
+        """Authenticate the caller, set its `identity` and `seals`, and return the Seals of its messages. Raises
+        BrokenRule.
+        """
         raise NotImplementedError
 
     def turn(self) -> None:
-        """Do what there is to do, without waiting."""
+        """Handle everything that is due, without waiting."""
         self._patience()
         for key, ready in self._selector.select(0):
             key.data(ready)
 
     def close(self) -> None:
-        """Every line ends, and what has not left yet is lost."""
+        """Close every connection; data that was not sent yet is lost."""
         if self._is_open:
             self._is_open = False
             if self._thread:
@@ -118,8 +127,8 @@ class LineServer:
             os.close(self._bell)
 
     def let_go(self) -> None:
-        """In a forked child: the connections are the parent's, and end with it."""
-        if self._is_open:  # else the number of the bell may be another file's
+        """Close this process's copies of the connections after a fork; those of the parent stay open."""
+        if self._is_open:  # after `close` the bell's descriptor number may belong to another file
             self._is_open = False
             for caller in (*self._strangers, *self._lines):
                 caller.connection.close()
@@ -142,7 +151,7 @@ class LineServer:
         self._selector.close()
 
     def _patience(self) -> float | None:
-        """Hang up on those with whom it is at an end, and end a rest; how long it lasts with the next one."""
+        """Close overdue strangers and end an overdue rest; return the seconds until the next one is due, or None."""
         now = time.monotonic()
         if self._rests_until is not None and self._rests_until <= now:
             self._rests_until = None
@@ -161,7 +170,7 @@ class LineServer:
             if error.errno in NO_MORE_FILES:  # the selector would report the same connection again at once
                 self._selector.unregister(self._server)
                 self._rests_until = time.monotonic() + REST_S
-            return  # otherwise the caller has gone again
+            return  # any other error: the caller has already disconnected
         if not self._admits(connection, address):
             connection.close()
             return
@@ -189,12 +198,12 @@ class LineServer:
             return
         try:
             answer(caller, said)
-        except Exception:  # ends this line, and no other
-            _log.exception("%r of %s could not be answered, and its line is hung up", do, caller.identity)
+        except Exception:  # closes this connection only
+            _log.exception("answering %r of %s failed; its connection is closed", do, caller.identity)
             raise BrokenRule from None
 
     def _attend(self, caller: _Caller, ready: int) -> None:
-        if caller.is_dropped:  # meanwhile, in favour of a newer stranger
+        if caller.is_dropped:  # since select, in favour of a newer stranger
             return
         if ready & _WRITE and caller.push():
             self._selector.modify(caller.connection, _READ, self._selector.get_key(caller.connection).data)
@@ -221,11 +230,11 @@ class LineServer:
 
 
 class TcpLineServer(LineServer):
-    """Listens at a free port of the one address `host`. Raises HpcDetError where it cannot.
+    """Listens at a free port of the address `host`. Raises HpcDetError if that fails.
 
-    `key_for`: the key that whoever has this identity must show; None where there can be nobody like that.
-    `is_allowed`: whether anybody may come from that address. Both are called by the server's thread. `gone_s`: a silent
-    host is given up then.
+    `key_for`: the key that a caller with this identity must prove; None if no such caller may exist. `is_allowed`:
+    whether a caller may come from this address. The server's thread calls both. `gone_s`: seconds without an answer
+    from a host after which its connection ends.
     """
 
     def __init__(
@@ -268,15 +277,16 @@ class TcpLineServer(LineServer):
         return Seals(handshake.to_listener)
 
     def _key_of(self, identity: dict[str, Any]) -> bytes:
-        """For somebody who cannot be, one that nobody holds: all are refused alike."""
-        with suppress(Exception):  # a stranger may say anything of itself
+        """Return the key that the caller must prove; for an unknown caller a random one."""
+        # A random key fails like a wrong one, so a stranger does not learn which identities exist.
+        with suppress(Exception):  # a stranger may send any identity
             if key := self._key_for(identity):
                 return key
         return secrets.token_bytes(NONCE_BYTES)
 
 
 class _Caller(Line):
-    """The server's end: what the network does not take at once leaves later, and no sender waits."""
+    """The server's end of one connection. It queues what the network does not take at once, so no sender waits."""
 
     def __init__(self, connection: socket.socket, buffer: memoryview, send_later: Callable[[_Caller], None]) -> None:
         super().__init__(connection, buffer)
@@ -289,12 +299,12 @@ class _Caller(Line):
             self._write(data)
 
     def push(self) -> bool:
-        """Send what the network takes now; whether that was all."""
+        """Send what the network takes now; return True if nothing is left."""
         with self._sending:
             return self._push()
 
     def close(self) -> None:
-        """The server sees the end, and drops it."""
+        """End the connection; the server notices the end and drops this object."""
         with self._sending, suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -307,7 +317,8 @@ class _Caller(Line):
 
     @uninterrupted()
     def _put(self, unsealed: Unsealed) -> None:
-        """A number without its message would end the line."""
+        """Send a message without interruption by Ctrl-C."""
+        # Between the number of a message and its bytes, an exception would invalidate the seals of all later messages.
         super()._put(unsealed)
 
     def _write(self, data: Bytes) -> None:
@@ -316,8 +327,9 @@ class _Caller(Line):
             self._send_later(self)
 
     def _push(self) -> bool:
-        """One piece at a time: whoever else needs the lock, or the server, need not wait for a long body."""
+        """Send one piece, at most; return True if nothing is left."""
         try:
+            # One piece only, so that senders that need the lock, and the server's thread, do not wait for a long body.
             if self._outbox:
                 sent = self.connection.send(self._outbox[0])
                 self._outbox[0] = self._outbox[0][sent:]

@@ -1,7 +1,8 @@
-"""Lines between the processes of a run: connections over TCP or a Unix socket that carry frames.
+"""Connections between the processes of a run, over TCP or a Unix socket, which carry framed messages.
 
-This is the client's end, and what both ends share. The listener's end is a server of lines: of a driver, of rank 0, of
-node 0's agent, of a node's launcher, of a node's agent for its ranks.
+hpc_det.node.frames defines the frames. This module has the client's end and what both ends share. The listeners are
+servers (hpc_det.node.line_server) of a driver, of rank 0, of node 0's agent, of a node's launcher, and of a node's
+agent for its ranks.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ if TYPE_CHECKING:
 __all__ = ["Line", "Message", "connect", "derived"]
 
 READ_BYTES = 2**18
-"""At once: a long body must not keep its reader from other lines."""
+"""Most bytes that one call reads, so that a long body does not keep its reader from other connections."""
 _ONE_PACKET = 2**16
-"""A body up to here is rather copied than sent by a call of its own."""
+"""Bytes up to which a body is copied behind its head, because a second system call costs more."""
 GONE_S = 60
-"""A host that answers nothing is given up then. That a process has ended is seen at once."""
+"""Seconds without any answer after which a host is lost. The exit of a process is noticed at once."""
 PROBE_S = 1
-"""A silent host is asked so often whether it is there: one answer between two outages keeps them from counting as one.
-Its kernel answers, also for a process that is suspended or busy.
+"""Seconds between the kernel's probes of a silent host.
+
+With probes this frequent, one answer between two network outages keeps them from counting as one. The other kernel
+answers even for a process that is suspended or busy.
 """
 
 
@@ -56,33 +59,36 @@ class NoLine(HpcDetError):
     def __init__(self, message: str, error: OSError) -> None:
         super().__init__(message)
         self.error = error
-        """Of the last try."""
+        """The error of the last try."""
 
 
 class Line:
-    """One end of a connection between two who hold the same key, or are processes of one user on one node."""
+    """One end of a connection between two processes that hold the same key, or are of one user on one node."""
 
     identity: dict[str, Any]
-    """What the client said of itself when it showed the key; over a Unix socket what the kernel says of it."""
+    """The identity that the client sent with its proof; over a Unix socket, the client's process id from the kernel."""
     seals: Seals
-    """Of what is sent."""
+    """The seals of the messages sent."""
     feed: Feed
-    """Of what is received."""
+    """The parser of the bytes received."""
 
     def __init__(self, connection: socket.socket, buffer: memoryview) -> None:
         self.connection = connection
         self.heard_at = time.monotonic()
-        """When something came from the other end last, be it a part of a message."""
+        """Monotonic time at which bytes from the other end last arrived."""
         self.received: deque[Message] = deque()
         self.error: OSError | None = None
-        """Why the line ended, where the other end did not close it: after TimeoutError its host is gone."""
+        """The error that ended the connection, TimeoutError if its host is lost; None if an end closed it or sent
+        invalid bytes.
+        """
         self._buffer = buffer
         self._sending, self._receiving = threading.Lock(), threading.Lock()
 
     def send(self, head: dict[str, Any], body: Bytes = b"") -> None:
-        """By any thread. Nothing is raised when the other end is gone: the reader sees that.
+        """Send a message, from any thread. Raises nothing if the connection has ended: the reader notices that.
 
-        The head is JSON, of 1 MiB at most (ValueError). A body is not copied: leave it as it is.
+        `head` is a JSON object of at most 1 MiB (ValueError). `body` is not copied, so it must not change until it is
+        sent.
         """
         self._put(Unsealed(head, body))
 
@@ -96,7 +102,7 @@ class Line:
                 self._write(unsealed.body)
 
     def receive(self) -> Message | None:
-        """The next message, waiting for it; None at the end of the line. At the client's end only."""
+        """Wait for the next message and return it, or None at the end of the connection. For the client's end only."""
         with self._receiving:
             while not self.received:
                 if not self.take():
@@ -104,8 +110,9 @@ class Line:
             return self.received.popleft()
 
     def receive_some(self) -> list[Message] | None:
-        """The messages that have come, waiting for a part of one; None at the end of the line. For whoever waits for
-        several connections at once. At the client's end only.
+        """Wait for bytes; return the messages that they complete, possibly none, or None at the end of the connection.
+
+        For a client that waits for several connections at once.
         """
         with self._receiving:
             if not self.take():
@@ -113,7 +120,7 @@ class Line:
             return [self.received.popleft() for _ in range(len(self.received))]
 
     def take(self) -> bool:
-        """Read what has come; whether the line still stands."""
+        """Read what has arrived; return False if the connection has ended."""
         try:
             size = self.connection.recv_into(self._buffer)
             self.feed.take(self._buffer[:size])
@@ -128,8 +135,9 @@ class Line:
         return size > 0
 
     def close(self) -> None:
-        """Whoever waits in `send` or `receive` is woken."""
+        """Close the connection. Threads that wait in `send` or `receive` return."""
         with suppress(OSError):
+            # Wakes the threads that hold the locks below.
             self.connection.shutdown(socket.SHUT_RDWR)
         with self._sending, self._receiving:
             self.connection.close()
@@ -150,13 +158,15 @@ def connect(
     gone_s: float = GONE_S,
     awaits_listener: bool = True,
 ) -> Line:
-    """The client's end. `identity`: at most 1 KiB of JSON. `listener`: who that is, for errors. `gone_s`: a silent host
-    is given up then. `awaits_listener`: whether the listener may still have to begin, so that a refused connection is
-    tried again.
+    """Connect to a listener and prove the key; return the connection.
 
-    Tries again until `within_s` is over: a listener on whom strangers call may have to hang up on anyone. Raises
-    NoLine where nobody listens and where it hangs up each time, and HpcDetError at once where it does not hold the key.
+    `identity`: at most 1 KiB of JSON. `within_s`: seconds for all tries. `listener`: its name in errors. `gone_s`:
+    seconds without an answer after which the host is lost. `awaits_listener`: whether the listener may not have started
+    yet, so that a refused connection is retried.
+
+    Raises NoLine if no try succeeds, and HpcDetError at once if the listener does not hold the key.
     """
+    # A listener with too many strangers closes the oldest connections, which may hit this one: hence several tries.
     for left_s in tries(within_s):
         end = time.monotonic() + min(left_s, LONGEST_TRY_S)
         try:
@@ -166,8 +176,9 @@ def connect(
             if isinstance(error, ConnectionRefusedError) and not awaits_listener:
                 break
     raise NoLine(
-        f"{host}:{port}: no connection to {listener} within {within_s:g} s: {last.strerror or last}. Does {listener} "
-        f"still run, can this node reach it, and does this {identity.get('role', 'process')} still belong to it?",
+        f"{host}:{port}: no connection to {listener} within {within_s:g} s: {last.strerror or last}. Check that "
+        f"{listener} still runs, that this node can reach it, and that this {identity.get('role', 'process')} still "
+        f"belongs to it",
         last,
     )
 
@@ -179,6 +190,7 @@ def _introduced(
     try:
         set_up(connection, gone_s)
         handshake = _shake_hands(connection, key, identity, end, listener)
+        # From here on TCP_USER_TIMEOUT alone decides when the host is lost.
         connection.settimeout(None)
     except BaseException:
         connection.close()
@@ -187,14 +199,14 @@ def _introduced(
 
 
 def connect_local(path: str) -> Line:
-    """The client's end of a line over the Unix socket `path`. Raises OSError where nobody listens."""
+    """Return a connection to the Unix socket `path`. Raises OSError if no process listens there."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     return line_over(connection)
 
 
 def line_over(connection: socket.socket) -> Line:
-    """One end of a connection to a process of this user on this node; nobody shows a key."""
+    """Return this end of a connection to a process of this user on this node; no key is exchanged."""
     return _line(connection, {}, Seals(None), Seals(None))
 
 
@@ -210,13 +222,15 @@ def _shake_hands(
 ) -> Handshake:
     said = json.dumps(identity).encode()
     if len(said) > LONGEST_IDENTITY:
-        raise ValueError(f"an identity of {len(said)} bytes; {LONGEST_IDENTITY} at most")
+        raise ValueError(f"identity: {len(said)} bytes, but at most {LONGEST_IDENTITY} are allowed")
     listener_nonce = _exactly(connection, NONCE_BYTES, end)
     handshake = Handshake(key, listener_nonce, secrets.token_bytes(NONCE_BYTES), said)
     connection.sendall(HELLO.pack(handshake.client_nonce, handshake.client_proof, len(said)) + said)
     if not hmac.compare_digest(_exactly(connection, MAC_BYTES, end), handshake.listener_proof):
         host, port, *_ = connection.getpeername()
-        raise HpcDetError(f"{host}:{port}: who listens there does not hold the key of this run, and is not {listener}")
+        raise HpcDetError(
+            f"{host}:{port}: the process that listens there does not hold the key of this run, so it is not {listener}"
+        )
     return handshake
 
 
@@ -231,7 +245,7 @@ def _exactly(connection: socket.socket, size: int, end: float) -> bytes:
         connection.settimeout(_left(end))
         piece = connection.recv(size - len(received))
         if not piece:
-            raise ConnectionError("the listener hangs up")
+            raise ConnectionError("the listener closed the connection")
         received += piece
     return received
 
@@ -241,12 +255,14 @@ def _left(end: float) -> float:
 
 
 def set_up(connection: socket.socket, gone_s: float = GONE_S) -> None:
-    """Small messages leave at once, and a host that has gone silent is noticed after `gone_s` seconds (tcp(7))."""
+    """Send small messages at once; end the connection after `gone_s` seconds without an answer from the host
+    (tcp(7)).
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_NODELAY, 1),
         (socket.TCP_KEEPIDLE, PROBE_S),
         (socket.TCP_KEEPINTVL, PROBE_S),
-        (socket.TCP_USER_TIMEOUT, int(1000 * gone_s)),  # the end of the probes, too, whatever TCP_KEEPCNT is
+        (socket.TCP_USER_TIMEOUT, int(1000 * gone_s)),  # also ends the probes, whatever TCP_KEEPCNT is
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

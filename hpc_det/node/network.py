@@ -1,7 +1,7 @@
-"""The address under which other nodes reach this one, what libraries are told of it, and where the ranks of an attempt
-meet: node 0 takes a free port and publishes it by an atomic rename.
+"""This node's address for other nodes, settings for network libraries, and the rendezvous of an attempt's ranks.
 
-Ranks are numbered by the plan. c10d's dynamic rendezvous is not used: it unpickles what anybody on the network sends.
+For the rendezvous node 0 chooses a free port and publishes it by an atomic rename. The plan numbers the ranks. c10d's
+dynamic rendezvous is not used: it unpickles what anyone on the network sends.
 """
 
 from __future__ import annotations
@@ -28,28 +28,32 @@ from hpc_det.node.json_files import made, read_json, write_json
 from hpc_det.node.suspension import AwakeClock
 
 NO_MORE_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Errors of accept(2) after which the connection still waits, and may be accepted later."""
+"""Errors of accept(2) after which the connection is still queued and can be accepted later."""
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 WAIT_S = 300.0
-"""Nodes of one job may start minutes apart: prologs, cold file systems."""
+"""Seconds. Nodes of one job may start minutes apart because of prologs and cold file systems."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
-"""Between two looks at the shared folder; thousands of nodes may wait for one that is late."""
+"""Seconds between two checks of the shared folder, at first and at most; thousands of nodes may wait for a late one."""
 LONGEST_TRY_S = 30.0
-"""One that takes three times as long was spent suspended (`AwakeClock`)."""
+"""Seconds. A try that takes three times as long counts as a suspension of the process (`AwakeClock`)."""
 _LOWEST_PORT = 15000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
+    """The address and the secret that node 0 publishes for the ranks and agents of an attempt."""
+
     host: str
     port: int
+    """The port of torch.distributed's store."""
     secret: str
+    """Hexadecimal digits, from which the keys of connections are derived."""
     agents_port: int = 0
-    """Where node 0's agent waits for the others (hpc_det.launch.watch.peers); 0: it is alone."""
+    """The port at which node 0's agent accepts the other agents (hpc_det.launch.watch.peers); 0 if there are none."""
 
 
 def publish(path: Path, host: str, agents_port: int = 0) -> Rendezvous:
-    """Node 0: choose and publish."""
+    """Choose a port and a secret, and write the rendezvous to `path`; called on node 0."""
     meeting = Rendezvous(host=host, port=free_port(), secret=secrets.token_hex(16), agents_port=agents_port)
     make_folders(path.parent)
     write_json(path, asdict(meeting), private=True)
@@ -57,20 +61,20 @@ def publish(path: Path, host: str, agents_port: int = 0) -> Rendezvous:
 
 
 def await_rendezvous(path: Path, deadline_s: float = WAIT_S) -> Rendezvous:
-    """The other nodes: read what node 0 published. Raises HpcDetError after `deadline_s`."""
+    """Return the rendezvous that node 0 published; called on the other nodes. Raises HpcDetError after `deadline_s`."""
     data = awaited(path, deadline_s)
     if data is None:
         raise HpcDetError(
-            f"{path}: node 0 published no rendezvous in {deadline_s:.0f} s; do all nodes see this folder?"
+            f"{path}: node 0 published no rendezvous in {deadline_s:.0f} s; check that all nodes share this folder"
         )
     return made(Rendezvous, data, path)
 
 
 def awaited(path: Path, deadline_s: float) -> Any | None:
-    """What stands in the JSON file `path` as soon as it is there; None where it is not by the deadline."""
+    """Wait until the JSON file `path` exists and return its content; None if it does not appear within `deadline_s`."""
     for _ in tries(deadline_s):
         with suppress(FileNotFoundError):
-            os.listdir(path.parent)  # NFS believes for up to a minute that a name is not there; a listing refreshes it
+            os.listdir(path.parent)  # NFS caches for up to a minute that a name is missing; a listing refreshes this
         data = read_json(path)
         if data is not None:
             return data
@@ -78,10 +82,7 @@ def awaited(path: Path, deadline_s: float) -> Any | None:
 
 
 def tries(within_s: float) -> Iterator[float]:
-    """One at least, and then more with pauses between them, as long as there is time: how much is left.
-
-    The time in which the process was suspended does not count.
-    """
+    """Yield the seconds left, at first and after each pause, until `within_s` is over; a suspension does not count."""
     clock, left_s = AwakeClock(LONGEST_TRY_S), within_s
     for pause in pauses():
         yield left_s
@@ -92,7 +93,7 @@ def tries(within_s: float) -> Iterator[float]:
 
 
 def pauses() -> Iterator[float]:
-    """Between the looks of one node; those of all nodes do not come at the same moment."""
+    """Yield growing pauses in seconds, with jitter, so that the nodes do not all poll at the same moment."""
     dice, longest = _own_dice(), FIRST_PAUSE_S
     while True:
         yield dice.uniform(longest / 2, longest)
@@ -100,7 +101,7 @@ def pauses() -> Iterator[float]:
 
 
 def free_port() -> int:
-    """A TCP port that nothing is bound to, outside the range from which the kernel serves outgoing connections."""
+    """Return an unused TCP port outside the range that the kernel uses for outgoing connections. Raises HpcDetError."""
     for port in _candidates():
         with socket.socket() as probe:
             try:
@@ -108,33 +109,34 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise HpcDetError("no free TCP port outside the ephemeral range on this node")
+    raise HpcDetError("no free TCP port on this node outside /proc/sys/net/ipv4/ip_local_port_range")
 
 
 def _candidates() -> Iterable[int]:
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    # Between this choice and the rank's bind, the kernel could give an ephemeral port to another connection.
     ports = [port for port in range(_LOWEST_PORT, 65536) if not first <= port <= last]
     _own_dice().shuffle(ports)
     return ports
 
 
 def _own_dice() -> random.Random:
-    """Programs that were given the same seed would look at the same moments and take the same ports; and what is drawn
-    here would change what a program that has a seed draws afterwards.
-    """
+    """Return a random generator that is independent of the program's seed."""
+    # With the shared generator, programs with the same seed would choose the same ports and pauses, and drawing here
+    # would change the numbers that a seeded program draws later.
     return random.Random()
 
 
 def limit_look_ups(environment: MutableMapping[str, str]) -> None:
-    """Every store connection looks its peer's name up; without an answer that costs 5 s each (pytorch #159007).
-
-    The resolver reads the variable when a process first asks it (resolver(5)).
-    """
+    """Shorten the timeout of name look-ups in `environment`, unless it is already set."""
+    # Each connection to torch's store looks up its peer's name, which costs 5 s without an answer (pytorch #159007).
+    # The resolver reads the variable at a process's first look-up (resolver(5)).
     environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 def allow_many_files() -> None:
-    """As many as this process may have: a connection is an open file, and 1,024 are the usual soft limit."""
+    """Raise the limit of open files to the most that this process may have."""
+    # Each connection is an open file, and the usual soft limit is 1,024.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -142,16 +144,17 @@ def allow_many_files() -> None:
 def own_address(
     nodes: int, wanted: str | None, setting: str = "cluster.dtrain_network_interface"
 ) -> tuple[str, str | None]:
-    """An IPv4 address, and the interface that libraries must be told of: the wanted one, or the one that is found.
+    """Return this node's IPv4 address, and the name of the interface to set for libraries, or None if they find it.
 
-    Without a wish it is needed where the host's name leads to loopback: Debian's stock /etc/hosts resolves a host's own
-    name to 127.0.1.1; gloo then binds that and no peer connects. Raises UsageError where the wanted one is not there,
-    by the name of the `setting` that wants it.
+    `wanted`: the interface that the configuration key `setting` names. Raises UsageError if it does not exist or has no
+    IPv4 address.
     """
     if nodes == 1:
         return "127.0.0.1", None
     if wanted:
         return _address_of(wanted, setting), wanted
+    # Libraries need the interface if the host's name resolves to loopback: Debian's stock /etc/hosts maps a host's own
+    # name to 127.0.1.1, gloo binds that address, and no peer can connect.
     resolved = _resolve(socket.gethostname())
     if resolved and not ipaddress.ip_address(resolved).is_loopback:
         return resolved, None
@@ -164,10 +167,10 @@ def own_address(
 
 
 def address_towards(hosts: Iterable[str]) -> str | None:
-    """The IPv4 address from which this host speaks to the first of `hosts` that is another one and has a known address.
-
-    A login node's own name, and its default route, may lead to networks that the nodes of jobs do not have.
+    """Return this host's IPv4 address on the route to the first of `hosts` that is another host and resolves, or
+    None.
     """
+    # A login node's own name, and its default route, may lead to networks that compute nodes do not have.
     for host in hosts:
         resolved = _resolve(host)
         own = _routed_from(resolved) if resolved else None
@@ -177,12 +180,12 @@ def address_towards(hosts: Iterable[str]) -> str | None:
 
 
 def variables(interface: str) -> dict[str, str]:
-    """How gloo and NCCL are told of it, by their own names."""
+    """Return the environment variables that set the interface for gloo and NCCL."""
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
 def loopback_interface() -> str | None:
-    """Its name; None where it has no IPv4 address."""
+    """Return the name of the loopback interface, or None if it has no IPv4 address."""
     return next((name for _, name in socket.if_nameindex() if _interface_address(name) == "127.0.0.1"), None)
 
 
@@ -191,14 +194,17 @@ def _address_of(interface: str, setting: str) -> str:
     if address is None:
         there = {name: _interface_address(name) for _, name in socket.if_nameindex()}
         shown = ", ".join(f"{name} ({its})" for name, its in there.items() if its) or "none"
-        raise UsageError(f"{setting}: {socket.gethostname()} has no {interface!r} with an IPv4 address; it has {shown}")
+        raise UsageError(
+            f"{setting}: {socket.gethostname()} has no interface {interface!r} with an IPv4 address; it has {shown}"
+        )
     return address
 
 
 def _routed_from(address: str) -> str | None:
-    """The address from which this host would speak to `address`. Connecting UDP sends nothing."""
+    """Return this host's own address on the route to `address`, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
+            # connect(2) of a UDP socket only selects a route; it sends nothing.
             probe.connect((address, 9))
         except OSError:
             return None

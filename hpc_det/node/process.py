@@ -1,8 +1,8 @@
-"""Processes as Linux shows them in /proc (proc(5)): who descends from whom, and the end of all of them; and signals as
-events: the handler sets a flag and does nothing else, and a pipe wakes whoever waits.
+"""Processes as Linux shows them in /proc (proc(5)), ending them, and signals as events.
 
-Launchers put ranks into sessions of their own and may die before them, so neither a process group nor a launcher's exit
-says that the ranks are gone.
+Launchers put ranks into separate sessions and may die before them, so neither a process group nor a launcher's exit
+shows that the ranks have ended; this module follows the tree of processes instead. A signal handler here does nothing;
+a pipe wakes the main loop, which reads the signals from it.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _spared: set[int] = set()
+"""Process ids that `spare` was called with."""
 # Slurm sends TERM (preemption) or the `--signal` of the script (USR2); PBS sends TERM; sites may choose USR1.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals that mean a stop request."""
 
 
 def spare(pid: int) -> None:
-    """From now on a child is not counted among the children and descendants of any process, so it is not ended."""
+    """Leave this child out of all lists of children and descendants from now on, so that it is not killed with them."""
     _spared.add(pid)
 
 
 def adopt_orphans() -> None:
-    """From now on, descendants whose parent dies become children of this process instead of init's."""
+    """Become the parent of descendants whose own parent dies, instead of init, from now on."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def ends_with_parent() -> None:
-    """For Popen's `preexec_fn`: the child is KILLed when the thread that started it ends."""
+    """Have the kernel send SIGKILL to this process when the thread that started it ends. For Popen's `preexec_fn`."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def outlives_parent() -> None:
-    """From now on this process decides by itself what the end of its parent means."""
+    """Undo `ends_with_parent`: this process decides what to do when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
@@ -58,9 +60,11 @@ def _prctl(option: int, value: int) -> None:
 
 @cache
 def process_namespace() -> str:
-    """A process number means the same process to all who have this: on one machine since its last boot, in one
-    namespace of processes. Machines may share a name, and containers that of their machine.
+    """Return a name of the machine, its boot, and the PID namespace.
+
+    A process id refers to the same process wherever this name is the same.
     """
+    # The host name is not enough: machines may share one, and containers have that of their machine.
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
@@ -68,7 +72,7 @@ def process_namespace() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """When this process or a child of it started, in clock ticks since boot; a zombie still tells."""
+    """Return when the process started, in clock ticks since boot; also for a zombie. Raises ProcessLookupError."""
     fields = _stat(pid)
     if fields is None:
         raise ProcessLookupError(pid)
@@ -76,19 +80,22 @@ def start_ticks(pid: int) -> int:
 
 
 def is_running(pid: int, ticks: int) -> bool:
-    """Whether the process that started at `ticks` runs: a zombie has ended, and another may have its number by now."""
+    """Return whether the process that started at `ticks` is still running."""
     fields = _stat(pid)
+    # A zombie has ended. A different start means that another process has the number now.
     return fields is not None and fields[0] != "Z" and int(fields[19]) == ticks
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal such as SIGSTOP has stopped it; one that a debugger holds is not."""
+    """Return whether a signal such as SIGSTOP has stopped the process. One held by a debugger (state "t") does not
+    count.
+    """
     fields = _stat(pid)
     return fields is not None and fields[0] == "T"
 
 
 def descendants(pid: int) -> list[int]:
-    """All living processes below `pid`, children before grandchildren."""
+    """Return all living processes below `pid`, children before grandchildren."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
@@ -99,12 +106,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """The living children of `pid`, those that it has adopted among them."""
+    """Return the living children of `pid`, adopted ones included."""
     return [child for child, parent in _parents() if parent == pid]
 
 
 def kill_tree(process: Popen[bytes]) -> None:
-    """KILL a child of this process and all that descends from it, and reap the child. Nothing where it has ended."""
+    """Send SIGKILL to a child of this process and to its descendants, and reap it; only reap it if it has ended."""
     for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -112,43 +119,50 @@ def kill_tree(process: Popen[bytes]) -> None:
 
 
 def end_descendants(deadline_s: float = 10.0) -> None:
-    """KILL every descendant of this process and reap it. Needs `adopt_orphans` to miss none."""
+    """Send SIGKILL to every descendant of this process and reap them, for at most `deadline_s`.
+
+    Orphans are found only after `adopt_orphans`.
+    """
     _end(lambda: descendants(os.getpid()), deadline_s)
 
 
 def end_other_sessions(deadline_s: float = 10.0) -> None:
-    """The same, but for what stays in the session of this process: commands that its threads run."""
+    """Send SIGKILL to the descendants in other sessions than this process's; commands run by its threads survive."""
     _end(lambda: [process for process in descendants(os.getpid()) if _session(process) != os.getsid(0)], deadline_s)
 
 
 def _end(processes: Callable[[], list[int]], deadline_s: float) -> None:
+    """Send SIGKILL to `processes()` until none is left or `deadline_s` is over, then reap them."""
     end = time.monotonic() + deadline_s
     killed: set[int] = set()
+    # A process may fork between the listing and the signal, so repeat until none is left.
     while left := processes():
         for process in left:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         killed.update(left)
-        if time.monotonic() > end:  # a process in uninterruptible sleep: the scheduler's own clean-up takes over
+        if time.monotonic() > end:  # a process in uninterruptible sleep is left to the scheduler's clean-up
             break
         time.sleep(0.005)
     _reap(killed)
 
 
 def _session(pid: int) -> int | None:
+    """Return the session of `pid`, or None if the process has ended."""
     with suppress(ProcessLookupError):
         return os.getsid(pid)
     return None
 
 
 def _reap(processes: Iterable[int]) -> None:
-    """Of other children the exit codes are left to whom waits for them, such as a thread that runs a command."""
+    """Reap these children and no others: a thread that runs a command needs the exit code of that child."""
     for process in processes:
         with suppress(ChildProcessError):
             os.waitpid(process, os.WNOHANG)
 
 
 def _parents() -> Iterator[tuple[int, int]]:
+    """Yield the ids of each living process and of its parent, without spared ones."""
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) in _spared:
             continue
@@ -157,21 +171,22 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the command's name, which may hold blanks and brackets: state, parent, ..."""
+    """Return the fields of /proc/PID/stat after the command's name: state, parent, ...; None if it cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The name may itself contain blanks and parentheses.
             return file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # hidepid hides other users' processes (proc(5))
         return None
 
 
 def exit_code(returncode: int) -> int:
-    """subprocess' in a shell's words: 128 more than the number of the signal that ended a process (sh(1))."""
+    """Return subprocess' return code as a shell's: 128 + N after signal N (sh(1))."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def signal_name(number: int) -> str:
-    """Return "SIGKILL" for 9, and the number of a real-time signal, most of which have no name (signal(7))."""
+    """Return "SIGKILL" for 9; for most real-time signals, which have no name, the number as text (signal(7))."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -179,7 +194,7 @@ def signal_name(number: int) -> str:
 
 
 def has_no_memory(pid: int) -> bool:
-    """Whether nothing of a process runs any more: it ends, or has ended (proc(5): its command line is empty then)."""
+    """Return whether the process is exiting or has exited: its command line is empty then (proc(5))."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return not file.read(1)
@@ -190,7 +205,7 @@ def has_no_memory(pid: int) -> bool:
 class SignalPipe:
     """Turns signals into bytes that make `fd` readable, even while the main thread is inside a C call (signal(7)).
 
-    In a forked child they have their default actions again: the pipe is the parent's, and so are the news in it.
+    A forked child gets the default actions back.
     """
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:
@@ -203,15 +218,16 @@ class SignalPipe:
         _open.add(self)
 
     def received(self) -> list[signal.Signals]:
-        """The signals since the last call. CHLD and others come through the pipe too, where a library handles them."""
+        """Return the signals received since the last call."""
         try:
             numbers = os.read(self.fd, 4096)
         except BlockingIOError:
             return []
+        # Python writes every handled signal to the wake-up descriptor, also those that a library handles, such as CHLD.
         return [signal.Signals(number) for number in numbers if number in self._signals]
 
     def close(self) -> None:
-        """As before it was made."""
+        """Restore the handlers and the wake-up descriptor that were set before."""
         _open.discard(self)
         signal.set_wakeup_fd(self._former_fd)
         for number, handler in self._former.items():
@@ -220,6 +236,8 @@ class SignalPipe:
         os.close(self._write)
 
     def _let_go(self) -> None:
+        """Restore the default actions, in a forked child."""
+        # The pipe is shared with the parent, which would receive the child's signals as its own.
         signal.set_wakeup_fd(-1)
         for number in self._signals:
             signal.signal(number, signal.SIG_DFL)
@@ -229,6 +247,7 @@ _open: WeakSet[SignalPipe] = WeakSet()
 
 
 def _let_go() -> None:
+    """Restore the default actions of every open SignalPipe, in a forked child."""
     for pipe in list(_open):
         pipe._let_go()
 
@@ -237,14 +256,15 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:
-    """The wake-up pipe carries the news; this only keeps the default action away."""
+    """Do nothing: the wake-up pipe reports the signal, and this handler only replaces the default action."""
 
 
 def ignore_stop_signals() -> None:
-    """Ignore them in this process and in all that it starts: the agent answers them. Also for Popen's `preexec_fn`.
+    """Ignore the stop signals in this process and its future children. Also for Popen's `preexec_fn`.
 
-    torchrun dies of USR1 and USR2 and leaves its ranks behind; mpirun kills them a second after TERM (measured). With
-    proctrack/linuxproc Slurm signals every descendant, so a session of its own is not shelter enough.
+    The agent handles them, and launchers must not act on them: torchrun dies on USR1 and USR2 and leaves its ranks
+    behind, mpirun kills its ranks a second after TERM (measured). A separate session does not protect them: with
+    proctrack/linuxproc Slurm signals every descendant.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -252,7 +272,8 @@ def ignore_stop_signals() -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A Ctrl-C is heard at the end of this block, or of what it decorates; in other threads than main there is none."""
+    """Delay a Ctrl-C until the end of the block, or of the decorated function."""
+    # Python runs signal handlers in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -267,16 +288,17 @@ def uninterrupted() -> Iterator[None]:
 
 
 def block_stop_signals() -> None:
-    """This process and all that it starts get no stop signal, until one of them calls `unblock_stop_signals`.
+    """Ignore and block the stop signals in this process and its future children.
 
-    For launchers that set handlers of their own, as mpirun and deepspeed do: what is ignored they would hear again,
-    what is blocked they do not (signal(7)). bash hands that on, dash does not. srun takes its signals all the same.
+    For launchers that install their own handlers, such as mpirun and deepspeed: a handler undoes ignoring, but not
+    blocking (signal(7)). A rank calls `unblock_stop_signals`. bash passes the mask on to its commands, dash does not.
+    srun handles its signals in any case.
     """
     ignore_stop_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def unblock_stop_signals() -> None:
-    """For a rank whose launcher has blocked them: signals are ignored, and arrive where it sets handlers."""
+    """Unblock the stop signals in a rank; they stay ignored until the rank installs handlers."""
     ignore_stop_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

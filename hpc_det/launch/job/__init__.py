@@ -1,1 +1,1 @@
-"""Once per job, on its first node: workers, the attempts that each makes at a trial, and requeueing the job."""
+"""The job process, one per job: its workers, the attempts that each makes at a trial, requeueing the job."""

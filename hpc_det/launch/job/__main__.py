@@ -1,8 +1,9 @@
-"""The job: the batch script's process on the first node. It is one worker, or several that share the allocation.
+"""The job process, which the batch script starts on the first node: one worker, or several that share the allocation.
 
     python3 -m hpc_det.launch.job EXPERIMENT_FOLDER SCRIPT -- COMMAND THAT STARTS ONE AGENT PER NODE
 
-SCRIPT is the number of its script. Which workers its jobs are stands beside it (`plan.job_plan.JobArray`).
+SCRIPT is the number of the batch script. A file beside the script defines which workers its jobs are
+(`plan.job_plan.JobArray`).
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ from hpc_det.store.log_lines import note_time, say, share_own_log
 from hpc_det.store.submitting import record_job
 
 ORPHANS_POLL_S = 0.1
+"""Seconds between two checks for processes that killed workers have left."""
 
 
 class Job:
+    """One job of an experiment."""
+
     def __init__(self, experiment: ExperimentFolder, script: int, start_agents: list[str]) -> None:
         self._experiment = experiment
         self._plan = JobPlan.of(experiment)
@@ -46,13 +50,13 @@ class Job:
         self._workers = range(start, start + array.workers_each)
         self._start_agents = start_agents
         self._told: set[int] = set()
-        """Processes without their worker that were told to end."""
+        """Process ids of orphans that were already sent SIGTERM."""
         self._heard: list[signal.Signals] = []
-        """Stop signals; whoever starts later hears them, too."""
+        """Stop signals received; workers that start later receive them, too."""
 
     def run(self) -> int:
-        """0 when nothing is left to do or the job is back in the queue, 1 after a trial that was given up."""
-        note_time(self._log)  # of what the site's modules and setup have said
+        """Run the workers; return 0 if nothing is left to do or the job was requeued, else 1."""
+        note_time(self._log)  # for the output of the site's modules and setup
         self._record_itself()
         if self._has_nothing_to_do():
             self._resubmission.leave()
@@ -62,7 +66,7 @@ class Job:
             codes = [Worker(self._experiment, self._workers[0], self._start_agents).run()]
         else:
             codes = self._run_side_by_side()
-        if OVERTAKEN in codes:  # what waits behind this job is the other one's, which may have the same id
+        if OVERTAKEN in codes:  # the jobs queued after this one belong to the other job, which may have the same id
             return GAVE_UP
         if WANTS_REQUEUE in codes:
             return self._resubmit()
@@ -70,10 +74,11 @@ class Job:
         return GAVE_UP if any(codes) else 0
 
     def _record_itself(self) -> None:
-        """Where its submitter was killed before it could, or has not done it yet."""
+        """Record the job's id if no record exists."""
+        # The submitting process may have been killed before it recorded the id, or may not have got that far yet.
         if not self._experiment.job(self._script).exists():
             job_id, array = array_of(self._scheduler.job_id(os.environ)), self._array
-            with suppress(OSError):  # a full disk
+            with suppress(OSError):  # the disk may be full
                 record_job(
                     self._experiment,
                     self._script,
@@ -84,12 +89,12 @@ class Job:
                 )
 
     def _has_nothing_to_do(self) -> bool:
-        """Another job did it all for the same workers: a successor, or a start by hand, that came too late."""
+        """Return whether another job has already done all work of these workers."""
         search = SearchJournal(self._experiment).state()
         return search.rests and not set(self._workers) & search.open.keys()
 
     def _run_side_by_side(self) -> list[int]:
-        """A process for each worker. What signals this process hears, they hear."""
+        """Run each worker in its own process, and forward stop signals to all of them; return their exit codes."""
         signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         processes = {number: self._start(number) for number in self._workers}
         with selectors.DefaultSelector() as selector:
@@ -104,11 +109,10 @@ class Job:
         return [process.returncode for process in processes.values()]
 
     def _start_killed_again(self, processes: dict[int, subprocess.Popen[bytes]]) -> bool:
-        """A worker that somebody killed goes on with its trial as soon as nobody of its gang, which would write the
-        same, is left. Whether one waits for that.
-        """
+        """Restart workers that a signal has killed; return whether one must still wait for its former gang to end."""
         killed = [number for number, process in processes.items() if (process.poll() or 0) < 0]
         orphans = set(children(os.getpid())) - {process.pid for process in processes.values()} if killed else set()
+        # The former gang would write to the same trial, so it has to end first.
         for orphan in orphans - self._told:
             with suppress(ProcessLookupError):
                 os.kill(orphan, signal.SIGTERM)
@@ -118,6 +122,7 @@ class Job:
         return bool(orphans)
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
+        """Start the process of worker `number`."""
         command = [sys.executable, "-m", "hpc_det.launch.job.worker", str(self._experiment.path), str(number), "--"]
         process = subprocess.Popen(
             [*command, *self._start_agents],
@@ -126,27 +131,28 @@ class Job:
             start_new_session=True,
             preexec_fn=_begins,
         )
-        for heard in self._heard:
+        for heard in self._heard:  # the job is stopping; a restarted worker must stop, too
             process.send_signal(heard)
         return process
 
     def _resubmit(self) -> int:
+        """Put the job back into the queue and record it; return the exit code."""
         try:
             next_job = self._resubmission.submit(excluded_hosts(self._experiment))
         except HpcDetError as error:
-            say(f"could not go back into the queue: {error}")
+            say(f"requeueing failed: {error}")
             self._note(str(error))
             return GAVE_UP
         search = SearchJournal(self._experiment)
         try:
             for number in set(self._workers) & search.state().open.keys():
                 search.move(number, next_job)
-        except OSError as error:  # a full disk; the next job says so itself when it begins
-            say(f"job {next_job} goes on, which could not be noted: {error}")
+        except OSError as error:  # the disk may be full; the next job records itself when it starts
+            say(f"job {next_job} continues the work, but recording that failed: {error}")
         return 0
 
     def _note(self, problem: str) -> None:
-        """In the journals of the trials that would go on."""
+        """Record the problem in the journals of the trials that would have been resumed."""
         open_work = SearchJournal(self._experiment).state().open
         for number in filter(open_work.__contains__, self._workers):
             journal = Journal(self._experiment.trial(open_work[number].trial).journal)
@@ -154,8 +160,10 @@ class Job:
 
 
 def _begins() -> None:
-    """In a worker's process: it would die of a signal that comes before it listens, and be started again."""
+    """Prepare the process of a worker."""
     ends_with_parent()
+    # A signal that comes before the worker has its handlers would kill it, and it would be started again. `Worker`
+    # unblocks.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 

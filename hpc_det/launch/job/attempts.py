@@ -1,8 +1,8 @@
-"""A trial's time in a job: attempt after attempt, until it is done, waits, or the scheduler has to bring the job back.
+"""The attempts of a job at one trial, until the trial is done or waits for more work, or the job must be requeued.
 
-The worker's process runs it, on the first node, and is the trial's journal's one writer. It runs no rank itself, so it
-is still there when everything else is dead, and decides from facts: the ranks' outcome, the failures, the stop request,
-the scheduler.
+The worker's process on the first node runs them, and is the only writer of the trial's journal. It runs no rank, so it
+survives when all ranks and agents are dead, and decides from facts: the ranks' outcome, the noted failures, the stop
+request, the scheduler's answers.
 """
 
 from __future__ import annotations
@@ -32,21 +32,25 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.log_lines import say, say_attempt_begins
 
 HANDOVER_POLL_S = 0.5
+"""Seconds between two polls of the journal and the signals while the job waits."""
 ASK_EVERY_S = 30.0
-"""How often the scheduler is asked whether the job of a former gang is still there."""
+"""Seconds between two queries of the scheduler for the job of the trial's former gang."""
 NO_NEWS_S = 150.0
-"""After this time without an answer, as where nodes lack its commands, the gang is believed gone: the longest save is
-over, and a commit that comes later still is refused (`store.journal.Journal.insist_on_last`).
+"""Seconds without an answer about a job, as on nodes without the scheduler's commands, after which its gang counts as
+dead.
+
+By then the longest save is over, and later commits are refused (`store.journal.Journal.insist_on_last`).
 """
 LOOK_S = 5.0
+"""Longest pause in seconds between two polls while agents run."""
 LEAVE_S = 30.0
-"""After the loss of a node, how long the agents' launcher may take to end: srun waits for the node for minutes."""
+"""Seconds for the agents' launcher to exit after the loss of a node; srun waits for the node for minutes."""
 _BLAMED = {Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.NODE_LOST, Cause.DISK_FULL, Cause.SCHEDULER_AWAY}
-"""Causes whose first failure the journal names."""
+"""Causes for which the journal names the first failure."""
 
 
 class Attempts:
-    """Those of one trial in one job."""
+    """The attempts of one job at one trial."""
 
     def __init__(
         self,
@@ -56,8 +60,10 @@ class Attempts:
         signals: SignalPipe,
         heard: list[signal.Signals],
     ) -> None:
-        """`start_agents` starts one agent on each node. `signals`: of the process, stop signals and CHLD. `heard`: the
-        stop signals until now. One that came too late for an attempt concerns the next one.
+        """`start_agents`: the command that starts one agent on each node. `signals`: this process's stop signals and
+        CHLD.
+
+        `heard`: the stop signals received before. One that was too late for an attempt applies to the next one.
         """
         self._trial = trial
         self._worker = worker
@@ -69,16 +75,16 @@ class Attempts:
         self._job_id = self._scheduler.job_id(os.environ)
         self._signals = signals
         self._log_began = 0
-        """The size of the trial's log when the attempt began."""
+        """Bytes in the trial's log when the attempt started."""
         self._heard = heard
         self._agents: subprocess.Popen[bytes] | None = None
-        """What has started the agents, while they run."""
+        """The process that has started the agents, while they run."""
         self._since_loss: AwakeClock | None = None
-        """Since this process has seen that a node of the attempt was lost."""
+        """A clock that was started when this process noticed the loss of a node; None if no node was lost."""
         self._space = Space(trial.checkpoints)
 
     def run(self) -> Action:
-        """What was decided at last, REQUEUE only where there is a queue. Raises Overtaken."""
+        """Run attempts and return the last decision, REQUEUE only if the scheduler has a queue. Raises Overtaken."""
         with closing(selectors.DefaultSelector()) as self._selector:
             self._selector.register(self._signals.fd, selectors.EVENT_READ)
             try:
@@ -87,20 +93,22 @@ class Attempts:
             except OSError as error:
                 if not (full_disk.cause_in(error) and self._scheduler.has_queue):
                     raise
-                say(f"leaves with its journal unwritten: {error}")
+                say(f"the disk is full, so the job exits without writing its journal: {error}")
                 return Action.REQUEUE
 
     def _run_in_turn(self) -> Action:
+        """Wait for the trial's former gang, then run attempts."""
         self._await_former_gang()
-        self._listen()  # what has come since it looked for the last time
+        self._listen()  # signals since the last check
         if self._heard and self._scheduler.has_queue:
             return Action.REQUEUE
         return self._run()
 
     def _run(self) -> Action:
+        """Run attempts until the trial is over or the job must exit; return the last decision."""
         self.close_interrupted()
         if over := self._final_verdict():
-            say(f"this trial is over, nothing is started: {over[0].value}: {over[1]}")
+            say(f"this trial is over, so nothing is started: {over[0].value}: {over[1]}")
             return over[0]
         while True:
             decision = self._attempt(self._journal.last_attempt() + 1)
@@ -110,7 +118,7 @@ class Attempts:
                 return Action.REQUEUE
 
     def refuse(self, why: str) -> Action:
-        """The trial cannot begin, and never will."""
+        """Record an attempt that fails at once, for a trial that can never start, and return the decision."""
         number = self._journal.last_attempt() + 1
         self._journal.started(number, self._job_id, self._worker)
         failure = failure_now(None, why, user_error=True)
@@ -118,18 +126,19 @@ class Attempts:
         return self._end(number, Cause.FAILED, failure).action
 
     def _goes_on_here(self, action: Action) -> bool:
-        """Without a queue the next attempt after a preemption starts in the same job, too."""
+        """Return whether this job makes the next attempt, as it does without a queue even after a preemption."""
         return action is Action.RESTART or (action is Action.REQUEUE and not self._scheduler.has_queue)
 
     def _waits_to_write(self, error: OSError) -> bool:
+        """Wait before a write to a full disk is retried; return False after a stop signal."""
         return not self._heard and self._rests(self._space.next_pause_s(error)) and not self._heard
 
     def _has_stop_request(self) -> bool:
-        """For the next attempt."""
+        """Return whether a stop request for the next attempt exists."""
         return read_stop(self._trial.stop, self._journal.last_attempt() + 1) is not None
 
     def _rests(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Wait so long. False where the job has to leave."""
+        """Wait for `seconds`, or until `until` returns True; return False if the job has to exit."""
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and not until():
@@ -140,17 +149,16 @@ class Attempts:
         return True
 
     def _await_former_gang(self) -> None:
-        """Two gangs must not write one trial. The search gives it to whoever asks, as soon as it was reported, while
-        the worker that had it may still save. Returns early for a stop signal to a job that can come back.
-        """
+        """Wait while another worker's gang still writes this trial, or until a stop signal to a job with a queue."""
+        # The search assigns a trial again as soon as its result is reported, while the former worker may still save.
         ask_at = began = time.monotonic()
         while (former := self._journal.open_job()) and former[0] != self._worker:
             if time.monotonic() >= ask_at:
                 status = self._scheduler.status([former[1]], run_command)[former[1]]
                 has_no_news = status.state is JobState.UNKNOWN and time.monotonic() - began < NO_NEWS_S
-                if status.state is not JobState.RUNNING and not has_no_news:  # also in the queue nobody writes
+                if status.state is not JobState.RUNNING and not has_no_news:  # a queued job writes nothing, either
                     return
-                say(f"waits for worker {former[0]}, which still saves this trial")
+                say(f"waiting for worker {former[0]}, which is still saving this trial")
                 ask_at = time.monotonic() + ASK_EVERY_S
             self._selector.select(timeout=HANDOVER_POLL_S)
             self._listen()
@@ -158,23 +166,26 @@ class Attempts:
                 return
 
     def _final_verdict(self) -> tuple[Action, str] | None:
-        """The done-marker: any further start of the job ends here."""
+        """Return the decision that has ended the trial, with its reason; None if the trial is not over."""
         verdict = self._journal.verdict()
         return verdict[1:] if verdict and verdict[1] in (Action.DONE, Action.GIVE_UP) else None
 
     def close_interrupted(self) -> None:
-        """Of an earlier start, which could not write its end: a lost node, or a KILL at the end of a grace time."""
+        """Record the end of an earlier attempt whose node was lost or whose job was killed before it could be
+        recorded.
+        """
         attempt = self._journal.open_attempt()
         if attempt is None:
             return
         self._end(attempt, self._facts(attempt).cause_of_silence(), None, late=True)
 
     def _attempt(self, number: int) -> Decision:
+        """Run attempt `number` and return the decision about what follows."""
         self._trial.remove_abandoned()
         self._journal.started(number, self._job_id, self._worker)
         if self._heard:
             self._on_stop_signal(number)
-        if stop := read_stop(self._trial.stop, number):  # asked for before it began
+        if stop := read_stop(self._trial.stop, number):  # requested before the start
             return self._end(number, self._facts(number).cause_of_stop(stop), None)
         self._log_began = size_of(self._trial.job_log)
         say_attempt_begins(number)
@@ -190,10 +201,11 @@ class Attempts:
         return AttemptFacts(self._trial, self._plan, number)
 
     def _run_agents(self, number: int) -> int:
-        # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
-        # What a thread of the job runs in this one, such as sbatch, is no part of the gang, and lives on.
+        """Start the agents, wait until they have ended, and return their launcher's exit code."""
+        # A separate session, because Ctrl-C at a terminal is meant for the job, and an agent would take it for a
+        # preemption. Commands that a thread of the job runs in this session, such as sbatch, survive the gang.
         command = [*self._start_agents, str(self._trial.path), str(number), str(self._worker)]
-        # Without a queue nobody else would end an agent that does not know its parent yet.
+        # Without a queue no scheduler ends an agent whose parent died before the agent recorded it.
         begins = None if self._scheduler.has_queue else ends_with_parent
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=begins)
         self._agents, self._since_loss = process, None
@@ -211,53 +223,57 @@ class Attempts:
         return 1 if process.returncode is None else process.returncode
 
     def _note_unreached(self, number: int) -> None:
-        """Nodes that were lost before their agents began, so that no agent has missed them for long; and those that the
-        scheduler called down, which end the agents' launcher without an error.
+        """Note the nodes that were lost without an agent reporting them.
+
+        These are nodes that were lost before their agents started, and nodes that the scheduler called down, which ends
+        the agents' launcher without an error.
         """
         if first_failure(self._trial, number) is not None:
             return
         printed = written_since(self._trial.job_log, self._log_began)
         if self._scheduler.was_away(printed):
-            message = "no agent could be started: the scheduler gave no answer"
+            message = "no agent could be started: the scheduler did not answer"
             note_failure(self._trial, number, failure_now(None, message, scheduler_away=True))
         lost = self._scheduler.unreached_hosts(printed)
         for host in lost:
-            message = "lost: its agent could not be started, or is out of reach"
+            message = "lost: its agent could not be started or could not be reached"
             failure = Failure(rank=None, host=host, time=time.time(), message=message, node_lost=True)
             note_failure(self._trial, number, failure)
         if lost:
-            # Ranks that live on there save if they still may, and leave before they meet those of the next attempt.
+            # Ranks that still run on a lost node save if they can, and exit before they meet those of the next attempt.
             self._request_stop(number, "signal", "the job, whose nodes were lost", None)
 
     def _waits_in_vain(self, number: int) -> bool:
-        """Whether the launcher waits for a node that was lost. The agents of the others have left by themselves, unless
-        the job was suspended. Asked every `LOOK_S`.
-        """
+        """Return whether the launcher has waited for a lost node for longer than LEAVE_S. Called every `LOOK_S`."""
         if self._since_loss is None:
             failure = first_failure(self._trial, number)
             if failure is None or not failure.node_lost:
                 return False
             self._since_loss = AwakeClock(LOOK_S)
+        # The agents of the other nodes have exited by now, unless the job was suspended, which this clock does not
+        # count.
         return self._since_loss.seconds() > LEAVE_S
 
     def _listen(self) -> bool:
-        """Whether there was a stop signal."""
+        """Record the stop signals that have arrived; return whether there were any."""
         received = [number for number in self._signals.received() if number in STOP_SIGNALS]
         self._heard += received
         return bool(received)
 
     def _hear_agents(self, number: int) -> None:
-        """What the scheduler told them alone. After a failure srun signals the agents of the other nodes by itself."""
+        """Record a stop signal that the scheduler sent to the agents only."""
         stop, failure = read_stop(self._trial.stop, number), first_failure(self._trial, number)
+        # After a failure srun itself signals the agents of the other nodes.
         if failure and stop and failure.time < stop.time:
             return
         if stop and stop.reason == "signal" and self._scheduler.has_queue:
             self._heard.append(signal.SIGTERM)
 
     def _on_time_limit(self, number: int, deadline: float | None) -> None:
-        if read_stop(self._trial.stop, number):  # the scheduler's own warning came before
+        """Request a stop before the job's time limit."""
+        if read_stop(self._trial.stop, number):  # the scheduler's own warning came first
             return
-        say("the time limit is near: the ranks are told to save")
+        say("the time limit is near: requesting a checkpoint from the ranks")
         self._request_stop(number, "time limit", "the job's clock", deadline)
 
     def _on_stop_signal(self, number: int) -> None:
@@ -265,11 +281,11 @@ class Attempts:
         self._request_stop(number, reason, "a signal to the job", self._plan.end_of_grace())
 
     def _request_stop(self, number: int, reason: Reason, source: str, deadline: float | None) -> None:
-        """The agents read the request from the run folder, where no signal of their own has come before."""
+        """Write a stop request to the run folder, where the agents read it if they have received no signal."""
         try:
             stop = request_stop(self._trial.stop, attempt=number, reason=reason, source=source, deadline=deadline)
         except OSError as error:
-            say(f"the stop request was not written, so the agents get a signal: {error}")
+            say(f"writing the stop request failed, so the agents are sent SIGTERM: {error}")
             if self._agents:
                 self._agents.terminate()
             return
@@ -277,9 +293,14 @@ class Attempts:
             end_other_sessions()
 
     def _end(self, number: int, cause: Cause, failure: Failure | None, *, late: bool = False) -> Decision:
+        """Decide what follows, record the end of the attempt, and return the decision.
+
+        `late`: the attempt ended at an unknown earlier time.
+        """
         user_error = failure is not None and failure.user_error
         policy = self._log_policy(number) if cause is Cause.FAILED else None
-        if cause in (Cause.UNHEALTHY, Cause.NODE_LOST) and not late:  # else all agents were killed, one after the other
+        # A late end means that all agents were killed in turn, so the first lost node is not to blame.
+        if cause in (Cause.UNHEALTHY, Cause.NODE_LOST) and not late:
             self._exclusions.of_ill_nodes(number)
         facts = self._facts(number)
         end = AttemptEnd(
@@ -297,12 +318,15 @@ class Attempts:
         if blamed:
             say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
         say(f"{decision.action.value}: {decision.why}")
-        # The journal comes last: who reads the verdict finds the log complete.
+        # The journal comes last, so that the log is complete when the decision can be read.
         self._journal.ended(number, end, decision, blamed.sentence() if blamed else None, late=late)
         return decision
 
     def _log_policy(self, number: int) -> str | None:
-        """The log policy that cancels retries, if any does. What policies find is said, whatever they do."""
+        """Apply the log policies to the logs of the attempt; return the name of one that cancels retries, or None.
+
+        Every match is logged and recorded in the journal, whatever its action.
+        """
         rank_logs = dict.fromkeys(sorted(self._trial.rank_log(number, 0).parent.glob("*.log")), 0)
         own_log = {self._trial.job_log: self._log_began} if self._trial.job_log.exists() else {}
         policies = (read_json(self._trial.trial) or {"config": {}})["config"].get("log_policies", [])

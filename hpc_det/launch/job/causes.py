@@ -1,5 +1,7 @@
-"""Why an attempt ended, from facts: the ranks' outcome, the failures, the stop request, the scheduler; what it has
-saved, and whether it had the time to; and what its logs say by the experiment's log policies (Determined's).
+"""Why an attempt ended, from facts: the ranks' outcome, the noted failures, the stop request, the scheduler's answers.
+
+Also how much the attempt has saved, whether it had time for a checkpoint, and which lines of its logs match the
+experiment's log policies (Determined's).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from hpc_det.store.metrics import BEGINS
 from hpc_det.store.save_times import read_saves
 
 _ENDS = {"finished": Cause.FINISHED, "waiting": Cause.WAITING}
-"""By what rank 0 wrote; otherwise it was stopped."""
+"""Causes by the kind that rank 0 wrote into the outcome; any other kind means that the ranks were stopped."""
 _CAUSES = {
     "time limit": Cause.TIME_LIMIT,
     "pause": Cause.PAUSED,
@@ -33,18 +35,18 @@ _CAUSES = {
     "kill": Cause.CANCELLED,
     "resume check": Cause.RESUME_CHECK,
 }
-"""By the reason of a stop request. What a signal means, only the scheduler knows."""
+"""Causes by the reason of the stop request; only the scheduler can explain a signal."""
 SHORTEST_S = 60.0
-"""Training for less than this, or for less than the longest save so far takes, leaves no time for a checkpoint."""
+"""Seconds of training that leave no time for a checkpoint; also any time shorter than the longest measured save."""
 _MAY_BE_TOO_SHORT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.UNHEALTHY, Cause.SCHEDULER_AWAY)
-"""What comes from outside of the training. What hangs is no matter of time."""
+"""Causes from outside the training. A hang is not one of them: more time would not help."""
 Policies = Sequence[Mapping[str, Any]]
-"""As the effective configuration has them: name, pattern, action."""
+"""As in the effective configuration: name, pattern, action."""
 
 
 @dataclass(frozen=True)
 class AttemptFacts:
-    """What the files of one attempt say of its end."""
+    """The facts about the end of one attempt, read from its files."""
 
     trial: TrialFolder
     plan: JobPlan
@@ -52,52 +54,55 @@ class AttemptFacts:
 
     @property
     def has_outcome(self) -> bool:
+        """Return whether a rank has written an outcome for this attempt."""
         return self._outcome is not None
 
     def failure(self, code: int) -> Failure | None:
-        """Return the first one. `code`: of the agents' launcher. Where that failed and no clear failure was noted, the
-        trial's own disk may be full.
-        """
+        """Return the first failure, or None. `code`: the exit code of the agents' launcher."""
         noted = first_failure(self.trial, self.number)
         if not code or (noted and noted.is_clear):
             return noted
+        # Without a clear failure, a full disk may have kept the agents and ranks from noting one.
         error = full_disk.probe(self.trial.path)
         return failure_now(None, full_disk.sentence(error), disk_full=True) if error else noted
 
     def unexplained(self, code: int) -> Failure:
-        """Return the failure of an attempt of which no rank and no agent has noted any."""
+        """Return a failure for an attempt for which neither rank nor agent has noted one."""
         if code:
             return failure_now(
-                None, f"the agents' launcher ended with exit code {code}, and no agent or rank reported a cause"
+                None, f"the agents' launcher exited with code {code}, and no agent or rank reported a cause"
             )
-        return failure_now(None, "the entrypoint ended with exit code 0, and no rank wrote an outcome")
+        return failure_now(None, "the entrypoint exited with code 0, but no rank wrote an outcome")
 
     def cause(self, code: int, failure: Failure | None) -> Cause:
-        """Return why it ended. `code`: of the agents' launcher; `failure`: the first, if any.
+        """Return why the attempt ended. `code`: the exit code of the agents' launcher; `failure`: the first one, or
+        None.
 
-        Trials write an outcome, and so does `hpc_det.launch.direct` for a script that was stopped. Otherwise a script
-        has heard of no stop, and its exit code 0 means that it has finished.
+        Trials write an outcome, and `hpc_det.launch.direct` writes one for a script that was stopped. A script without
+        an outcome received no stop request, so its exit code 0 means that it has finished.
         """
         stop = self._stop
         if outcome := self._outcome:
             return _ENDS.get(outcome["kind"]) or self.cause_of_stop(stop)
         if failure and (stop is None or failure.time < stop.time):
             return _of_failure(failure)
-        is_killed = stop is not None and stop.reason == "kill"  # then nobody knows its exit code
+        is_killed = stop is not None and stop.reason == "kill"  # the exit code means nothing then
         if code == 0 and not self.plan.runs_trial and not is_killed:
             return Cause.FINISHED
         return self.cause_of_stop(stop) if stop else Cause.FAILED
 
     def cause_of_stop(self, stop: StopRequest | None) -> Cause:
-        """Return why its ranks were stopped. `stop` None: the shared folder does not show the request here yet."""
+        """Return why the ranks were stopped. `stop` None: the stop request is not visible on this node yet."""
         if stop and stop.reason in _CAUSES:
             return _CAUSES[stop.reason]
         signalled_at = stop.time if stop else time.time()
         return scheduler(self.plan.scheduler).stop_cause(self.plan, os.environ, signalled_at, run_command)
 
     def cause_of_silence(self) -> Cause:
-        """Return why an attempt ended whose end nobody could write down. What a signal to that job meant is not known
-        any more, but its ranks may have been done before.
+        """Return why an attempt ended whose end was not recorded.
+
+        The scheduler can no longer explain a signal to that job. But its ranks may have finished, and then the outcome
+        shows it.
         """
         outcome, stop = self._outcome, self._stop
         if outcome and outcome["kind"] in _ENDS:
@@ -105,13 +110,17 @@ class AttemptFacts:
         return Cause.NODE_LOST if stop is None else _CAUSES.get(stop.reason, Cause.PREEMPTED)
 
     def newest_saved(self) -> int:
-        """Return the batches in the trial's newest checkpoint. An app that saves by itself counts how often it did."""
+        """Return the batches in the newest checkpoint, or the number of saves of an app that writes its own
+        checkpoints.
+        """
         outcome = read_json(self.trial.outcome) or {}
         return max(newest_steps(self.trial.checkpoints), int(outcome.get("saves", 0)))
 
     def was_too_short(self, cause: Cause, *, late: bool) -> bool:
-        """Return whether a trial class had no chance to save: its training did not begin or was short, or it was told
-        to stop and ended before the save did. `late`: it did not end just now, but at an unknown time.
+        """Return whether the attempt of a trial class had no time to save: its training did not start, was short, or
+        was cut off.
+
+        `late`: the attempt ended at an unknown earlier time.
         """
         if not self.plan.runs_trial or cause not in _MAY_BE_TOO_SHORT:
             return False
@@ -124,14 +133,16 @@ class AttemptFacts:
         return end - min(times) < shortest_s or self._was_cut_off()
 
     def _was_cut_off(self) -> bool:
-        """Rank 0 writes whether it has saved when it leaves; a KILL in the save leaves nothing."""
+        """Return whether a stop request was followed by no save."""
+        # Rank 0 writes into the outcome whether it has saved; a KILL during the save leaves no outcome.
         return self._stop is not None and not (self._outcome or {}).get("saved", False)
 
     def _times(self) -> list[float]:
-        """When its training began, and of its reports; the file may be long."""
+        """Return the times of the attempt's reports, from the start of training; empty if training did not start."""
         mark = f'"attempt": {self.number}, '.encode()
         try:
             with open(self.trial.metrics, "rb") as lines:
+                # The file may be long: parse only lines of this attempt.
                 records = [record for line in lines if mark in line and (record := parse_line(line))]
         except FileNotFoundError:
             return []
@@ -140,7 +151,7 @@ class AttemptFacts:
 
     @property
     def _outcome(self) -> dict[str, Any] | None:
-        """What rank 0 wrote, if that is of this attempt."""
+        """The outcome that rank 0 wrote in this attempt, or None."""
         outcome: dict[str, Any] | None = read_json(self.trial.outcome)
         return outcome if outcome and outcome["attempt"] == self.number else None
 
@@ -150,6 +161,7 @@ class AttemptFacts:
 
 
 def _of_failure(failure: Failure) -> Cause:
+    """Return the cause that the journal records for a failure."""
     if failure.unhealthy:
         return Cause.UNHEALTHY
     if failure.node_lost:
@@ -162,18 +174,20 @@ def _of_failure(failure: Failure) -> Cause:
 
 
 class Match(NamedTuple):
+    """A line of a log that a log policy matches."""
+
     policy: str
-    """Its name, or the pattern of one without a name."""
+    """The policy's name, or its pattern if it has no name."""
     line: str
-    """Its beginning, where it is long: the journal keeps it."""
+    """At most LONGEST_LINE characters, because the journal keeps it."""
     action: str
     """cancel_retries or exclude_node."""
     log: Path
-    """Where it was found."""
+    """The log that contains the line."""
 
 
 def matches(policies: Policies, logs: Mapping[Path, int]) -> list[Match]:
-    """The first line that each policy matches in these files, each read from this many bytes on."""
+    """Return the first line that each policy matches. `logs`: for each log the byte at which to start reading."""
     open_ones = [(policy, re.compile(policy["pattern"])) for policy in policies if policy["pattern"]]
     found = []
     for log, line in _lines(logs):

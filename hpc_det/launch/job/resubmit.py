@@ -1,13 +1,14 @@
-"""How a job comes back into the queue, under its own id or as another job behind it, and which nodes it avoids.
+"""Putting a job back into the queue, under its own id or as another job after it, and the nodes that it avoids.
 
-`requeue` keeps the id. Otherwise jobs of the same script come after it, each when the one before has ended. They are
-submitted when a job begins (successor) or ends (resubmit), or several with the first (chain). A job that finds nothing
-to do ends at once, so one too many does no harm.
+With `requeue` the job keeps its id. Otherwise further jobs of the same script follow it, each starting when the one
+before has ended. They are submitted when a job starts (successor), when it ends (resubmit), or several with the first
+(chain). A job that finds nothing to do ends at once, so one too many does no harm.
 
-Jobs keep away for a while from nodes that failed: a small file for each, written by whoever saw the node fail.
+Jobs avoid nodes that have failed, for a limited time. Each such node is recorded in a small file by the process that
+saw the failure:
 
-    ROOT/excluded/CLUSTER/HOST.json             it was lost, or failed its checks: for all experiments there
-    ROOT/experiments/12/excluded/HOST.json      a log policy of this experiment named it: for this one alone
+    ROOT/excluded/CLUSTER/HOST.json             lost, or failed its health checks: for all experiments on the cluster
+    ROOT/experiments/12/excluded/HOST.json      matched by a log policy of this experiment: for this experiment only
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from hpc_det.store.log_lines import say
 
 
 class Resubmission:
-    """Of one job: `begin` when it begins, and at its end either `submit` or `leave`."""
+    """Puts one job back into the queue: `begin` at its start, and at its end either `submit` or `leave`."""
 
     def __init__(self, experiment: ExperimentFolder, script: int) -> None:
         self._experiment = experiment
@@ -58,20 +59,23 @@ class Resubmission:
         self._begun: threading.Thread | None = None
 
     def begin(self, exclude: Sequence[str] = ()) -> None:
-        """Submit the successor, away from the hosts `exclude`, beside what the job does: it costs the start no time."""
+        """Submit the job's successor, if the site uses them, excluding the hosts `exclude`."""
         if self._plan.resume == "successor":
+            # In a thread, so that the start of the training does not wait for the scheduler.
             self._begun = threading.Thread(target=self._try_to_submit, args=(exclude,))
             self._begun.start()
 
     def submit(self, exclude: Sequence[str] = ()) -> str:
-        """The id of the job that goes on, away from the hosts `exclude`. Raises CommandError where none can.
+        """Return the id of the job that resumes the work, excluding the hosts `exclude`. Raises CommandError if none
+        can.
 
-        Waits for a scheduler that does not answer. What it ends meanwhile it puts back itself.
+        Waits while the scheduler does not answer.
         """
+        # A job that the scheduler ends during this wait is requeued by the scheduler itself.
         return patiently(lambda: self._next_job(exclude), say)
 
     def leave(self) -> None:
-        """Nothing is left to do: nothing needs to wait any more."""
+        """Cancel the jobs that wait for this one, because nothing is left to do."""
         try:
             waiting = self._waiting()
         except HpcDetError as error:
@@ -84,6 +88,7 @@ class Resubmission:
                 say(f"cancelling job {job}, which waits for this one, failed: {error}; it exits when it starts")
 
     def _next_job(self, exclude: Sequence[str]) -> str:
+        """Return the job that resumes the work: this one, one that waits for it, or a new one."""
         if self._plan.resume == "requeue":
             return self._requeue(exclude)
         waiting = self._still_there(self._waiting())
@@ -92,59 +97,64 @@ class Resubmission:
         if waiting:
             return waiting[0]
         if self._plan.resume == "chain":
-            raise CommandError(f"none is left of the {self._plan.chain_length} jobs that waited behind the first")
+            raise CommandError(f"the chain of {self._plan.chain_length} jobs is used up: none waits any more")
         return self._submit(exclude)
 
     def _requeue(self, exclude: Sequence[str]) -> str:
-        """Where the site allows that to none of its nodes, another job may still be allowed."""
+        """Requeue this job and return its id; if the site refuses, return another job's id."""
         try:
             self._scheduler.requeue(self._job_id, os.environ, run_command)
         except NoAnswer:
             raise
         except CommandError as refused:
-            say(f"could not requeue, so another job is submitted: {refused}")
+            say(f"requeueing failed, so another job is submitted: {refused}")
             try:
-                waiting = self._still_there(self._waiting())  # an earlier try may have had no answer
+                # A site may forbid requeueing and still accept a new job.
+                waiting = self._still_there(self._waiting())  # an earlier try may have worked without an answer
                 return waiting[0] if waiting else self._submit(exclude)
             except NoAnswer:
                 raise
             except CommandError:
                 raise refused from None
-        self._avoid(self._job_id, exclude)  # only a job that waits in the queue can be told
+        self._avoid(self._job_id, exclude)  # only a queued job can be changed
         return self._job_id
 
     def _avoid(self, job: str, hosts: Sequence[str]) -> None:
-        """Better on a bad node than not at all."""
+        """Exclude `hosts` from the job; log a failure."""
         try:
             self._scheduler.avoid(job, hosts, run_command)
         except CommandError as error:
-            say(f"job {job} may come to a node that is excluded: {error}")
+            # A job on a bad node is better than none.
+            say(f"job {job} may run on an excluded node: {error}")
 
     def _waiting(self) -> list[str]:
-        """The jobs behind this one, in their order. Raises CommandError where only the scheduler knows them, and does
-        not answer.
+        """Return the jobs that wait for this one, in order.
+
+        Raises CommandError if only the scheduler can know them and it does not answer.
         """
         if self._begun and self._begun is not threading.current_thread():
             self._begun.join()
         noted = read_json(self._file) or {"jobs": []}
         queued: list[str] = noted["jobs"]
-        if noted.get("submitting"):  # by a job that was killed, or had no answer
+        if noted.get("submitting"):  # the submitting job was killed or had no answer, so the new id is not recorded
             queued += found_successor(self._experiment, self._plan.scheduler, self._file)
             self._note({"jobs": queued})
         return queued[queued.index(self._job_id) + 1 :] if self._job_id in queued else []
 
     def _still_there(self, jobs: list[str]) -> list[str]:
-        """Somebody may have cancelled a job that only seemed to wait. One of which there is no news is there."""
+        """Return those of `jobs` that have not ended; a job without an answer from the scheduler counts as waiting."""
+        # A user may have cancelled a waiting job.
         statuses = self._scheduler.status(jobs, run_command) if jobs else {}
         return [job for job in jobs if statuses[job].state is not JobState.ENDED]
 
     def _try_to_submit(self, exclude: Sequence[str]) -> None:
-        """What is wrong will be said where the successor is wanted: then it is tried again."""
-        with suppress(HpcDetError):
-            if not self._waiting():  # a job that was requeued may have one
+        """Submit a successor unless there is one; ignore errors."""
+        with suppress(HpcDetError):  # the end of the job tries again and reports the error
+            if not self._waiting():  # a requeued job may already have one
                 self._submit(exclude)
 
     def _submit(self, exclude: Sequence[str]) -> str:
+        """Submit a new job after this one and return its id."""
         try:
             return self._submit_after(self._job_id, exclude)
         except NoAnswer:
@@ -152,20 +162,23 @@ class Resubmission:
         except CommandError as refused:
             if not self._is_forgotten():
                 raise
-            say(f"the scheduler does not know this job any more, so the next one does not wait for it: {refused}")
+            say(f"the scheduler no longer lists this job, so the next job does not wait for it: {refused}")
             return self._submit_after(None, exclude)
 
     def _is_forgotten(self) -> bool:
-        """Whether the scheduler has lost this job, which runs. slurmctld writes its state every few seconds, and what
-        it had started just before a crash is unknown to it afterwards (measured).
-        """
+        """Return whether the scheduler has lost this job, although it runs."""
+        # slurmctld saves its state every few seconds; after a crash it does not know jobs that it had started just
+        # before (measured).
         status = self._scheduler.status([self._job_id], run_command)[self._job_id]
         return status.state is JobState.ENDED
 
     def _submit_after(self, job: str | None, exclude: Sequence[str]) -> str:
+        """Submit a new job, to start after `job` unless that is None, and return its id."""
         submission = Submission(
             script=self._script, array=self._array, index=self._index, after=job, exclude=tuple(exclude)
         )
+        # Recorded first: if this process is killed in the submission, the next command finds the job
+        # (hpc_det.view.interrupted).
         self._note({"jobs": [self._job_id], "submitting": True})
         try:
             queued = self._queue(submission)
@@ -184,36 +197,39 @@ class Resubmission:
         return submit_from_job(self._scheduler.submit_command(submission), parse, os.environ, self._plan.python)
 
     def _note(self, jobs: dict[str, Any]) -> None:
-        """After a KILL in the submission the next command finds the job by it (hpc_det.view.interrupted)."""
+        """Record the jobs that wait for this one."""
         try:
             write_json(self._file, jobs)
-        except OSError as error:  # a full disk; the job is in the queue all the same
-            say(f"which jobs wait behind this one could not be noted: {error}")
+        except OSError as error:  # the disk may be full; the job is in the queue all the same
+            say(f"recording the jobs that wait for this one failed: {error}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExcludedNode:
+    """A node that jobs avoid until a certain time."""
+
     host: str
-    """As the scheduler calls it."""
+    """The name that the scheduler uses."""
     why: str
     since: float
+    """Seconds since the epoch."""
     until: float
     """Seconds since the epoch."""
 
 
 def excluded_nodes(experiment: ExperimentFolder) -> list[ExcludedNode]:
-    """Those that a job of `experiment` keeps away from now, by host. What has expired is removed."""
+    """Return the nodes that a job of `experiment` avoids now, ordered by host. Deletes expired records."""
     nodes = {node.host: node for folder in _folders(experiment) for node in _standing(folder)}
     return [nodes[host] for host in sorted(nodes)]
 
 
 def excluded_hosts(experiment: ExperimentFolder) -> tuple[str, ...]:
-    """For `Submission.exclude`."""
+    """Return the hosts that a job of `experiment` avoids now, for `Submission.exclude`."""
     return tuple(node.host for node in excluded_nodes(experiment))
 
 
 class Exclusions:
-    """What the end of an attempt excludes, for as long as the plan says."""
+    """Excludes nodes at the end of an attempt, for as long as the plan says."""
 
     def __init__(self, trial: TrialFolder, plan: JobPlan) -> None:
         self._trial = trial
@@ -221,18 +237,16 @@ class Exclusions:
         self._plan = plan
 
     def of_ill_nodes(self, attempt: int) -> None:
-        """For all jobs on the cluster: the nodes that failed their checks, or were lost.
-
-        What more than half of a gang complains of is no matter of single nodes, and nobody is excluded for it.
-        """
+        """Exclude the nodes that failed their health checks or were lost, for all jobs on the cluster."""
         found = failures(self._trial, attempt)
         ill = {failure.host: failure.message for failure in found if failure.unhealthy or failure.node_lost}
+        # A problem of more than half of the gang is not the fault of single nodes.
         if self._plan.nodes == 1 or len(ill) <= self._plan.nodes / 2:
             for host, why in ill.items():
                 self._exclude(_of_cluster(self._experiment), host, why)
 
     def of_node_with_log(self, attempt: int, log: Path, why: str) -> None:
-        """For this experiment: the node of the rank whose log this is. Other logs are of no single node."""
+        """Exclude the node of the rank that wrote `log`, for this experiment; do nothing for other logs."""
         rank = log.stem.removeprefix("rank-")
         hosts = read_json(self._trial.nodes(attempt)) or []
         if rank.isdecimal() and int(rank) < len(hosts) * self._plan.ranks_per_node:
@@ -251,7 +265,8 @@ def _folders(experiment: ExperimentFolder) -> tuple[Path, Path]:
 
 
 def _of_cluster(experiment: ExperimentFolder) -> Path:
-    """Clusters may share a home folder, and refuse each other's host names."""
+    """Return the folder of the nodes excluded on the experiment's cluster."""
+    # Clusters may share a home folder, and a scheduler refuses host names of another cluster.
     profile = read_map(experiment.cluster) or {}
     return experiment.root() / "excluded" / quote(profile.get("name", "unnamed"), safe="")
 
@@ -261,15 +276,16 @@ def _of_experiment(experiment: ExperimentFolder) -> Path:
 
 
 def _standing(folder: Path) -> Iterator[ExcludedNode]:
+    """Yield the records in `folder` that have not expired; delete the others."""
     for path in sorted(folder.glob("*.json")):
         try:
             data = read_json(path)
             node = made(ExcludedNode, data, path) if data else None
-        except DamagedFile:  # no reason to start no job
+        except DamagedFile:  # must not keep a job from starting
             continue
-        if node is None:  # removed by another just now
+        if node is None:  # another process has just deleted it
             continue
         if node.until > time.time():
             yield node
-        else:  # one that was renewed just now is forgotten with it, at the price of one more failed check
+        else:  # this may delete a record that was renewed just now, at the price of one more failed health check
             path.unlink(missing_ok=True)

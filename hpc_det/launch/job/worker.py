@@ -1,6 +1,8 @@
-"""A worker: pulls work from the experiment's search and trains it, stretch after stretch, until nothing is left for it.
+"""A worker: takes work from the experiment's search and trains it, until no work is left.
 
-python3 -m hpc_det.launch.job.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
+    python3 -m hpc_det.launch.job.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
+
+A unit of work is a stretch of one trial, up to the point at which the search decides again.
 """
 
 from __future__ import annotations
@@ -35,11 +37,17 @@ from hpc_det.store.log_lines import printed_to, say_of_worker
 DONE, GAVE_UP, OVERTAKEN, WANTS_REQUEUE = 0, 1, 3, 75
 """Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
 FULL_DISK_POLL_S = 5.0
+"""Seconds between two tries of a write that found no space."""
 LONGEST_SAVE_S, SAVE_POLL_S = 120.0, 0.2
-"""A trial reports before it saves: how long another one that begins with its weights waits for them."""
+"""Seconds that a trial waits for the checkpoint whose weights it starts with, and between two checks for it.
+
+A trial reports its result before it saves, so that checkpoint may not be complete yet.
+"""
 
 
 class Worker:
+    """One worker of an experiment, for the duration of one job."""
+
     def __init__(self, experiment: ExperimentFolder, number: int, start_agents: list[str]) -> None:
         self._experiment = experiment
         self._number = number
@@ -49,20 +57,22 @@ class Worker:
         self._scheduler = scheduler(plan.scheduler)
         self._job_id = self._scheduler.job_id(os.environ)
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a job with several workers holds them back till now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a job with several workers starts them blocked
         self._heard: list[signal.Signals] = []
-        """Stop signals."""
+        """Stop signals received."""
         self._code = DONE
         self._is_cancelled = False
-        """With its trial: the job is being ended, and would take others with it."""
+        """True if the worker's trial was cancelled because the job is being ended; it then takes no more work."""
 
     def run(self) -> int:
-        """DONE or, after a trial that was given up, GAVE_UP when nothing is left to do; WANTS_REQUEUE before that;
-        OVERTAKEN where another job does it.
+        """Work until nothing is left, and return the exit code.
+
+        DONE: nothing is left to do. GAVE_UP: the same, after a trial that was given up, or another job already runs as
+        this worker. WANTS_REQUEUE: work is left. OVERTAKEN: another job now runs as this worker.
         """
         former = self._search.state().present.get(self._number)
         if other := self._running(former) or self._search.claim(self._number, self._job_id, after=former):
-            self._say(f"job {other} is this worker already; nothing is started")
+            self._say(f"job {other} already runs as this worker; nothing is started")
             return GAVE_UP
         try:
             with full_disk.waited_for(self._waits_for_space):
@@ -71,17 +81,18 @@ class Worker:
         except OSError as error:
             if not (full_disk.cause_in(error) and self._heard and self._scheduler.has_queue):
                 raise
-            self._say(f"leaves with its journal unwritten: {error}")
+            self._say(f"the disk is full, so the worker exits without writing its journal: {error}")
             return WANTS_REQUEUE
 
     def _waits_for_space(self, error: OSError) -> bool:
-        """Between attempts. False once a stop signal has come."""
-        self._say(f"writes again in {FULL_DISK_POLL_S:.0f} s: {full_disk.sentence(error)}")
-        time.sleep(FULL_DISK_POLL_S)  # signals wait in their pipe
+        """Wait before a write to a full disk is retried, between attempts; return False after a stop signal."""
+        self._say(f"retrying a write in {FULL_DISK_POLL_S:.0f} s: {full_disk.sentence(error)}")
+        time.sleep(FULL_DISK_POLL_S)  # signals are kept in their pipe
         self._heard += [number for number in self._signals.received() if number in STOP_SIGNALS]
         return not self._heard
 
     def _work_and_tell(self) -> int:
+        """Work, with notification hooks, and record an unexpected end."""
         try:
             with hooks_told(self._experiment, self._say) as beginning_told:
                 return self._work(beginning_told)
@@ -90,13 +101,14 @@ class Worker:
             return OVERTAKEN
         except BaseException:
             end_descendants()
-            with suppress(OSError):  # a full disk may be what has ended it
+            with suppress(OSError):  # a full disk may be the reason
                 close_interrupted(self._experiment, self._search, self._number, self._signals)
             with suppress(OSError):
                 self._search.lose(self._number, self._job_id)
             raise
 
     def _work(self, beginning_told: Callable[[], None]) -> int:
+        """Train one unit of work after another; return the exit code."""
         work = self._search.state().open.get(self._number) or self._left_by_others()
         while work is not None:
             action = self._train(work)
@@ -112,42 +124,41 @@ class Worker:
         return self._code
 
     def _collect_checkpoints(self) -> None:
-        """Where nobody has work any more, and before the experiment is seen to have ended. Others may still save, and
-        do the same when they leave.
-        """
+        """Delete the checkpoints that checkpoint_storage does not keep, if no worker has work any more."""
         search = self._search.state()
+        # Before `leave`, so that the experiment does not look finished yet. Workers that still save do the same later.
         if not search.finished or search.open:
             return
         try:
             gone = collect(self._experiment)
         except (HpcDetError, OSError) as error:
-            self._say(f"checkpoints are left that checkpoint_storage does not keep: {error}")
+            self._say(f"deleting the checkpoints that checkpoint_storage does not keep failed: {error}")
             return
         if gone:
             self._say(f"deleted {len(gone)} checkpoints that checkpoint_storage does not keep")
 
     def _running(self, former: str | None) -> str | None:
-        """One worker is one job: the script may be started by hand while the job that has this number still runs.
-
-        What was heard before this job began may be of another time: a successor begins a second after the end.
-        """
+        """Return the job `former` if it still runs as this worker, else None."""
+        # A user may start the script while the job with this number still runs. Cached answers may be older than this
+        # job, because a successor starts a second after its predecessor's end: so ask again before believing RUNNING.
         began = time.time()
         if former in (None, self._job_id) or self._states([former])[former] is not JobState.RUNNING:
             return None
         return former if self._states([former], since=began)[former] is JobState.RUNNING else None
 
     def _left_by_others(self) -> Work | None:
-        """Return work of workers whose jobs have ended. The scheduler is asked once, where there may be any."""
+        """Return work of workers whose jobs have ended, or None."""
         search = self._search.state()
         others = {
             number: job for number, job in search.present.items() if number in search.open.keys() - {self._number}
         }
+        # Query the scheduler only if there may be such work.
         if not others or search.rests or self._is_cancelled:
             return None
         states = self._states(sorted(set(others.values())))
         lost = {number: job for number, job in others.items() if states[job] is JobState.ENDED}
         for number, job in lost.items():
-            self._say(f"worker {number} is gone with its job {job}; its work is to be done again")
+            self._say(f"worker {number} has ended with its job {job}; its work is done again")
             self._search.lose(number, job)
         return self._search.ask(self._number, self._job_id) if lost else None
 
@@ -157,12 +168,14 @@ class Worker:
         return {job: status.state for job, status in answers.status(job_ids, run_command, since=since).items()}
 
     def _train(self, work: Work) -> Action:
+        """Run attempts at the trial of `work`, and return the last decision."""
         trial = self._experiment.trial(work.trial)
         self._say(f"trial {work.trial}" + (f" until {work.until}" if work.until is not None else ""))
         self._insist_on_being_present()
         refusal = _refusal(trial, self._search)
         search = self._search.state()
-        if search.cancelled or search.paused:  # by somebody who may not have seen this trial
+        # The command that cancelled or paused the search may not have seen this trial, so request its stop here.
+        if search.cancelled or search.paused:
             reason: Reason = "kill" if search.cancelled else "pause"
             request_stop(trial.stop, attempt=None, reason=reason, source=search.cancelled or search.paused or "")
         with printed_to(trial.job_log):
@@ -170,16 +183,18 @@ class Worker:
             return attempts.refuse(refusal) if refusal else attempts.run()
 
     def _insist_on_being_present(self) -> None:
+        """Raise Overtaken if another job now runs as this worker."""
         search = self._search.state()
         holder = search.present.get(self._number, self._job_id)
-        if holder != self._job_id and not search.finished:  # then who begins is noted nowhere
-            raise Overtaken(f"job {holder} is this worker now, and goes on")
+        if holder != self._job_id and not search.finished:  # a finished search no longer records who starts
+            raise Overtaken(f"job {holder} now runs as this worker and continues its work")
 
     def _after(self, number: int, action: Action) -> Work | None:
-        """Rank 0 has told the search of a stretch that came to its end. Of other ends it is told here."""
+        """Report the end of a trial's work to the search, unless rank 0 has done so; return the next work, or None."""
         if action is Action.GIVE_UP:
             self._code = GAVE_UP
         work = self._search.state().open.get(self._number)
+        # Rank 0 reports a unit of work that was completed; all other ends are reported here.
         if work is None or work.trial != number or action is Action.WAIT:
             return work
         trial = self._experiment.trial(number)
@@ -195,11 +210,11 @@ class Worker:
             return self._search.ask(self._number, self._job_id)
         self._is_cancelled = how is Exit.CANCELLED
         if self._is_cancelled and not self._scheduler.has_queue:
-            self._search.cancel("a signal to the job")  # without a queue it was meant for the experiment
+            self._search.cancel("a signal to the job")  # without a queue the signal is meant for the experiment
         return self._search.end(self._number, number, how)
 
     def _is_killed_alone(self, trial: TrialFolder) -> bool:
-        """By `hpc-det trial kill`: the worker stays for the others."""
+        """Return whether `hpc-det trial kill` has ended this trial only, so that the worker continues with others."""
         stop = read_stop(trial.stop, Journal(trial.journal).last_attempt())
         return stop is not None and stop.reason == "kill" and self._search.state().cancelled is None
 
@@ -208,6 +223,7 @@ class Worker:
 
 
 def _how(trial: TrialFolder, action: Action) -> Exit:
+    """Return how the trial ended, for the search."""
     journal = Journal(trial.journal)
     if action is Action.DONE:
         verdict = journal.verdict()
@@ -217,7 +233,7 @@ def _how(trial: TrialFolder, action: Action) -> Exit:
 
 
 def _refusal(trial: TrialFolder, search: SearchJournal) -> str | None:
-    """Why the trial cannot begin: the user's mistake, which no other attempt mends."""
+    """Return why the trial can never start, an error of the user; None if it can."""
     try:
         prepare_trial(trial, search)
     except UsageError as error:
@@ -226,7 +242,8 @@ def _refusal(trial: TrialFolder, search: SearchJournal) -> str | None:
 
 
 def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worker: int, signals: SignalPipe) -> None:
-    """End the attempt that a worker could not end: the search may have given it other work before its gang was gone."""
+    """Record the end of an attempt that this worker, in this job or a former one, could not record."""
+    # The search may have assigned other work before the former gang had ended, so look at the last trial, too.
     state = search.state()
     numbers = {work.trial for work in (state.open.get(worker),) if work} | {state.last_trial.get(worker)}
     for trial in (experiment.trial(number) for number in numbers if number):
@@ -237,7 +254,7 @@ def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worke
 
 
 def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
-    """Write what the ranks need to know, the first time. Raises UsageError where that cannot be found out."""
+    """Write the trial's specification for the ranks, once. Raises UsageError if a value cannot be determined."""
     trial.create()
     if trial.trial.exists():
         return
@@ -255,17 +272,22 @@ def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
 
 
 def _weights(trial: TrialFolder, source: int | None) -> Path | None:
-    """The checkpoint whose weights it begins with: of trial `source` of this search, or the one that all begin with."""
+    """Return the checkpoint whose weights the trial starts with, or None.
+
+    `source`: the trial of this search that it comes from; None: the checkpoint with which all trials start, if any.
+    """
     if source is None:
         told = read_json(trial.experiment().warm_start)
         return Path(told["checkpoint"]) if told else None
     begun_with = trial.experiment().trial(source)
     end = time.monotonic() + LONGEST_SAVE_S
     while Journal(begun_with.journal).open_attempt() is not None and time.monotonic() < end:
-        time.sleep(SAVE_POLL_S)  # signals wait in their pipe
+        time.sleep(SAVE_POLL_S)  # signals are kept in their pipe
     found, _ = newest_good(begun_with.checkpoints)
     if found is None:
-        raise UsageError(f"searcher.class: trial {trial.id} begins with trial {source}, which has no checkpoint")
+        raise UsageError(
+            f"searcher.class: trial {trial.id} starts with the weights of trial {source}, which has no checkpoint"
+        )
     return found.path
 
 

@@ -1,9 +1,9 @@
-"""What launchers share, and how what they start becomes a rank.
+"""Code that the launchers share, and modules that turn the processes of other launchers into ranks.
 
-The launchers themselves lie in the folder above, where entrypoints name them: `python3 -m hpc_det.launch.mpi`.
+The launchers themselves are in the parent folder, where entrypoints name them: `python3 -m hpc_det.launch.mpi`.
 
-    arguments      how each begins, and their command line
-    nodes          those of a gang's nodes work together, where the one on node 0 leads; mpirun's remote shell
-    mpi_rank       a process of mpirun's becomes a rank
-    rank           the same of srun's and DeepSpeed's, and a script under a parent that tells the agent about it
+    arguments   the start of each launcher, and their command line
+    nodes       cooperation of a gang's launchers, led by node 0's; the remote shell for mpirun
+    mpi_rank    turns a process that mpirun has started into a rank
+    rank        the same for srun and DeepSpeed; the parent process of a script, which reports its end to the agent
 """

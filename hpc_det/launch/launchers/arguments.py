@@ -1,6 +1,8 @@
-"""How each launcher begins, and their common command line: [[OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...).
+"""The start of each launcher and their common command line.
 
-Text before the first `--` goes to the underlying launcher, the rest is what it starts (upstream's rule and table:
+    [[OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
+
+Text before the first `--` is passed to the underlying launcher, which starts the rest (upstream's rule and table:
 harness/determined/launch, test_torch_distributed.py).
 """
 
@@ -15,47 +17,50 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.attempt import Attempt, mistakes_noted
 
 RANK = "hpc_det.launch.rank"
+"""The module that runs a trial class as a rank."""
 
 
 @dataclass(frozen=True)
 class Launch:
+    """A parsed command line of a launcher."""
+
     overrides: tuple[str, ...]
-    """For the underlying launcher."""
+    """Arguments for the underlying launcher."""
     command: tuple[str, ...]
-    """What each rank runs: a Python file or `-m module` with arguments, or any command."""
+    """The command of each rank: a Python file or `-m module` with arguments, or any other command."""
 
     @property
     def joins_by_itself(self) -> bool:
-        """Whether it is hpc_det's own way into a rank, which tells the agent of itself and hears of stops."""
+        """Return whether the command is a module of hpc_det, which connects to the agent and receives stop requests."""
         return self.command[0] == "-m" and self.command[1].startswith("hpc_det.")
 
     @property
     def rank_command(self) -> list[str]:
-        """What each rank executes."""
+        """The arguments to execute for each rank."""
         return for_python(self.command)
 
 
 def is_for_python(command: Sequence[str]) -> bool:
-    """A file or a module; all else is a command, which is what upstream's launchers take."""
+    """Return whether the command is a Python file or module; upstream's launchers take any other command, too."""
     return command[0] == "-m" or command[0].endswith(".py")
 
 
 def for_python(command: Sequence[str]) -> list[str]:
-    """A file or a module is started by this Python, a command as it is."""
+    """Return the arguments to execute: this Python for a file or module, other commands unchanged."""
     return [sys.executable, *command] if is_for_python(command) else [*command]
 
 
 def is_trial(command: Sequence[str]) -> bool:
-    """What `--trial module:Class` was parsed to."""
+    """Return whether the command comes from `--trial module:Class`."""
     return list(command[:2]) == ["-m", RANK]
 
 
 def start(
     launcher: str, argv: Sequence[str], begin: Callable[[Launch, Attempt], int], *, takes_overrides: bool = True
 ) -> int:
-    """Call `begin` with what `argv` says, in the attempt that this process belongs to, and return its exit code.
+    """Parse `argv`, call `begin` with the result and the attempt of this process, and return the exit code.
 
-    An HpcDetError is printed and has an exit code of its own; a UsageError becomes the attempt's failure, too.
+    An HpcDetError is printed and determines the exit code; a UsageError is also noted as the attempt's failure.
     """
     try:
         attempt = Attempt.from_env(os.environ)
@@ -67,7 +72,7 @@ def start(
 
 
 def parse(argv: Sequence[str], launcher: str, *, takes_overrides: bool = True) -> Launch:
-    """Raises UsageError with the usage."""
+    """Return the parsed command line. Raises UsageError with the usage."""
     words = list(argv)
     overrides: list[str] = []
     if "--" in words:
@@ -78,7 +83,7 @@ def parse(argv: Sequence[str], launcher: str, *, takes_overrides: bool = True) -
     if not target:
         raise UsageError(_usage(launcher, "empty script: neither --trial nor a script is given"))
     if overrides and not takes_overrides:
-        nobody = f"{' '.join(overrides)}: it starts the ranks itself, so there is nothing to override"
+        nobody = f"{' '.join(overrides)}: this launcher starts the ranks itself and takes no overrides"
         raise UsageError(_usage(launcher, nobody))
     if target[0] == "--trial":
         return Launch(tuple(overrides), _trial(target[1:], launcher))
@@ -92,6 +97,7 @@ def parse(argv: Sequence[str], launcher: str, *, takes_overrides: bool = True) -
 
 
 def _trial(words: Sequence[str], launcher: str) -> tuple[str, ...]:
+    """Return the command of a rank for the arguments after --trial. Raises UsageError."""
     if not words:
         raise UsageError(_usage(launcher, "--trial needs module:Class"))
     if len(words) > 1:
@@ -100,6 +106,7 @@ def _trial(words: Sequence[str], launcher: str) -> tuple[str, ...]:
 
 
 def _usage(launcher: str, problem: str) -> str:
+    """Return the message of a UsageError."""
     return (
         f"hpc_det.launch.{launcher}: {problem}\n"
         f"usage: python3 -m hpc_det.launch.{launcher} [[OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)"

@@ -1,9 +1,11 @@
-"""A process of mpirun's becomes a rank: python3 -m mpi4py -m hpc_det.launch.launchers.mpi_rank COMMAND...
+"""Turns a process that mpirun has started into a rank.
 
-Its numbers come from MPI itself, and are held against the plan: MPI libraries and mpiruns of different vendors do not
-fail, they make N worlds of one rank each. It sets torchrun's variables and runs the trial or the script in this
-process, so a script may use mpi4py, torch.distributed, or both. Any other command is started with the numbers that
-mpirun's variables tell.
+    python3 -m mpi4py -m hpc_det.launch.launchers.mpi_rank COMMAND...
+
+The rank's numbers come from MPI itself and are compared with the plan: an MPI library and an mpirun of different
+vendors do not fail, but make N worlds of one rank each. The process sets torchrun's variables and runs the trial or the
+script itself, so a script may use mpi4py, torch.distributed, or both. Any other command is executed with the numbers
+from mpirun's variables.
 """
 
 from __future__ import annotations
@@ -34,34 +36,35 @@ _NUMBERS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
-"""Rank, size and rank on the node, as Open MPI, MPICH and srun tell them."""
+"""The variables with a rank's number, the world size and the local rank, of Open MPI, MPICH and srun."""
 
 
 def check_world(attempt: Attempt, size: int, local_size: int, library: str) -> None:
-    """Raises UsageError with what MPI and the plan say."""
+    """Raise UsageError with both values if MPI's world differs from the plan. `library`: MPI's version text."""
     if size != attempt.world_size:
         raise UsageError(
-            f"MPI made a world of {size} ranks, the plan has {attempt.world_size} ({attempt.nodes} nodes x "
+            f"MPI's world has {size} ranks, but the plan has {attempt.world_size} ({attempt.nodes} nodes x "
             f"{attempt.ranks_per_node}). The MPI library is {library}: if cluster.mpi_launcher is of another vendor, "
-            f"name that library's own mpirun; if the entrypoint sets a number of ranks, leave it out"
+            f"name that library's own mpirun; if the entrypoint sets a number of ranks, remove it"
         )
     if local_size != attempt.ranks_per_node:
         raise UsageError(
-            f"MPI put {local_size} ranks on this node, the plan has {attempt.ranks_per_node} on each; leave hosts and "
-            f"mapping out of the overrides"
+            f"MPI has {local_size} ranks on this node, but the plan has {attempt.ranks_per_node} on each; remove hosts "
+            f"and mapping from the overrides"
         )
 
 
 def numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
-    """Rank, size and local rank where nobody asks MPI. Raises UsageError where no launcher has told them."""
+    """Return rank, world size and local rank from the environment. Raises UsageError if no launcher has set them."""
     for names in _NUMBERS:
         if all(name in env for name in names):
             rank, size, local_rank = (int(env[name]) for name in names)
             return rank, size, local_rank
-    raise UsageError("mpirun told this process no rank; start it with Open MPI, MPICH or srun")
+    raise UsageError("mpirun has set no rank number for this process; start it with Open MPI, MPICH or srun")
 
 
 def _environment(attempt: Attempt, rank: int, local_rank: int, meeting: tuple[str, int]) -> dict[str, str]:
+    """Return torchrun's variables for a rank. `meeting`: address and port of the store."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(attempt.world_size),
@@ -73,16 +76,18 @@ def _environment(attempt: Attempt, rank: int, local_rank: int, meeting: tuple[st
 
 
 def _meeting(attempt: Attempt) -> tuple[str, int]:
-    """Rank 0 says it: overrides may have put it on another node than 0."""
+    """Return address and port of torch.distributed's store, on the node of rank 0, which calls this."""
     if attempt.node_rank == 0:
         return attempt.master_addr, attempt.master_port
+    # The overrides may have put rank 0 on another node than node 0, whose address the rendezvous has.
     return attempt.address, free_port()
 
 
 def _join(attempt: Attempt, world: MPI.Intracomm) -> dict[str, str]:
-    """Collective. Ranks are on one node where they have one agent."""
+    """Compare MPI's world with the plan and return the rank's environment. Collective. Raises UsageError."""
     from mpi4py import MPI
 
+    # Ranks with the same agent are on the same node.
     local = world.Split(attempt.node_rank, world.rank)
     check_world(attempt, world.size, local.size, MPI.Get_library_version().splitlines()[0].strip())
     meeting = world.bcast(_meeting(attempt) if world.rank == 0 else None)
@@ -90,11 +95,13 @@ def _join(attempt: Attempt, world: MPI.Intracomm) -> dict[str, str]:
 
 
 def _run(attempt: Attempt, command: Sequence[str]) -> int:
+    """Run the trial or the script in this process and return the exit code."""
     if is_trial(command):
         return trial_rank.main(command[2])
     rank = int(os.environ["RANK"])
     line = connect_local(attempt.socket)
-    os.register_at_fork(after_in_child=line.connection.close)  # or the agent would not see that the rank is gone
+    # A child that kept the connection open would hide the rank's exit from the agent.
+    os.register_at_fork(after_in_child=line.connection.close)
     say_hello(line, rank, os.getpid())
     code = _run_script(attempt, rank, command)
     report_exit(line, code)
@@ -102,6 +109,7 @@ def _run(attempt: Attempt, command: Sequence[str]) -> int:
 
 
 def _run_script(attempt: Attempt, rank: int, command: Sequence[str]) -> int:
+    """Run the script and return its exit code; note a failure."""
     try:
         _as_main(command)
     except SystemExit as error:
@@ -119,7 +127,7 @@ def _run_script(attempt: Attempt, rank: int, command: Sequence[str]) -> int:
 
 
 def _as_main(command: Sequence[str]) -> None:
-    """As `python script.py` and `python -m module` do it."""
+    """Run the script as `python script.py` or `python -m module` does."""
     if command[0] == "-m":
         sys.argv[:] = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
@@ -130,22 +138,25 @@ def _as_main(command: Sequence[str]) -> None:
 
 
 def _world() -> MPI.Intracomm:
+    """Return MPI's world. Raises UsageError if mpi4py cannot load an MPI library."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UsageError(
-            f"mpi4py found no MPI library that it can use: {str(error).splitlines()[-1]}; its wheel wants libmpi.so.12 "
-            f"(MPICH) or libmpi.so.40 (Open MPI), on LD_LIBRARY_PATH or named by MPI4PY_LIBMPI"
+            f"mpi4py found no usable MPI library: {str(error).splitlines()[-1]}; its wheel needs libmpi.so.12 (MPICH) "
+            f"or libmpi.so.40 (Open MPI), on LD_LIBRARY_PATH or named by MPI4PY_LIBMPI"
         ) from None
     return MPI.COMM_WORLD
 
 
 def _refuse(attempt: Attempt, error: HpcDetError) -> None:
+    """Note and print an error that keeps this process from becoming a rank."""
     note_error(attempt, None, error)
     print(f"hpc-det: {error}", file=sys.stderr, flush=True)
 
 
 def _exec(attempt: Attempt, command: list[str]) -> None:
+    """Replace this process by the command, with torchrun's variables in its environment. Raises UsageError."""
     rank, size, local_rank = numbers(os.environ)
     check_world(attempt, size, attempt.ranks_per_node, "unknown")
     meeting = attempt.master_addr, attempt.master_port
@@ -153,6 +164,7 @@ def _exec(attempt: Attempt, command: list[str]) -> None:
 
 
 def main(command: list[str]) -> None:
+    """Become a rank that runs `command`; this process exits with the rank's exit code."""
     unblock_stop_signals()
     attempt = Attempt.from_env(os.environ)
     try:
@@ -173,7 +185,7 @@ def main(command: list[str]) -> None:
 
 
 def _end_world(world: MPI.Intracomm, code: int) -> None:
-    """Open MPI takes a rank that leaves without MPI_Finalize for a failed one, and the others wait for it."""
+    """Leave MPI's world; after a failure abort it, so that the other ranks end, too."""
     from mpi4py import MPI
 
     sys.stdout.flush()
@@ -181,6 +193,7 @@ def _end_world(world: MPI.Intracomm, code: int) -> None:
         return
     if code:
         world.Abort(code)
+    # Open MPI treats a rank that exits without MPI_Finalize as failed, and the other ranks wait for it.
     MPI.Finalize()
 
 

@@ -1,14 +1,14 @@
-"""How the launchers of a gang's nodes work together, where one of them leads: the one on node 0.
+"""Cooperation of the launchers of a gang's nodes: the launcher on node 0 leads, the others follow.
 
-It alone starts mpirun or srun. The others wait: they start on their node what mpirun wants there, so that ranks are
-descendants of their own node's agent, and neither ssh nor the scheduler is needed. At last they hear from node 0 which
-exit code the gang has, and end with it.
+The leading launcher alone starts mpirun or srun. The following launchers wait for requests and start on their nodes
+what mpirun needs there, so that ranks are descendants of the agent on their node, and neither ssh nor the scheduler is
+needed. In the end node 0 sends them the gang's exit code, and they exit with it.
 
 mpirun calls this module as it would call ssh: python3 -m hpc_det.launch.launchers.nodes [-x] HOST COMMAND... HOST is a
-name that `host_name` made; the launcher that waits on that node runs COMMAND, as long as this process lives.
+name from `host_name`; the launcher on that node runs COMMAND as long as the calling process lives.
 
-Each publishes where it listens in a file beside the rendezvous. The lines between them are those of hpc_det.node, with
-a key from the attempt's secret, which is never sent.
+Each launcher publishes its address in a file beside the rendezvous. They use the connections of hpc_det.node, with a
+key derived from the attempt's secret, which is never sent.
 """
 
 from __future__ import annotations
@@ -38,33 +38,41 @@ from hpc_det.node.suspension import AwakeClock
 from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
 CONNECTION_LOST = 255
-"""As ssh(1) says it."""
-_FIRST = ipaddress.IPv4Address("198.18.0.0")  # no host has these: they are for benchmarks of networks (RFC 2544)
+"""Exit code of ssh(1) for a lost connection."""
+_FIRST = ipaddress.IPv4Address("198.18.0.0")  # for benchmarks of networks (RFC 2544), so no host has these
 _CONNECT_S = 10.0
+"""Seconds for the connection to another node's launcher."""
 _AT_ONCE = 32
+"""Number of launchers that node 0 contacts at the same time."""
 _VERDICT_S = 10.0
-"""How long node 0 may take to say how the gang ended, after it has let go of what it asked for."""
+"""Seconds in which node 0 must send the gang's exit code after it has closed the connection of a request."""
 _CHILDREN_LEAVE_S = 5.0
+"""Seconds for the processes started here to exit when the gang has ended."""
 _OF_A_NODE = (
     *("HPC_DET_NODE_RANK", "HPC_DET_SOCKET", "HPC_DET_ADDRESS"),
     *("TMPDIR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
 )
+"""Environment variables whose values differ between nodes."""
 
 
 def run_gang(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
-    """The gang's exit code, on every node. `command` is asked for on node 0, and may raise UsageError."""
+    """Run the gang and return its exit code, on every node.
+
+    `command`: returns the command to start; called on node 0 only, and may raise UsageError.
+    """
     if attempt.node_rank > 0:
         return FollowingLauncher(attempt).serve()
     _publish(attempt)
     code = _lead(attempt, command)
-    _publish(attempt, ended=code)  # for launchers that come to listen only now
-    with ThreadPoolExecutor(_AT_ONCE) as threads:  # one that is gone may take its time
+    _publish(attempt, ended=code)  # for launchers that start to listen only now
+    with ThreadPoolExecutor(_AT_ONCE) as threads:  # in parallel, because connecting to a dead one takes a while
         for node in range(1, attempt.nodes):
             threads.submit(_end, attempt, node, code)
     return code
 
 
 def _end(attempt: Attempt, node: int, code: int) -> None:
+    """Send the gang's exit code to the launcher on `node`; ignore errors."""
     with suppress(HpcDetError):
         if at := read_json(attempt.trial.launcher(attempt.number, node)):
             line = _call(attempt, at)
@@ -73,6 +81,7 @@ def _end(attempt: Attempt, node: int, code: int) -> None:
 
 
 def _lead(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
+    """Run the command and return its exit code; note a failure to start it."""
     try:
         ended = subprocess.run(command(), stdin=subprocess.DEVNULL).returncode
     except (OSError, UsageError) as error:
@@ -84,9 +93,9 @@ def _lead(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
 
 
 def run_on(attempt: Attempt, node: int, command: str) -> int:
-    """Have a shell on another node run `command`, as long as this call waits for it; its exit code.
+    """Run `command` in a shell on another node, as long as this call waits for it, and return its exit code.
 
-    Raises HpcDetError where the node's launcher does not publish itself, or refuses.
+    Raises HpcDetError if the node's launcher does not publish its address or refuses the connection.
     """
     line = _call(attempt, _read(attempt.trial.launcher(attempt.number, node)))
     line.send({"run": command})
@@ -96,28 +105,30 @@ def run_on(attempt: Attempt, node: int, command: str) -> int:
 
 
 def environment_of(attempt: Attempt, node: int) -> dict[str, str]:
-    """What differs on each node, for a rank that the scheduler started with the environment of node 0."""
+    """Return the variables that differ on `node`, for a rank that was started with node 0's environment."""
     told: dict[str, str] = _read(attempt.trial.launcher(attempt.number, node))["environment"]
     return told
 
 
 class FollowingLauncher:
-    """The launcher of a node that does not lead: it listens for requests over authenticated lines (hpc_det.node)."""
+    """The launcher of a node other than node 0: it executes requests over authenticated connections."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.children: dict[Line, subprocess.Popen[bytes]] = {}
-        """By the line of whoever asked for it."""
+        """The processes started, keyed by the connection of their request."""
         self._attempt = attempt
         self._board = TcpLineServer(attempt.address, lambda identity: _key(attempt), lambda address: True)
         self._code: int | None = None
+        """The gang's exit code once it is known."""
 
     @property
     def address(self) -> tuple[str, int]:
         return self._board.host, self._board.port
 
     def serve(self) -> int:
-        """Until node 0 says how the gang ended."""
+        """Execute requests until node 0 sends the gang's exit code, and return it."""
         _publish(self._attempt, port=self._board.port)
+        # The gang may have ended before this launcher published its address.
         leading = read_json(self._attempt.trial.launcher(self._attempt.number, 0))
         if leading and "ended" in leading:
             self._code = int(leading["ended"])
@@ -131,7 +142,7 @@ class FollowingLauncher:
                 continue
             if event.kind == "said" and event.message:
                 self._obey(event.line, event.message.head)
-            elif event.kind == "gone" and event.line in self.children:  # then the gang ends
+            elif event.kind == "gone" and event.line in self.children:  # mpirun has exited, so the gang ends
                 _kill(self.children[event.line])
                 patience = patience or AwakeClock()
         self._board.close()
@@ -148,6 +159,7 @@ class FollowingLauncher:
             threading.Thread(target=_report, args=[child, line], daemon=True).start()
 
     def _await_children(self) -> None:
+        """Wait until the processes started here have exited, for at most _CHILDREN_LEAVE_S."""
         end = time.monotonic() + _CHILDREN_LEAVE_S
         for child in self.children.values():
             with suppress(subprocess.TimeoutExpired):
@@ -155,11 +167,13 @@ class FollowingLauncher:
 
 
 def _report(child: subprocess.Popen[bytes], line: Line) -> None:
+    """Wait until `child` has exited, and send its exit code."""
     line.send({"code": exit_code(child.wait())})
     line.close()
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
+    """Kill the process group of `child`."""
     if child.poll() is not None:
         return
     with suppress(ProcessLookupError):
@@ -167,7 +181,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 
 def _call(attempt: Attempt, at: dict[str, Any]) -> Line:
-    """Raises HpcDetError where the launcher there does not listen, or not any more."""
+    """Connect to another node's launcher. Raises HpcDetError if it does not listen (any more)."""
     listener = f"the launcher of {at['host']}"
     identity = {"role": "launcher"}
     return connect(
@@ -180,15 +194,19 @@ def _key(attempt: Attempt) -> bytes:
 
 
 def _publish(attempt: Attempt, **of_this_node: int) -> None:
+    """Write this launcher's address, the variables of its node, and `of_this_node` to its file."""
     told = {name: os.environ[name] for name in _OF_A_NODE if name in os.environ}
     where = {"host": attempt.address, "environment": told, **of_this_node}
     write_json(attempt.trial.launcher(attempt.number, attempt.node_rank), where, private=True)
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Wait for a launcher's file and return its content. Raises HpcDetError after WAIT_S."""
     told: dict[str, Any] | None = awaited(path, WAIT_S)
     if told is None:
-        raise HpcDetError(f"{path}: the launcher of this node published nothing in {WAIT_S:.0f} s; does it run there?")
+        raise HpcDetError(
+            f"{path}: the node's launcher published no address within {WAIT_S:.0f} s; check that it runs there"
+        )
     return told
 
 
@@ -196,11 +214,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def host_name(node: int) -> str:
-    """What mpirun calls a node: number 0 is its own; the others look like addresses, which nobody looks up."""
+    """Return the name of a node for mpirun: localhost for node 0, else an address that is not looked up."""
     return str(_FIRST + node) if node else "localhost"
 
 
 def node_of(host: str) -> int:
+    """Return the number of the node with this `host_name`."""
     return int(ipaddress.IPv4Address(host)) - int(_FIRST)
 
 
@@ -214,5 +233,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    block_stop_signals()  # mpirun starts it with all signals as usual
+    block_stop_signals()  # mpirun starts this process with default handlers
     sys.exit(main(sys.argv[1:]))

@@ -1,12 +1,12 @@
-"""A process of a launcher's becomes a rank.
+"""Turns a process that another launcher has started into a rank.
 
     python3 -m hpc_det.launch.launchers.rank [--local_rank=K] (srun | deepspeed | script) COMMAND...
 
-srun and DeepSpeed start their ranks so, and these set what ranks are told on their node: srun hands on the environment
-of node 0, and DeepSpeed gives each rank torchrun's variables but one, and its script an argument.
+srun and DeepSpeed start their ranks with this module, which sets the variables that they lack: srun passes node 0's
+environment on to all nodes. DeepSpeed sets torchrun's variables except one, and passes the script an argument.
 
-A script of the user's gets a parent, `script`, that tells the agent what becomes of it: one that fails is named with
-its rank and exit code, and ends the gang at once. When the agent is gone, the script is ended.
+`script` is the parent process of a user's script. It reports a failure with rank and exit code to the agent, which ends
+the gang at once. If the agent dies, it ends the script.
 """
 
 from __future__ import annotations
@@ -37,23 +37,22 @@ _MODULE = "hpc_det.launch.launchers.rank"
 
 
 def as_rank(command: Sequence[str]) -> list[str]:
-    """The command line of one rank: of a trial class, or of a script under watch."""
+    """Return the command line of a rank: of a trial class, or of a script with its parent process."""
     if is_trial(command):
         return [sys.executable, *command]
     return [sys.executable, "-m", _MODULE, "script", *for_python(command)]
 
 
-# --- of srun
+# --- ranks that srun has started
 
 
 def srun_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's variables from srun's (srun(1)), but for the gang's tasks on a node, which the plan has made the same
-    everywhere.
-    """
+    """Return torchrun's variables from srun's (srun(1))."""
     return {
         "RANK": env["SLURM_PROCID"],
         "WORLD_SIZE": env["SLURM_NTASKS"],
         "LOCAL_RANK": env["SLURM_LOCALID"],
+        # From the plan, which puts as many ranks on every node.
         "LOCAL_WORLD_SIZE": env["HPC_DET_RANKS_PER_NODE"],
         "MASTER_ADDR": env["HPC_DET_MASTER_ADDR"],
         "MASTER_PORT": env["HPC_DET_MASTER_PORT"],
@@ -61,36 +60,38 @@ def srun_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_srun(command: list[str]) -> None:
-    """What differs on this node comes from what its launcher published."""
+    """Replace this process by `command`, with the variables of its node and its rank."""
     unblock_stop_signals()
+    # srun has started this process with node 0's environment.
     os.environ.update(environment_of(Attempt.from_env(os.environ), int(os.environ["SLURM_NODEID"])))
     os.environ.update(srun_environment(os.environ))
     os.execvp(command[0], command)
 
 
-# --- of DeepSpeed
+# --- ranks that DeepSpeed has started
 
 
 def with_local_rank(command: list[str], argument: str | None) -> list[str]:
-    """`command` with DeepSpeed's `argument` where DeepSpeed would put it: right after the script."""
+    """Return `command` with `argument` right after the script, where DeepSpeed puts it."""
     script = 2 if command[0] == "-m" else 1
     return [*command[:script], *([argument] if argument else []), *command[script:]]
 
 
 def of_deepspeed(command: list[str], argument: str | None) -> None:
+    """Replace this process by the rank's command, with the variables that DeepSpeed does not set."""
     unblock_stop_signals()
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["HPC_DET_RANKS_PER_NODE"]
     if os.environ["HPC_DET_SLOT_TYPE"] == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # DeepSpeed numbers the slots there, and a node may have GPUs
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # DeepSpeed puts slot numbers here, which may be those of real GPUs
     rank = as_rank(with_local_rank(command, argument))
     os.execv(rank[0], rank)
 
 
-# --- a script under watch
+# --- the parent process of a script
 
 
 def watch(command: Sequence[str], attempt: Attempt, rank: int) -> int:
-    """Its exit code, or 1 when the agent is gone."""
+    """Run the script and report its end to the agent; return its exit code, or 1 if the agent has died."""
     line, signals = connect_local(attempt.socket), SignalPipe([signal.SIGCHLD])
     script = subprocess.Popen(command)
     say_hello(line, rank, script.pid)
@@ -107,6 +108,7 @@ def watch(command: Sequence[str], attempt: Attempt, rank: int) -> int:
 
 
 def _tell(attempt: Attempt, rank: int, returncode: int, line: Line) -> int:
+    """Note a failure, report the exit to the agent, and return the exit code."""
     code = exit_code(returncode)
     if code:
         ended = f"ended by signal {signal_name(-returncode)}" if returncode < 0 else f"exit code {code}"
@@ -116,6 +118,7 @@ def _tell(attempt: Attempt, rank: int, returncode: int, line: Line) -> int:
 
 
 def of_script(command: list[str]) -> int:
+    """Run the script as this rank and return its exit code; 127 if it cannot be executed."""
     adopt_orphans()
     try:
         return watch(command, Attempt.from_env(os.environ), int(os.environ["RANK"]))
@@ -125,7 +128,7 @@ def of_script(command: list[str]) -> int:
 
 
 def main(argv: list[str]) -> int:
-    argument = argv.pop(0) if argv[0].startswith(LOCAL_RANK) else None  # DeepSpeed puts it there
+    argument = argv.pop(0) if argv[0].startswith(LOCAL_RANK) else None  # DeepSpeed puts it right after the module
     starter, *command = argv
     match starter:
         case "srun":

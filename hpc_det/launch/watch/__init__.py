@@ -1,9 +1,9 @@
-"""Whether a gang is well: its nodes are there, and well before ranks start, and its ranks go on stepping.
+"""Supervision of a gang: its nodes run and are healthy before ranks start, and its ranks make progress.
 
-    supervisor   each node's part of that, kept by its agent
-    peers        the agents' lines to node 0, which waits until all have come
-    health       what a node is asked before its ranks start
-    hang         an agent asks its ranks over their heartbeats; node 0 finds out when they hang
+    supervisor   the part of each node's agent
+    peers        the connections of the agents to node 0, which waits until all have connected
+    health       health checks of a node before its ranks start
+    hang         progress of the ranks, from their heartbeats; node 0 detects a hang
 
-Time limits do not count the time in which an agent was suspended (hpc_det.node.suspension).
+Time limits do not count the time for which an agent was suspended (hpc_det.node.suspension).
 """

@@ -1,12 +1,15 @@
-"""When a gang hangs: node 0 asks all ranks, round by round, how far they are, and those that stand still where.
+"""Hang detection: node 0 asks all ranks for their progress in rounds and, once none makes any, for their stacks.
 
-Ranks that train together stand still together, so the question is when any of them moved last. How long they may stand
-still depends on what the last of them do, for whom the others wait: in the loops over batches a limit, which the user
-sets or which is learned; the first step of a loop may compile for long, and what lies between the steps, such as
-saving, may take hours. A function of the user's may take as long as it likes, unless the user sets a limit or another
-rank is through with it. The judge is pure arithmetic.
+Ranks that train together block together, so what counts is when any of them last made progress. How long they may make
+none depends on what the ranks furthest behind are doing, because the others wait for these:
 
-Each agent asks the ranks of its node, over their heartbeats, and keeps what each sent last.
+    a loop over batches             a limit that the user sets, or that is learned from the run
+    the first step of such a loop   longer, because it may compile
+    work between steps              hours, because it may save
+    a function of the user's        no limit, unless the user sets one or another rank has finished the function
+
+The decision (HangJudge) is pure arithmetic. Each agent asks the ranks of its node over their heartbeats, and keeps the
+last answer of each.
 """
 
 from __future__ import annotations
@@ -26,63 +29,71 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Failure
 
 LEAST_S = 600.0
+"""Seconds; the lowest learned limit."""
 TIMES_LONGEST = 20
-"""The learned limit is so many times the longest standstill that ended, and at least `LEAST_S`."""
+"""The learned limit is this many times the longest time without progress that ended, and at least `LEAST_S`."""
 _PATIENCE_S: dict[str, float] = {
-    "meeting": 300.0,  # once the last of them has come: their first collective takes milliseconds
+    "meeting": 300.0,  # after the last rank has joined, whose first collective takes milliseconds
     "between steps": 4 * 3600.0,
     "training": 3600.0,
     "validation": 3600.0,
 }
-"""By phase; for the loops over batches before their first step is done. Outside, nobody is waited for."""
+"""Seconds without progress, by phase; for loops over batches before their first step. "outside" has no limit."""
 _FUNCTIONS = ("setup", "function", "loop")
+"""Phases in which a function of the user's runs."""
 _FUNCTION_S = 4 * 3600.0
+"""Seconds for a function of the user's that another rank has finished."""
 _ROUNDS_PER_LIMIT = 20
+"""Rounds of questions during one limit."""
 _ROUND_S = (0.25, 30.0)
+"""Shortest and longest time between two rounds, in seconds."""
 _VERDICT_S = 10.0
-"""How long the stacks of all ranks may take."""
+"""Seconds for the stacks of all ranks to arrive."""
 _COLLECTIVES = "(distributed_c10d.py:"
-"""In the place of a rank that waits for others, by a call of torch.distributed's."""
+"""Part of the position of a rank that waits in a collective of torch.distributed."""
 RankPosition = tuple[Progress, str]
-"""Where a rank stands: its progress, and the place in its code."""
+"""A rank's progress, and its position in the code."""
 
 
 class HeartbeatServer:
-    """The agent's end of its ranks' heartbeats. What they send is described in hpc_det.node.heartbeat."""
+    """The agent's end of the heartbeats of its ranks; hpc_det.node.heartbeat describes their messages."""
 
     def __init__(self, socket: AgentSocket) -> None:
         self._lines: dict[int, Line] = {}
+        """Connections of the heartbeats, keyed by rank."""
         self._last: dict[int, Head] = {}
         self._news: dict[int, Head] = {}
         self._asked: set[int] = set()
-        """Those that have not answered yet."""
+        """Ranks that have not answered yet."""
         socket.on_heartbeat = self._take
 
     def ask(self, what: str) -> None:
-        """A rank that owes an answer is not asked for progress again: what it does not read would pile up."""
+        """Ask every rank for `what`: "progress" or "stacks"."""
         for rank, line in self._lines.items():
+            # A blocked rank does not read, so questions for it would pile up in the connection.
             if what == "stacks" or rank not in self._asked:
                 line.send({"ask": what})
         self._asked = set(self._lines)
 
     def news(self) -> list[Head]:
-        """What they sent since the last call."""
+        """Return the newest message of each rank that has sent any since the last call."""
         news, self._news = list(self._news.values()), {}
         return news
 
     def force_stacks(self) -> None:
-        """From ranks that do not answer: by a signal, which needs nothing of their interpreters."""
+        """Send STACKS_SIGNAL to the ranks that do not answer; its handler does not need their interpreters."""
         for rank in self._asked:
             with suppress(OSError):
+                # The kernel has translated the process id into this node's, also for a rank in a container.
                 os.kill(self._lines[rank].identity["pid"], STACKS_SIGNAL)  # its number here, also in a container
 
     def report_silent(self) -> None:
-        """As news: these ranks have not answered."""
+        """Add a message to the news for each rank that has not answered."""
         for rank in self._asked:
-            self._news[rank] = {**self._last[rank], "at": "no answer, a C call may keep the interpreter's lock"}
+            self._news[rank] = {**self._last[rank], "at": "no answer: a C call may hold the interpreter's lock"}
 
     def _take(self, line: Line, message: Head) -> None:
-        """Raises BrokenRule."""
+        """Record a rank's message. Raises BrokenRule."""
         rank = number_in(message, "heartbeat")
         _check(message)
         self._lines[rank] = line
@@ -91,7 +102,8 @@ class HeartbeatServer:
 
 
 def _check(message: Head) -> None:
-    """Node 0 takes it as it is. Raises BrokenRule."""
+    """Raise BrokenRule if the message is invalid."""
+    # Agents pass the message on to node 0, which does not check it again.
     for name in ("steps", "alone", "batch"):
         number_in(message, name)
     if not isinstance(message.get("phase"), str) or not isinstance(message.get("at", ""), str):
@@ -101,8 +113,13 @@ def _check(message: Head) -> None:
 
 
 class HangWatch:
+    """Node 0's hang detection: it collects the ranks' progress and returns the failure of a gang that hangs."""
+
     def __init__(self, plan: JobPlan, hosts: Sequence[str], ask_all: Callable[[str], None], clock: AwakeClock) -> None:
-        """`hosts`: of the gang's nodes, by rank. `ask_all` asks every rank for "progress" or "stacks"."""
+        """`hosts`: the gang's nodes, by rank. `ask_all`: asks every rank for "progress" or "stacks".
+
+        `clock` must not count suspensions.
+        """
         self._plan = plan
         self._hosts = hosts
         self._ask_all = ask_all
@@ -110,11 +127,12 @@ class HangWatch:
         self._judge = HangJudge(plan.world_size, plan.hang_timeout_s)
         self._next_round = 0.0 if plan.hang_timeout_s != 0 else float("inf")
         self._stacks_at: float | None = None
-        """When they were asked for."""
+        """Seconds on the clock when stacks were requested; None if they were not."""
         self._places: dict[int, RankPosition] = {}
+        """Positions of the ranks that have sent their stacks."""
 
     def take(self, news: Iterable[Head]) -> None:
-        """What heartbeats have sent."""
+        """Record the messages of heartbeats."""
         for message in news:
             progress = Progress(*(message[name] for name in Progress._fields))
             self._judge.take(message["heartbeat"], progress)
@@ -122,7 +140,7 @@ class HangWatch:
                 self._places[message["heartbeat"]] = (progress, message["at"])
 
     def failure(self) -> Failure | None:
-        """Asked every second at least: of a gang that hangs, once its ranks have shown where."""
+        """Return the failure of a gang that hangs, once its ranks have sent their positions; called every second."""
         now = self._clock.seconds()
         if self._stacks_at is not None:
             return self._verdict(now, self._stacks_at + _VERDICT_S)
@@ -136,7 +154,7 @@ class HangWatch:
         return None
 
     def _verdict(self, now: float, until: float) -> Failure | None:
-        """Once all stacks are there, or their time is over. Ranks that moved in the meantime are let alone."""
+        """Return the failure once all positions are known, or at `until`; None if a rank has made progress since."""
         if len(self._places) < self._plan.world_size and now < until:
             return None
         self._stacks_at = None
@@ -144,7 +162,7 @@ class HangWatch:
         groups = last_first(unknown | self._places)
         self._places = {}
         if not self._judge.stands_still:
-            print("hpc-det: ranks that seemed to hang have gone on", file=sys.stderr, flush=True)
+            print("hpc-det: ranks that seemed to hang have made progress again", file=sys.stderr, flush=True)
             return None
         rank = groups[0][1][0]
         host = self._hosts[rank // self._plan.ranks_per_node]
@@ -153,8 +171,10 @@ class HangWatch:
 
 
 class HangJudge:
+    """Decides from the progress of all ranks whether the gang hangs."""
+
     def __init__(self, world_size: int, limit_s: int | None) -> None:
-        """`limit_s` None: learned."""
+        """`limit_s`: the user's limit in seconds; None: learn it."""
         self._world_size = world_size
         self._fixed_s = limit_s
         self._ranks: dict[int, Progress] = {}
@@ -164,17 +184,18 @@ class HangJudge:
 
     @property
     def round_s(self) -> float:
-        """How often the ranks are to be asked."""
+        """Seconds between two questions to the ranks."""
         shortest, longest = _ROUND_S
         return min(max(self.limit_s / _ROUNDS_PER_LIMIT, shortest), longest)
 
     @property
     def limit_s(self) -> float:
-        """How long the ranks may stand still within a loop."""
+        """Seconds for which the ranks may make no progress within a loop."""
         return float(self._fixed_s) if self._fixed_s else max(LEAST_S, TIMES_LONGEST * self._longest_s)
 
     @property
     def still_s(self) -> float:
+        """Seconds since the last progress of any rank."""
         return self._still_s
 
     @property
@@ -182,29 +203,33 @@ class HangJudge:
         return self._ranks
 
     def take(self, rank: int, progress: Progress) -> None:
+        """Record the progress of a rank."""
         before = self._ranks.get(rank)
         if progress == before:
             return
         self._ranks[rank] = progress
-        if before and before.warm:  # not what the first step or a save took
+        if before and before.warm:  # do not learn from first steps and saves, which take longer
             self._longest_s = max(self._longest_s, self._still_s)
         self._still_s = 0.0
 
     def is_hung(self, now: float) -> bool:
-        """`now`: by a clock that stands still while the job is suspended (hpc_det.node.suspension)."""
+        """Return whether the gang hangs at `now`, on a clock that excludes suspensions (hpc_det.node.suspension)."""
         self._still_s += 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
         return self.stands_still
 
     @property
     def stands_still(self) -> bool:
+        """True if all ranks have reported, and none has made progress for longer than allowed."""
         return len(self._ranks) == self._world_size and self._still_s > self._patience_s()
 
     def _patience_s(self) -> float:
+        """Return the longest limit of the ranks that are furthest behind."""
         last = min(rank.steps for rank in self._ranks.values())
         return max(self._patience_of(rank) for rank in self._ranks.values() if rank.steps == last)
 
     def _patience_of(self, rank: Progress) -> float:
+        """Return the seconds for which this rank may make no progress."""
         if rank.phase in _FUNCTIONS:
             return self._patience_with_function(rank)
         if rank.warm:
@@ -212,6 +237,7 @@ class HangJudge:
         return max(self.limit_s, _PATIENCE_S[rank.phase]) if rank.phase in _PATIENCE_S else float("inf")
 
     def _patience_with_function(self, rank: Progress) -> float:
+        """Return the limit of a rank inside a function of the user's."""
         if self._fixed_s:
             return self._fixed_s
         has_been_done = rank.warm or any(other.steps > rank.steps for other in self._ranks.values())
@@ -219,9 +245,10 @@ class HangJudge:
 
 
 def last_first(ranks: Mapping[int, RankPosition]) -> list[tuple[RankPosition, list[int]]]:
-    """Ranks that stand at the same place together, those furthest behind first, and of these the odd ones out.
+    """Group the ranks by position; first the groups furthest behind, then smaller groups before larger ones.
 
-    In a pipeline several are odd: of equally many those that do not wait in a collective themselves.
+    A small group is more likely the cause. In a pipeline several groups are small: of equal ones, those that do not
+    wait in a collective come first.
     """
     groups: dict[tuple[int, str, str], list[int]] = {}
     for rank, (progress, place) in sorted(ranks.items()):
@@ -231,7 +258,7 @@ def last_first(ranks: Mapping[int, RankPosition]) -> list[tuple[RankPosition, li
 
 
 def sentence(still_s: float, groups: Iterable[tuple[RankPosition, list[int]]]) -> str:
-    """What the failure says."""
+    """Return the message of the failure."""
     told = [f"{_named(ranks)}: {_where(progress)}, {place}" for (progress, place), ranks in groups]
     return f"no step for {still_s:.0f} s; " + "; ".join(told) + "; the ranks' logs contain the stacks of all threads"
 
@@ -243,7 +270,7 @@ def _where(progress: Progress) -> str:
 
 
 def _named(ranks: list[int]) -> str:
-    """ "ranks 0-2, 7" """
+    """Return the ranks as text, such as "ranks 0-2, 7"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

@@ -1,9 +1,9 @@
-"""What a node is asked before its ranks start: its devices, its memory, the folders that the run needs, its clock.
+"""Health checks of a node before its ranks start: devices, memory, the folders that the run needs, the clock.
 
-Each check is a process of its own, since one that asks a dead file server never comes back, and could not even be
-killed: its silence is then its answer. All of them together take a few milliseconds on a healthy node. The NVIDIA
-driver is asked through its own library, since nvidia-smi takes ten times longer: NVML, nvml.h of the CUDA toolkit. It
-shows no more devices than the job's cgroup or container does.
+Each check runs in its own process: one that accesses a dead file server never returns and cannot even be killed, so no
+answer is a failed check. On a healthy node all checks together take a few milliseconds. The NVIDIA driver is queried
+through its library (NVML, nvml.h of the CUDA toolkit), because nvidia-smi takes ten times longer. NVML lists only the
+devices of the job's cgroup or container.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import TrialFolder
 
 ANSWER_S = 20.0
-"""A check that takes longer has failed."""
+"""Seconds for all checks; one that takes longer has failed."""
 LEAST_MEMORY_MB = 512
+"""Least available memory of a healthy node."""
 CLOCK_S = 60.0
-"""Clocks further apart than this are wrong: ends of jobs and orders of failures are read off them."""
+"""Seconds by which clocks may differ; hpc_det compares ends of jobs and times of failures across nodes."""
 MOST_USED = 0.5
-"""Of a device's memory. Our own ranks are not there yet."""
+"""Largest used share of a device's memory; the gang's own ranks do not run yet."""
 _UUID_LENGTH = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
 class NodeProblem(NamedTuple):
+    """A failed health check of a node."""
+
     text: str
     is_shared: bool = False
-    """The run folder is full: every other node would say the same, and the node is not to blame."""
+    """True if the run folder is full: every node would report the same, and this one is not to blame."""
 
 
 Check = Callable[[], NodeProblem | None]
@@ -50,7 +53,7 @@ Check = Callable[[], NodeProblem | None]
 def problems_of_node(
     trial: TrialFolder, plan: JobPlan, folders: NodeFolders, env: Mapping[str, str]
 ) -> list[NodeProblem]:
-    """What is wrong with this node for a gang of `plan`; after `ANSWER_S` at the latest."""
+    """Return the problems of this node for a gang of `plan`, after `ANSWER_S` at the latest."""
     checks: dict[str, Check] = {
         "memory": _memory,
         str(trial.path): partial(folder_problem, trial.path, shared=True),
@@ -62,7 +65,7 @@ def problems_of_node(
 
 
 def answers(checks: Mapping[str, Check], within_s: float) -> list[NodeProblem]:
-    """What the checks find, all at the same time; a silent one is a problem, under its name."""
+    """Run the checks in parallel and return the problems found, among them each check that has not answered."""
     end = time.monotonic() + within_s
     running = {name: _start(check) for name, check in checks.items()}
     found = [_answer(name, *process, end, within_s) for name, process in running.items()]
@@ -74,7 +77,7 @@ def _memory() -> NodeProblem | None:
     available = next(int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable:"))
     if available >= LEAST_MEMORY_MB:
         return None
-    return NodeProblem(f"{available} MB of memory are left there, less than {LEAST_MEMORY_MB} MB")
+    return NodeProblem(f"{available} MB of memory are available, but at least {LEAST_MEMORY_MB} MB are needed")
 
 
 def _devices(needed: int, env: Mapping[str, str]) -> NodeProblem | None:
@@ -83,7 +86,7 @@ def _devices(needed: int, env: Mapping[str, str]) -> NodeProblem | None:
 
 
 def folder_problem(folder: Path, *, shared: bool) -> NodeProblem | None:
-    """Write, flush, read, delete; on the way the file server tells its time."""
+    """Write, flush, read and delete a file in `folder`; return a problem found, also of the clock."""
     path = folder / f".health-{socket.gethostname()}-{os.getpid()}"
     try:
         before = time.time()
@@ -94,34 +97,36 @@ def folder_problem(folder: Path, *, shared: bool) -> NodeProblem | None:
     finally:
         with suppress(OSError):
             path.unlink()
+    # The file server sets the time of the write, so this compares its clock with the node's.
     if before - CLOCK_S <= written <= after + CLOCK_S:
         return None
     return NodeProblem(f"the clock is {abs(after - written):.0f} s {_side(after - written)} the one behind {folder}")
 
 
 def _write_and_read(path: Path, content: bytes) -> float:
-    """When it was written, as the file's server says."""
+    """Write a file, read it again, and return the server's time of the write. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(descriptor, content)
         os.fsync(descriptor)
         if os.pread(descriptor, len(content) + 1, 0) != content:
-            raise OSError(errno.EIO, "what was written there reads differently", str(path))
+            raise OSError(errno.EIO, "a file that was just written has different content", str(path))
         return os.fstat(descriptor).st_mtime
     finally:
         os.close(descriptor)
 
 
 def wrong_clocks(offsets: Mapping[str, float]) -> dict[str, NodeProblem]:
-    """The hosts whose clocks are wrong, from how many seconds each is ahead of the first one's, which has 0.
+    """Return a problem for each host whose clock is wrong.
 
-    The first one is right, unless most of the others say otherwise.
+    `offsets`: seconds by which each host's clock is ahead of the first host's, which has 0. The first clock is right,
+    unless most of the others differ from it.
     """
     away = {host: offset for host, offset in offsets.items() if abs(offset) > CLOCK_S}
     first = next(iter(offsets))
     if len(away) > len(offsets) / 2:
         return {
-            first: NodeProblem(f"the clock is more than {CLOCK_S:.0f} s away from those of {len(away)} other nodes")
+            first: NodeProblem(f"the clock differs by more than {CLOCK_S:.0f} s from those of {len(away)} other nodes")
         }
     return {
         host: NodeProblem(f"the clock is {abs(offset):.0f} s {_side(offset)} that of {first}")
@@ -137,7 +142,7 @@ def _side(offset: float) -> str:
 
 
 def _start(check: Check) -> tuple[int, int]:
-    """The process, and where its answer can be read."""
+    """Start a check in a child; return its process id, and the descriptor from which to read its answer."""
     answer, write = os.pipe()
     process = os.fork()
     if not process:
@@ -147,17 +152,19 @@ def _start(check: Check) -> tuple[int, int]:
 
 
 def _run(check: Check, write: int) -> NoReturn:
-    """In the child. It must not go on as its parent, whatever happens."""
+    """Run a check in the child, write its answer to the descriptor `write`, and exit."""
     try:
         problem = check()
     except BaseException as error:
         problem = NodeProblem(f"{type(error).__name__}: {error}")
     with suppress(BaseException):
         os.write(write, json.dumps(problem).encode())
+    # Not sys.exit: the child must not run the parent's exit handlers, or return into its code.
     os._exit(0)
 
 
 def _answer(name: str, process: int, answer: int, end: float, within_s: float) -> NodeProblem | None:
+    """Return the problem that a check has found, or None. Kills a check that has not answered by `end`."""
     try:
         if not select.select([answer], [], [], max(0.0, end - time.monotonic()))[0]:
             with suppress(ProcessLookupError):
@@ -185,25 +192,27 @@ class NvmlError(Exception):
 
 @dataclass(frozen=True)
 class Device:
+    """A GPU, or a MIG device."""
+
     uuid: str
-    """GPU-... or MIG-..., without more."""
+    """GPU-... or MIG-..."""
     used: float
     """Share of its memory, from 0 to 1."""
 
 
 def device_problem(needed: int, env: Mapping[str, str], nvml: Any | None = None) -> str | None:
-    """Why `needed` ranks cannot have a GPU each on this node, in a sentence; None: they can.
+    """Return as text why `needed` ranks cannot have a GPU each on this node, or None if they can.
 
-    A node without a trace of the driver says nothing: its slots may be of another make. `nvml`: the library.
+    `nvml`: the library.
     """
     try:
         nvml = nvml or ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
+    except OSError:  # without the driver's library: the slots may be GPUs of another vendor
         return None
     try:
         devices = list(_nvml_devices(nvml))
     except NvmlError as error:
-        return f"the NVIDIA driver does not answer ({error}); see what nvidia-smi says there"
+        return f"the NVIDIA driver does not answer ({error}); run nvidia-smi on this node"
     return _device_problem(needed, devices, env.get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -215,11 +224,14 @@ def _device_problem(needed: int, devices: list[Device], visible: str | None) -> 
     if len(mine) < needed:
         return f"{len(mine)} of {needed} GPUs{given}"
     busy = [f"{device.uuid} ({device.used:.0%})" for device in mine[:needed] if device.used > MOST_USED]
-    return f"somebody holds most of the memory of {', '.join(busy)}" if busy else None
+    return f"other processes use most of the memory of {', '.join(busy)}" if busy else None
 
 
 def _visible(devices: list[Device], visible: str | None) -> tuple[list[Device], list[str]]:
-    """The devices that CUDA shows to a rank, and what of `visible` is none: numbers, or beginnings of UUIDs."""
+    """Return the devices that CUDA shows to a rank, and the names in `visible` that match none.
+
+    A name is a number, or the beginning of a UUID.
+    """
     gpus = [device for device in devices if device.uuid.startswith("GPU-")]
     if visible is None:
         return gpus, []
@@ -235,12 +247,13 @@ def _visible(devices: list[Device], visible: str | None) -> tuple[list[Device], 
 
 
 def _plain(name: str) -> str:
-    """Drivers before 470 wrote MIG-GPU-UUID/INSTANCE/INSTANCE, which NVML now knows by the GPU."""
+    """Return the name of a device as NVML knows it."""
+    # Drivers before 470 wrote MIG-GPU-UUID/INSTANCE/INSTANCE for a MIG device, which NVML now lists under its GPU.
     return name.split("/")[0].removeprefix("MIG-") if name.startswith("MIG-GPU-") else name
 
 
 def _nvml_devices(nvml: Any) -> Iterator[Device]:
-    """GPUs in the driver's order, each followed by its MIG devices."""
+    """Yield the GPUs in the driver's order, each followed by its MIG devices. Raises NvmlError."""
     _call_nvml(nvml.nvmlInit_v2)
     try:
         for handle in _handles(nvml):
@@ -251,16 +264,18 @@ def _nvml_devices(nvml: Any) -> Iterator[Device]:
 
 
 def _handles(nvml: Any) -> Iterator[ctypes.c_void_p]:
+    """Yield the handles of the GPUs that this job may use."""
     count = ctypes.c_uint()
     _call_nvml(nvml.nvmlDeviceGetCount_v2, ctypes.byref(count))
     for index in range(count.value):
         handle = ctypes.c_void_p()
         code = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle))
-        if code == 0:  # NVML_ERROR_NO_PERMISSION: another job's
+        if code == 0:  # otherwise NVML_ERROR_NO_PERMISSION: the GPU belongs to another job
             yield handle
 
 
 def _mig_handles(nvml: Any, gpu: ctypes.c_void_p) -> Iterator[ctypes.c_void_p]:
+    """Yield the handles of the MIG devices of a GPU."""
     count = ctypes.c_uint()
     if nvml.nvmlDeviceGetMaxMigDeviceCount(gpu, ctypes.byref(count)):
         return
@@ -274,11 +289,13 @@ def _device(nvml: Any, handle: ctypes.c_void_p) -> Device:
     uuid = ctypes.create_string_buffer(_UUID_LENGTH)
     _call_nvml(nvml.nvmlDeviceGetUUID, handle, uuid, ctypes.c_uint(_UUID_LENGTH))
     memory = _Memory()
-    known = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0 and memory.total  # not of all makes
+    # Not all models report their memory.
+    known = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0 and memory.total
     return Device(uuid.value.decode(), memory.used / memory.total if known else 0.0)
 
 
 def _call_nvml(function: Any, *arguments: Any) -> None:
+    """Call a function of NVML. Raises NvmlError if it fails."""
     code = function(*arguments)
     if code:
         raise NvmlError(f"{getattr(function, '__name__', 'NVML')} returned {code}")

@@ -1,12 +1,13 @@
-"""The node agents of a gang: node 0 waits until all have come, and each of them holds a line to it, O(nodes) in all.
+"""The connections between a gang's node agents: each agent has one to node 0, which waits until all have connected.
 
-A line stands from an agent's first moment until it reports its exit. One that ends without it is a lost node: it was
-powered off, its agent was killed, or it answered nothing for LOST_S. No agent sends heartbeats: the kernels ask each
-other (tcp(7), SO_KEEPALIVE and TCP_USER_TIMEOUT), and answer for processes that are suspended, starved, or wait for a
-file system, so none of these is taken for lost. Of a node that does not come the scheduler may know that it is down.
+A connection lasts from an agent's start until it reports its exit. If it ends earlier, the node is lost: it was powered
+off, its agent was killed, or it did not answer for LOST_S. The agents send no heartbeats. The kernels probe each other
+instead (tcp(7), SO_KEEPALIVE and TCP_USER_TIMEOUT) and answer even for a process that is suspended, starved, or waits
+for a file system, so such a node does not count as lost. While a node is missing, node 0 asks the scheduler whether it
+is down.
 
-What else the agents send each other is the business of hpc_det.launch.watch.supervisor; how a line is opened and sealed
-is that of hpc_det.node.
+hpc_det.launch.watch.supervisor defines the other messages of the agents, hpc_det.node the opening and authentication of
+connections.
 """
 
 from __future__ import annotations
@@ -28,20 +29,24 @@ from hpc_det.node.suspension import AwakeClock
 from hpc_det.schedulers.scheduler import NoAnswer, run_command, scheduler
 
 ARRIVE_S = 600.0
-"""Nodes of one job may start minutes apart: prologs, cold file systems."""
+"""Seconds for all nodes to connect; they may start minutes apart because of prologs and cold file systems."""
 ASK_EVERY_S = 10.0
+"""Seconds between two queries of the scheduler for missing nodes."""
 LOST_S = 15.0
-"""A node whose kernel answers nothing for so long is lost."""
+"""Seconds without an answer from a node's kernel after which the node is lost."""
 OTHER_FILES = 256
-"""So many may the agent of node 0 have open beside the lines of the other nodes."""
+"""Number of files that node 0's agent may have open besides its connections."""
 ANSWER_S = 5.0
+"""Seconds that an unhealthy node waits for node 0's answer."""
 _SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
-"""How the kernel reports it (tcp(7)): with the last error of the network, where there was one."""
+"""Errors of a connection whose host does not answer (tcp(7)): the network's last error, if there was one."""
 
 
 class Arrivals:
+    """Waits for the nodes of a gang to connect."""
+
     def __init__(self, scheduler_name: str, hosts: Sequence[str]) -> None:
-        """`hosts`: of the gang's nodes, by rank."""
+        """`hosts`: the gang's nodes, by rank."""
         self._scheduler = scheduler(scheduler_name)
         self._hosts = hosts
         self._clock = AwakeClock()
@@ -51,47 +56,53 @@ class Arrivals:
 
     @property
     def are_late(self) -> bool:
+        """True if nodes are still missing after ARRIVE_S."""
         return self._clock.seconds() > ARRIVE_S
 
     def down(self, missing: Sequence[int]) -> list[int]:
-        """Those of the missing nodes that the scheduler has called down since the last call."""
+        """Return those of the missing nodes that the scheduler has called down since the last call."""
         now = self._clock.seconds()
         if missing and now >= self._ask_at and not (self._asking and self._asking.is_alive()):
             self._ask_at = now + ASK_EVERY_S
+            # In a thread, because the scheduler's command may block for any time.
             self._asking = threading.Thread(target=self._ask, args=[missing], daemon=True)
             self._asking.start()
         known, self._down = self._down, ()
         return [node for node in missing if self._hosts[node] in known]
 
     def _ask(self, missing: Sequence[int]) -> None:
-        """In a thread: a command may take as long as it likes."""
+        """Query the scheduler for missing nodes that are down."""
         try:
             self._down = self._scheduler.down_hosts([self._hosts[node] for node in missing], run_command)
-        except NoAnswer:  # it is asked again
+        except NoAnswer:  # the next query may succeed
             pass
-        except (HpcDetError, ValueError, KeyError):  # nodes may lack its commands
+        except (HpcDetError, ValueError, KeyError):  # nodes may lack the scheduler's commands, so stop asking
             self._ask_at = float("inf")
 
 
 def key_of(secret: str) -> bytes:
-    """What agents show each other, and ranks do not: from the secret in the private file of the rendezvous."""
+    """Return the agents' key, derived from the rendezvous' secret, which only this user can read; ranks use other
+    keys.
+    """
     return derived(secret.encode(), "agents")
 
 
 class Peers:
-    """Node 0's end: the other nodes, by rank."""
+    """Node 0's end: the connections of the other nodes."""
 
     def __init__(self, selector: selectors.BaseSelector, host: str, nodes: int) -> None:
-        """Listens at `host`, for nodes 1 to `nodes` - 1. Raises HpcDetError where it cannot."""
+        """Listen at `host` for nodes 1 to `nodes` - 1. Raises HpcDetError if that fails."""
         self.on_message: Callable[[int, Head], None] = lambda node, message: None
+        """Called with a node's rank and its message."""
         self.on_exit: Callable[[int, int], None] = lambda node, code: None
-        """Called with the exit code that an agent reports."""
+        """Called with a node's rank and the exit code that its agent reports."""
         self.on_lost: Callable[[int, str], None] = lambda node, why: None
+        """Called with the rank of a lost node, and why it is lost."""
         self.secret: str | None = None
-        """Of the rendezvous; until it is published nobody can know where to come."""
+        """The rendezvous' secret; None until it is published, and no agent can connect before."""
         self._nodes = nodes
         self._lines: dict[int, Line] = {}
-        """Of the nodes that have sent something and have not reported their exit."""
+        """Connections of the nodes that have sent something and have not reported their exit, keyed by node rank."""
         self._selector = selector
         _allow_files(nodes + OTHER_FILES)
         self._board = TcpLineServer(host, self._key_for, lambda address: True, gone_s=LOST_S, has_thread=False)
@@ -103,23 +114,23 @@ class Peers:
 
     @property
     def present(self) -> set[int]:
-        """The nodes that have come and not left."""
+        """The nodes that have connected and have not reported their exit."""
         return set(self._lines)
 
     def tell(self, message: Head, node: int | None = None) -> None:
-        """To one node, or to all."""
+        """Send a message to one node, or to all."""
         lines = [self._lines[node]] if node is not None else list(self._lines.values())
         for line in lines:
             line.send(message)
 
     def poll(self) -> None:
-        """When something has come, and every second at least."""
+        """Handle what has arrived; called when the server is readable, and at least once a second."""
         self._board.turn()
         while not self._board.events.empty():
             self._take(self._board.events.get())
 
     def await_exits(self, within_s: float) -> None:
-        """Of all that are present."""
+        """Wait until all present nodes have reported their exit, for at most `within_s`."""
         clock = AwakeClock()
         with selectors.DefaultSelector() as selector:
             selector.register(self._board, selectors.EVENT_READ)
@@ -132,6 +143,7 @@ class Peers:
         self._board.close()
 
     def _key_for(self, identity: dict[str, Any]) -> bytes | None:
+        """Return the key for a node that is expected and not connected, else None."""
         node = identity["node"]
         is_awaited = type(node) is int and 0 < node < self._nodes and node not in self._lines
         return key_of(self.secret) if is_awaited and self.secret else None
@@ -145,7 +157,7 @@ class Peers:
             self.on_lost(node, _why(event.line))
 
     def _take_message(self, node: int, line: Line, message: Head) -> None:
-        if self._lines.setdefault(node, line) is not line:  # it has come twice
+        if self._lines.setdefault(node, line) is not line:  # a second connection of the same node
             line.close()
             return
         try:
@@ -155,21 +167,24 @@ class Peers:
                 self.on_exit(node, code)
             else:
                 self.on_message(node, message)
-        except (KeyError, TypeError, ValueError):  # no message of an agent's
+        except (KeyError, TypeError, ValueError):  # the message is invalid
             line.close()
 
 
 class ToNode0:
-    """Another node's end."""
+    """Another node's end: its connection to node 0."""
 
     def __init__(self, selector: selectors.BaseSelector, rendezvous: Rendezvous, node: int, within_s: float) -> None:
-        """Raises NoLine where node 0 cannot be reached in time."""
+        """Connect to node 0. Raises NoLine if that fails within `within_s`."""
         self.on_message: Callable[[Head], None] = lambda message: None
+        """Called with each message of node 0."""
         self.on_exit: Callable[[int], None] = lambda code: None
-        """Called with the exit code of node 0's agent, which leaves last unless something has failed, and waits for
-        this one's report of its exit.
+        """Called with the exit code of node 0's agent.
+
+        Unless something has failed, that agent exits last, and waits for this one's report of its exit.
         """
         self.on_lost: Callable[[str], None] = lambda why: None
+        """Called with the reason if node 0 is lost."""
         self._selector = selector
         address, key = (rendezvous.host, rendezvous.agents_port), key_of(rendezvous.secret)
         identity = {"role": "agent", "node": node}
@@ -181,20 +196,22 @@ class ToNode0:
         self.tell({"hello": True})
 
     def tell(self, message: Head) -> None:
+        """Send a message to node 0."""
         self._line.send(message)
 
     def answered(self) -> bool:
-        """Wait for a message; whether there was one, within `ANSWER_S`."""
+        """Wait for a message, for at most `ANSWER_S`; return whether one came."""
         self._line.connection.settimeout(ANSWER_S)
         return self._line.receive() is not None
 
     def close(self, code: int) -> None:
-        """Report the exit of this agent, and hang up."""
+        """Report the exit of this agent, and close the connection."""
         if self._is_open:
             self.tell({"exit": code})
             self._hang_up()
 
     def _listen(self) -> None:
+        """Handle what has arrived from node 0."""
         stands = self._line.take()
         while self._is_open and self._line.received:
             message = self._line.received.popleft().head
@@ -215,14 +232,15 @@ class ToNode0:
 
 
 def _why(line: Line) -> str:
-    """What became of a line that ended without a report of an exit."""
+    """Return why a connection ended without a report of an exit."""
     if line.error and line.error.errno in _SILENT:
         return f"it has not answered for {LOST_S:g} s"
-    return "its connection ended without a goodbye"
+    return "its connection ended before it reported its exit"
 
 
 def _allow_files(needed: int) -> None:
-    """A line is an open file, and 1,024 are what a process may have by default."""
+    """Raise the limit of open files to `needed`, or to the hard limit if that is lower."""
+    # Each connection is an open file, and the default limit is 1,024.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if resource.RLIM_INFINITY != soft < limit:

@@ -1,12 +1,13 @@
-"""Each node agent supervises its part of the gang: nodes are there until they report their exit, are well before ranks
-start, and ranks go on stepping afterwards.
+"""Supervision of a gang by its agents, from the health checks to the end of the last node.
 
-Node 0 gathers what all say and gives the verdict, since a node with a dead file system could not write one down. Nobody
-waits for anybody but an ill node, for its word to arrive: ranks load their libraries in the meantime. A node that is
-lost, or whose agent fails, ends the gang at once; node 0 leaves last.
+Node 0 collects all reports and decides, because a node with a dead file system could not record a failure. No agent
+waits for another before its ranks start, except that an unhealthy one waits until node 0 has its report; in the
+meantime ranks load their libraries. A node that is lost, or whose agent fails, ends the gang at once. Unless something
+has failed, node 0 exits last.
 
-node -> node 0: {"hello": true}, {"time": ..., "problems": [...]}, then {"ranks": [what heartbeats sent]}; node 0 ->
-node: {"ask": "progress" | "stacks"}, and {"noted": true} to an ill one. Both at last: {"exit": EXIT CODE}.
+Other nodes send {"hello": true}, {"time": ..., "problems": [...]}, then {"ranks": [messages of heartbeats]}. Node 0
+sends {"ask": "progress" | "stacks"}, and {"noted": true} to an unhealthy node. Both send {"exit": EXIT CODE} at their
+end.
 """
 
 from __future__ import annotations
@@ -35,60 +36,65 @@ from hpc_det.store.attempt import Failure, note_failure
 from hpc_det.store.folders import TrialFolder
 
 SETTLE_S = 1.5
-"""Before a node is called lost: where all agents are killed at the same time, none of them is to blame. A suspension
-counts as one second of it.
+"""Seconds before a missing connection counts as a lost node.
+
+If all agents are killed at the same time, none of their nodes is to blame. A suspension counts as one second of it.
 """
 LINGER_S = 60.0
-"""How long node 0 stays for others that have not left yet; what ends them then is the scheduler's business."""
+"""Seconds that node 0 waits for other nodes that have not exited yet; after them the scheduler ends these nodes."""
 EXITS_S = 3.0
-"""How long the agents of a gang that has failed may take to leave."""
+"""Seconds for the agents of a failed gang to exit."""
 _STACKS_S = 3.0
-"""After this time a rank that has not shown its stacks is forced to."""
+"""Seconds after which a rank that has not sent its stacks is forced by a signal to write them."""
 _WRITE_S = 1.0
-"""What that may take; the verdict kills it."""
+"""Seconds for writing these stacks, before the ranks are reported as silent and the decision kills them."""
 _SEND_EVERY_S = 0.5
+"""Seconds between two reports of heartbeats to node 0."""
 
 
 class UnhealthyNode(HpcDetError):
-    """No rank may start here. It is noted already."""
+    """No rank may start on this node; the failure is already noted."""
 
 
 class SupervisedGang(NamedTuple):
-    """Whose nodes and ranks are watched."""
+    """The gang whose nodes and ranks are supervised."""
 
     trial: TrialFolder
     plan: JobPlan
     attempt: int
     hosts: Sequence[str]
-    """Of its nodes, by rank."""
+    """Host names of the nodes, by node rank."""
 
 
 class Supervisor:
-    """One node's part of it."""
+    """The supervision on one node."""
 
     def __init__(
         self, gang: SupervisedGang, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
     ) -> None:
-        """`end` ends the attempt on this node, and with it the gang."""
+        """`end`: ends the attempt on this node, and with it the gang."""
         self.gang = gang
         self.selector = selector
         self.end = end
         self.heartbeats = HeartbeatServer(socket)
         self._clock = AwakeClock()
-        """Of all waits: while the job is suspended, nobody can answer."""
+        """Measures all waits; excludes suspensions, during which no node can answer."""
         self._force_at = self._report_at = float("inf")
 
     def rendezvous(self, address: str, folders: NodeFolders) -> Rendezvous:
-        """Where the ranks meet; `address` is this node's. Raises UnhealthyNode if this node fails its checks."""
+        """Run the health checks, meet the other nodes, and return the rendezvous of the ranks.
+
+        `address`: this node's. Raises UnhealthyNode if this node fails its health checks.
+        """
         raise NotImplementedError
 
     @property
     def awaits_nodes(self) -> bool:
-        """Whether this agent must stay for others to come or to leave. Asked when its own ranks are done."""
+        """Return whether this agent must wait for others to connect or exit, once its own ranks are done."""
         return False
 
     def poll(self) -> None:
-        """At least every second."""
+        """Do what is due; called at least once a second."""
         now = self._clock.seconds()
         if now > self._force_at:
             self._force_at, self._report_at = float("inf"), now + _WRITE_S
@@ -98,23 +104,26 @@ class Supervisor:
             self.heartbeats.report_silent()
 
     def ask_ranks(self, what: str) -> None:
+        """Ask the ranks of this node for "progress" or "stacks"."""
         if what == "stacks":
             self._force_at = self._clock.seconds() + _STACKS_S
         self.heartbeats.ask(what)
 
     def report_exit(self, code: int) -> None:
-        """To the other agents: the ranks here are done, or are ended, and this agent exits with `code`."""
+        """Report to the other agents that the ranks here have ended and that this agent exits with `code`."""
         raise NotImplementedError
 
     def close(self) -> None:
+        """Close the connections to the other agents."""
         raise NotImplementedError
 
     def _problems(self, folders: NodeFolders) -> list[NodeProblem]:
+        """Return the problems of this node, or nothing if health checks are disabled."""
         plan = self.gang.plan
         return problems_of_node(self.gang.trial, plan, folders, os.environ) if plan.health_checks else []
 
     def _note_problems(self, node: int, problems: Iterable[NodeProblem]) -> None:
-        """A problem of a folder that all share is the run's failure, and no verdict on the node."""
+        """Note problems of a node as a failure: a full disk if all are of the shared folder, else an unhealthy node."""
         problems = list(problems)
         text = "; ".join(problem.text for problem in problems)
         ill = not all(problem.is_shared for problem in problems)
@@ -124,11 +133,14 @@ class Supervisor:
         self._note(found)
 
     def _note(self, failure: Failure) -> None:
+        """Print a failure and record it in the run folder."""
         print(f"hpc-det: {failure.sentence()}", file=sys.stderr, flush=True)
         note_failure(self.gang.trial, self.gang.attempt, failure)
 
 
 class SupervisorOfNode0(Supervisor):
+    """The supervision on node 0, which decides about the gang."""
+
     def __init__(
         self, gang: SupervisedGang, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
     ) -> None:
@@ -136,24 +148,26 @@ class SupervisorOfNode0(Supervisor):
         self._peers: Peers | None = None
         self._hang_watch = HangWatch(gang.plan, gang.hosts, self._ask_all, self._clock)
         self._offsets = {0: 0.0}
-        """By how many seconds the clock of each node that has arrived is ahead of this one's."""
+        """Seconds by which the clock of each node that has reported is ahead of this node's, keyed by node rank."""
         self._polled_at = time.monotonic()
         self._arrivals: Arrivals | None = None
-        """While nodes are missing."""
+        """None once all nodes have reported."""
         self._done_at: float | None = None
-        """When the ranks here were done."""
+        """Seconds on the clock when the ranks of this node were done."""
         self._lost: list[Failure] = []
+        """Lost nodes that are not noted yet."""
         self._lost_at = float("inf")
 
     def rendezvous(self, address: str, folders: NodeFolders) -> Rendezvous:
-        """Its own checks come first: where they fail, nobody else needs to come."""
+        """Run the health checks and publish the rendezvous."""
+        # Before publishing: if node 0 fails its checks, the other nodes need not connect.
         if found := self._problems(folders):
             self._note_problems(0, found)
             raise UnhealthyNode(found[0].text)
         return self.open(address)
 
     def open(self, address: str) -> Rendezvous:
-        """Listen for the other nodes, and tell them where."""
+        """Listen for the other nodes, and publish the rendezvous."""
         plan = self.gang.plan
         if plan.nodes > 1:
             self._peers = Peers(self.selector, address, plan.nodes)
@@ -186,8 +200,9 @@ class SupervisorOfNode0(Supervisor):
             self._peers.tell({"exit": code})
 
     def close(self) -> None:
-        """After a failure others may still be there. What becomes of them may tell the cause of it."""
+        """Wait for the other nodes to exit, note those that were lost, and close the connections."""
         if self._peers:
+            # After a failure other nodes may still run; the way they end may show its cause.
             self._peers.await_exits(EXITS_S)
             self._note_lost()
             self._peers.close()
@@ -206,6 +221,7 @@ class SupervisorOfNode0(Supervisor):
         self._hang_watch.take(message.get("ranks", ()))
 
     def _welcome(self, node: int, report: Head) -> None:
+        """Record the report of a node that has connected; end the gang if the node is unhealthy."""
         self._offsets[node] = self._offset(report["time"])
         if report["problems"]:
             self._note_problems(node, [NodeProblem(*problem) for problem in report["problems"]])
@@ -214,39 +230,44 @@ class SupervisorOfNode0(Supervisor):
             self.end()
 
     def _offset(self, node_time: float) -> float:
-        """No clock is behind for what has lain here unread, as while this process was suspended."""
+        """Return the seconds by which the clock of the sender is ahead of this node's."""
+        # The message may have waited here unread, for example while this process was suspended; that is not an offset.
         offset, unread_s = node_time - time.time(), time.monotonic() - self._polled_at
         return offset if offset > 0 else min(offset + unread_s, 0.0)
 
     def _on_exit(self, node: int, code: int) -> None:
-        """With another code than 0 it has noted why, and the gang cannot go on."""
+        """End the gang if an agent has failed; it has noted the failure."""
         if code:
             self.end()
 
     def _on_lost(self, node: int, why: str) -> None:
+        """Record a lost node, to be noted after SETTLE_S."""
         host = self.gang.hosts[node]
         self._lost.append(Failure(rank=None, host=host, time=time.time(), message=f"lost: {why}", node_lost=True))
         self._lost_at = min(self._lost_at, self._clock.seconds() + SETTLE_S)
 
     def _note_lost(self) -> None:
+        """Note the lost nodes as failures."""
         for failure in self._lost:
             self._note(failure)
         self._lost, self._lost_at = [], float("inf")
 
     def _await_nodes(self, arrivals: Arrivals) -> None:
+        """Check for missing nodes; when none is left, record the hosts and check the clocks."""
         missing = [node for node in range(self.gang.plan.nodes) if node not in self._offsets]
         if not missing:
             self._arrivals = None
             write_json(self.gang.trial.nodes(self.gang.attempt), list(self.gang.hosts))
             self._check_clocks()
         for node in arrivals.down(missing):
-            self._on_lost(node, f"{self.gang.plan.scheduler} says that it is down, and its agent has not come")
+            self._on_lost(node, f"{self.gang.plan.scheduler} reports it as down, and its agent has not connected")
         if arrivals.are_late and self.gang.plan.health_checks:
             for node in missing:
                 self._note_problems(node, [NodeProblem(f"its agent did not report within {ARRIVE_S:.0f} s")])
             self.end()
 
     def _check_clocks(self) -> None:
+        """End the gang if the clock of a node is wrong."""
         if not self.gang.plan.health_checks:
             return
         by_host = {self.gang.hosts[node]: offset for node, offset in sorted(self._offsets.items())}
@@ -257,12 +278,15 @@ class SupervisorOfNode0(Supervisor):
             self.end()
 
     def _ask_all(self, what: str) -> None:
+        """Ask the ranks of all nodes."""
         self.ask_ranks(what)
         if self._peers:
             self._peers.tell({"ask": what})
 
 
 class SupervisorOfOtherNode(Supervisor):
+    """The supervision on a node other than node 0."""
+
     def __init__(
         self,
         gang: SupervisedGang,
@@ -278,9 +302,10 @@ class SupervisorOfOtherNode(Supervisor):
         self._send_at = 0.0
 
     def rendezvous(self, address: str, folders: NodeFolders) -> Rendezvous:
-        """The line comes first: what is lost during the checks was there."""
+        """Connect to node 0, run the health checks and report them, and return the rendezvous."""
         rendezvous = await_rendezvous(self.gang.trial.rendezvous(self.gang.attempt))
         try:
+            # Before the checks, so that node 0 notices if this node is lost during them.
             self._node_0 = ToNode0(self.selector, rendezvous, self._node, ANSWER_S)
         except NoLine as error:
             self._cannot_reach(rendezvous, error.error)
@@ -307,10 +332,10 @@ class SupervisorOfOtherNode(Supervisor):
             self._node_0.close(code)
 
     def close(self) -> None:
-        """Where node 0 was lost it has lost this node, too, perhaps a little later. The exit code of this agent must
-        not have it ended before it has said so.
-        """
+        """Delay the exit if node 0 was lost."""
         if self._has_lost_node_0:
+            # Node 0 has lost this node, too, perhaps a little later. It must note that before srun ends its agent
+            # because of this one's exit code (--kill-on-bad-exit).
             time.sleep(peers.LOST_S * 2 / 3)
 
     def _obey(self, message: Head) -> None:
@@ -322,15 +347,20 @@ class SupervisorOfOtherNode(Supervisor):
             self.end()
 
     def _on_lost(self, why: str) -> None:
-        """Nobody is left to give a verdict: on node 0 the job has ended, or will hear of this one."""
+        """End the ranks here after the loss of node 0."""
+        # No agent is left that decides: on node 0 the job has ended, or it will notice the loss of this node.
         self._has_lost_node_0 = True
-        print(f"hpc-det: node {self.gang.hosts[0]} lost: {why}; the ranks here are ended", file=sys.stderr, flush=True)
+        print(f"hpc-det: node {self.gang.hosts[0]} lost: {why}; ending the ranks here", file=sys.stderr, flush=True)
         self.end()
 
     def _cannot_reach(self, rendezvous: Rendezvous, error: OSError) -> None:
+        """Handle a failed connection to node 0, without health checks by continuing without one.
+
+        Raises HpcDetError if node 0's agent has exited, else UnhealthyNode if health checks are enabled.
+        """
         where = f"{self.gang.hosts[0]} at {rendezvous.host}:{rendezvous.agents_port}"
-        if isinstance(error, ConnectionRefusedError):  # the way is there, and the agent not any more
-            raise HpcDetError(f"the agent of the first node, {where}, is gone")
+        if isinstance(error, ConnectionRefusedError):  # the node answers, but no agent listens any more
+            raise HpcDetError(f"the agent of the first node, {where}, has exited")
         if self.gang.plan.health_checks:
             self._note_problems(
                 self._node, [NodeProblem(f"cannot connect to the first node, {where}: {error.strerror or error}")]
@@ -338,7 +368,7 @@ class SupervisorOfOtherNode(Supervisor):
             raise UnhealthyNode("cannot connect to the first node")
 
     def _leave(self, found: list[NodeProblem]) -> None:
-        """Not before node 0 knows why."""
+        """Wait until node 0 has recorded the problems, or record them here, then raise UnhealthyNode."""
         if self._node_0 is None or not self._node_0.answered():
             self._note_problems(self._node, found)
         raise UnhealthyNode(found[0].text)
@@ -347,7 +377,7 @@ class SupervisorOfOtherNode(Supervisor):
 def supervisor_of_node(
     gang: SupervisedGang, node: int, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
 ) -> Supervisor:
-    """The part of node `node`; `end` ends the attempt on this node, and with it the gang."""
+    """Return the supervisor for node `node`. `end`: ends the attempt on this node, and with it the gang."""
     if node == 0:
         return SupervisorOfNode0(gang, selector, socket, end)
     return SupervisorOfOtherNode(gang, selector, socket, end, node)

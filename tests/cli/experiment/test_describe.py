@@ -36,7 +36,7 @@ def test_what_is_damaged_is_no_traceback(hpc_det: Command, life: Life, scheduler
     for command in ("describe", "logs", "wait", "kill"):
         code, _, err = hpc_det("e", command, "1")
         assert code == 1
-        assert re.match(r"hpc-det: experiment 1: \S+\.json: damaged: it is no JSON", err)
+        assert re.match(r"hpc-det: experiment 1: \S+\.json: damaged: not valid JSON", err)
 
 
 def test_a_damaged_plan_is_no_traceback(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
