@@ -175,7 +175,7 @@ def tried_twice(read: Callable[[], T]) -> T:
 # --- the page cache of this node
 
 _READ_AGAIN = 0.05
-"""Largest share of missing pages that are read again; if more are missing, the file system does not keep them."""
+"""Largest share of missing pages that are read again; a larger share is not missing by chance."""
 _MISSING = 0.001
 """Largest share of pages that may be missing after that; the kernel may evict a few pages at any time."""
 

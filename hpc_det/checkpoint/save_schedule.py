@@ -41,7 +41,10 @@ class LastSave(Enum):
 
 
 class SaveSchedule:
-    """The schedule of saves in one attempt. All methods but `trained` are called by all ranks at the same batch."""
+    """The schedule of saves in one attempt.
+
+    All ranks call its methods at the same batches, except `trained` and `save_committed`.
+    """
 
     def __init__(
         self,
