@@ -84,7 +84,7 @@ class CheckpointContext:
     ) -> str:
         """Write this rank's `files` (name -> object for torch.save), commit the files of all ranks, return the uuid.
 
-        Then `write` is called on every rank. When all ranks have written, rank 0 calls `finish`, commits, and calls
+        After `files`, every rank calls `write`. When all ranks have written, rank 0 calls `finish`, commits, and calls
         `then`. Rank 0 flushes files that have no entry by then, and reads them for their checksums.
         """
         save = self._new(files, makes_folder=True)
