@@ -1,4 +1,4 @@
-"""One checkpoint on its way to the disk: what a rank does for it, in the training thread or in another one."""
+"""One save of a checkpoint: the part of each rank, in the training thread or in a background thread."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ from hpc_det.node import full_disk
 from hpc_det.node.suspension import AwakeClock
 
 SILENT_S = 1800.0
-"""Seconds without a report of any rank after which a save fails: one block may wait for a file server to come back."""
+"""Seconds without a report of any rank after which a save fails."""  # one block may wait for a file server to recover
 REPORT_S = 20.0
-"""How often a rank reports to rank 0 that it still writes, and rank 0 to all that the save makes progress."""
+"""Seconds between two progress reports of a rank to rank 0, and of rank 0 to all ranks."""
 LOOK_S = 1.0
-"""Between two looks at whether a save makes progress."""
+"""Seconds between two checks whether a save makes progress."""
 
 
+# Kinds of messages. Entries of files go to rank 0; the end of a save, or its progress, goes from rank 0 to all ranks.
 _FILES, _ENDED = "files of a checkpoint", "end of a save"
 
 
 class AsyncSave:
-    """A rank's part in one save. It has no collective, so that training may continue: ranks send messages to rank 0."""
+    """The part of one rank in one save.
+
+    Ranks exchange messages with rank 0 instead of collectives, which training uses at the same time.
+    """
 
     def __init__(self, staging: Staging, distributed: Distributed) -> None:
         self.staging = staging
@@ -41,7 +45,7 @@ class AsyncSave:
         self._abandoned = Event()
         self._reported = self._relayed = time.monotonic()
         self._blocks = 0
-        """That this rank has written."""
+        """Blocks that this rank has begun to write."""
         self._relayed_progress = 0
 
     @property
@@ -50,16 +54,16 @@ class AsyncSave:
         return self._blocks + self._messages.arrivals(_FILES if self._messages.rank == 0 else _ENDED)
 
     def write(self, files: Mapping[str, Any]) -> None:
-        """Name -> what torch.save takes."""
+        """Write `files`: name -> the object for torch.save."""
         with _without_second_checksum(), full_disk.needs(bytes_in(files)):
             for name, content in files.items():
                 with self.staging.file(name, self._entries, self._go_on_writing) as file:
-                    torch.save(content, file)  # type: ignore[arg-type]  # anything that writes will do
+                    torch.save(content, file)  # type: ignore[arg-type]  # torch only needs `write` and `flush`
 
     def gather_entries(self) -> dict[str, FileEntry]:
-        """The entries of all ranks on rank 0, when all have written; nothing on others.
+        """Send this rank's entries to rank 0, which waits for all ranks and returns all entries; others return {}.
 
-        Raises SaveAbandoned; RankGone, with its number, for a rank that has ended or reports nothing any more.
+        Raises SaveAbandoned, and RankGone with the numbers of the ranks that exited or sent no report for SILENT_S.
         """
         uuid = self.staging.uuid
         self._report({name: asdict(entry) for name, entry in self._entries.items()})
@@ -75,12 +79,14 @@ class AsyncSave:
         return {name: FileEntry(**entry) for _, entries in written for name, entry in entries.items()}
 
     def end(self) -> None:
-        """Rank 0, which has committed it or never will, tells those that `await_end`."""
+        """On rank 0: notify the ranks in `await_end` that the save is over, whether it was committed or failed."""
         self._messages.to_all(_ENDED, [self.staging.uuid, True])
 
     def await_end(self, still_s: float, ends_at: Callable[[], float]) -> None:
-        """Not on rank 0. Return when rank 0 has committed it or is gone, when no progress was reported for `still_s`,
-        and at the time `ends_at()`.
+        """On another rank: wait until rank 0 has ended the save or has exited.
+
+        Returns earlier if rank 0 reported no progress for `still_s` seconds, or at the time `ends_at()`, in seconds
+        since the epoch.
         """
 
         def go_on() -> None:
@@ -97,12 +103,12 @@ class AsyncSave:
             )
 
     def abandon(self) -> None:
-        """From another thread."""
+        """Cancel the save, from another thread."""
         self._abandoned.set()
-        self._messages.wake()
+        self._messages.wake()  # a waiting `gather_entries` then calls _go_on, which raises
 
     def _report(self, entries: dict[str, Any] | None) -> None:
-        """None: this rank still writes."""
+        """Send the entries of all files to rank 0; None reports only that this rank is still writing."""
         self._reported = time.monotonic()
         self._messages.to_rank_0(_FILES, [self.staging.uuid, entries])
 
@@ -119,7 +125,7 @@ class AsyncSave:
             self._relay()
 
     def _relay(self) -> None:
-        """From rank 0 to ranks that await the end, where there is progress since it did so last."""
+        """Report progress from rank 0 to the ranks in `await_end`, at most every REPORT_S seconds."""
         now, progress = time.monotonic(), self.progress
         if progress != self._relayed_progress and now - self._relayed > REPORT_S:
             self._relayed, self._relayed_progress = now, progress
@@ -127,7 +133,7 @@ class AsyncSave:
 
 
 class BackgroundTask:
-    """Work that a thread does while training continues."""
+    """A function that runs in a thread while training continues."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._error: BaseException | None = None
@@ -146,18 +152,21 @@ class BackgroundTask:
         self._thread.join(timeout_s)
 
     def join_while_progressing(self, progress: Callable[[], int], still_s: float, ends_at: Callable[[], float]) -> None:
-        """Return when it is done, when `progress()` was the same for `still_s` seconds, and at the time `ends_at()`."""
-        clock, before = AwakeClock(LOOK_S), progress()
+        """Wait until the task is done, `progress()` was the same for `still_s` seconds, or it is `ends_at()`.
+
+        `ends_at()` is a time in seconds since the epoch.
+        """
+        clock, before = AwakeClock(LOOK_S), progress()  # an AwakeClock: a suspended job makes no progress
         while not self.is_done and time.time() < ends_at():
             self.join(LOOK_S)
-            waited_s = clock.seconds()  # asked first: what moves meanwhile counts
+            waited_s = clock.seconds()  # before progress(), so that progress in between restarts the clock
             if (now := progress()) != before:
                 clock, before = AwakeClock(LOOK_S), now
             elif waited_s >= still_s:
                 return
 
     def check(self) -> None:
-        """Raises what has gone wrong with it so far."""
+        """Raise the exception that ended the task, if any."""
         if self._error:
             raise self._error
 
@@ -171,7 +180,7 @@ class BackgroundTask:
 
 
 def bytes_in(content: Any) -> int:
-    """Of the tensors in it."""
+    """Return the size of all tensors in `content`, in bytes."""
     if isinstance(content, torch.Tensor):
         return content.nbytes
     if isinstance(content, Mapping):
@@ -181,7 +190,7 @@ def bytes_in(content: Any) -> int:
 
 @contextmanager
 def _without_second_checksum() -> Iterator[None]:
-    """torch would compute one of each tensor for the zip archive, which torch.load does not look at."""
+    """Keep torch.save from computing CRC-32s for its zip archive in this block; torch.load never verifies them."""
     before = get_crc32_options()
     set_crc32_options(False)
     try:

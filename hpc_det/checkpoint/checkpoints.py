@@ -1,4 +1,4 @@
-"""Saving and loading together: every rank calls, rank 0 commits, all agree which checkpoint is the newest good one."""
+"""Collective saving and loading: all ranks call, rank 0 commits, and all resume from the same undamaged checkpoint."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.node.files import make_folder, make_folders
 
 Finish = Callable[[Path], Mapping[str, FileEntry] | None]
-"""Adds files to the partial folder of a checkpoint; the entries of those that are on disk and need no reading."""
+"""Adds files to the partial folder of a checkpoint, and may return entries of files that it has flushed to disk."""
 
 Put = Callable[[str, Any], None]
-"""A file by its name, and what torch.save takes: when it returns that may change."""
+"""Adds a file: its name, and the object for torch.save, which may change as soon as the call has returned."""
 
 Write = Callable[[Path, Put], None]
-"""Adds files to the partial folder of a checkpoint, by itself or by `Put`."""
+"""Adds files to the partial folder of a checkpoint, directly or with the Put function that it receives."""
 
 STALLED_S = 60.0
-"""A rank that has failed waits for the save in flight until that has made no progress for so many seconds."""
+"""Seconds without progress of the save in flight after which a failed rank stops waiting for it."""
 EXIT_S = 10.0
-"""Before the end of the job, for a rank that has failed to report why."""
+"""Seconds before the end of the job that remain for a failed rank to report its failure."""
 LONGEST_WAIT_S = 540.0
-"""For all of that wait: after ten minutes without a step of the other ranks the gang may be taken for hung."""
+"""Longest such wait, in seconds."""  # the hang detector may end the gang after ten minutes without a step
 
 
 def _nothing(*_: Any) -> None:
@@ -47,7 +47,7 @@ def _none(name: str) -> bool:
 
 
 class CheckpointContext:
-    """The checkpoints of one trial. All methods but `prune` are collective."""
+    """The checkpoints of one trial. Methods are collective unless their docstring says otherwise."""
 
     def __init__(
         self,
@@ -57,9 +57,10 @@ class CheckpointContext:
         may_commit: Callable[[], None] = lambda: None,
         copies: PinnedStaging | None = None,
     ) -> None:
-        """`mirror`, on rank 0, where they are in an object store, too. `may_commit` raises where it is others'.
+        """`mirror`: the copies in an object store, on rank 0; None: checkpoints are only on disk.
 
-        `copies`: for `begin`.
+        `may_commit` is called before each commit; it raises if a later attempt owns the trial. `copies`: the staging
+        memory for `begin`.
         """
         self._checkpoints = checkpoints
         self._known = KnownCheckpoints(checkpoints)
@@ -70,7 +71,7 @@ class CheckpointContext:
         self._save: AsyncSave | None = None
         self._task: BackgroundTask | None = None
         self.saved: Committed | None = None
-        """On rank 0: the last one that was saved here."""
+        """On rank 0: the last checkpoint that this object committed."""
 
     def save(
         self,
@@ -81,10 +82,10 @@ class CheckpointContext:
         write: Write | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> str:
-        """Write this rank's `files` (name -> what torch.save takes), and commit those of all ranks; the uuid.
+        """Write this rank's `files` (name -> object for torch.save), commit the files of all ranks, return the uuid.
 
-        `write` follows on every rank, and when all have written `finish` on rank 0, and `then` after the commit. Files
-        without an entry are flushed by rank 0 and read for their checksums.
+        After `files`, every rank calls `write`. When all ranks have written, rank 0 calls `finish`, commits, and calls
+        `then`. Rank 0 flushes files that have no entry by then, and reads them for their checksums.
         """
         save = self._new(files, makes_folder=True)
         save.write(files)
@@ -103,10 +104,10 @@ class CheckpointContext:
         write: Write | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> str:
-        """Like `save`, but returns when `files` are copied; the rest is done by a thread while training continues.
+        """Like `save`, but return once `files` are copied in memory; a thread writes them while training continues.
 
-        `write` has been called then, and without one nothing has touched the disk; `finish` and `then` run in a
-        thread. Only when the one before is settled.
+        `write` is called before this returns; `finish` and `then` are called by the thread. Without `write`, nothing
+        is written to disk before this returns. The previous save must be settled.
         """
         assert not self.in_flight
         save = self._new(files, makes_folder=write is not None)
@@ -120,10 +121,10 @@ class CheckpointContext:
 
         def work() -> None:
             try:
-                make_folders(save.staging.partial)
+                make_folders(save.staging.partial)  # every rank: whichever thread comes first creates it
                 save.write(copied)
                 self._commit(save, steps, finish, then)
-            finally:
+            finally:  # also after an error: failed ranks wait for it (wait_before_exit)
                 if self._distributed.is_chief:
                     save.end()
 
@@ -131,49 +132,52 @@ class CheckpointContext:
         return save.staging.uuid
 
     def allocate(self, *contents: Any) -> None:
-        """Not collective. Allocate memory for what `begin` will be given, and for each content that its `write` will
-        put, so that the first save takes no longer than the others.
+        """Allocate memory for copies of `contents`, so that the first save takes no longer than later ones.
+
+        Not collective. `contents`: the `files` of the next `begin`, and each object that its `write` will put.
         """
         if not self.in_flight:
             self._copies.allocate(*contents)
 
     @property
     def in_flight(self) -> bool:
-        """Whether a save was begun and is not settled: the same on all ranks."""
+        """Whether a save was begun and is not settled yet; the same on all ranks."""
         return self._task is not None
 
     def settled(self, *, wait: bool, timeout_s: float | None = None) -> bool:
-        """Whether the save that was begun is committed, and all that comes after it is done. Raises what went wrong.
+        """Return whether the save that was begun is committed and its `then` has returned. Raises its error.
 
-        `wait`: until it is, or for `timeout_s` at most.
+        `wait`: wait for that, at most `timeout_s` seconds; None: without limit.
         """
         if self._task is None:
             return True
         if wait:
             self._task.join(timeout_s)
-        is_done = self._task.is_done  # asked first: what goes wrong at the very end is seen then, too
+        is_done = self._task.is_done  # before check(), so that an error in between is raised, too
         self._task.check()
         if not self._distributed.broadcast_json(is_done):
             return False
-        self._task.join()
+        self._task.join()  # short: rank 0 has committed, so the files of this rank are written
         self._save = self._task = None
         return True
 
     def abandon(self) -> bool:
-        """Give up the save that was begun. Returns False if it was committed already."""
+        """Cancel the save that was begun. Returns False if it is already committed."""
         if self._save is None or self._task is None:
             return True
         self._save.abandon()
         self._task.join()
+        # rank 0 may have committed it just before
         is_committed = self.saved is not None and self.saved.uuid == self._save.staging.uuid
         self._save = self._task = None
         return not self._distributed.broadcast_json(is_committed)
 
     def wait_before_exit(self, ends_at: Callable[[], float | None] = lambda: None) -> None:
-        """Not collective: a rank that has failed waits for the save in flight, since its end is the end of all ranks.
+        """On a failed rank: wait for the save in flight, because the exit of one rank ends all ranks. Not collective.
 
-        It waits as long as the save makes progress, `LONGEST_WAIT_S` at most, but not beyond `ends_at`: when the job
-        will be gone (seconds since the epoch; None: not known). Whoever knows that may learn it meanwhile.
+        It waits while the save makes progress, but at most LONGEST_WAIT_S, and until EXIT_S before the end of the job.
+        `ends_at` returns that end in seconds since the epoch (None: unknown); it is called repeatedly, since a stop
+        request may arrive during the wait.
         """
         latest = time.time() + LONGEST_WAIT_S
 
@@ -188,11 +192,14 @@ class CheckpointContext:
                 save.await_end(STALLED_S, last_moment)
 
     def _new(self, files: Mapping[str, Any], *, makes_folder: bool) -> AsyncSave:
-        """`makes_folder`: all ranks find its folder afterwards."""
+        """Check `files`, and return a save with the same uuid on all ranks.
+
+        `makes_folder`: the partial folder exists when this returns.
+        """
         check_loadable(files)
         staging = Staging(self._checkpoints, str(uuid.uuid4()))
         if makes_folder and self._distributed.is_chief:
-            make_folder(staging.partial)
+            make_folder(staging.partial)  # before the broadcast, which the other ranks wait for
         return AsyncSave(Staging(self._checkpoints, self._distributed.broadcast_json(staging.uuid)), self._distributed)
 
     def _commit(self, save: AsyncSave, steps: int, finish: Finish, then: Callable[[], object]) -> None:
@@ -202,6 +209,7 @@ class CheckpointContext:
         entries.update(finish(staging.partial) or {})
         staging.add_others(entries)
         self._may_commit()
+        # the clock of an earlier attempt's node may be ahead: of two checkpoints of a batch, the later one must win
         former = max((each.time for each in self._known.all() if each.steps == steps), default=0.0)
         self.saved = staging.commit(steps, entries, after=former)
         self._known.add(self.saved)
@@ -209,45 +217,53 @@ class CheckpointContext:
         then()
 
     def newest(self, reads: Reads = _none) -> tuple[Path, int] | None:
-        """The folder and batches of the newest checkpoint that is whole; rank 0 names what it skips.
+        """Return the folder and the batches of the newest undamaged checkpoint, or None; rank 0 prints skipped ones.
 
-        `reads`: what this rank is going to load of it. It is in its node's memory then, where the file system lets it.
+        `reads`: whether this rank will load a file, by name. Checking it leaves it in the page cache of this node, if
+        the file system uses the page cache.
         """
         if self._distributed.is_chief:
             clear_leftovers(self._checkpoints)
         return Readers(self._distributed, reads).newest(self._checkpoints, self._mirror)
 
     def verify(self, folder: Path, reads: Reads = _none) -> None:
-        """The same for a checkpoint anywhere that was told; one without a manifest, Determined's, is taken as it is.
+        """Check the checkpoint in `folder`, which the user chose. `reads`: see `newest`.
 
-        Raises HpcDetError where it is damaged, or where others may have changed it.
+        Raises HpcDetError if it is damaged, or if other users may have changed it. Checksums are not checked without a
+        manifest, as in a checkpoint of Determined.
         """
         Readers(self._distributed, reads).insist_on_whole(folder.resolve())
 
     def prune(self, validations: Mapping[int, float], **policy: Any) -> None:
-        """Rank 0 only: delete what the policy does not keep (see `superfluous`), and bring the store to the same."""
+        """On rank 0: delete the checkpoints that the policy does not keep, on disk and in the object store.
+
+        `validations`: batches -> searcher metric. `policy`: see `superfluous`. Not collective.
+        """
         here = self._known.all()
         every = self._mirror.with_stored(here) if self._mirror else here
         gone = {checkpoint.uuid for checkpoint in superfluous(every, validations, **policy)}
         for checkpoint in here:
             if checkpoint.uuid in gone:
+                # after a kill, clear_leftovers deletes the rest by this prefix
                 delete(checkpoint.path, hidden=f".partial-{checkpoint.uuid}")
         if self._mirror:
             self._mirror.update([checkpoint for checkpoint in every if checkpoint.uuid not in gone], gone)
 
 
 class KnownCheckpoints:
+    """The checkpoints in one folder; each manifest is read once."""
+
     def __init__(self, checkpoints: Path) -> None:
         self._checkpoints = checkpoints
         self._known: dict[str, Committed | None] = {}
-        """By folder; None: it is no checkpoint."""
+        """By folder name; None: not a checkpoint."""
 
     def add(self, checkpoint: Committed) -> None:
-        """One that this process has committed."""
+        """Add a checkpoint that this process has committed."""
         self._known[checkpoint.uuid] = checkpoint
 
     def all(self) -> list[Committed]:
-        """The newest first, as they are there now: others may delete some."""
+        """Return the checkpoints that exist now, newest first; other processes may have deleted some."""
         self._known = {path.name: self._at(path) for path in folders(self._checkpoints)}
         return newest_first(checkpoint for checkpoint in self._known.values() if checkpoint)
 

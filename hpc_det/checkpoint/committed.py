@@ -1,10 +1,10 @@
 """Checkpoints on disk: a folder each, committed by one rename, with a manifest of every file's size and checksum.
 
     checkpoints/UUID/manifest.json   {"uuid", "steps_completed", "time", "files": {name: {"size", "crc32"}}, "crc32"}
-                                     and {"removed": [names]}, where its owner has removed some of its files
+                                     and {"removed": [names]} if its owner has deleted some of its files
 
-The last checksum is the manifest's own, so that a damaged number of batches does not pass for a newer checkpoint.
-Anything without that exact shape is not a checkpoint: a torn one is never chosen.
+The last crc32 is the manifest's own: a damaged "steps_completed" must not make an old checkpoint the newest one.
+A folder whose manifest is missing, torn or has another structure is not a checkpoint, and is never resumed from.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from hpc_det.node.files import make_folders, set_mode
 MANIFEST = "manifest.json"
 FORMAT = FolderFormat(MANIFEST, CRC)
 CODE, LOAD_DATA = "code", "load_data.json"
-"""The folder of the trial's code in a checkpoint, and the file that says whether a checkpoint has one."""
+"""The folder of the trial's code in a checkpoint, and the file that exists if a checkpoint contains code."""
 _MOST = 1 << 62
-"""Batches, or bytes of a file."""
+"""Exclusive upper limit for a number of batches, and for the bytes of a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Committed:
-    """A checkpoint whose rename has happened."""
+    """A committed checkpoint: its folder has its final name."""
 
     path: Path
     steps: int
     """Batches trained."""
     time: float
+    """Time of the commit, in seconds since the epoch."""
     files: dict[str, FileEntry]
     removed: tuple[str, ...] = ()
-    """What its owner has removed of it: nobody goes on from such a checkpoint."""
+    """Names of files that its owner has deleted. If there are any, no trial resumes from the checkpoint."""
 
     @property
     def uuid(self) -> str:
@@ -51,12 +52,12 @@ class Committed:
         return sum(entry.size for entry in self.files.values())
 
     def is_code(self, name: str) -> bool:
-        """Whether it belongs to the code, which no training resumes from: it never decides about a resume."""
+        """Return whether a file belongs to the trial's code. Damaged code does not prevent a resume."""
         return PurePosixPath(name).parts[:1] == (CODE,) and LOAD_DATA in self.files
 
     @property
     def state(self) -> dict[str, FileEntry]:
-        """The files that decide about a resume."""
+        """Entries of all files but the code; a trial resumes only if all of them are undamaged."""
         return {name: entry for name, entry in self.files.items() if not self.is_code(name)}
 
     @property
@@ -65,7 +66,7 @@ class Committed:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """The content of its manifest."""
+        """The content of its manifest, without the seal."""
         return {
             "uuid": self.uuid,
             "steps_completed": self.steps,
@@ -75,18 +76,21 @@ class Committed:
         }
 
     def damage(self, *, folder: Path | None = None) -> list[str]:
-        """What is wrong with its state, a sentence each; reads every byte (crc32 is free next to a disk).
+        """Return a sentence for each problem of its state; reads every byte (crc32 is faster than a disk).
 
-        `folder`: where the files are until they are at its path.
+        `folder`: the files are there instead of at `path`, for instance before a rename.
         """
         return self._damage(folder or self.path, self.state, is_code=False)
 
     def code_damage(self) -> list[str]:
-        """What is wrong with its code, a sentence each."""
+        """Return a sentence for each problem of its code; reads every byte."""
         return self._damage(self.path, self.code, is_code=True)
 
     def irregularities(self, folder: Path, *, is_code: bool) -> dict[str, str]:
-        """What is wrong with the entries of its folder before any is opened, by name: of its code, or of all else."""
+        """Return the problems of the entries in its folder, by name, without opening a file.
+
+        `is_code`: of its code; otherwise of everything else.
+        """
         found = irregularities(
             folder, {name: entry.size for name, entry in self.files.items()}, {MANIFEST, *self.removed}
         )
@@ -99,20 +103,21 @@ class Committed:
 
 
 Damage = Callable[[Committed], list[str]]
+"""Returns a sentence for each problem of the state of a checkpoint."""
 
 SetAside = Callable[[Path, int | None, list[str]], str]
-"""Called for a checkpoint that is not whole: its folder, its batches if they are known, and what is wrong with it.
-Returns what a message adds about it.
+"""Called for a damaged checkpoint with its folder, its batches (None: unknown) and its problems. Returns text that is
+appended to the message about it.
 """
 
 
 def committed(checkpoints: Path) -> list[Committed]:
-    """All committed checkpoints, the newest first."""
+    """Return all committed checkpoints, newest first."""
     return newest_first(found for found in map(committed_at, folders(checkpoints)) if found)
 
 
 def folders(checkpoints: Path) -> list[Path]:
-    """Those of checkpoints, by their names, whatever is in them."""
+    """Return the folders below `checkpoints` that are not hidden, whatever they contain."""
     try:
         names = [name for name in os.listdir(checkpoints) if not name.startswith(".")]
     except FileNotFoundError:
@@ -121,29 +126,31 @@ def folders(checkpoints: Path) -> list[Path]:
 
 
 def newest_first(checkpoints: Iterable[Committed]) -> list[Committed]:
+    """Return `checkpoints` by batches, those with most first; of those at the same batch the later one first."""
     return sorted(checkpoints, key=lambda checkpoint: (checkpoint.steps, checkpoint.time), reverse=True)
 
 
 def newest_steps(checkpoints: Path) -> int:
-    """Batches in the newest checkpoint that a trial may resume from; 0 with none."""
+    """Return the batches of the newest checkpoint that a trial may resume from; 0 without one."""
     return max((checkpoint.steps for checkpoint in committed(checkpoints) if not checkpoint.removed), default=0)
 
 
 def newest_good(
     checkpoints: Path, damage: Damage = Committed.damage, set_aside: SetAside = lambda *_: ""
 ) -> tuple[Committed | None, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with each newer one that was skipped.
+    """Return the newest undamaged checkpoint, or None, and a sentence for each one that was skipped.
 
-    `set_aside` is called for each that is not whole.
+    Checkpoints are checked with `damage`, newest first, until one is undamaged. `set_aside` is called for each damaged
+    one, and for each folder whose manifest cannot be read.
     """
     every: list[Committed] = []
     skipped: list[str] = []
     for folder in folders(checkpoints):
         try:
             every.append(read_manifest(folder))
-        except FileNotFoundError:
+        except FileNotFoundError:  # no manifest: not a checkpoint
             continue
-        except (OddManifest, OSError) as error:  # its manifest is there and says nothing
+        except (OddManifest, OSError) as error:
             problem = FORMAT.problem(error)
             kept = set_aside(folder, None, [problem])
             skipped.append(f"checkpoint {folder.name} is damaged: {problem}{kept}")
@@ -163,12 +170,15 @@ def lacks_files(checkpoint: Committed) -> str:
 
 
 def checksum(path: Path) -> FileEntry:
-    """What a manifest says about the file as it is now. Raises OSError."""
+    """Return the manifest entry of a file as it is now. Raises OSError."""
     return entry_of(path, CRC)
 
 
 def parsed(manifest: bytes, folder: Path) -> Committed:
-    """The checkpoint in `folder`, which may be a copy under another name. Raises OddManifest."""
+    """Return the checkpoint with this manifest in `folder`. Raises OddManifest.
+
+    The folder may have another name than the uuid in the manifest, as a copy does.
+    """
     return _from_manifest(FORMAT.parsed(manifest), folder)
 
 
@@ -180,7 +190,7 @@ def _from_manifest(manifest: Mapping[str, Any], folder: Path) -> Committed:
             path=folder, steps=manifest["steps_completed"], time=manifest["time"], files=files, removed=removed
         )
     except (LookupError, TypeError, AttributeError):
-        raise OddManifest("not of the shape that a manifest has") from None
+        raise OddManifest("does not have the structure of a manifest") from None
     if problems := [*_odd_values(found)]:
         raise OddManifest("; ".join(problems))
     return found
@@ -191,21 +201,21 @@ def _odd_values(checkpoint: Committed) -> Iterator[str]:
     for name, entry in checkpoint.files.items():
         counts |= {f"size of {name!r}": (entry.size, _MOST), f"crc32 of {name!r}": (entry.crc32, 1 << 32)}
     for what, (value, end) in counts.items():
-        if type(value) is not int or not 0 <= value < end:
+        if type(value) is not int or not 0 <= value < end:  # not isinstance: bool is a subclass of int
             yield f"{what} is {value!r}"
     if type(checkpoint.time) not in (int, float) or not math.isfinite(checkpoint.time):
         yield f"time is {checkpoint.time!r}"
     if not all(isinstance(name, str) for name in checkpoint.removed):
-        yield "removed is no list of names"
+        yield "removed is not a list of names"
     else:
         yield from outside([*checkpoint.files, *checkpoint.removed])
 
 
 def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> list[str]:
-    """By `get(name, target)`, file by file, into a hidden folder, and by one rename to its path, where it may replace a
-    damaged one.
+    """Copy all files with `get(name, target)` into a hidden folder, check them, and rename it to the checkpoint's path.
 
-    Returns what is damaged of its state; then there is nothing new at its path. Its code may be damaged.
+    A damaged checkpoint at that path is replaced. Returns a sentence for each problem of its state; then nothing was
+    renamed. Its code is not checked, and may be incomplete.
     """
     partial = checkpoint.path.with_name(f".partial-{checkpoint.uuid}")
     disk.remove_tree(partial)
@@ -217,7 +227,7 @@ def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> lis
                 get(name, target)
                 set_mode(target)
             except FileNotFoundError as error:
-                if not checkpoint.is_code(name):
+                if not checkpoint.is_code(name):  # a trial can resume without the code
                     return [f"{name}: {error.strerror or 'missing'}"]
         if damage := checkpoint.damage(folder=partial):
             return damage
@@ -230,10 +240,11 @@ def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> lis
 
 
 def outside(names: Iterable[str]) -> list[str]:
-    """A sentence for each that leads out of a checkpoint's folder: a bucket may be writable for others, and its names
-    become paths here.
+    """Return a sentence for each name that leads out of a checkpoint's folder.
+
+    The names become paths on this machine, and other users may be able to write to the bucket that they come from.
     """
-    return [f"{name!r} is no file of a checkpoint" for name in names if not _is_inside(name)]
+    return [f"{name!r} is not a path inside the checkpoint" for name in names if not _is_inside(name)]
 
 
 def _is_inside(name: str) -> bool:
@@ -243,12 +254,12 @@ def _is_inside(name: str) -> bool:
 
 
 def read_manifest(folder: Path) -> Committed:
-    """The checkpoint in `folder`. Raises OddManifest, and OSError where there is no manifest or it cannot be read."""
+    """Return the checkpoint in `folder`. Raises OddManifest, and OSError if its manifest is missing or unreadable."""
     return _from_manifest(FORMAT.read(folder), folder)
 
 
 def committed_at(folder: Path) -> Committed | None:
-    """None where its manifest is missing or torn."""
+    """Return the checkpoint in `folder`, or None if its manifest is missing or invalid."""
     try:
         return read_manifest(folder)
     except (OddManifest, OSError):

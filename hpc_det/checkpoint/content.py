@@ -1,4 +1,4 @@
-"""What a file of a checkpoint may hold, and how it is read: nothing of it could run code."""
+"""The allowed content of checkpoint files, and functions that read them without running code from them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _ROWS = (list, tuple, set, torch.Size)
 
 
 def check_loadable(files: Mapping[str, Any]) -> None:
-    """Raises HpcDetError naming everything in `files` that `load` would refuse."""
+    """Raise HpcDetError if `load` would refuse anything in `files` (name -> object); the error names all of it."""
     if problems := [problem for name, content in files.items() for problem in not_loadable(content, name)]:
         raise HpcDetError(problems)
 
 
 def not_loadable(content: Any, path: str) -> Iterator[str]:
-    """What `load` would refuse, since it could run code: better no save than a resume that fails.
+    """Yield a sentence for each value in `content` that `load` would refuse because unpickling it could run code.
 
-    Classes derived from these are refused, too: unpickling would have to import them.
+    Saving it fails, since a failed save is better than a failed resume. `path`: of `content`, for the sentences.
     """
-    kind = type(content)
+    kind = type(content)  # not isinstance: unpickling an object of a subclass would import the subclass
     if kind in _MAPS:
-        for key, value in content.items():
+        for key, value in content.items():  # at the top level `path` is the name of a file, such as state_dict.pth
             yield from not_loadable(key, f"{path}: the key {key!r}")
             yield from not_loadable(value, f"{path}: {key}" if path.endswith(".pth") else f"{path}.{key}")
     elif kind in _ROWS:
@@ -47,28 +47,29 @@ def not_loadable(content: Any, path: str) -> Iterator[str]:
 
 
 def _is_tensor(content: Any) -> bool:
-    """One by itself: a DTensor, say, is a part of one, and to unpickle it takes the gang that it is spread over."""
+    """Return whether it is a plain tensor. A DTensor, for example, is a shard: unpickling it needs a process group."""
     return isinstance(content, torch.Tensor) and not is_traceable_wrapper_subclass(content)
 
 
 def load(path: Path, **options: Any) -> Any:
-    """A file of a checkpoint, on the CPU, unpickling nothing but tensors, numpy's numbers, texts and plain containers.
+    """Return the content of a checkpoint file, by default on the CPU.
 
-    `options`: torch.load's `map_location` and `mmap`. Raises pickle.UnpicklingError where the file holds anything else.
+    Only tensors, numpy arrays, numbers, texts and plain containers are unpickled. `options`: torch.load's
+    `map_location` and `mmap`. Raises pickle.UnpicklingError if the file contains anything else.
     """
     with stand_ins():
         return with_arrays(torch.load(path, **{"map_location": "cpu", **options, "weights_only": True}))
 
 
 def read(path: Path, **options: Any) -> Any:
-    """`load`, for a file that somebody else may have written: raises HpcDetError that says what is wrong with it."""
+    """Like `load`, for a file that another program or user may have written. Raises HpcDetError with the reason."""
     try:
         return load(path, **options)
     except pickle.UnpicklingError as error:
         raise HpcDetError(
-            f"{path}: holds more than tensors, numbers, texts, lists and maps, and to load it could run code that it "
-            f"brings ({_reason(error)}). If you trust it: torch.load it with weights_only=False, take that out, and "
-            f"torch.save it"
+            f"{path}: contains more than tensors, numbers, texts, lists and maps; loading it could run code from the "
+            f"file ({_reason(error)}). If you trust it, torch.load it with weights_only=False, remove those objects, "
+            f"and torch.save it"
         ) from None
     except Exception as error:
         said = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -76,7 +77,7 @@ def read(path: Path, **options: Any) -> Any:
 
 
 def _reason(error: pickle.UnpicklingError) -> str:
-    """torch's own words, between its advice how to load the file anyway and the address of its documentation."""
+    """Return torch's reason, which is between advice to disable the check and a link to torch's documentation."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[-2] if len(lines) > 1 else str(error)
     return reason.removeprefix("WeightsUnpickler error: ").partition(". Please use ")[0]
@@ -84,22 +85,21 @@ def _reason(error: pickle.UnpicklingError) -> str:
 
 # --- numpy arrays and scalars, read without numpy's own unpickling
 #
-# torch.load(weights_only=True) takes them once numpy's names are declared safe, but numpy.dtype's are not: the flags in
-# a pickled dtype can make numpy follow an array's bytes as pointers to objects. So these stand-ins are declared
-# instead, under numpy's names of both spellings. They take the kind of number, its size and byte order, and build the
-# rest anew.
+# torch.load(weights_only=True) accepts them once numpy's names are declared safe. But numpy.dtype is not safe: the
+# flags in a pickled dtype can make numpy follow the bytes of an array as pointers to objects. So these replacements are
+# declared safe under numpy's names, in both spellings. They use only the kind of number, its size and its byte order.
 
 PLAIN_KINDS = "biufcUS"
-"""Booleans, integers, floats, complex numbers, texts and bytes of fixed length (numpy's dtype.kind)."""
+"""Allowed kinds (numpy's dtype.kind): booleans, integers, floats, complex numbers, texts and bytes of fixed length."""
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a numpy value that comes back from a checkpoint."""
+    """Return whether it is a numpy array or scalar that `load` accepts."""
     return (type(value) is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in PLAIN_KINDS
 
 
 class StoredDtype:
-    """For numpy.dtype."""
+    """Replaces numpy.dtype while a file is unpickled."""
 
     def __init__(self, code: str, *_: Any) -> None:
         self.dtype = np.dtype(str(code))
@@ -107,25 +107,28 @@ class StoredDtype:
             raise pickle.UnpicklingError(f"numpy values of dtype {self.dtype} are not loaded, only numbers and texts")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """(version, byte order, subarray, names, fields, item size, alignment, flags)"""
+        """Apply only the byte order of `state`.
+
+        `state`: (version, byte order, subarray, names, fields, item size, alignment, flags).
+        """
         self.dtype = self.dtype.newbyteorder(state[1])
 
 
 class StoredArray:
-    """For numpy.ndarray. `array` is there once its state has come."""
+    """Replaces numpy.ndarray while a file is unpickled. `array` is None until `__setstate__` was called."""
 
     def __init__(self, *_: Any) -> None:
         self.array: np.ndarray[Any, Any] | None = None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """(version, shape, dtype, whether in Fortran order, bytes)"""
+        """Create the array from `state`: (version, shape, dtype, whether in Fortran order, bytes)."""
         _, shape, stored, fortran, content = state
-        # a copy owns its memory, as any other array
+        # a copy, because other arrays own their memory, too
         self.array = _values(shape, stored, content, order="F" if fortran else "C").copy(order="K")
 
 
 def stored_scalar(stored: Any, content: bytes) -> Any:
-    """For numpy's `scalar`."""
+    """Return a numpy scalar; replaces numpy's `scalar` function while a file is unpickled."""
     return _values((), stored, content)[()]
 
 
@@ -134,25 +137,25 @@ def _values(
 ) -> np.ndarray[Any, Any]:
     dtype = stored.dtype if isinstance(stored, StoredDtype) else None
     if dtype is None or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(content):
-        raise pickle.UnpicklingError(f"{len(content)} bytes are no numpy values of dtype {dtype} in shape {shape}")
+        raise pickle.UnpicklingError(f"{len(content)} bytes do not match numpy dtype {dtype} and shape {shape}")
     return np.ndarray(shape, dtype, bytearray(content), order=order)
 
 
 _STAND_INS: list[Any] = [
-    (bytes, "builtins.bytes"),  # pickle's way to write b"", the content of an empty array
+    (bytes, "builtins.bytes"),  # pickle writes b"", the content of an empty array, as a call of bytes()
     (StoredDtype, "numpy.dtype"),
     (StoredArray, "numpy.ndarray"),
     *((StoredArray, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
     *((stored_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
 ]
-"""And the names they go by. numpy 1.26 writes `core`, numpy 2 `_core`."""
+"""The replacements, each with the name that it replaces. numpy 1.26 writes `core`, numpy 2 writes `_core`."""
 
 
 @contextmanager
 def stand_ins(*, also: Sequence[Any] = ()) -> Iterator[None]:
-    """Within, torch.load makes stand-ins of numpy's values, also where a trial has declared numpy's own names safe.
+    """Have torch.load use the replacements in this block, even if a trial has declared numpy's own names safe.
 
-    `also`: other classes that it takes, besides those that a trial has declared safe.
+    `also`: further classes to accept, besides those that the trial has declared safe.
     """
     before = get_safe_globals()
     clear_safe_globals()
@@ -170,7 +173,7 @@ def _is_of_numpy(known: Any) -> bool:
 
 
 def with_arrays(content: Any) -> Any:
-    """What torch.load gave, with arrays for the stand-ins; dicts and lists stay the same objects."""
+    """Return what torch.load returned, with arrays instead of StoredArrays; dicts and lists are changed in place."""
     if isinstance(content, StoredArray):
         if content.array is None:
             raise pickle.UnpicklingError("a numpy array without content")

@@ -1,13 +1,13 @@
-"""Checkpoints that are not whole are set aside: renamed and kept, so that nothing counts them, and nothing is lost.
+"""Damaged checkpoints are set aside: renamed and kept, so that nothing is lost.
 
-    checkpoints/.damaged-UUID        its folder
-                .damaged-UUID.json   {"uuid", "steps", "time", "problems", "place"}: what was found, and when
+    checkpoints/.damaged-UUID        the folder of the checkpoint
+                .damaged-UUID.json   {"uuid", "steps", "time", "problems", "place"}: the record
 
-A hidden name is no checkpoint for whoever lists them: neither for retention nor for progress.
+Hidden folders are not listed as checkpoints, so a damaged one counts neither for retention nor as progress.
 
-The code in a checkpoint is compared with the manifest for itself, and repaired where a good copy is left: all
-checkpoints of an experiment share the files of one copy by hard links, so one damaged bit is in all of them, and has no
-part in what was trained.
+Damaged code does not disqualify a checkpoint, since the training state does not depend on it. It is restored from an
+undamaged copy instead. All checkpoints of an experiment share one copy of the code by hard links, so a damaged bit of
+it is in all of them.
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ class Damaged:
     steps: int | None
     """Batches trained; None: unknown."""
     time: float
-    """When it was set aside; seconds since the epoch."""
+    """When it was set aside, in seconds since the epoch."""
     problems: list[str]
     place: str
-    """Where it is now."""
+    """Its folder, or its URL in an object store."""
 
 
 def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
-    """Rename the checkpoint in `folder`, and return where it is now, for a message.
+    """Rename the damaged checkpoint in `folder`, record it, and return text for a message: where it is now.
 
-    Only for the process that writes the checkpoints beside `folder`. Raises HpcDetError where it cannot be renamed: it
-    would count as the newest, and each new checkpoint be deleted for its sake; OSError for an error that may pass, such
-    as of a full disk.
+    Only the process that writes the checkpoints beside `folder` may call this. Raises HpcDetError if the checkpoint
+    cannot be renamed, and OSError if the cause may be temporary, such as a full disk.
     """
     aside = folder.with_name(f"{_PREFIX}{folder.name}")
     try:
         if os.path.isdir(aside) and not os.path.islink(aside):
-            disk.remove_tree(aside)  # of the same checkpoint, which came back from a store
+            disk.remove_tree(aside)  # set aside earlier, then downloaded again from the object store
         disk.rename(folder, aside)
         flush_folder(folder.parent)
         return record_damage(folder.parent, folder.name, steps, problems, str(aside))
     except OSError as error:
         if may_pass(error):
             raise
+        # It would still count as the newest checkpoint, so that retention would delete each new one.
         raise HpcDetError(
-            f"{folder}: damaged ({'; '.join(problems)}), and cannot be renamed to {aside.name}: {error.strerror}; "
-            f"move it away"
+            f"{folder}: damaged ({'; '.join(problems)}); renaming it to {aside.name} failed: {error.strerror}; "
+            f"move it to another folder"
         ) from None
 
 
 def record_damage(checkpoints: Path, uuid: str, steps: int | None, problems: list[str], place: str) -> str:
-    """Write down what was found in a checkpoint that is at `place` now."""
+    """Write the record of a damaged checkpoint that is at `place` now, and return text for a message."""
     found = Damaged(uuid=uuid, steps=steps, time=time.time(), problems=problems, place=place)
     kept = f"; set aside, and kept as {place}"
     try:
@@ -76,12 +76,12 @@ def record_damage(checkpoints: Path, uuid: str, steps: int | None, problems: lis
     except OSError as error:
         if not full_disk.cause_in(error):
             raise
-        return f"{kept}, which is not noted: {full_disk.sentence(error)}"  # the log has it
+        return f"{kept}; recording it failed: {full_disk.sentence(error)}"  # the caller logs the problems
     return kept
 
 
 def damaged_ones(checkpoints: Path) -> list[Damaged]:
-    """Those that were set aside, the oldest first."""
+    """Return the checkpoints that were set aside, oldest first."""
     try:
         names = [name for name in os.listdir(checkpoints) if name.startswith(_PREFIX)]
     except OSError:
@@ -91,24 +91,25 @@ def damaged_ones(checkpoints: Path) -> list[Damaged]:
 
 
 def _known(checkpoints: Path, uuid: str) -> Damaged:
-    """A kill between the rename and the record leaves the folder alone."""
+    """Return the record of a damaged checkpoint, or a substitute without a cause if it has no readable record."""
     folder = checkpoints / f"{_PREFIX}{uuid}"
     try:
         return Damaged(**(read_json(folder.with_name(f"{folder.name}{_RECORD}")) or {}))
-    except (ValueError, TypeError, OSError):
-        return Damaged(uuid=uuid, steps=None, time=0.0, problems=["no record says why"], place=str(folder))
+    except (ValueError, TypeError, OSError):  # for instance after a kill between the rename and the record
+        return Damaged(uuid=uuid, steps=None, time=0.0, problems=["the cause was not recorded"], place=str(folder))
 
 
 def remove_damaged(checkpoints: Path, uuid: str) -> None:
-    """For good, as its owner wants."""
+    """Delete the folder and the record of a damaged checkpoint."""
     disk.remove_tree(checkpoints / f"{_PREFIX}{uuid}")
     disk.unlink(checkpoints / f"{_PREFIX}{uuid}{_RECORD}", missing_ok=True)
 
 
 def repair_code(checkpoint: Committed, own: Iterable[Path], others: Iterable[Path]) -> list[str]:
-    """Restore the code in `checkpoint`, and in the folders `own`, from where a file still is as the manifest says.
+    """Restore damaged files of the code in `checkpoint` and in the folders `own` from undamaged copies.
 
-    `others`: folders that are only read. Returns a sentence for all that was damaged.
+    `own` and `others` contain the same code; `others` are only read. Returns a sentence for each damaged file, and for
+    each file that the manifest does not name.
     """
     owned, sources = [checkpoint.path / CODE, *own], [*others]
     found = _planted(checkpoint)
@@ -137,11 +138,11 @@ def _is_good(path: Path, entry: FileEntry) -> bool:
 
 def _restored(path: Path, good: Path | None) -> str:
     if good is None:
-        return f"{path} is damaged, and no good copy is left; what was trained is whole"
+        return f"{path} is damaged, and no undamaged copy was found; the training state is not affected"
     try:
         make_folders(path.parent)
         write_atomic(path, good.read_bytes())
-        os.chmod(path, good.stat().st_mode & 0o555)
+        os.chmod(path, good.stat().st_mode & 0o555)  # read-only: several checkpoints may share the file by hard links
     except OSError as error:
-        return f"{path} is damaged, and cannot be restored from {good}: {error.strerror}; what was trained is whole"
-    return f"{path} was damaged; it is restored from {good}"
+        return f"{path} is damaged; restoring it from {good} failed: {error.strerror}; training state not affected"
+    return f"{path} was damaged; restored from {good}"

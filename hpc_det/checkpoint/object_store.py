@@ -1,12 +1,12 @@
-"""The checkpoints of a trial, here and in an object store.
+"""Copies of a trial's checkpoints in an object store.
 
-    URL/UUID/...    the checkpoint's files, and last of all its manifest.json
+    URL/UUID/...    the checkpoint's files; its manifest.json is uploaded last
 
-As on disk, a folder without a whole manifest is no checkpoint, so a kill in an upload leaves none. fsspec reaches the
-store (the extra `cloud`); it is imported by the first Remote.
+As on disk, a folder without a valid manifest is not a checkpoint, so an interrupted upload leaves none. The store is
+accessed through fsspec (the extra `cloud`), which is imported when the first Remote is created.
 
-Training does not end for a store that does not answer: a checkpoint stays in its folder, the log says so, and what
-could not be uploaded or removed is tried again with the next one.
+Training continues if the store does not answer: the checkpoint stays on disk, the log contains a warning, and uploads
+and deletions that failed are tried again with the next checkpoint.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from hpc_det.store.folders import TrialFolder
 
 
 class Remote:
-    """A folder of an object store with the checkpoints of one trial. All methods raise what the store's library does:
-    no two agree on it.
+    """A folder of an object store with the checkpoints of one trial.
+
+    All methods raise the exceptions of the store's library; these have no common base class.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        """`options` are the file system's own.
+        """`options`: for the constructor of the fsspec file system.
 
-        Raises UsageError where what reaches it is not installed, or does not take them.
+        Raises UsageError if the store's library is not installed or rejects the options.
         """
         self.url = url
         self._secrets = [value for value in options.values() if isinstance(value, str)]
@@ -57,28 +58,33 @@ class Remote:
             raise UsageError(f"checkpoint_storage: {url}: {self.in_words(error)}") from None
 
     def in_words(self, error: Exception) -> str:
-        """An error of the store, without what opens it."""
+        """Return the text of an error of the store, without the secrets in `options`."""
         text = f"{type(error).__name__}: {error}"
         for secret in self._secrets:
             text = text.replace(secret, "********")
         return text
 
     def stored(self, checkpoints: Path) -> list[Committed]:
-        """All that are whole by their manifests, each with the path that it has, or would have, in `checkpoints`."""
-        self._fs.invalidate_cache()  # what others wrote meanwhile
+        """Return the checkpoints with a valid manifest; the path of each is its folder in `checkpoints`, if it exists.
+
+        Their files are not read.
+        """
+        self._fs.invalidate_cache()  # other processes may have written to the store
         if not self._fs.exists(self._root):
             return []
         uuids = [PurePosixPath(folder).name for folder in self._fs.ls(self._root, detail=False)]
         return [found for uuid in uuids if (found := self._manifest(checkpoints / uuid))]
 
     def upload(self, checkpoint: Committed) -> None:
+        """Copy the files of `checkpoint` into the store, the manifest last."""
         for name in [*sorted(checkpoint.files), MANIFEST]:
             self._fs.put_file(str(checkpoint.path / name), f"{self._root}/{checkpoint.uuid}/{name}")
 
     def remove(self, uuid: str) -> None:
-        """The manifest goes first: what is left of a killed removal is no checkpoint."""
+        """Delete a checkpoint, if it exists."""
         folder = f"{self._root}/{uuid}"
         self._fs.invalidate_cache()
+        # The manifest first, so that an interrupted deletion leaves no checkpoint.
         if self._fs.exists(f"{folder}/{MANIFEST}"):
             self._fs.rm_file(f"{folder}/{MANIFEST}")
         self._fs.invalidate_cache()
@@ -86,12 +92,12 @@ class Remote:
             self._fs.rm(folder, recursive=True)
 
     def download(self, checkpoint: Committed) -> list[str]:
-        """To its path, where it may replace a damaged one; what is damaged: see `copy_whole`."""
+        """Copy it to its path on disk, and return the problems of its state: see `copy_whole`."""
         source = f"{self._root}/{checkpoint.uuid}"
         return copy_whole(checkpoint, lambda name, target: self._fs.get_file(f"{source}/{name}", str(target)))
 
     def set_aside(self, uuid: str) -> str:
-        """Without its manifest it is no checkpoint any more; it stays where it is. Its place."""
+        """Rename the manifest, without which it is not a checkpoint, and return the URL of its folder, which stays."""
         folder = f"{self._root}/{uuid}"
         self._fs.mv(f"{folder}/{MANIFEST}", f"{folder}/damaged-{MANIFEST}")
         return f"{self.url}/{uuid}"
@@ -101,14 +107,15 @@ class Remote:
         return bool(self._fs.exists(f"{self._root}/{uuid}/{MANIFEST}"))
 
     def remove_files(self, checkpoint: Committed, names: Iterable[str]) -> None:
-        """`names`, which `checkpoint` no longer has: its manifest goes first."""
+        """Delete the files `names`, which the manifest of `checkpoint` no longer contains."""
         folder = f"{self._root}/{checkpoint.uuid}"
+        # The manifest first: an interrupted deletion must not make the checkpoint look damaged.
         self._fs.pipe_file(f"{folder}/{MANIFEST}", FORMAT.text(checkpoint.manifest).encode())
         for name in names:
             self._fs.rm_file(f"{folder}/{name}")
 
     def remove_all(self) -> None:
-        """The whole folder."""
+        """Delete the folder of the trial, if it exists."""
         self._fs.invalidate_cache()
         if self._fs.exists(self._root):
             self._fs.rm(self._root, recursive=True)
@@ -119,23 +126,27 @@ class Remote:
             found = parsed(text, path)
         except (FileNotFoundError, OddManifest):
             return None
-        return found if json.loads(text).get("uuid") == path.name else None
+        return found if json.loads(text).get("uuid") == path.name else None  # not a copy under another name
 
 
 def remote_of(trial: TrialFolder, storage: Mapping[str, Any]) -> Remote | None:
-    """Where the trial's checkpoints are copied to, by `checkpoint_storage` of its config; None: to no store."""
+    """Return the folder in an object store for the trial's checkpoints, or None if its experiment has no store.
+
+    `storage`: checkpoint_storage of the effective config.
+    """
     url = trial.experiment().checkpoints_url()
     return Remote(f"{url}/{trial.id}", options(storage)) if url else None
 
 
 def options(storage: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file system needs, by `checkpoint_storage` of an effective config."""
+    """Return the options of the fsspec file system for `checkpoint_storage` of an effective config."""
     found = {name: storage[key] for key, name in _OPTIONS.items() if storage.get(key) is not None}
     host = urlsplit(storage["account_url"]).hostname if storage.get("account_url") else None
+    # Azure: the first part of the host is the account, as in https://ACCOUNT.blob.core.windows.net
     return {**found, "account_name": host.split(".")[0], "account_host": host} if host else found
 
 
-# What checkpoint_storage calls it, and what s3fs and adlfs do.
+# Keys of checkpoint_storage -> options of s3fs and adlfs.
 _OPTIONS = {
     "access_key": "key",
     "secret_key": "secret",
@@ -146,27 +157,27 @@ _OPTIONS = {
 
 
 class Mirror:
-    """The checkpoints here and in the store, for the only process that writes them."""
+    """The checkpoints of a trial on disk and in the object store, for the process that writes them."""
 
     def __init__(self, remote: Remote, checkpoints: Path) -> None:
         self._remote = remote
         self._checkpoints = checkpoints
         self._stored: dict[str, Committed] | None = None
-        """By uuid; None: the store was not asked yet."""
+        """Checkpoints in the store by uuid; None: not listed yet."""
 
     def with_stored(self, here: Sequence[Committed]) -> list[Committed]:
-        """Those `here` and those that are known to be in the store, the newest first."""
+        """Return the checkpoints `here`, on disk, and those that are known to be in the store, newest first."""
         return newest_first({**(self._stored or {}), **{checkpoint.uuid: checkpoint for checkpoint in here}}.values())
 
     def newest_good(
         self, damage: Damage = Committed.damage, set_aside: SetAside = lambda *_: ""
     ) -> tuple[Committed | None, list[str]]:
-        """The newest that is whole, fetched if it is not here, and what was wrong with each that was skipped.
+        """Return the newest undamaged checkpoint, or None, and a sentence for each one that was skipped.
 
-        `damage`: of one that is here; `set_aside`: see committed.newest_good. One that is damaged in the store is set
-        aside there.
+        A checkpoint that is only in the store is downloaded; if it is damaged, it is set aside in the store. `damage`
+        and `set_aside` are for those on disk: see committed.newest_good.
 
-        Raises HpcDetError where the store does not answer and nothing is here to go on from.
+        Raises HpcDetError if the store does not answer and no checkpoint on disk is undamaged.
         """
         here, skipped = newest_good(self._checkpoints, damage, set_aside)
         try:
@@ -174,17 +185,19 @@ class Mirror:
         except Exception as error:
             problem = f"checkpoint_storage: {self._remote.url} cannot be read: {self._remote.in_words(error)}"
             if here is None:
-                raise HpcDetError(f"{problem}; no checkpoint is here to go on from instead") from None
-            print(f"hpc-det: warning: {problem}; going on from the checkpoint here", flush=True)
+                raise HpcDetError(f"{problem}; no undamaged checkpoint is on disk") from None
+            print(f"hpc-det: warning: {problem}; resuming from the newest checkpoint on disk", flush=True)
             return here, skipped
         return fetched or here, skipped
 
     def update(self, kept: Sequence[Committed], gone: Set[str]) -> None:
-        """Upload those of `kept` that the store lacks, the newest first; when it has them all, remove the uuids `gone`.
+        """Upload the checkpoints of `kept` that the store lacks, in that order, then delete the uuids `gone` there.
 
-        What is in neither stays: the store has told of it just now, and nobody has judged it.
+        An error of the store is printed as a warning.
         """
         try:
+            # This may list the store for the first time. What is then in neither `kept` nor `gone` stays, since the
+            # policy was not applied to it yet.
             stored = self._known()
             for checkpoint in kept:
                 if checkpoint.uuid not in stored:
@@ -193,7 +206,7 @@ class Mirror:
             for uuid in stored.keys() & gone:
                 self._remote.remove(uuid)
                 del stored[uuid]
-        except Exception as error:
+        except Exception as error:  # training continues without the store; the next update tries again
             self._warn(kept, error)
 
     def _warn(self, kept: Sequence[Committed], error: Exception) -> None:
@@ -202,7 +215,7 @@ class Mirror:
         for item in missing:
             print(
                 f"hpc-det: warning: the checkpoint at {item.steps} batches is not uploaded; it is in {item.path}, and "
-                f"the next one comes with another try",
+                f"the upload is tried again with the next checkpoint",
                 flush=True,
             )
 
@@ -219,7 +232,7 @@ class Mirror:
                 skipped.append(f"checkpoint {checkpoint.uuid} in {self._remote.url} {lacks_files(checkpoint)}")
                 continue
             if not self._remote.download(checkpoint) or not (damage := self._remote.download(checkpoint)):
-                return checkpoint  # the way from the store may have been what was wrong at first
+                return checkpoint  # a second download, since the first may have been damaged by the transfer
             kept, what = self._set_aside(checkpoint, damage), "; ".join(damage)
             skipped.append(f"checkpoint {checkpoint.uuid} in {self._remote.url} is damaged: {what}{kept}")
             del self._known()[checkpoint.uuid]

@@ -1,6 +1,7 @@
-"""Copies of what is saved, in memory that is kept for the next save.
+"""Copies of the saved objects, in memory that is reused for the next save.
 
-Training waits for these copies alone. Fresh memory would cost more than the copy: the kernel hands it out page by page.
+Training waits only for these copies. Fresh memory would cost more time than the copy, because the kernel handles a page
+fault for each page of it.
 """
 
 from __future__ import annotations
@@ -22,27 +23,25 @@ import torch
 from torch.cuda import cudart
 
 _ALIGNMENT = 512
-"""Bytes; more than any type needs, and what copies from a GPU like."""
+"""Alignment of each copy in bytes; more than any dtype needs, and suitable for copies from a GPU."""
 _ROWS = (list, tuple, set)
 _CHUNKS = 4
-"""Where copies differ so much that there are more, one new chunk replaces them."""
+"""Largest number of chunks that are kept; if there are more, one new chunk replaces all of them."""
 _WIPE_ON_FORK = 18
-"""MADV_WIPEONFORK (madvise(2)), which mmap does not name. Without it, a fork makes each page be copied once more.
-
-With MADV_DONTFORK a worker that frees its mmap unmaps whatever has taken that place in its memory.
-"""
+"""MADV_WIPEONFORK (madvise(2)), for which the mmap module has no name."""
 _Storages = dict[int, torch.UntypedStorage]
 
 
 class PinnedStaging:
     """Memory of one rank for copies of what it saves; one copy at a time.
 
-    The memory is in chunks: where a copy needs more than there is, a chunk is added for the rest.
+    The memory consists of chunks. When a copy needs more than they have, a chunk is added for the rest.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: on the node's own disk, where the copies are in a file without a name, which the kernel may write
-        out when memory is short; None: in memory.
+        """`folder`: on a local disk of the node, for copies in a mapped file without a name; None: in memory.
+
+        The kernel can write the pages of a file to the disk when memory is short.
         """
         self._folder = folder
         self._chunks: list[_Chunk] = []
@@ -51,7 +50,7 @@ class PinnedStaging:
     def allocate(self, *contents: Any) -> None:
         """Allocate memory for copies of `contents`, in a thread. Not while a copy is in use.
 
-        The contents are copied one by one: tensors that share memory share it in the copy of one content only.
+        Each of the contents gets its own copies: tensors that share memory share it only within one of them.
         """
         self._begin_anew()
         homeless = [storage for content in contents for storage in self._placed(_storages(content))[1].values()]
@@ -61,24 +60,24 @@ class PinnedStaging:
             self._allocating.start()
 
     def copy(self, content: Any) -> Any:
-        """Return `content` with copies of all tensors, on the CPU. It is good until the next call.
+        """Return `content` with copies of all tensors, on the CPU. They are valid until the next `copy` or `allocate`.
 
-        Tensors that share memory go on to share it. `content` holds what a checkpoint may hold (check_loadable).
+        Tensors that share memory share it in the copy, too. `content` must be loadable (check_loadable).
         """
         self._begin_anew()
         return self.copy_more(content)
 
     def copy_more(self, content: Any) -> Any:
-        """Copy something more, which is good as long as the last `copy`. `content` may hold other objects, too."""
+        """Return a copy of further content, valid as long as the last `copy`. `content` may contain any objects."""
         storages = _storages(content)
         places = self._places(storages)
         copy_storages([(storages[key], place) for key, place in places.items()])
         copies = {key: place.untyped_storage() for key, place in places.items()}
-        same = {id(tensor): _like(tensor, copies) for tensor in _tensors(content)}
+        same = {id(tensor): _like(tensor, copies) for tensor in _tensors(content)}  # deepcopy's memo
         return copy.deepcopy(content, same)
 
     def _begin_anew(self) -> None:
-        """All memory is free again."""
+        """Mark all memory as free."""
         if self._allocating:
             self._allocating.join()
             self._allocating = None
@@ -98,8 +97,9 @@ class PinnedStaging:
         return places
 
     def _placed(self, storages: _Storages) -> tuple[dict[int, torch.Tensor], _Storages]:
-        """A place for each, the largest first, and those for which there is none."""
+        """Return a place in the chunks for each storage that fits, and the storages that do not fit."""
         places, homeless = {}, {}
+        # the largest first: small ones fit into what is left of a chunk
         for key, storage in sorted(storages.items(), key=lambda item: -item[1].nbytes()):
             chunk = next((each for each in self._chunks if each.has_room(storage.nbytes())), None)
             if chunk:
@@ -109,7 +109,7 @@ class PinnedStaging:
         return places, homeless
 
     def _new_chunk(self, storages: Iterable[torch.UntypedStorage]) -> _Chunk:
-        """With room for these. Raises StagingFull where the folder has none."""
+        """Return a new chunk with room for `storages`. Raises StagingFull if the folder has not enough space."""
         size = sum(_aligned(storage.nbytes()) for storage in storages)
         chunk = _Chunk(_new_memory(self._folder, max(size, mmap.PAGESIZE)))
         self._chunks.append(chunk)
@@ -117,19 +117,21 @@ class PinnedStaging:
 
 
 class StagingFull(RuntimeError):
-    """In the staging folder of a node. It is no error of the user's, since elsewhere there may be room; and no full
-    disk, whose space somebody may free: the job would wait for that for ever.
+    """The staging folder of a node has no room for the copies.
+
+    This is not a UsageError, since another node may have room. It is not the error of a full disk either: a job waits
+    until space is freed on a full disk, and here it might wait forever.
     """
 
 
 class _Chunk:
-    """Memory, of which the first `used` bytes are in use."""
+    """A block of memory whose first `used` bytes contain copies."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.used = 0
         self._memory = memory
         self._gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
-        """Of the thread that copies."""
+        """The current GPU of the thread that copies; None: there is none."""
         self._is_pinned = False
 
     def has_room(self, size: int) -> bool:
@@ -141,10 +143,11 @@ class _Chunk:
         return place
 
     def fault_in(self) -> None:
-        """Have the kernel hand out its pages."""
+        """Have the kernel allocate all pages, and pin them for copies from a GPU."""
         ctypes.memset(_address(self._memory), 0, len(self._memory))
         if self._gpu is not None:
-            with torch.cuda.device(self._gpu):  # another thread would take memory of the first one, for every rank
+            # A new thread starts with GPU 0 as its device, where the context of every rank would take memory.
+            with torch.cuda.device(self._gpu):
                 self._is_pinned = _pin(self._memory)
 
     def unpin(self) -> None:
@@ -153,29 +156,32 @@ class _Chunk:
 
 
 def _new_memory(folder: Path | None, size: int) -> mmap.mmap:
-    """Raises StagingFull: a full disk shows here, and kills nobody later."""
+    """Return `size` bytes of memory, or of a mapped file in `folder`. Raises StagingFull."""
     if folder is None:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:
-            memory.madvise(_WIPE_ON_FORK)
+            memory.madvise(_WIPE_ON_FORK)  # otherwise a fork, as of DataLoader workers, makes each page be copied again
         except OSError:  # before Linux 4.14
+            # second choice: a worker that frees its mmap object unmaps whatever has been mapped at that address since
             memory.madvise(mmap.MADV_DONTFORK)
         return memory
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
+            # reserves the space now: without space for a page of a mapped file, the process would be killed (SIGBUS)
             os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size)
     except OSError as error:
         problem = error.strerror
-    # Not in the handler: what comes from a full disk is not charged, and waits for space.
+    # Not raised in the handler, where it would get the OSError as its context: an error caused by a full disk does not
+    # count as a failure, and the job waits for space (full_disk.cause_in).
     raise StagingFull(
-        f"{folder}: checkpoint_staging has no room on {socket.gethostname()} for a copy of {size} bytes of what is "
-        f"saved: {problem}, {shutil.disk_usage(folder).free} are free; name another folder, or leave it out"
+        f"{folder}: checkpoint_staging has no room on {socket.gethostname()} for {size} bytes, a copy of the saved "
+        f"objects: {problem}, {shutil.disk_usage(folder).free} bytes are free; set another folder, or remove the key"
     )
 
 
 def _pin(memory: mmap.mmap) -> bool:
-    """For copies from a GPU, which are slower without; the system may allow less memory than that."""
+    """Pin the memory, which speeds up copies from a GPU; return False if the system's limit is lower."""
     return cudart().cudaHostRegister(_address(memory), len(memory), 0) == 0  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -192,14 +198,14 @@ def _aligned(size: int) -> int:
 
 
 def _storages(content: Any) -> _Storages:
-    """Of all its tensors, each once."""
+    """Return the storages of all tensors in `content` that are not empty, each once, by address."""
     found = (_storage(tensor) for tensor in _tensors(content))
     return {each._cdata: each for each in found if each is not None and each.nbytes()}
 
 
 def _tensors(content: Any) -> Iterator[torch.Tensor]:
     if isinstance(content, torch.Tensor):
-        if not content.is_meta:  # which has a shape, and nothing to copy
+        if not content.is_meta:  # such a tensor has a shape, but no data
             yield content
     elif isinstance(content, Mapping):
         for value in content.values():
@@ -210,17 +216,17 @@ def _tensors(content: Any) -> Iterator[torch.Tensor]:
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """None for kinds of tensors that are more than one."""
+    """Return the storage of a tensor; None for tensors that consist of more than one storage, or of a subclass."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return None if not is_plain or tensor.is_quantized or tensor.is_nested else tensor.untyped_storage()
 
 
 def _like(tensor: torch.Tensor, copies: Mapping[int, torch.UntypedStorage]) -> torch.Tensor:
-    """`tensor`, but in the copy of its storage."""
+    """Return a tensor like `tensor`, on the CPU, in the copy of its storage."""
     storage = _storage(tensor)
-    if storage is None or tensor.is_conj() or tensor.is_neg():
+    if storage is None or tensor.is_conj() or tensor.is_neg():  # set_() below cannot make such a tensor
         return tensor.detach().cpu().clone().requires_grad_(tensor.requires_grad)
-    place = copies.get(storage._cdata) or torch.empty(0).untyped_storage()
+    place = copies.get(storage._cdata) or torch.empty(0).untyped_storage()  # empty storages are not copied
     same = torch.empty(0, dtype=tensor.dtype).set_(place, tensor.storage_offset(), tensor.size(), tensor.stride())
     if type(tensor) is torch.nn.Parameter:
         return torch.nn.Parameter(same, tensor.requires_grad)
@@ -230,25 +236,26 @@ def _like(tensor: torch.Tensor, copies: Mapping[int, torch.UntypedStorage]) -> t
 # --- copies by several threads
 
 _PART = 1 << 20
-"""Bytes that a thread copies at a time. Smaller storages are left to the caller: threads would wait for the GIL."""
+"""Bytes that a thread copies at a time."""
 _THREADS = 4
-"""At most: a few use all that memory can do."""
+"""Largest number of threads; a few saturate the memory bandwidth."""
 _Part = tuple[int, int, int]
-"""Target, source, bytes: what memmove takes."""
+"""The arguments of memmove: target, source, bytes."""
 
 
 def copy_storages(pairs: Sequence[tuple[torch.UntypedStorage, torch.Tensor]]) -> None:
-    """Copy each storage into its uint8 tensor on the CPU, with as many threads as torch may use on this rank.
+    """Copy each storage into its uint8 tensor on the CPU, with at most as many threads as torch uses on this rank.
 
-    torch's own copy gives each core the same share, and waits for a core that others keep busy.
+    This is faster than torch's own copy, which gives each core the same share and so waits for a busy one.
     """
     for storage, to in pairs:
         if storage.device.type != "cpu":
+            # asynchronous if `to` is pinned; synchronize() is below
             to.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), non_blocking=True)
     on_cpu = [(storage, to) for storage, to in pairs if storage.device.type == "cpu"]
     large = [part for storage, to in on_cpu if storage.nbytes() >= _PART for part in _parts(storage, to)]
     small = [part for storage, to in on_cpu if storage.nbytes() < _PART for part in _parts(storage, to)]
-    left = iter(large)
+    left = iter(large)  # shared by the threads; small parts are left to the caller, as threads would wait for the GIL
     others = min(torch.get_num_threads(), _THREADS, len(large)) - 1
     threads = [Thread(target=_copy, args=(left,), name="copy", daemon=True) for _ in range(others)]
     try:
@@ -257,7 +264,7 @@ def copy_storages(pairs: Sequence[tuple[torch.UntypedStorage, torch.Tensor]]) ->
         _copy(small)
         _copy(left)
     finally:  # the threads use memory that may be freed when this returns
-        deque(left, maxlen=0)
+        deque(left, maxlen=0)  # after an error: no thread begins another part
         for thread in threads:
             if thread.ident is not None:
                 thread.join()

@@ -1,11 +1,12 @@
-"""Reading the files of a committed folder once, in large blocks, and checking them on the way.
+"""Read the files of a committed folder once, in large blocks, and compute their digests.
 
-Blocks can be read in any order, by threads, ranks and nodes that share them: see `seals`. What was read is in the page
-cache of its node, where a file that is mapped afterwards is found. To wait for a parallel file system page by page is
-many times slower (350 KB/s on a Lustre that gave 13 MB/s in sequence, github.com/Garden-AI/rootstock issue 167).
+Threads, ranks and nodes can share the blocks and read them in any order: see `seals`. Reading a file puts it into the
+page cache of the node, so that the file can be mapped afterwards without waiting for the disk. Reading it page by page
+through a map is many times slower on a parallel file system (350 KB/s on a Lustre with 13 MB/s for sequential reads,
+github.com/Garden-AI/rootstock issue 167).
 
-Some errors of reading pass: of a file server that is busy or came back, of a process with too many open files. They say
-nothing about what a folder holds, so reading is tried once more, after a pause.
+Some read errors are temporary: a file server is busy or restarts, or the process has too many open files. They do not
+mean damage, so reading is tried a second time, after a pause.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from hpc_det.checkpoint.seals import Digest, E, Entry, Seal
 
 _PIECE_BYTES = 1 << 20
-"""Still in the core's cache when its digest is made."""
+"""Bytes of one read; still in the core's cache when its digest is computed."""
 _THREADS = 4
-"""A digest is made while another thread's block is on its way; Python holds neither of them up."""
+"""Threads that read blocks and compute digests; both release the GIL."""
 PAUSE_S = 3.0
-"""Seconds before reading is tried once more."""
+"""Seconds before reading is tried a second time."""
+# Error numbers that are about the content of the folder and its permissions; all others may be temporary.
 _OF_CONTENT = (
-    None,  # of hpc_det, about the content
+    None,  # an OSError that this module raises
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.ENAMETOOLONG),
     *(errno.EACCES, errno.EPERM),
 )
@@ -41,7 +43,7 @@ T = TypeVar("T")
 
 
 class Block(NamedTuple):
-    """A part of a file, by its name."""
+    """A part of a file: the name of the file, and offset and size in bytes."""
 
     name: str
     offset: int
@@ -49,11 +51,11 @@ class Block(NamedTuple):
 
 
 Found = Digest | str
-"""The digest of a block, or what is wrong with its file."""
+"""The digest of a block, or the problem of its file."""
 
 
 def blocks_of(files: Mapping[str, Entry], seal: Seal[Any]) -> list[Block]:
-    """The blocks of `files`. An empty file has an empty one, since somebody has to see that the file is there."""
+    """Return the blocks of `files`. An empty file has an empty block, so that its existence is checked."""
     return [block for name, entry in files.items() for block in _blocks(name, entry.size, seal)]
 
 
@@ -63,7 +65,7 @@ def _blocks(name: str, size: int, seal: Seal[Any]) -> list[Block]:
 
 
 def read_blocks(folder: Path, files: Mapping[str, E], blocks: Iterable[Block], seal: Seal[E]) -> list[Found]:
-    """What was found in each of `blocks`, some of those of `files`. Where an error may pass, it is read once more."""
+    """Return the digest of each of `blocks`, or the problem of its file; after a temporary error, read it again."""
     every, read = list(blocks), partial(_read, folder, files, seal)
     with ThreadPoolExecutor(_THREADS) as pool:
         found = dict(zip(every, pool.map(read, every), strict=True))
@@ -86,19 +88,22 @@ def _read(folder: Path, files: Mapping[str, E], seal: Seal[E], block: Block) -> 
 
 
 def _pieces(file: int, block: Block) -> Iterator[memoryview]:
-    """The content of the block; each piece takes the memory of the one before."""
+    """Yield the content of the block in pieces; each piece overwrites the memory of the previous one."""
     piece = memoryview(bytearray(min(_PIECE_BYTES, block.size)))
     offset, end = block.offset, block.offset + block.size
     while offset < end:
         count = os.preadv(file, [piece[: end - offset]], offset)
-        if not count:
-            raise OSError(None, f"ends at {offset} bytes")
+        if not count:  # truncated since its size was read
+            raise OSError(None, f"the file ends after {offset} bytes")
         yield piece[:count]
         offset += count
 
 
 def differences(files: Mapping[str, E], found: Iterable[tuple[Block, Found]], seal: Seal[E]) -> dict[str, str]:
-    """What differs from the manifest, by the name of the file. Raises KeyError where a block was not read."""
+    """Return the problems of `files` by name: read errors, or differences from the manifest.
+
+    Raises KeyError if a block of a file is not in `found`.
+    """
     known = {(block.name, block.offset): each for block, each in found}
     problems = {}
     for name, entry in files.items():
@@ -111,7 +116,7 @@ def differences(files: Mapping[str, E], found: Iterable[tuple[Block, Found]], se
 
 
 def entry_of(path: Path, seal: Seal[E]) -> E:
-    """What a manifest says about the file as it is now. Raises OSError for a link and for what is no regular file."""
+    """Return the manifest entry of a file as it is now. Raises OSError, also if it is not a regular file."""
     with open_regular(path) as file:
         blocks = _blocks(path.name, os.fstat(file.fileno()).st_size, seal)
         return seal.entry((block.size, seal.digest(_pieces(file.fileno(), block))) for block in blocks)
@@ -129,25 +134,26 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """What a file of this mode is, in words."""
-    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    """Return the type of a file with this mode, for messages."""
+    return _KINDS.get(stat.S_IFMT(mode), "a file of unknown type")
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """For reading. Raises OSError for a link and for what is no regular file; it never waits for a FIFO's writer."""
+    """Open a file for reading. Raises OSError, also for a symbolic link, and for anything but a regular file."""
+    # O_NONBLOCK: without it, opening a FIFO waits for a writer
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, f"{kind_of(mode)}, and no regular file", str(path))
+        raise OSError(errno.EINVAL, f"{kind_of(mode)}, not a regular file", str(path))
     return open(descriptor, "rb")
 
 
-# --- errors that may pass
+# --- temporary errors
 
 
 def may_pass(error: OSError) -> bool:
-    """Whether it is not about what the folder holds, and who may read it."""
+    """Return whether the error may be temporary: it is not about the content of the folder or its permissions."""
     return error.errno not in _OF_CONTENT
 
 
@@ -156,7 +162,7 @@ def pause() -> None:
 
 
 def tried_twice(read: Callable[[], T]) -> T:
-    """What `read` returns, the second time where an error came that may pass. Raises what it raises then."""
+    """Return the result of `read`, which is called a second time after an error that may be temporary."""
     try:
         return read()
     except OSError as error:
@@ -166,19 +172,19 @@ def tried_twice(read: Callable[[], T]) -> T:
     return read()
 
 
-# --- what this node has in memory
+# --- the page cache of this node
 
 _READ_AGAIN = 0.05
-"""Of the pages; more are not missing by chance."""
+"""Largest share of missing pages that are read again; a larger share is not missing by chance."""
 _MISSING = 0.001
-"""These may be put out again at any time; each is read at a fault of its own."""
+"""Largest share of pages that may be missing after that; the kernel may evict a few pages at any time."""
 
 
 def is_in_memory(path: Path) -> bool:
-    """Whether the page cache has a file: then to map it takes no memory more, and waits for no disk.
+    """Return whether the page cache contains a file, so that mapping it needs no more memory and no disk.
 
-    What little is missing is read again. Where the file system has a cache of its own or none, as GPFS and BeeGFS, the
-    page cache has not even what was just read, nor where memory is short. Raises OSError where it cannot be opened.
+    A few missing pages are read again first. The result is False if the file system has its own cache or none, such as
+    GPFS and BeeGFS, or if memory is short, even if the file was just read. Raises OSError if it cannot be opened.
     """
     with path.open("rb", buffering=0) as file:
         pages = path.stat().st_size / mmap.PAGESIZE
@@ -191,13 +197,13 @@ def is_in_memory(path: Path) -> bool:
 
 
 def _missing_pages(file: FileIO) -> list[int]:
-    """The numbers of those that the page cache has not, by mincore(2)."""
+    """Return the numbers of the pages that are not in the page cache (mincore(2))."""
     size = os.fstat(file.fileno()).st_size
     if not size:
         return []
-    with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as pages:  # ctypes takes what can be written
+    with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as pages:  # from_buffer needs writable memory
         first = ctypes.c_char.from_buffer(pages)
         there = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
         failed = ctypes.CDLL(None).mincore(ctypes.byref(first), ctypes.c_size_t(size), there)
-        del first  # else the map cannot be closed
+        del first  # the map cannot be closed while it is referenced
     return [number for number, is_there in enumerate(bytes(there)) if failed or not is_there]

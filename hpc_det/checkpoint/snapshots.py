@@ -1,13 +1,13 @@
-"""Snapshots of a TorchTrainer: held in the memory of a node, and durable.
+"""Snapshots of a TorchTrainer, in the memory of a node and on disk.
 
-Durable ones are committed folders whose files and manifest are sealed with the key of the run.
+Snapshots on disk are committed folders whose files and manifest are sealed with the key of the run.
 
-    snapshots/12/state.pt        what all ranks share; copied by a node agent out of its memory
-                 own             what each rank keeps for itself, one after the other
+    snapshots/12/state.pt        the state that all ranks share; written by a node agent from its memory
+                 own             the own state of each rank, concatenated in the order of ranks
                  snapshot.json   {"number", "epochs_done", "calls", "round", "size",
                                   "own": [BYTES OF RANK 0, ...], "files": {NAME: [SIZE, MAC]}, "mac"}
 
-Nothing of a snapshot may be unpickled before `newest` has given it.
+Nothing of a snapshot may be unpickled before `newest` has verified and returned it.
 """
 
 from __future__ import annotations
@@ -33,28 +33,30 @@ from hpc_det.node.frames import Message
 from hpc_det.store.run_folder import RunFolder
 
 KEPT = 2
+"""Number of snapshots on disk that are kept; the second newest is used if the newest is damaged."""
 ABANDONED_S = 3.0
+"""Seconds without growth after which a partial snapshot has no writer any more."""
 BUFFERS = 3
-"""The newest whole snapshot, one on its way to the disk, and one that is being written."""
+"""Buffers in memory: the newest complete snapshot, one being written to disk, and one being filled by ranks."""
 _STATE, _OWN, _MANIFEST = "state.pt", "own", "snapshot.json"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Durable:
-    """A snapshot whose rename has happened."""
+    """A committed snapshot on disk."""
 
     path: Path
     number: int
     epochs_done: int
     calls: int
-    """train() calls that are in it."""
+    """Number of train() calls that it includes."""
     round: Mapping[str, Any]
-    """The record of the round that was open, opaque here; empty without one."""
+    """The record of the round that was open (opaque to this module); empty: none was."""
     size: int
-    """Ranks that it was taken of."""
+    """World size when it was taken."""
     own: list[bytes] = field(repr=False)
-    """Of each of them."""
+    """The own state of each rank, by rank."""
 
     @property
     def state(self) -> Path:
@@ -73,7 +75,7 @@ class Partial:
         return self.run.snapshots / f".{self.number}.partial"
 
     def write(self, content: memoryview, go_on: GoOn = lambda: None) -> HmacEntry:
-        """What all ranks share; see `write_sealed`."""
+        """Write the state that all ranks share, and return its entry; see `write_sealed`."""
         return write_sealed(self.path / _STATE, content, HmacSeal(self.run.key()), go_on)
 
     def commit(
@@ -85,7 +87,10 @@ class Partial:
         calls: int,
         round: Mapping[str, Any] = MappingProxyType({}),
     ) -> Durable:
-        """When the agent has written what all ranks share. Older ones go, but for the one before."""
+        """Write the own states of the ranks, commit the snapshot, and delete all older ones but the previous one.
+
+        `state`: the entry that `write` returned. `own`: by rank. `epochs_done`, `calls`, `round`: see Durable.
+        """
         seal, final = HmacSeal(self.run.key()), self.run.snapshots / str(self.number)
         content = {
             "number": self.number,
@@ -111,8 +116,9 @@ class Partial:
 
 
 def begin(run: RunFolder, number: int) -> Partial:
-    """What agents that were killed left half-done is cleared away, but nothing newer: another agent may write that."""
+    """Start a new snapshot with this number, and delete what killed agents left."""
     for leftover in run.snapshots.glob(".*"):
+        # nothing newer: another agent may be writing it
         if _number_of(leftover) <= number:
             disk.remove_tree(leftover)
     partial = Partial(run, number)
@@ -121,14 +127,15 @@ def begin(run: RunFolder, number: int) -> Partial:
 
 
 def last_number(run: RunFolder) -> int:
-    """Of any that was ever committed, usable or not; 0 before the first."""
+    """Return the highest number of a committed snapshot, even if it is damaged; 0 before the first."""
     return max(_numbers(run), default=0)
 
 
 def await_writers(run: RunFolder) -> None:
-    """For a driver that takes over: agents of one that was killed still write down what they hold.
+    """Wait until every partial snapshot is committed, or has not grown for ABANDONED_S.
 
-    A partial snapshot that has not grown for ABANDONED_S is nobody's any more.
+    A new driver calls this after the previous driver was killed: the agents of that one still write their newest
+    snapshot to disk, and the new driver must not miss it.
     """
     sizes, still_since = _partial_sizes(run), time.monotonic()
     while sizes and time.monotonic() < still_since + ABANDONED_S:
@@ -146,17 +153,17 @@ def _partial_sizes(run: RunFolder) -> dict[Path, int]:
 
 
 class Damage(Exception):
-    """What is wrong with a snapshot."""
+    """A snapshot is damaged, or is not of this run."""
 
 
 def newest(run: RunFolder) -> Durable | None:
-    """The newest snapshot that is whole and of this run: every byte is read. What is skipped is named in a warning."""
+    """Return the newest undamaged snapshot of this run, or None; reads every byte. Skipped ones are logged."""
     folder_format = FolderFormat(_MANIFEST, HmacSeal(run.key()))
     for number in _numbers(run):
         try:
             return _checked(run.snapshots / str(number), folder_format)
         except (Damage, OSError) as problem:
-            _log.warning("snapshot %s cannot be used, an older one is looked for: %s", number, problem)
+            _log.warning("snapshot %s cannot be used, trying an older one: %s", number, problem)
     return None
 
 
@@ -166,26 +173,27 @@ def _checked(folder: Path, folder_format: FolderFormat[HmacEntry]) -> Durable:
     except (OddManifest, OSError) as error:
         raise Damage(f"{folder}: {folder_format.problem(error)}") from None
     if str(manifest["number"]) != folder.name:
-        raise Damage(f"{folder}: {_MANIFEST}: of snapshot {manifest['number']}")
+        raise Damage(f"{folder}: {_MANIFEST}: belongs to snapshot {manifest['number']}")
     files = {name: HmacEntry(*manifest["files"][name]) for name in (_STATE, _OWN)}
     if wrong := folder_format.damage(folder, files):
         raise Damage(f"{folder}: {'; '.join(in_words(wrong))}")
     own, seal = (folder / _OWN).read_bytes(), folder_format.seal
-    if change := seal.difference(files[_OWN], seal.of(own)):  # since its blocks were read: ranks unpickle these bytes
+    # checked again, since the file may have changed after the check above, and ranks unpickle these bytes
+    if change := seal.difference(files[_OWN], seal.of(own)):
         raise Damage(f"{folder}: {_OWN}: {change}")
     return Durable(
         path=folder,
         number=manifest["number"],
         epochs_done=manifest["epochs_done"],
         calls=manifest["calls"],
-        round=manifest.get("round", {}),  # snapshots of earlier versions have none
+        round=manifest.get("round", {}),  # missing in snapshots of earlier versions
         size=manifest["size"],
         own=split(own, manifest["own"]),
     )
 
 
 def split(joined: bytes | bytearray, lengths: Sequence[int]) -> list[bytes]:
-    """Each rank's own part, of all one after the other."""
+    """Return the parts of `joined`, given the length of each in bytes."""
     parts, offset = [], 0
     for length in lengths:
         parts.append(bytes(joined[offset : offset + length]))
@@ -194,31 +202,34 @@ def split(joined: bytes | bytearray, lengths: Sequence[int]) -> list[bytes]:
 
 
 def _number_of(leftover: Path) -> int:
-    """Of `.12.partial` and `.12.old`; 0 for what is none of them."""
+    """Return the number in `.12.partial` or `.12.old`; 0 for other names."""
     number = leftover.name.split(".")[1]
     return int(number) if number.isdecimal() else 0
 
 
 def _numbers(run: RunFolder) -> list[int]:
-    """Of all that were committed, the newest first."""
+    """Return the numbers of all committed snapshots, newest first."""
     with suppress(FileNotFoundError):
         return sorted((int(path.name) for path in run.snapshots.iterdir() if path.name.isdecimal()), reverse=True)
     return []
 
 
-# --- in the memory of a node, which outlives the ranks that write to it and nothing else
+# --- in the memory of a node agent, which outlives its ranks
 
 
 class Buffer:
-    """Memory without a name (memfd_create(2)): nothing to clean up; the job's, like the ranks' own."""
+    """Anonymous shared memory (memfd_create(2)) that ranks write to.
+
+    The kernel frees it when the last process that uses it exits, and counts it as memory of the job.
+    """
 
     def __init__(self, number: int) -> None:
         self.descriptor = os.memfd_create(f"snapshot-{number}")
         self._mapped: mmap.mmap | None = None
-        """Kept as long as it is large enough: the kernel looks each page up once."""
+        """Reused while it is large enough, so that there is only one page fault for each page."""
 
     def content(self) -> memoryview:
-        """What ranks have written; there is some."""
+        """Return what ranks have written, which must not be empty."""
         size = os.fstat(self.descriptor).st_size
         if self._mapped is None or len(self._mapped) < size:
             self._mapped = mmap.mmap(self.descriptor, size, prot=mmap.PROT_READ)
@@ -227,40 +238,44 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Held:
-    """A whole snapshot in memory."""
+    """A complete snapshot in the memory of a node agent."""
 
     number: int
     buffer: Buffer
-    """What all ranks share."""
+    """The state that all ranks share."""
     progress: dict[str, Any]
     """"epochs_done", "calls" and "round"."""
     own: list[bytes]
-    """Of each rank, on the node that writes; opaque here."""
+    """The own state of each rank (opaque to this module), on the node whose agent writes the snapshot."""
 
     @classmethod
     def of(cls, order: Message, buffers: list[Buffer]) -> Held:
-        """What the driver says once all ranks have answered."""
+        """Return the snapshot that the driver describes in `order`, which it sends when all ranks have written."""
         head, body = order
         return cls(head["number"], buffers[head["buffer"]], head["progress"], split(body, head["own"]))
 
 
 class Keeper:
-    """Makes snapshots durable, one at a time, in a thread. What is older is given up for what is newer."""
+    """Writes snapshots to disk in a thread, one at a time; a newer snapshot cancels the write of an older one."""
 
     def __init__(self, run: RunFolder, tell: Callable[[dict[str, Any]], None]) -> None:
-        """`tell` is called by another thread with what the driver is to hear."""
+        """`tell`: called by the thread with the message that `keep` returns, to send it to the driver."""
         self._run = run
         self._tell = tell
         self._newest: Held | None = None
         self._thread: threading.Thread | None = None
 
     def begin(self, held: Held) -> None:
+        """Write `held` in a thread, after the write in progress has ended."""
         self._newest = held
         self._thread = threading.Thread(target=self._keep, args=(held, self._thread), name="writer")
         self._thread.start()
 
     def settle(self, held: Held | None) -> None:
-        """Make `held`, the newest, durable: the driver is gone, and the next must lose no call that had returned."""
+        """Wait for the thread, and write `held`, the newest snapshot, unless it is on disk.
+
+        Called when the driver has exited: the next driver must not lose a call that had returned.
+        """
         self._newest = held or self._newest
         if self._thread:
             self._thread.join()
@@ -268,14 +283,17 @@ class Keeper:
             keep(held, self._run)
 
     def _keep(self, held: Held, former: threading.Thread | None) -> None:
-        if former:
+        if former:  # not for long: it is cancelled before its next block
             former.join()
         with suppress(SaveAbandoned):
             self._tell(keep(held, self._run, lambda: self._newest is not held))
 
 
 def keep(held: Held, run: RunFolder, is_superseded: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-    """Make it durable; returns what the driver is sent about it. Raises SaveAbandoned if it was superseded."""
+    """Write `held` to disk, and return a message for the driver: {"kept": number}, with "error" if that failed.
+
+    Raises SaveAbandoned as soon as `is_superseded()`.
+    """
 
     def go_on() -> None:
         if is_superseded():
@@ -286,6 +304,6 @@ def keep(held: Held, run: RunFolder, is_superseded: Callable[[], bool] = lambda:
         partial.commit(partial.write(held.buffer.content(), go_on), held.own, **held.progress)
     except OSError as error:
         return {"kept": held.number, "error": f"{error.filename or run.snapshots}: {error.strerror}"}
-    except HpcDetError as error:  # the key is gone, or no secret any more
+    except HpcDetError as error:  # the key of the run was deleted, or other users can read it
         return {"kept": held.number, "error": str(error)}
     return {"kept": held.number}

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: every rank puts its files into a hidden partial folder, rank 0 commits it by one rename."""
+"""Writing a checkpoint: every rank writes its files to a hidden partial folder, and rank 0 commits it by one rename."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpc_det.node.files import flush_folder, make_folder, make_folders, set_mode
 
 @dataclass(frozen=True)
 class Staging:
-    """A checkpoint that is being written. All ranks share the uuid; each adds files of its own names."""
+    """A checkpoint that is being written. All ranks have the same uuid; each rank writes files with other names."""
 
     checkpoints: Path
     uuid: str
@@ -35,8 +35,9 @@ class Staging:
     def file(
         self, name: str, entries: dict[str, FileEntry], go_on: Callable[[], object] = lambda: None
     ) -> Iterator[SealedFile[FileEntry]]:
-        """Write `name`, which may be below folders; flushed to disk, and its entry put into `entries`, when the block
-        ends. `go_on` is asked before each block, and raises to end it.
+        """Open a file for writing; when the `with` block ends, it is flushed to disk and its entry is in `entries`.
+
+        `name`: a relative path. `go_on` is called before each block is written; it may raise to cancel the file.
         """
         path = self.partial / name
         make_folders(path.parent)
@@ -45,7 +46,7 @@ class Staging:
         entries[name] = file.entry
 
     def add_others(self, entries: dict[str, FileEntry]) -> None:
-        """Take in files that somebody else, a callback, put into the partial folder, and flush them to disk."""
+        """Flush the files that callbacks have put into the partial folder, and add their entries."""
         for path in sorted(self.partial.rglob("*")):  # a folder comes before what is in it
             name = str(path.relative_to(self.partial))
             if path.is_symlink():
@@ -57,9 +58,12 @@ class Staging:
                 entries[name] = _flushed(path)
 
     def commit(self, steps: int, entries: dict[str, FileEntry], *, after: float = 0.0) -> Committed:
-        """Rank 0 only, when every rank's files are written. `entries` are those of all ranks. `after`: the time of the
-        checkpoint that it supersedes, maybe by the clock of another node.
+        """On rank 0, when all ranks have written: commit the checkpoint.
+
+        `entries`: of the files of all ranks. `after`: the time of the checkpoint that this one supersedes, in seconds
+        since the epoch.
         """
+        # later than `after`, which may be by the clock of another node
         now = max(time.time(), math.nextafter(after, math.inf))
         checkpoint = Committed(path=self.checkpoints / self.uuid, steps=steps, time=now, files=entries)
         FORMAT.commit(self.partial, checkpoint.path, checkpoint.manifest)
@@ -67,7 +71,7 @@ class Staging:
 
 
 def _flushed(path: Path) -> FileEntry:
-    """The entry of a file that others made. Raises HpcDetError for what cannot be in a checkpoint, as a FIFO."""
+    """Flush a file that a callback wrote, and return its entry. Raises HpcDetError if it is not a regular file."""
     try:
         set_mode(path)
         with open_regular(path) as file:
@@ -78,17 +82,20 @@ def _flushed(path: Path) -> FileEntry:
 
 
 def _replace_link(path: Path) -> None:
-    """By a copy of what it leads to: a checkpoint holds all that it needs. Raises HpcDetError for no file."""
+    """Replace a symbolic link by a copy of its target, so that the checkpoint contains all that it needs.
+
+    Raises HpcDetError if the target is not a file.
+    """
     if not path.is_file():
         raise HpcDetError(
-            f"{path}: a symbolic link to {os.readlink(path)}, which is no file, cannot become part of a checkpoint; "
-            f"write the files themselves"
+            f"{path}: a symbolic link to {os.readlink(path)}, which is not a file, cannot become part of a "
+            f"checkpoint; write the files themselves"
         )
     write_atomic(path, path.read_bytes())
 
 
 def new_staging(checkpoints: Path) -> Staging:
-    """Rank 0 only: begin one, where no other is being written."""
+    """On rank 0: start a new checkpoint. No other save may be in flight, because its files would be deleted."""
     clear_leftovers(checkpoints)
     staging = Staging(checkpoints, str(uuid.uuid4()))
     make_folder(staging.partial)
@@ -96,6 +103,6 @@ def new_staging(checkpoints: Path) -> Staging:
 
 
 def clear_leftovers(checkpoints: Path) -> None:
-    """What a killed attempt, or a save that was given up, left half-done."""
+    """Delete the partial folders of killed attempts and cancelled saves."""
     for leftover in checkpoints.glob(".partial-*"):
         disk.remove_tree(leftover)

@@ -1,7 +1,7 @@
-"""The checkpoints of a trial, wherever they lie: in its folder and, where the experiment has one, in an object store.
+"""The checkpoints of a trial in all places: in its folder and, if the experiment has one, in an object store.
 
-For whoever looks at them or removes them when no rank writes them; a trial that trains has a Mirror. At the end of an
-experiment, `collect` deletes what its retention policy does not keep.
+Commands use this module to list, copy and delete checkpoints while no rank writes them; a running trial has a Mirror
+instead. At the end of an experiment, `collect` deletes the checkpoints that its retention policy does not keep.
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ from hpc_det.store.metrics import validations
 
 
 class TrialStorage:
-    """All methods raise HpcDetError where there is a store that does not answer."""
+    """The checkpoints of one trial, on disk and in the object store.
+
+    All methods raise HpcDetError if there is a store and it does not answer.
+    """
 
     def __init__(self, trial: TrialFolder, storage: Mapping[str, Any]) -> None:
-        """`storage`: checkpoint_storage of its config. Raises UsageError where nothing here reaches the store."""
+        """`storage`: checkpoint_storage of the effective config. Raises UsageError if the store cannot be opened."""
         self.trial = trial
         self._remote = remote_of(trial, storage)
 
     def all(self) -> list[Committed]:
-        """Those here and those in the store, the newest first."""
+        """Return all checkpoints on disk and in the store, newest first."""
         stored: list[Committed] = []
         if self._remote:
             with answering(self._remote):
@@ -55,7 +58,7 @@ class TrialStorage:
         return newest_first({**{checkpoint.uuid: checkpoint for checkpoint in stored}, **here}.values())
 
     def places(self, uuid: str) -> list[str]:
-        """The checkpoint's folder, and its URL."""
+        """Return the folder of a checkpoint, if it is on disk, and its URL, if it is in the store."""
         folder = self.trial.checkpoints / uuid
         found = [str(folder)] if is_here(folder) else []
         if remote := self._store_with(uuid):
@@ -63,15 +66,15 @@ class TrialStorage:
         return found
 
     def remove(self, uuid: str) -> None:
-        """From everywhere. What is gone already is no error."""
-        if self._remote:
+        """Delete a checkpoint on disk and in the store, also if it was set aside as damaged. It may be missing."""
+        if self._remote:  # first, because it may fail: then the checkpoint stays on disk, too
             with answering(self._remote):
                 self._remote.remove(uuid)
         delete(self.trial.checkpoints / uuid, hidden=f".deleted-{uuid}")
         remove_damaged(self.trial.checkpoints, uuid)
 
     def remove_files(self, checkpoint: Committed, names: Sequence[str]) -> None:
-        """A kill on the way leaves files that no manifest names, and no checkpoint that seems damaged."""
+        """Delete some files of a checkpoint. Raises HpcDetError for names that lead out of its folder."""
         if problems := outside(names):
             raise HpcDetError([f"checkpoint {checkpoint.uuid}: {problem}" for problem in problems])
         left = {name: entry for name, entry in checkpoint.files.items() if name not in names}
@@ -80,15 +83,16 @@ class TrialStorage:
             with answering(remote):
                 remote.remove_files(rest, names)
         if is_here(rest.path):
+            # the manifest first: after a kill, files that it does not name do no harm, but missing ones are damage
             write_atomic(rest.path / MANIFEST, FORMAT.text(rest.manifest))
             for name in names:
                 disk.unlink(rest.path / name, missing_ok=True)
 
     def copy(self, checkpoint: Committed, target: Path) -> list[str]:
-        """A copy with its whole state at `target`, out of its folder, or else out of the store.
+        """Copy a checkpoint to `target` from its folder, or from the store if it is missing or damaged there.
 
-        Returns a sentence for each file of its code that was damaged. Raises HpcDetError with all that is damaged of
-        its state; then nothing is at `target`.
+        Returns a sentence for each damaged file of its code. Raises HpcDetError with all problems of its state; then
+        nothing is at `target`.
         """
         copied, damage = replace(checkpoint, path=target), ["not in its folder"]
         if committed_at(checkpoint.path):
@@ -104,7 +108,7 @@ class TrialStorage:
         return repair_code(copied, [], [experiment.code_kept, experiment.code])
 
     def _store_with(self, uuid: str) -> Remote | None:
-        """The store, if it has this checkpoint."""
+        """Return the store if it contains this checkpoint, otherwise None."""
         if self._remote is None:
             return None
         with answering(self._remote):
@@ -112,7 +116,7 @@ class TrialStorage:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Raises FileNotFoundError for what cannot be read, which the store may have."""
+    """Copy a file. Raises FileNotFoundError, for which copy_whole reports damage, if it cannot be opened."""
     try:
         file = open_regular(source)
     except OSError as error:
@@ -122,44 +126,46 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def clear_leftovers(trial: TrialFolder) -> None:
-    """Of removals that were killed."""
+    """Delete what interrupted deletions left."""
     for leftover in trial.checkpoints.glob(".deleted-*"):
         disk.remove_tree(leftover)
 
 
 def is_here(folder: Path) -> bool:
+    """Return whether the checkpoint in `folder` has a manifest there."""
     return (folder / MANIFEST).exists()
 
 
 @contextmanager
 def answering(remote: Remote) -> Iterator[None]:
-    """No two stores' libraries agree on what they raise."""
+    """Raise HpcDetError for any exception of the store's library in this block."""
     try:
         yield
     except HpcDetError:
         raise
-    except Exception as error:
+    except Exception as error:  # the libraries have no common base class for exceptions
         raise HpcDetError(f"checkpoint_storage: {remote.url}: {remote.in_words(error)}") from None
 
 
-# --- of a whole experiment
+# --- the checkpoints of an experiment
 
 _SHAPE: Shape = {"searcher": {"metric": str, "smaller_is_better": bool}, "checkpoint_storage": dict}
-"""What decides, of an effective configuration."""
+"""The keys of an effective configuration that decide which checkpoints are kept."""
 
 
 class Superfluous(NamedTuple):
-    """A checkpoint that no policy keeps, and where it lies."""
+    """A checkpoint that no policy keeps, and the storage of its trial."""
 
     storage: TrialStorage
     checkpoint: Committed
 
 
 def collect(experiment: ExperimentFolder) -> list[Superfluous]:
-    """Delete what no policy keeps and no other experiment begins with, and return it. For an experiment without work.
+    """Delete the checkpoints that no policy keeps and no other experiment starts from, and return them.
 
-    Any number of processes may do it, and gangs may still save: a newer checkpoint never makes that one worth keeping
-    again which it has put behind. Raises HpcDetError where a store does not answer; the next call does the rest.
+    For an experiment that has no more work. Several processes may call this at once, and gangs may still save: a newer
+    checkpoint never makes the policy keep an older one that it did not keep before. Raises HpcDetError if a store does
+    not answer; the next call deletes the rest.
     """
     found = superfluous_in(experiment, policies(experiment))
     if found:
@@ -173,7 +179,7 @@ def collect(experiment: ExperimentFolder) -> list[Superfluous]:
 
 
 def superfluous_in(experiment: ExperimentFolder, policy_of: Callable[[int], Policy]) -> list[Superfluous]:
-    """What `policy_of` each trial, by its number, does not keep."""
+    """Return the checkpoints that no policy keeps. `policy_of`: from the number of a trial to its policy."""
     config = checked(read_json(experiment.effective) or {}, _SHAPE, experiment.effective)
     searcher = config["searcher"]
     owners: dict[str, TrialStorage] = {}
@@ -188,24 +194,25 @@ def superfluous_in(experiment: ExperimentFolder, policy_of: Callable[[int], Poli
     return [Superfluous(owners[checkpoint.uuid], checkpoint) for checkpoint in gone]
 
 
-# --- checkpoints that other experiments begin with: all their trials do, by searcher.source_...
+# --- checkpoints that other experiments start from (searcher.source_...)
 
 
 def source_of(experiment: ExperimentFolder) -> Path | None:
-    """The checkpoint whose weights its trials begin with; None where each has its own."""
-    with suppress(ValueError, OSError):  # torn, or its owner's alone
+    """Return the checkpoint whose weights all trials of the experiment start from, or None."""
+    with suppress(ValueError, OSError):  # damaged, or readable only by its owner
         if told := read_json(experiment.warm_start):
             return Path(told["checkpoint"])
     return None
 
 
 def wanted_by_later(experiment: ExperimentFolder, uuids: Container[str]) -> Iterator[str]:
-    """Those of its checkpoints `uuids` that another experiment begins with which has not ended, as far as files tell.
+    """Yield those of `uuids`, checkpoints of `experiment`, that an experiment starts from which has not ended.
 
-    Only a later one can: it was created when the checkpoint was there. The scheduler is not asked, since this may be a
-    node that cannot: an experiment whose jobs ended without reporting it keeps its checkpoint.
+    Only files are read, since some nodes cannot query the scheduler. So a checkpoint is also kept for an experiment
+    whose jobs have ended without recording it.
     """
     for other in ExperimentStore(experiment.root()).all():
+        # only a later experiment can: the checkpoint existed when it was created
         source = source_of(other) if other.id > experiment.id else None
         if source and source.name in uuids and not _has_ended(other):
             yield source.name
@@ -214,5 +221,5 @@ def wanted_by_later(experiment: ExperimentFolder, uuids: Container[str]) -> Iter
 def _has_ended(experiment: ExperimentFolder) -> bool:
     try:
         return SearchJournal(experiment).state().finished
-    except (HpcDetError, OSError, ValueError, LookupError, TypeError):  # damaged: nobody knows
+    except (HpcDetError, OSError, ValueError, LookupError, TypeError):  # damaged: keep the checkpoint
         return False

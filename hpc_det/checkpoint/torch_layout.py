@@ -1,7 +1,7 @@
-"""A file as torch.save writes it, laid out before its tensors are copied: each goes once, straight to its place.
+"""The layout of a file of torch.save, computed before its tensors are copied, so that each is copied only once.
 
-torch.save copies each tensor by itself into whatever it writes to, and from a GPU through memory of its own. Here it
-writes everything but the storages (torch.serialization.skip_data), and the gaps that it leaves say where they belong.
+torch.save copies tensors one at a time, and those of a GPU through an additional buffer. Here it writes everything but
+the storages (torch.serialization.skip_data), and leaves gaps for them. Then the storages are copied into the gaps.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from hpc_det.errors import HpcDetError
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Where everything is in a file that torch.save would write."""
+    """The layout of a file that torch.save would write."""
 
     size: int
+    """Size of the file in bytes."""
     parts: list[tuple[int, bytes]]
-    """All that is no storage, by offset."""
+    """Offset and content of everything but the storages."""
     storages: list[tuple[int, torch.UntypedStorage]]
-    """By offset; they are the content's own, and may still change."""
+    """Offset of each storage; not a copy: training may still change it."""
 
     def fill(self, memory: torch.Tensor) -> None:
-        """Write the file into `memory`: uint8, on the CPU, of at least `size` bytes, pinned for copies from a GPU."""
+        """Write the file into `memory`, a uint8 tensor on the CPU with at least `size` bytes.
+
+        Pinned memory is fastest for storages on a GPU.
+        """
         view = memory.numpy().data
         for offset, part in self.parts:
             view[offset : offset + len(part)] = part
@@ -38,31 +42,32 @@ class FileLayout:
 
 
 def layout_of(content: Any) -> FileLayout:
-    """What torch.save(content) would write; nothing of a tensor is read.
+    """Return the layout of the file that torch.save(content) would write, without reading any tensor data.
 
-    Raises what torch.save raises, and RuntimeError for quantized and nested tensors, which it cannot lay out.
+    Raises the exceptions of torch.save, and RuntimeError for quantized and nested tensors, which are not supported.
     """
     file, storages = _File(), dict[str, torch.UntypedStorage]()
     with torch.serialization.skip_data():
         torch.save(content, file, pickle_module=_noting(storages))  # type: ignore[arg-type]
     filled = [storage for storage in storages.values() if storage.nbytes()]
+    # torch writes the storages in the order in which it pickled them; make sure that this version does, too
     if [storage.nbytes() for storage in filled] != [size for _, size in file.gaps]:
         raise HpcDetError(
-            f"torch {torch.__version__} lays out a file in another way than this version of hpc_det knows; install "
-            f"an older torch"
+            f"torch {torch.__version__} has a file layout that this version of hpc_det does not support; install an "
+            f"older torch"
         )
     places = (offset for offset, _ in file.gaps)
     return FileLayout(file.offset, file.parts, list(zip(places, filled, strict=True)))
 
 
 class _File:
-    """What torch.save writes to: it writes what it has, and seeks over the data that it skips."""
+    """A file object for torch.save, which writes everything but the storages, and seeks over their gaps."""
 
     def __init__(self) -> None:
         self.offset = 0
         self.parts: list[tuple[int, bytes]] = []
         self.gaps: list[tuple[int, int]] = []
-        """Offset and size of each storage that is not empty, in the order in which they were pickled."""
+        """Offset and size in bytes of each storage that is not empty, in the order of pickling."""
 
     def write(self, data: memoryview) -> int:
         self.parts.append((self.offset, bytes(data)))
@@ -70,7 +75,7 @@ class _File:
         return data.nbytes
 
     def seek(self, size: int, whence: int) -> int:
-        assert whence == 1, f"torch.save seeks with whence {whence}"
+        assert whence == 1, f"torch.save seeks with whence {whence}"  # relative to the current position
         self.gaps.append((self.offset, size))
         self.offset += size
         return self.offset
@@ -83,10 +88,9 @@ _STORAGES = (torch.UntypedStorage, torch.storage.TypedStorage)
 
 
 def _noting(storages: dict[str, torch.UntypedStorage]) -> Any:
-    """A pickle module for torch.save, which notes each storage by the key that it gets in the file.
+    """Return a pickle module for torch.save that adds each storage to `storages`, under its key in the file.
 
-    torch.save derives a pickler of its own from it, whose `persistent_id` gives out the keys. It would be asked of
-    everything, twenty times a tensor.
+    torch.save subclasses its Pickler with a `persistent_id` that assigns the keys.
     """
 
     class Pickler(pickle.Pickler):
@@ -96,6 +100,7 @@ def _noting(storages: dict[str, torch.UntypedStorage]) -> Any:
             key_of = cls.persistent_id
 
             def persistent_id(self: Any, each: Any) -> Any:
+                # torch's method is slow, and pickle calls this for every object: about twenty times per tensor
                 if not isinstance(each, _STORAGES):
                     return None
                 said = key_of(self, each)
@@ -108,7 +113,7 @@ def _noting(storages: dict[str, torch.UntypedStorage]) -> Any:
 
 
 def _reduced(tensor: torch.Tensor) -> Any:
-    """What `__reduce_ex__` says of a tensor that is its numbers and no more, which takes that three times as long."""
+    """Return `tensor.__reduce_ex__()`, computed three times as fast for a tensor without special attributes."""
     is_special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__
     if is_special or tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
         return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]

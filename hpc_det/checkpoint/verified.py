@@ -1,9 +1,9 @@
-"""Which checkpoint a gang goes on from: all ranks read the files together, and rank 0 chooses.
+"""Choosing the checkpoint that a gang resumes from: all ranks verify its files together, and rank 0 decides.
 
-Each node reads what its own ranks are going to load, and no byte of it twice: its ranks share the blocks. Files that
-nobody loads are shared by all nodes. The bytes come from the file system, not from another node: a parallel file system
-serves many readers of one file at once, and what came over the network would not be in the page cache, but in memory of
-its own, a state for each node (docs/performance.md has what either takes).
+Each node reads the files that its ranks will load, each byte once: the ranks of a node share the blocks. Files that no
+rank loads are divided among all nodes. Nodes read from the file system, not from each other: a parallel file system
+serves many readers of one file at once, and bytes from another node would not be in the page cache, so that a second
+copy of the state would take memory on each node (docs/performance.md has measurements of both).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
 
 Reads = Callable[[str], bool]
-"""Whether this rank is going to load a file of that name."""
+"""Returns whether this rank will load the file with this name."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,13 @@ class Readers:
     reads: Reads
 
     def newest(self, checkpoints: Path, mirror: Mirror | None) -> tuple[Path, int] | None:
-        """The folder and batches of the newest one that is whole. Rank 0 names those that it skips, and sets damaged
-        ones aside.
+        """Return the folder and batches of the newest undamaged checkpoint, or None.
 
-        Raises HpcDetError where a node does not find it as rank 0 has fetched it from the store.
+        Rank 0 prints which ones it skips, and sets damaged ones aside. Raises HpcDetError if rank 0 has downloaded the
+        checkpoint from the store, and another node does not find it undamaged.
         """
         said = self._choose(checkpoints, mirror) if self.distributed.is_chief else None
+        # The other ranks take part in each check until rank 0 has chosen; it broadcasts the checks from `_choose`.
         while "look" in (heard := self.distributed.broadcast_json(said)):
             self.damage(Path(heard["look"]))
         if not heard["found"]:
@@ -52,12 +53,15 @@ class Readers:
         return folder, heard["steps"]
 
     def insist_on_whole(self, folder: Path) -> None:
-        """Raises HpcDetError with all that is damaged in the checkpoint in `folder`."""
+        """Raise HpcDetError with all problems of the checkpoint in `folder`, if there are any."""
         if problems := self.damage(folder):
             raise HpcDetError([f"{folder}: damaged: {problem}; use another checkpoint" for problem in problems])
 
     def _choose(self, checkpoints: Path, mirror: Mirror | None) -> dict[str, Any]:
-        """On rank 0, while the others wait in `newest`: the one, and whether its files are read in every node."""
+        """On rank 0, while the others wait in `newest`: return the chosen checkpoint for them.
+
+        {"found": uuid or None, "steps": batches, "is_read": whether all nodes have verified it}.
+        """
         read: set[str] = set()
 
         def damage(checkpoint: Committed) -> list[str]:
@@ -73,16 +77,17 @@ class Readers:
         return {"found": checkpoint.uuid, "steps": checkpoint.steps, "is_read": checkpoint.uuid in read}
 
     def damage(self, folder: Path) -> list[str]:
-        """What is wrong with the state in the checkpoint in `folder`, on any node. Of one without a manifest, as
-        Determined's, no byte is read.
+        """Return the problems of the state of the checkpoint in `folder` that any node has found.
 
-        Raises HpcDetError where a rank does not see the checkpoint at all, which is no damage to it.
+        Without a manifest, as in a checkpoint of Determined, no file is read. Raises HpcDetError if a rank does not
+        find the manifest, which is not damage but a folder that is not shared between the nodes.
         """
         gang, checkpoint = self.distributed, committed_at(folder)
         has_manifest, irregular = gang.broadcast_json(_look_at(folder) if gang.is_chief else None)
         if irregular or not has_manifest:
             return [*irregular]
         files = checkpoint.state if checkpoint else {}
+        # the lowest rank of a node identifies the node
         own = {"node": gang.rank - gang.local_rank, "manifest": bool(checkpoint), "reads": [*filter(self.reads, files)]}
         ranks = gang.gather_json(own)
         if blind := [number for number, rank in enumerate(ranks) if not rank["manifest"]]:
@@ -96,11 +101,11 @@ class Readers:
         for rank, share, results in zip(ranks, shares, found, strict=True):
             nodes.setdefault(rank["node"], []).extend(zip(share, results, strict=True))
         wrong = (in_words(differences(_those_of(files, read), read, CRC)) for read in nodes.values())
-        return list(dict.fromkeys(chain(*wrong)))
+        return list(dict.fromkeys(chain(*wrong)))  # each once: several nodes may find the same problem
 
 
 def _look_at(folder: Path) -> tuple[bool, list[str]]:
-    """On rank 0, before anything but the manifest is opened: whether there is one, and what is wrong."""
+    """On rank 0, before any file but the manifest is opened: return whether there is a manifest, and the problems."""
     try:
         return True, in_words(read_manifest(folder).irregularities(folder, is_code=False))
     except FileNotFoundError:
@@ -110,7 +115,10 @@ def _look_at(folder: Path) -> tuple[bool, list[str]]:
 
 
 def shared(nodes: Sequence[int], reads: Sequence[Sequence[str]], files: Mapping[str, FileEntry]) -> list[list[Block]]:
-    """What each rank reads, by rank. `nodes`: of each rank. `reads`: the names of the files that it loads."""
+    """Return the blocks that each rank reads, by rank.
+
+    `nodes`: the node of each rank. `reads`: the names of the files that each rank loads. `files`: all files to read.
+    """
     every = sorted(set(nodes))
     names: dict[int, set[str]] = {node: set() for node in every}
     ranks: dict[int, list[int]] = {node: [] for node in every}
@@ -124,7 +132,7 @@ def shared(nodes: Sequence[int], reads: Sequence[Sequence[str]], files: Mapping[
     for node in every:
         blocks = blocks_of({name: files[name] for name in sorted(names[node])}, CRC)
         for place, rank in enumerate(ranks[node]):
-            shares[rank] = blocks[place :: len(ranks[node])]
+            shares[rank] = blocks[place :: len(ranks[node])]  # the ranks of a node take blocks in turn
     return shares
 
 

@@ -1,7 +1,7 @@
-"""What of all that hpc_det can use a site has, and a remedy for each thing it lacks: one subject a file.
+"""`hpc-det doctor`: checks of a site for everything that hpc_det uses, with a remedy for each problem.
 
-Nothing is changed or submitted. Commands are asked all at once, each with a time limit, and what they answer may be
-anything.
+Each subject has a module. Nothing is changed or submitted. Commands run in parallel, each with a time limit, and
+unexpected output becomes a finding.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ Verdict: TypeAlias = Literal["ok", "note", "problem"]
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
     verdict: Verdict
     message: str
-    """What was found."""
     remedy: str = ""
-    """What to do; empty only where all is well."""
+    """Advice for the user; empty only if the verdict is ok."""
 
     def as_json(self) -> dict[str, Any]:
-        """`told` is the former name of the message."""
+        """Return the finding as a JSON map."""
+        # `told` is the key of the message in earlier versions
         return {**self._asdict(), "told": self.message}

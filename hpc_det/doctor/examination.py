@@ -1,4 +1,4 @@
-"""All subjects, one after the other; their commands are asked all at once, and none of them twice."""
+"""The checks of all subjects in order; their commands run in parallel, and each only once."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from hpc_det.schedulers.scheduler import CommandError, Run, outside_any_job, run
 from hpc_det.schedulers.site import Site, Which, ask, scheduler_here, schedulers_here
 
 AT_ONCE = 16
-"""Commands."""
+"""Number of commands that run in parallel."""
 TIMEOUT_S = 20.0
-"""Of each command. A healthy controller takes tenths of a second, and a login node that is busy more."""
+"""Time limit of each command, in seconds."""  # a healthy controller answers in 0.1 s; a busy login node takes longer
 NO_SCHEDULER = Finding("scheduler", "note", "neither Slurm nor PBS is on PATH", "run this on a login node")
 _SUBJECTS = {"slurm": slurm, "pbs": pbs}
 _STRANGE = (HpcDetError, OSError, ValueError, LookupError, TypeError, AttributeError)
-"""What reading may raise of an answer that no scheduler of ours gives."""
+"""Exceptions of parsing output that is not of a known scheduler."""
 
 
 def asking(env: Mapping[str, str]) -> Run:
-    """As a login shell would be answered, even inside a job."""
+    """Return a function that runs commands with the environment of a login shell, even inside a job."""
     return partial(run_command, env=outside_any_job(env), timeout_s=TIMEOUT_S)
 
 
 def examine(cluster: str | None, env: Mapping[str, str], run: Run, which: Which) -> Iterator[Finding]:
-    """Of the profile `cluster`, or of all; what is found comes as soon as it is known.
+    """Yield the findings for the profile `cluster`, each as soon as it is known; None: for all profiles.
 
-    Raises UsageError for a profile that nobody has.
+    Raises UsageError if the profile does not exist.
     """
     scheduler = scheduler_here(which)
     read = list(profiles.read(cluster, env, scheduler))
     found = [each for each in read if isinstance(each, Profile)]
     if cluster and found:
         scheduler = _scheduler_of(found[0], scheduler, which)
-    # First, since it forks, which a process with threads must not.
+    # First, because these checks fork, which is not safe once AskedOnce has started threads.
     yield from _readable(this_machine.SUBJECT, this_machine.findings(env, has_nodes=scheduler is not None))
     mpi_launchers = list(dict.fromkeys(each.cluster.mpi_launcher[0] for each in found)) or ["mpirun"]
     with AskedOnce(run) as asked:
         asked.begin(_commands(scheduler, found, mpi_launchers, which))
-        only = scheduler if cluster and found else None
+        only = scheduler if cluster and found else None  # None: the first that answers
         site = _site(scheduler, asked, which, only) if scheduler else NO_SCHEDULER
         if isinstance(site, Site):
             its = _SUBJECTS[site.scheduler]
             yield from _readable(its.SUBJECT, its.findings(site, asked, which))
-        elif scheduler or not cluster:
+        elif scheduler or not cluster:  # a missing scheduler does not matter for a profile without a queue
             yield site
         yield from (each for each in read if isinstance(each, Finding))
         yield from _profiles(found, site if isinstance(site, Site) else None, asked, which, is_named=bool(cluster))
@@ -68,24 +68,25 @@ def _profiles(
 def _commands(
     scheduler: str | None, found: Iterable[Profile], mpi_launchers: Iterable[str], which: Which
 ) -> Iterator[Sequence[str]]:
-    """All whose answers will be needed."""
+    """Yield all commands whose output will be needed."""
     if scheduler:
         yield from _SUBJECTS[scheduler].COMMANDS
     for _subject, cluster in found:
         if scheduler == cluster.scheduler == "slurm":
             yield slurm.try_submission(cluster, profiles.pool_of_jobs(cluster))
+    # slurm.py checks the MPI plugins of srun
     yield from filter(None, (launchers.version_command(name, which) for name in mpi_launchers if name != "srun"))
 
 
 def _scheduler_of(profile: Profile, first: str | None, which: Which) -> str | None:
-    """That of the profile, if it is here. None: jobs of this profile meet no scheduler."""
+    """Return the scheduler of the profile if its commands are here, or else `first`; None: the profile has no queue."""
     if not profile.cluster.has_queue:
         return None
     return profile.cluster.scheduler if profile.cluster.scheduler in schedulers_here(which) else first
 
 
 def _site(scheduler: str, asked: Run, which: Which, only: str | None) -> Site | Finding:
-    """What the scheduler says of the site, or why that is nothing."""
+    """Return the scheduler's description of the site, or a finding if there is none."""
     subject = _SUBJECTS[scheduler].SUBJECT
     try:
         if scheduler == "pbs":
@@ -98,7 +99,7 @@ def _site(scheduler: str, asked: Run, which: Which, only: str | None) -> Site | 
 
 
 def _readable(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Whatever a site answers becomes a finding, and is not raised."""
+    """Yield `findings`; an error of a command or of parsing its output ends them with a finding."""
     try:
         yield from findings
     except CommandError as error:
@@ -108,16 +109,16 @@ def _readable(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _silent(subject: str, error: CommandError) -> Finding:
-    return Finding(subject, "problem", str(error), "have that work by hand first; the site knows how")
+    return Finding(subject, "problem", str(error), "make this command work in a shell first, or ask the site")
 
 
 def _strange(subject: str, error: Exception) -> Finding:
-    message = f"what was answered cannot be read ({type(error).__name__}: {error})"
+    message = f"the answer cannot be parsed ({type(error).__name__}: {error})"
     return Finding(subject, "problem", message, "report it, with the version of the scheduler")
 
 
 class AskedOnce:
-    """A `Run` whose commands may begin before their answers are needed."""
+    """A `Run` that runs each command once, and can start commands before their output is needed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -131,11 +132,12 @@ class AskedOnce:
         self._threads.shutdown(cancel_futures=True)
 
     def begin(self, commands: Iterable[Sequence[str]]) -> None:
+        """Start the commands in the background."""
         for command in commands:
             self._begun(command)
 
     def __call__(self, command: Sequence[str]) -> str:
-        """Raises CommandError, as often as one asks for what failed."""
+        """Return the output of the command, run now or before. Raises CommandError if it failed."""
         return self._begun(command).result()
 
     def _begun(self, command: Sequence[str]) -> Future[str]:

@@ -1,4 +1,7 @@
-"""What can start ranks, and what ranks need. Nothing is imported: torch alone would take seconds."""
+"""Checks of launchers, and of the packages and the network that ranks need.
+
+Packages are found without importing them, because importing torch alone would take seconds.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ OPTIONAL = {
     "horovod": "for hpc_det.launch.horovod: pip install horovod",
 }
 _MODULES = {"openmpi": "Open MPI", "mpich": "MPICH"}
-"""The modules of mpi4py's wheel, one for each ABI."""
+"""ABI in the names of the modules of mpi4py's wheel -> MPI."""
 
 _finding = partial(Finding, SUBJECT)
 _ok = partial(_finding, "ok")
@@ -33,14 +36,18 @@ _note = partial(_finding, "note")
 
 
 class Mpirun(NamedTuple):
+    """An MPI launcher."""
+
     path: str
     vendor: str | None
     """None: neither Open MPI nor MPICH."""
     said: str
+    """The line of its output with the version."""
 
 
 def version_command(launcher: str, which: Which) -> tuple[str, str] | None:
-    """Jobs look beside their Python first. None: there is no such command."""
+    """Return the command that prints the version of a launcher; None: the launcher was not found."""
+    # beside Python first, as in jobs
     path = which(str(Path(sys.executable).with_name(launcher))) or which(launcher)
     return (path, "--version") if path else None
 
@@ -59,17 +66,20 @@ def findings(mpi_launchers: Iterable[str], ask: Run, which: Which) -> Iterator[F
 
 
 def _version(package: str) -> str | None:
-    """None: not there. The package itself is looked for, too: metadata may outlive it."""
+    """Return the version of an installed package, or None if it is not installed."""
     try:
+        # find_spec, because the metadata may remain after the package was deleted
         return version(package) if find_spec(package) else None
     except (PackageNotFoundError, ValueError):
-        return "of an unknown version"
+        return "(unknown version)"
 
 
 def _torch() -> Finding:
     found = _version("torch")
     if found is None:
-        return _finding("problem", f"torch is not there for {sys.executable}", "pip install hpc_det, with all it needs")
+        return _finding(
+            "problem", f"torch is not installed for {sys.executable}", "pip install hpc_det, with its dependencies"
+        )
     return _ok(f"torch {found}: hpc_det.launch.direct and torch_distributed")
 
 
@@ -87,13 +97,13 @@ def _mpi(launcher: str, ask: Run, which: Which) -> Iterator[Finding]:
             "'hpc_det[mpi,mpi-runtime]'",
         )
         return
-    if Path(launcher).name == "srun":
+    if Path(launcher).name == "srun":  # its MPI plugins are checked in slurm.py
         yield _ok(f"MPI ranks are started by {command[0]}")
         return
     try:
         mpirun = parse_version(command[0], ask(command))
     except CommandError as error:
-        yield _note(f"{launcher} does not tell its version: {error}", "load the MPI that it belongs to")
+        yield _note(f"getting the version of {launcher} failed: {error}", "load the MPI that it belongs to")
         return
     if mpirun.vendor is None:
         yield _note(
@@ -106,44 +116,47 @@ def _mpi(launcher: str, ask: Run, which: Which) -> Iterator[Finding]:
 
 
 def parse_version(path: str, output: str) -> Mpirun:
+    """Return the launcher `path`, given the output of its `--version`."""
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["nothing"]
+    # MPICH prints a line "Version:", Open MPI has the version in the first line
     said = next((" ".join(line.split()) for line in lines if line.startswith("Version:")), lines[0])
     return Mpirun(path, vendor(output), said)
 
 
 def _fits(mpirun: Mpirun) -> Iterator[Finding]:
-    """Whether ranks find each other: a library that is not mpirun's never hears of the others."""
+    """Yield a finding on whether mpi4py uses the MPI library of mpirun, without which ranks do not find each other."""
     spec = find_spec("mpi4py")
     if spec is None:
         return
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     if (takes := vendors([file.name for folder in folders for file in folder.glob("MPI.*.so")])) is None:
         yield _note(
-            "mpi4py was built for one MPI, and does not tell which",
+            "mpi4py was built for one MPI, but its files do not show for which",
             "python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'",
         )
     elif mpirun.vendor in takes:
-        yield _ok(f"mpi4py is a wheel for {' and '.join(sorted(takes))}: it takes the library of {mpirun.path}")
+        yield _ok(f"mpi4py is a wheel for {' and '.join(sorted(takes))}: it uses the library of {mpirun.path}")
     else:
         yield _note(
-            f"mpi4py is for {' and '.join(sorted(takes))}: each MPI rank would be a world of one",
+            f"mpi4py is for {' and '.join(sorted(takes))}: each MPI rank would have a world size of 1",
             f"if you want MPI ranks: install an mpi4py for {mpirun.vendor}, such as its wheel",
         )
 
 
 def vendors(modules: Iterable[str]) -> set[str] | None:
-    """Whose libraries mpi4py's extension modules take, such as MPI.mpich.cpython-311-x86_64-linux-gnu.so."""
+    """Return the MPIs whose libraries mpi4py can use, given its extension modules; None: not known.
+
+    An example of a module is MPI.mpich.cpython-311-x86_64-linux-gnu.so.
+    """
     return {whose for abi, whose in _MODULES.items() for name in modules if name.split(".")[1] == abi} or None
 
 
 def _network() -> Finding:
     names = [name for _, name in socket.if_nameindex() if name != "lo"]
     address, interface = own_address(nodes=2, wanted=None)
-    message = (
-        f"nodes would meet at addresses like {address}; interfaces here: {', '.join(names) or 'none but loopback'}"
-    )
+    message = f"nodes would connect to addresses like {address}; interfaces: {', '.join(names) or 'none but loopback'}"
     if address.startswith("127."):
         return _note(message, "if compute nodes are the same, set dtrain_network_interface in the profile")
     if interface:
-        return _ok(f"{message}; gloo is told of {interface}, since the host's name leads to loopback")
+        return _ok(f"{message}; gloo uses {interface}, since the host name resolves to a loopback address")
     return _ok(message)

@@ -1,4 +1,4 @@
-"""PBS Pro and OpenPBS, after qstat(1B), pbs_queue_attributes(7B) and recordings of OpenPBS 23.06."""
+"""Checks of PBS Pro and OpenPBS, after qstat(1B), pbs_queue_attributes(7B) and recordings of OpenPBS 23.06."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NEEDED = ("qsub", "qstat", "qdel", "qalter", "qselect")
 _WAYS = {
     "S": "suspend: jobs keep their GPUs' memory and cannot save",
     "C": "checkpoint: without effect, unless the site has scripts for it",
-    "R": "requeue: jobs save and come back",
-    "D": "delete: jobs save, and another job goes on",
+    "R": "requeue: jobs save and run again later",
+    "D": "delete: jobs save, and another job resumes",
 }
-"""The letters of preempt_order."""
+"""The letters of preempt_order, and what they mean for jobs."""
 
 _finding = partial(Finding, SUBJECT)
 _ok = partial(_finding, "ok")
@@ -31,7 +31,7 @@ _problem = partial(_finding, "problem")
 
 
 def findings(site: Site, ask: Run, which: Which) -> Iterator[Finding]:
-    """Raises CommandError where PBS stops answering."""
+    """Yield the findings for PBS. Raises CommandError if a command fails."""
     yield _ok(f"{site.version}, server {site.name}, queues {', '.join(pool.name for pool in site.pools)}")
     yield from _commands(ask, which)
     ((_name, server),) = answer(ask, SERVER)["Server"].items()
@@ -44,21 +44,23 @@ def findings(site: Site, ask: Run, which: Which) -> Iterator[Finding]:
 
 def _commands(ask: Run, which: Which) -> Iterator[Finding]:
     if missing := [name for name in _NEEDED if not which(name)]:
-        yield _problem(f"not on PATH: {', '.join(missing)}", "add the folder of PBS' commands to PATH")
+        yield _problem(f"not on PATH: {', '.join(missing)}", "add the folder with the commands of PBS to PATH")
     if found := starters(ask, which):
         yield _ok(f"agents can be started on nodes with {', '.join(found)}")
     else:
         why_not = f" ({why_not_mpiexec(ask, which)})" if which("mpiexec") else ""
         yield _note(
-            f"none of {', '.join(STARTERS)} on this PATH can start agents, and jobs of several nodes need one{why_not}",
-            "look on a compute node, and name it as start_agents_with in the profile",
+            f"jobs of several nodes need a command that starts agents, and none of {', '.join(STARTERS)} on this PATH "
+            f"can{why_not}",
+            "search for one on a compute node, and set start_agents_with in the profile to it",
         )
 
 
 def _history(server: Mapping[str, Any]) -> Finding:
     if server.get("job_history_enable") == "True":
-        return _ok(f"ended jobs are known for {server.get('job_history_duration', '336:00:00')}")
-    return _ok("no job history: jobs are unknown once they have ended, and hpc_det's own files tell how")
+        # 336:00:00 is PBS' default
+        return _ok(f"PBS keeps a history of ended jobs for {server.get('job_history_duration', '336:00:00')}")
+    return _ok("PBS keeps no history of ended jobs; hpc_det records their ends in its own files")
 
 
 def _priorities(ask: Run) -> Finding:
@@ -75,7 +77,7 @@ def _queues(site: Site) -> Iterator[Finding]:
         else:
             yield _note(
                 f"{message}: a job may end before it has saved",
-                "have grace_time_s: 0 in the profile's pool; checkpoint_interval: auto is then on by itself",
+                "set grace_time_s: 0 for the profile's pool, which enables checkpoint_interval: auto",
             )
 
 
@@ -87,6 +89,7 @@ def _preemption(ask: Run) -> Iterator[Finding]:
             f"PBS does not report its preemption order: {error}", "ask the site; set preempt_mode in the profile"
         )
         return
+    # PBS tries the methods in the order of the letters
     letters = [letter for letter in dict.fromkeys(order.split()[0] if order else "") if letter in _WAYS]
     ways = "; ".join(_WAYS[letter] for letter in letters)
     if letters and letters[0] == "S":

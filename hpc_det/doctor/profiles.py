@@ -1,4 +1,4 @@
-"""The profile that --cluster names, or all of this scheduler, held against what the site says."""
+"""Checks of cluster profiles against the site: of the one that --cluster names, or of all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpc_det.schedulers.site import FoundPool, Site, Which
 
 SUBJECT = "profiles"
 WAYS = {
-    "requeue": "the job goes back into the queue under its own id",
+    "requeue": "the job goes back into the queue with the same id",
     "successor": "the next job waits in the queue while one runs, and starts about 1 s after it",
     "resubmit": "a job that ends submits the next one",
     "chain": "several jobs wait behind the first from the start",
@@ -26,24 +26,27 @@ WAYS = {
 
 
 class Profile(NamedTuple):
+    """A valid profile, and the subject of its findings."""
+
     subject: str
     cluster: Cluster
 
 
 def read(name: str | None, env: Mapping[str, str], scheduler: str | None) -> Iterator[Profile | Finding]:
-    """The profiles to look at: the named one, or those of the user and the site. Raises UsageError for no such name.
+    """Yield the profiles to check: the one with this name, or all of the user and the site; a Finding for invalid ones.
 
-    A Finding stands for one that cannot be used.
+    Raises UsageError if the name does not exist.
     """
     if name:
         yield _read(name, env)
         return
+    # without the profiles that hpc_det brings
     owned = [name for name, files in sorted(group_files("cluster", env).items()) if files[0][0] != "hpc_det"]
     found = [_read(name, env) for name in owned]
     yield from found
     if scheduler and not any(isinstance(each, Finding) or each.cluster.scheduler == scheduler for each in found):
         yield Finding(
-            SUBJECT, "note", "none of yours is for this scheduler", "hpc-det cluster detect --name NAME --write"
+            SUBJECT, "note", "none of your profiles is for this scheduler", "hpc-det cluster detect --name NAME --write"
         )
 
 
@@ -57,7 +60,7 @@ def _read(name: str, env: Mapping[str, str]) -> Profile | Finding:
 
 
 def without_any(site: Site, ask: Run) -> Iterator[Finding]:
-    """What a profile would say that `hpc-det cluster detect` writes."""
+    """Yield the findings for a profile as `hpc-det cluster detect` would write it."""
     usual = site.usual
     cluster = Cluster.model_validate(
         {
@@ -78,7 +81,11 @@ def without_any(site: Site, ask: Run) -> Iterator[Finding]:
 def findings(
     profile: Profile, site: Site | None, ask: Run, which: Which, *, is_named: bool = False
 ) -> Iterator[Finding]:
-    """`site`: what the scheduler of this machine says; None: it has none, or says nothing. `is_named`: by the user."""
+    """Yield the findings for one profile.
+
+    `site`: the description by the scheduler of this machine; None: this machine has none, or it does not answer.
+    `is_named`: the user has named the profile.
+    """
     subject, cluster = profile
     yield Finding(subject, "ok", f"valid, for {_scheduler_in_words(cluster)}")
     yield from _container(profile, site, which)
@@ -108,8 +115,8 @@ def _resume_mode(profile: Profile) -> Finding:
         return Finding(
             profile.subject,
             "note",
-            f"{message}; PBS lets no user requeue a job after its time limit",
-            "set resume to successor, resubmit or chain, and nodes_can_submit as it is",
+            f"{message}; PBS does not let users requeue a job after its time limit",
+            "set resume to successor, resubmit or chain, and nodes_can_submit to what is true of this site",
         )
     return Finding(profile.subject, "ok", message)
 
@@ -118,12 +125,12 @@ def _pools(profile: Profile, site: Site) -> Iterator[Finding]:
     subject, cluster = profile
     found = {pool.name: pool for pool in site.pools}
     named = list(dict.fromkeys([*cluster.pools, *filter(None, [cluster.resource_pool])]))
-    for name in named or [site.usual.name]:
+    for name in named or [site.usual.name]:  # without pools in the profile, jobs go to the site's usual one
         if name in found:
             yield from _pool(profile, name if named else None, found[name])
         else:
             hint = nearest(name, found) or f"known: {', '.join(found)}"
-            yield Finding(subject, "problem", f"pool {name} is not on this site, or closed to you", hint)
+            yield Finding(subject, "problem", f"pool {name} does not exist on this site, or is closed to you", hint)
 
 
 def _pool(profile: Profile, name: str | None, found: FoundPool) -> Iterator[Finding]:
@@ -138,22 +145,22 @@ def _pool(profile: Profile, name: str | None, found: FoundPool) -> Iterator[Find
             subject,
             "note",
             f"pool {found.name} preempts by {found.preempt_mode}, and the profile says {said}",
-            f"set preempt_mode: {found.preempt_mode} and grace_time_s: {found.grace_time_s} there",
+            f"set preempt_mode: {found.preempt_mode} and grace_time_s: {found.grace_time_s} in the profile",
         )
 
 
 def _slots(subject: str, there: Cluster, found: FoundPool) -> Finding:
-    """GPUs of a node, or its CPUs."""
+    """Return a finding on the GPUs of a node or, without GPUs, its CPUs: in the profile and in the pool."""
     if there.slot_type == "gpu":
         wanted, kind, has = there.slots_per_node, "GPUs", found.slots_per_node if found.slot_type == "gpu" else 0
     else:
         wanted, kind = there.slots_per_node * there.cpus_per_slot, "CPUs"
         has = (found.slots_per_node or 1) * (found.cpus_per_slot or 1)
     message = f"pool {found.name}: the profile takes {wanted} {kind} of a node, and nodes have {has}"
-    if has is None or wanted == has:
+    if has is None or wanted == has:  # None: the scheduler does not report it
         return Finding(subject, "ok", message)
     remedy = f"set slots_per_node to what nodes have{'' if kind == 'GPUs' else ', divided by cpus_per_slot'}"
-    if wanted > has and not found.remark:
+    if wanted > has and not found.remark:  # a remark: the nodes of the pool differ
         return Finding(subject, "problem", f"{message}: no job would ever start", remedy)
     return Finding(subject, "note", f"{message}{f' ({found.remark})' if found.remark else ''}", remedy)
 
@@ -164,7 +171,7 @@ def _settings(profile: Profile, site: Site) -> Iterator[Finding]:
         yield Finding(
             subject,
             "problem",
-            f"max_array_size is {cluster.max_array_size}, and the site takes arrays of {site.max_array_size} jobs",
+            f"max_array_size is {cluster.max_array_size}, but the site allows arrays of {site.max_array_size} jobs",
             f"set max_array_size: {site.max_array_size}",
         )
     if site.gpu_flag == "gres" and cluster.slot_type == "gpu" and cluster.gpu_flag != "gres":
@@ -184,17 +191,17 @@ def _container(profile: Profile, site: Site | None, which: Which) -> Iterator[Fi
             profile.subject,
             "note",
             f"{runtime} is not on this PATH",
-            f"make sure that jobs find it: name its module in `modules`, or look with `which {runtime}` in a job",
+            f"make sure that jobs find it: add its module to `modules`, or check with `which {runtime}` in a job",
         )
 
 
 def pool_of_jobs(cluster: Cluster) -> str | None:
-    """Where jobs go that name none."""
+    """Return the pool of jobs that do not name one; None: the scheduler's default."""
     return cluster.resource_pool or next((name for name, pool in cluster.pools.items() if pool.default), None)
 
 
 def _submission(profile: Profile, ask: Run) -> Finding:
-    """Whether Slurm would take a job of this profile; accounts and limits show here."""
+    """Return a finding on whether Slurm would accept a job of this profile, for instance its account and limits."""
     pool = pool_of_jobs(profile.cluster)
     where = f"partition {pool}" if pool else "the default partition"
     try:
@@ -203,7 +210,7 @@ def _submission(profile: Profile, ask: Run) -> Finding:
         return Finding(
             profile.subject,
             "problem",
-            f"a job of one node in {where} is not taken: {error}",
-            "set account, qos, time_limit, resource_pool or what is wrong in the profile as the site wants it",
+            f"a job of one node in {where} would be rejected: {error}",
+            "correct account, qos, time_limit, resource_pool or other keys in the profile as the site requires",
         )
     return Finding(profile.subject, "ok", f"a job of one node in {where} would be taken (sbatch --test-only)")

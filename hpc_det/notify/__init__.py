@@ -1,1 +1,4 @@
-"""Hooks that are called when an experiment runs, pauses or ends, on login nodes and in jobs: standard library only."""
+"""Hooks that are called when an experiment starts, pauses or ends, on login nodes and in jobs.
+
+This package only needs the standard library.
+"""

@@ -1,11 +1,11 @@
-"""A change of an experiment's state, and that hooks are told of it once.
+"""Calling hooks once for each change of an experiment's state.
 
-Whoever changes the state tells: a job's worker as it begins, and the last one as it leaves; `pause`, `cancel` and
-`kill`, where no worker is left to do it. Of several that come at the same moment the first to make the claim, a file
-`STATE-N.json` for the N-th submission of the experiment, does it. One that dies while it tells is not replaced: rather
-nobody is told than somebody twice.
+The process that changes the state calls them: a job's worker when it starts, the last worker when it exits, or `pause`,
+`cancel` and `kill` if no worker is left. If several processes do so at once, the one that creates the claim, a file
+`STATE-N.json` for the N-th submission of the experiment, calls the hooks. If that process is killed before it has
+called them, no other process does: a missing notification is better than a duplicate.
 
-Nothing that goes wrong with a hook concerns the training or its state.
+Errors of hooks never affect the training or its state.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 
 Hook = Mapping[str, Any]
+# States in which no job of the experiment is running or waiting.
 _REST = [state for state in ExperimentState if state is ExperimentState.PAUSED or state.is_final]
 LEEWAY_S = 2.0
-"""After its time limit, for a hook that ends what it has started."""
+"""Seconds after the time limit of a hook for killing its processes."""
 
 
 def tell_running(experiment: ExperimentFolder) -> list[str]:
-    """It has begun. What did not work, a sentence for each hook."""
+    """Notify hooks that the experiment has started. Returns a sentence for each hook that failed."""
     return _guarded(experiment, (ExperimentState.RUNNING,), lambda view: ExperimentState.RUNNING)
 
 
 def tell_rest(experiment: ExperimentFolder) -> list[str]:
-    """The same, where it has come to rest: it is paused, or has ended."""
+    """Notify hooks if the experiment is paused or has ended. Returns a sentence for each hook that failed."""
     return _guarded(experiment, _REST, lambda view: view.settled())
 
 
 @contextmanager
 def hooks_told(experiment: ExperimentFolder, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Around the work of a worker, which waits for no hook before it begins, nor before it goes back into the queue.
+    """Notify hooks of the start and the end of the experiment; the block is the work of one worker.
 
-    Before it leaves for good it calls what is yielded, which waits until they are told that it has begun: whoever
-    leaves last tells the end, and nobody shall hear of that first.
+    The block begins at once, while a thread notifies hooks of the start. Yields a function that waits for that thread;
+    a worker calls it before it exits for good, so that no hook receives the end before the start. A worker that is
+    requeued need not call it. `say` prints the failures of hooks.
     """
 
     def tell() -> None:
@@ -64,9 +66,10 @@ def _guarded(
     possible: Sequence[ExperimentState],
     state_of: Callable[[ExperimentView], ExperimentState | None],
 ) -> list[str]:
-    """Whatever happens. The journal is read where a hook wants a state that is `possible` now."""
+    """Notify hooks of the state that `state_of` returns. Never raises; returns a sentence for each hook that failed."""
     try:
         hooks = (read_json(experiment.effective) or {}).get("notify") or []
+        # the journal of the search is only read if there is a hook for one of the possible states
         if not any(state.value in hook["states"] for hook in hooks for state in possible):
             return []
         view = ExperimentView(experiment)
@@ -95,7 +98,7 @@ def _tell(view: ExperimentView, state: ExperimentState, hooks: Sequence[Hook]) -
 
 
 def _send(hooks: Sequence[Hook], news: News) -> list[str | None]:
-    """To all at once. Why it did not work, for each; None where it did."""
+    """Notify all hooks in parallel; return the error of each, None for success."""
     problems: list[str | None] = [f"no answer within {delivery.TIME_LIMIT_S:g} s"] * len(hooks)
 
     def send(number: int) -> None:
@@ -104,14 +107,14 @@ def _send(hooks: Sequence[Hook], news: News) -> list[str | None]:
             problems[number] = None
         except HookError as error:
             problems[number] = str(error)
-        except Exception as error:
+        except Exception as error:  # without its text, which may contain a secret such as the address of a webhook
             problems[number] = type(error).__name__
 
-    # Not even a name that is looked up forever keeps a process from ending.
+    # daemon threads: a hook that hangs, for instance in a DNS query, must not keep the process from exiting
     threads = [threading.Thread(target=send, args=(number,), daemon=True) for number in range(len(hooks))]
     for thread in threads:
         thread.start()
     end = time.monotonic() + delivery.TIME_LIMIT_S + LEEWAY_S
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0))
-    return list(problems)
+    return list(problems)  # a copy: a thread that is late still changes the list

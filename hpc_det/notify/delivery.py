@@ -1,4 +1,4 @@
-"""How a hook is notified of a change: by a command, a web address or a mail. Each has a time limit, and may fail."""
+"""Notifying one hook: running a command, posting to a webhook, or sending a mail, each with a time limit."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ class News:
     name: str
     state: str
     why: str | None
-    """Of what nobody wants, and of a pause: a sentence."""
+    """The reason for the state, for instance for an error or a pause; None: the state needs no explanation."""
     best: dict[str, Any] | None
-    """{"metric", "value", "trial"}"""
+    """{"metric", "value", "trial"} of the best validation; None before the first one."""
     folder: str
+    """The experiment's folder."""
     host: str
-    """Where it was noticed."""
+    """The host of the process that sends the notification."""
     time: str
-    """ISO 8601, with the time zone."""
+    """Time of the notification in ISO 8601, with the time zone."""
 
     @classmethod
     def of(cls, view: ExperimentView, state: ExperimentState) -> News:
+        """Return the change of this experiment to `state`, now."""
         found = best(view)
         return cls(
             experiment=view.id,
@@ -53,26 +55,28 @@ class News:
 
     @property
     def text(self) -> str:
-        """A line for people."""
+        """The change as one line for people."""
         why = f": {self.why}" if self.why else ""
         best = f"; best {self.best['metric']} {self.best['value']} in trial {self.best['trial']}" if self.best else ""
         return f"Experiment {self.experiment} ({self.name}) is {self.state}{why}{best}"
 
     def to_json(self) -> str:
-        """`text` is what Slack and others like it show."""
+        """Return the change as a JSON map."""
+        # Slack and similar services show the value of "text"
         return json.dumps({**asdict(self), "text": self.text})
 
 
 TIME_LIMIT_S = 20.0
-_SENDMAIL_FOLDERS = ("/usr/sbin", "/usr/lib")  # no user's PATH has them
+"""Seconds that a hook may take."""
+_SENDMAIL_FOLDERS = ("/usr/sbin", "/usr/lib")  # usually not in the PATH of users
 
 
 class HookError(Exception):
-    """Why a hook was not told, in words without secrets."""
+    """A hook failed. The text contains no secrets."""
 
 
 def send(hook: Mapping[str, Any], news: News) -> None:
-    """Tell one hook of the key `notify`. Raises HookError."""
+    """Notify one hook, an entry of the key `notify`. Raises HookError."""
     match hook:
         case {"command": [*command]}:
             _run(command, f"{news.to_json()}\n".encode(), news)
@@ -83,7 +87,8 @@ def send(hook: Mapping[str, Any], news: News) -> None:
 
 
 def named(hook: Mapping[str, Any]) -> str:
-    """The hook as a log may show it: the rest of a webhook's address is a secret."""
+    """Return the name of the hook for logs, without secrets."""
+    # the path of a webhook's address is a secret
     match hook:
         case {"command": [program, *_]}:
             return f"command {program}"
@@ -93,7 +98,8 @@ def named(hook: Mapping[str, Any]) -> str:
 
 
 def _run(command: Sequence[str], given: bytes, news: News) -> None:
-    """In the folder of the experiment's code. Files, not pipes: a process left behind would keep a pipe open."""
+    """Run a command in the experiment's folder of code, with `given` on stdin. Raises HookError."""
+    # files, not pipes: a process that the command leaves running would keep a pipe open
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
         stdin.write(given)
         stdin.seek(0)
@@ -111,14 +117,15 @@ def _run(command: Sequence[str], given: bytes, news: News) -> None:
         try:
             code = process.wait(TIME_LIMIT_S)
         except subprocess.TimeoutExpired:
-            kill_tree(process)  # it has no session of its own: a job's worker ends all other sessions
-            raise HookError(f"did not end within {TIME_LIMIT_S:g} s, and was killed") from None
+            # not by session: the command has no new one, because a job's worker kills all sessions but its own
+            kill_tree(process)
+            raise HookError(f"did not exit within {TIME_LIMIT_S:g} s, and was killed") from None
         if code:
-            raise HookError(f"ended with {code}{_last_line(output.fileno())}")
+            raise HookError(f"exited with {code}{_last_line(output.fileno())}")
 
 
 def _last_line(output: int) -> str:
-    """What a command said last."""
+    """Return ": " and the last line of a command's output that is not empty; "" if there is none."""
     end = os.fstat(output).st_size
     lines = os.pread(output, 1000, max(end - 1000, 0)).decode(errors="replace").split("\n")
     said = next((line for line in reversed(lines) if line.strip()), "")
@@ -126,12 +133,17 @@ def _last_line(output: int) -> str:
 
 
 def _post(url: str, body: bytes) -> None:
-    """TLS is verified, and proxies are those of the environment, as urllib does it."""
+    """Send a POST request. Raises HookError.
+
+    urllib verifies TLS certificates, and uses the proxies of the environment.
+    """
     import urllib.error
     import urllib.request
 
     class NoRedirects(urllib.request.HTTPRedirectHandler):
-        """What is told may be for this address alone; a POST that is redirected would become a GET anyway."""
+        """Rejects redirects."""
+
+        # The notification may be confidential to the given address, and urllib would turn a redirected POST into a GET.
 
         def redirect_request(self, *_: Any) -> None:
             return None
@@ -142,24 +154,24 @@ def _post(url: str, body: bytes) -> None:
         urllib.request.build_opener(NoRedirects).open(request, timeout=TIME_LIMIT_S).close()
     except urllib.error.HTTPError as error:
         error.close()
-        moved = "; give the address that it redirects to" if 300 <= error.code < 400 else ""
-        raise HookError(f"answered {error.code}{moved}") from None
+        moved = "; set the address that it redirects to" if 300 <= error.code < 400 else ""
+        raise HookError(f"answered with HTTP status {error.code}{moved}") from None
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise HookError(f"cannot be reached: {reason}") from None
-    except Exception as error:  # what http.client says of an address or an answer may hold the address
-        raise HookError(f"no answer that is HTTP ({type(error).__name__})") from None
+    except Exception as error:  # its text is not used: errors of http.client may contain the address
+        raise HookError(f"the answer is not valid HTTP ({type(error).__name__})") from None
 
 
 def _sendmail() -> str:
     found = shutil.which("sendmail", path=os.pathsep.join([os.environ.get("PATH", ""), *_SENDMAIL_FOLDERS]))
     if found is None:
-        raise HookError(f"there is no sendmail on {os.uname().nodename}")
+        raise HookError(f"sendmail not found on {os.uname().nodename}, neither in PATH nor in /usr/sbin, /usr/lib")
     return found
 
 
 def _mail(address: str, news: News) -> bytes:
-    """As sendmail -t reads it; the sender is whoever runs it."""
+    """Return a message for `sendmail -t`, which takes the recipient from it; the sender is the user of this process."""
     from email.message import EmailMessage
 
     message = EmailMessage()

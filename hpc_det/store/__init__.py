@@ -1,1 +1,1 @@
-"""The run folder: every file name in one place, one writer per file, append or atomic rename."""
+"""The files of experiments and runs: names, formats and writers. Files are appended to, or replaced by a rename."""

@@ -1,9 +1,9 @@
-"""The configuration of an experiment on disk: effective.json, what its owner has changed since, and masked copies.
+"""The configuration of an experiment on disk: the effective one, changes of its description, and masked copies.
 
-experiments/12/effective.json  the effective configuration, as its workers and the command line read it
-               about.json      {"name", "description", "labels", "archived"}, as far as somebody has changed them;
-                               written by the command line alone; training does not depend on it
-               masked/         copies of files with secrets, without the secrets, for colleagues
+experiments/12/effective.json  the effective configuration, which workers and the command line read
+               about.json      {"name", "description", "labels", "archived"}, only those that were changed after the
+                               submission; written by the command line; training does not depend on it
+               masked/         copies of files with secrets, without the secrets, for members of the group
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ WHOLE: Shape = {
     "hyperparameters": dict,
     "checkpoint_storage": dict.fromkeys(("save_experiment_best", "save_trial_best", "save_trial_latest"), int),
 }
-"""What each reader needs; the schema of an experiment file says more."""
+"""The keys that all readers need; the schema of experiment files has more."""
 
 
 _OF_SEARCH: Shape = {"searcher": {"name": str}, "hyperparameters": dict, "reproducibility": dict}
 
 
 def read_effective(experiment: ExperimentFolder) -> dict[str, Any] | None:
-    """None where there is no such file. Secrets are masked for colleagues. Raises DamagedFile."""
+    """Return the effective configuration, or None if the file does not exist. Raises DamagedFile.
+
+    Its secrets are masked if the user is not the owner.
+    """
     found = read_secrets(experiment.effective)
     return None if found is None else checked(found, WHOLE, experiment.effective)
 
 
 def read_for_search(experiment: ExperimentFolder) -> dict[str, Any]:
-    """As far as a search needs it. Raises DamagedFile, also where there is no such file."""
+    """Return the effective configuration; only the keys of a search are checked. Raises DamagedFile."""
     return checked(read_secrets(experiment.effective), _OF_SEARCH, experiment.effective)
 
 
@@ -45,20 +48,20 @@ _KINDS: Shape = {"name": str, "description": str, "labels": list[str], "archived
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What an experiment's owner says about it."""
+    """The description of an experiment, which its owner can change at any time."""
 
     name: str
     description: str
     labels: tuple[str, ...]
     archived: bool
-    """Lists leave it out, until it goes on."""
+    """Whether listings omit it; until it is continued."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "labels": list(self.labels)}
 
 
 def read_about(experiment: ExperimentFolder, config: Mapping[str, Any]) -> About:
-    """As it was submitted, by `config`, and changed since."""
+    """Return the description in `config`, with the changes since the submission. Raises DamagedFile."""
     changed = _changed(experiment)
     return About(
         name=changed.get("name", config["name"]),
@@ -69,20 +72,24 @@ def read_about(experiment: ExperimentFolder, config: Mapping[str, Any]) -> About
 
 
 def write_about(experiment: ExperimentFolder, **changes: Any) -> None:
-    """Of an About's fields those that are now different."""
+    """Change some fields of the description: `changes` are fields of About."""
     write_json(experiment.about, {**_changed(experiment), **changes})
 
 
 def _changed(experiment: ExperimentFolder) -> dict[str, Any]:
     changed = read_map(experiment.about) or {}
+    # the file may lack any of the keys, so only those that it has are checked
     return checked(changed, {key: kind for key, kind in _KINDS.items() if key in changed}, experiment.about)
 
 
-# --- files with secrets: for the owner alone; a shared experiment has copies in masked/, under the same names
+# --- files with secrets, which only the owner can read; a shared experiment has copies in masked/ with the same names
 
 
 def write_secrets(path: Path, data: Any, masked: Any) -> None:
-    """`masked`: the same without the secrets."""
+    """Write `data` as JSON for the owner and, if the experiment is shared, `masked` for the group.
+
+    `masked`: the same data without the secrets.
+    """
     write_json(path, data, private=True)
     if is_shared(path.parent):
         copy = _copy(path)
@@ -91,7 +98,7 @@ def write_secrets(path: Path, data: Any, masked: Any) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The file or, for whom it is not, its copy. Raises DamagedFile."""
+    """Return the text of the file or, if this user may not read it, of its masked copy. Raises DamagedFile."""
     try:
         try:
             return path.read_text(encoding="utf-8")
@@ -102,9 +109,9 @@ def read_text(path: Path) -> str:
 
 
 def read_secrets(path: Path) -> Any | None:
-    """The content of the file or, for whom it is not, of its copy; None where there is no such file.
+    """Return the JSON content of the file or, if this user may not read it, of its masked copy.
 
-    Raises DamagedFile.
+    Returns None if the file does not exist. Raises DamagedFile.
     """
     try:
         return parsed(read_text(path), path)

@@ -1,4 +1,4 @@
-"""The state root of a user, and all experiments below it: which there are, and the number of the next one."""
+"""The state root of a user, and the experiments below it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hpc_det.store.group import Group
 
 _DELETED = ".deleted-"
 FOLDER = "hpc_det"
-"""The state root in a user's home, where HPC_DET_ROOT names no other."""
+"""Name of the default state root in the user's home folder."""
 
 
 def state_root(env: Mapping[str, str]) -> Path:
-    """`$HPC_DET_ROOT`, or `~/hpc_det`. Raises UsageError where others may change what is in it: jobs run that."""
+    """Return `$HPC_DET_ROOT`, or `~/hpc_det`. Raises UsageError if other users can change files that jobs run."""
     root = configured_root(env)
     if problem := danger(root):
         raise UsageError(f"HPC_DET_ROOT: {root} {': '.join(problem)}")
@@ -29,42 +29,38 @@ def state_root(env: Mapping[str, str]) -> Path:
 
 
 def configured_root(env: Mapping[str, str]) -> Path:
-    """The same without a look at it."""
+    """Return `$HPC_DET_ROOT`, or `~/hpc_det`, without checking the folder."""
     configured = env.get("HPC_DET_ROOT")
     return Path(configured).expanduser().absolute() if configured else Path.home() / FOLDER
 
 
 def danger(root: Path) -> tuple[str, str] | None:
-    """Why others may change what the user's jobs run from `root`, and the remedy; None where they may not.
-
-    A sticky folder such as /tmp is no better: others may make files in it, such as templates.
-    """
+    """Return why other users can change files below `root` that the user's jobs run, and the remedy; None if not."""
     try:
         found = os.stat(root)
-    except OSError:
+    except OSError:  # it does not exist yet, and will be created for this user only
         return None
     if found.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {found.st_uid}, who may change what your jobs run", "set it to a folder of yours"
     if not others_may_write(found):
         return None
+    # A sticky folder such as /tmp is not safe either: other users can create files in it, such as templates.
     mode, is_sticky = stat.S_IMODE(found.st_mode), bool(found.st_mode & stat.S_ISVTX)
     remedy = "set it to a folder of yours" if is_sticky or found.st_uid != os.geteuid() else f"chmod go-w {root}"
     return f"has mode {mode:04o}, so others may change what your jobs run", remedy
 
 
 def root_of(owner: str) -> Path:
-    """Where the state of somebody else lives: a user's name, or the folder itself where it is not in their home.
+    """Return the state root of another user. `owner`: the name of the user, or the path of the state root.
 
-    Raises UsageError for no such user.
+    Raises UsageError if the user does not exist.
     """
     if "/" in owner:
         return Path(owner).expanduser().absolute()
     try:
         return Path(pwd.getpwnam(owner).pw_dir) / FOLDER
     except KeyError:
-        raise UsageError(
-            f"{owner}: no user is called so; give a user's name, or the folder that is their HPC_DET_ROOT"
-        ) from None
+        raise UsageError(f"{owner}: unknown user; give the name of a user, or the path of their HPC_DET_ROOT") from None
 
 
 @dataclass(frozen=True)
@@ -75,14 +71,14 @@ class ExperimentStore:
 
     @property
     def index(self) -> Path:
-        """What is known of experiments that rest: see hpc_det.view.experiments. Written by whoever lists all."""
+        """A cache of facts about inactive experiments, written by listings: see hpc_det.view.experiments."""
         return self.root / ".index.json"
 
     def folder(self, number: int) -> ExperimentFolder:
         return ExperimentFolder(self.root / "experiments" / str(number))
 
     def existing(self, number: int) -> ExperimentFolder:
-        """The experiment `number`; UsageError where there is none."""
+        """Return the experiment `number`. Raises UsageError if it does not exist or is not shared with this user."""
         found = self.folder(number)
         try:
             found.config.stat()
@@ -92,49 +88,51 @@ class ExperimentStore:
             ) from None
         except PermissionError:
             raise UsageError(
-                f"experiment {number}: below {self.root}, and not shared with you; its owner can share what is begun "
-                f"anew, as with `hpc-det experiment fork {number} --shared=GROUP`"
+                f"experiment {number}: below {self.root}, and not shared with you; its owner can share a new "
+                f"experiment, for instance with `hpc-det experiment fork {number} --shared=GROUP`"
             ) from None
         return found
 
     def all(self) -> Iterator[ExperimentFolder]:
-        """Every experiment that is in sight and that this user may read, oldest first."""
+        """Return all experiments that are created completely and that this user may read, oldest first."""
         return (found for found in self.folders() if is_in_sight(found))
 
     def folders(self) -> Iterator[ExperimentFolder]:
-        """Also those that are being created, and what is left of those that never were."""
+        """Return the folders of all experiments, also of those that are being created or were never completed."""
         return map(self.folder, self._numbers())
 
     def next_id(self) -> int:
-        """The id that `create` would take now."""
+        """Return the id that `create` would use now."""
+        # ids of deleted experiments are not used again
         return max([*self._numbers(), *self._numbers(_DELETED)], default=0) + 1
 
     def deleted(self, number: int) -> Path:
-        """The folder of an experiment that is being deleted. An empty one stays, so that its number never comes again
-        where it was the newest.
+        """Return the folder of an experiment that is being deleted.
+
+        An empty folder remains if the experiment was the newest, so that its number is not used again.
         """
         return self.root / "experiments" / f"{_DELETED}{number}"
 
     def all_deleted(self) -> list[Path]:
-        """Oldest first."""
+        """Return the folders of all deleted experiments that still exist, oldest first."""
         return [self.deleted(number) for number in self._numbers(_DELETED)]
 
     @property
     def cleaned(self) -> Path:
-        """Its time is when `cleanup` looked at all experiments last."""
+        """A file whose modification time is the last run of `cleanup` over all experiments."""
         return self.root / ".cleaned"
 
     def create(self, group: Group | None = None) -> ExperimentFolder:
-        """Take the next id. `mkdir` is atomic on every file system, so two at once get two ids.
+        """Create the folder of a new experiment with the next id. `group`: may read it; None: only its owner may.
 
-        `group` may read it. Raises UsageError where the state root takes no folder, or is another group's.
+        Raises UsageError if the state root is not writable, or is already shared with another group.
         """
         try:
             return self._create(group)
         except OSError as error:
             raise UsageError(
-                f"HPC_DET_ROOT: {self.root} takes no experiment: {error.strerror}; set it to a folder of yours that "
-                f"all nodes see"
+                f"HPC_DET_ROOT: creating an experiment in {self.root} failed: {error.strerror}; set it to a folder of "
+                f"yours that all nodes see"
             ) from None
 
     def _create(self, group: Group | None) -> ExperimentFolder:
@@ -146,7 +144,7 @@ class ExperimentStore:
             folder = self.folder(self.next_id())
             try:
                 disk.make_folder(folder.path, PRIVATE_FOLDER)
-            except FileExistsError:
+            except FileExistsError:  # mkdir is atomic on all file systems: another process took this id
                 continue
             if group:
                 share(folder.path, group.number)
@@ -159,10 +157,10 @@ class ExperimentStore:
         except FileNotFoundError:
             return []
         except PermissionError as error:
-            raise UsageError(f"{error.filename}: may not be read; nothing there is shared with you") from None
+            raise UsageError(f"{error.filename}: permission denied; no experiment there is shared with you") from None
         return sorted(int(rest) for name in names if (rest := name[len(prefix) :]).isdecimal())
 
 
 def is_in_sight(experiment: ExperimentFolder) -> bool:
-    """Whether all its files are there, and its jobs may be in the queue."""
-    return os.path.exists(experiment.config)
+    """Return whether the experiment is created completely, so that its jobs may be in the queue."""
+    return os.path.exists(experiment.config)  # written after all other files, and deleted first

@@ -1,29 +1,32 @@
-"""The names of all files of an experiment, and who writes each.
+"""The names of all files of an experiment, with their content and their writers.
 
 experiments/12/experiment.yaml   the effective config           `hpc-det experiment create`
                effective.json    the same, for programs         "
                origin.json       the origin of each key         "
                cluster.json      the cluster's profile          "
-               points.json       hyperparameters, one by one    " (of a multirun or sweep)
-               warm_start.json   whose weights all trials take  " (with a searcher.source_...)
-               plan.json         what its jobs are              "
-               storage.json      where its checkpoints lie      " (if elsewhere)
-               submitting.json   which process submits it now   whoever submits its jobs
-               settling.json     which process settles that who finds it interrupted
+               points.json       the listed trials              " (of a multirun or sweep)
+               warm_start.json   the source of initial weights  " (with a searcher.source_...)
+               plan.json         the plan of its jobs           "
+               storage.json      the place of its checkpoints   " (if not in the trials' folders)
+               submitting.json   the process that submits jobs  that process
+               settling.json     the process that completes an  that process
+                                 interrupted submission
                about.json        its name, labels, and more     `hpc-det experiment set`, label, archive
-               masked/           those of these with secrets,   " (if it is shared)
-                                 without them, for colleagues
-               code/             what the jobs import           "
-               git.json, git.diff its commit, and what is in none " (of a git repository)
-               notified/         what hooks were told           who told them
-               submitit/         submitit's own files           "
+               masked/           copies of the files above with `hpc-det experiment create` (if it is shared)
+                                 secrets, without the secrets
+               code/             the code that jobs import      "
+               git.json, git.diff its commit, and the changes   " (of a git repository)
+                                 that are not committed
+               notified/         notifications that were sent   the process that sent them
+               submitit/         submitit's own files           `hpc-det experiment create`
                jobs/1.sh, 1.json a script, and the job's id     "
-               jobs/1.array.json which workers its jobs are     "
+               jobs/1.array.json the workers of its jobs        "
                jobs/1-0.next.json the jobs that wait for its end the job
-               jobs/1.log        what its jobs print            the jobs
-               jobs/1.times      when, as beside each log       "
+               jobs/1.log        the output of its jobs         the jobs
+               jobs/1.times      the index of that log, as      "
+                                 beside each log
                search/           the search's journal           all workers
-               logs_deleted      when its logs were             `experiment cleanup`
+               logs_deleted      the time of deleting its logs  `experiment cleanup`
                sweep/            of a Hydra app: see hpc_det.sweep.files
                trials/1/         one TrialFolder
 """
@@ -44,23 +47,23 @@ from hpc_det.store.group import Group
 
 @dataclass(frozen=True)
 class TrialFolder:
-    """One trial's files. Every file has one writer; the journal's is the trial's worker, the metrics' is rank 0."""
+    """The files of one trial. Each has one writer: the trial's worker for the journal, rank 0 for the metrics."""
 
     path: Path
 
     @property
     def trial(self) -> Path:
-        """What the ranks need to know: ids, seed, hyperparameters, the effective config."""
+        """The configuration of the ranks: ids, seed, hyperparameters, the effective config."""
         return self.path / "trial.json"
 
     @property
     def stop(self) -> Path:
-        """The stop request: a node agent, the job or the command line; the first one stands."""
+        """The stop request, written by a node agent, the job or a command; see store.attempt.request_stop."""
         return self.path / "stop.json"
 
     @property
     def outcome(self) -> Path:
-        """What the ranks achieved, written by rank 0 as its last act."""
+        """The result of an attempt, written by rank 0 just before it exits."""
         return self.path / "outcome.json"
 
     @property
@@ -73,34 +76,37 @@ class TrialFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """A folder, or a link to one elsewhere."""
+        """A folder, or a symbolic link to a folder outside of the experiment."""
         return self.path / "checkpoints"
 
     @property
     def saves(self) -> Path:
-        """How long each save took: see hpc_det.store.save_times. Written by rank 0."""
+        """The duration of each save, written by rank 0: see hpc_det.store.save_times."""
         return self.path / "saves.jsonl"
 
     @property
     def tensorboard(self) -> Path:
-        """Event files and profiler traces; those of rank R above 0 in rank-R."""
+        """Event files and profiler traces of rank 0; those of a rank R above 0 are in the subfolder rank-R."""
         return self.path / "tensorboard"
 
     @property
     def profile(self) -> Path:
-        """What was measured of its training: see hpc_det.pytorch.profiling."""
+        """Measurements of its training: see hpc_det.pytorch.profiling."""
         return self.path / "profile"
 
     def timings(self, rank: int) -> Path:
-        """Where the time of a rank went; the rank."""
+        """Return the file with the timings of a rank, written by that rank."""
         return self.profile / f"timings-{rank}.jsonl"
 
     def system_metrics(self, node: int) -> Path:
-        """What a node did meanwhile; its first rank."""
+        """Return the file with the system metrics of a node, written by its first rank."""
         return self.profile / f"system-{node}.jsonl"
 
     def resume_trace(self, rank: int) -> Path:
-        """What a rank had before each batch, for `experiment verify-resume`; the rank."""
+        """Return the file with the state of a rank before each batch, for `experiment verify-resume`.
+
+        Written by that rank.
+        """
         return self.path / "resume-check" / f"rank-{rank}.jsonl"
 
     @property
@@ -108,7 +114,7 @@ class TrialFolder:
         return int(self.path.name)
 
     def create(self) -> None:
-        """For whom the experiment is, whatever the umask. Any number of processes may do it."""
+        """Create the folders of the trial, with the permissions of the experiment. Several processes may call this."""
         for folder in (self.path.parent, self.path, self.logs):
             make_folder(folder)
             flush_folder(folder.parent)
@@ -118,11 +124,11 @@ class TrialFolder:
             return
         self.experiment().make_elsewhere(elsewhere)  # a scratch folder may have been cleaned up
         make_folder(elsewhere / self.path.name)
-        with suppress(FileExistsError):
+        with suppress(FileExistsError):  # created by an earlier attempt
             disk.symlink(self.checkpoints, elsewhere / self.path.name)
 
     def remove_abandoned(self) -> None:
-        """Half-written files that killed processes have left in the folders of the trial and of its experiment."""
+        """Delete incomplete files that killed processes have left in the folders of the trial and of its experiment."""
         of_attempts = [*self.path.glob("attempt-*"), *self.path.glob("attempt-*/failures")]
         remove_abandoned([self.path, self.checkpoints, *of_attempts, *self.experiment().written_by_many()])
 
@@ -138,19 +144,19 @@ class TrialFolder:
         return self.logs / "job.log"
 
     def rendezvous(self, attempt: int) -> Path:
-        """Where the ranks of an attempt meet, published by the agent of node 0."""
+        """Return the file with the rendezvous address of an attempt, written by the agent of node 0."""
         return self.path / f"attempt-{attempt}" / "rendezvous.json"
 
     def nodes(self, attempt: int) -> Path:
-        """The hosts of an attempt, as the scheduler calls them, by node rank; from the agent of node 0."""
+        """Return the file with the scheduler's names of the hosts by node rank, written by the agent of node 0."""
         return self.path / f"attempt-{attempt}" / "nodes.json"
 
     def launcher(self, attempt: int, node: int) -> Path:
-        """Where the launcher on a node can be asked, for gangs whose ranks one launcher starts."""
+        """Return the file with the address of the launcher on a node, for gangs whose ranks one launcher starts."""
         return self.path / f"attempt-{attempt}" / f"node-{node}.json"
 
     def failures(self, attempt: int) -> Path:
-        """A file for each rank that failed, written by the rank, or by its agent when the rank could not."""
+        """Return the folder with a file for each rank that failed, written by the rank or, if it cannot, its agent."""
         return self.path / f"attempt-{attempt}" / "failures"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
@@ -159,6 +165,8 @@ class TrialFolder:
 
 @dataclass(frozen=True)
 class ExperimentFolder:
+    """The files of one experiment."""
+
     path: Path
 
     @property
@@ -166,11 +174,11 @@ class ExperimentFolder:
         return int(self.path.name)
 
     def is_own(self) -> bool:
-        """Whether the user of this process may change it."""
+        """Return whether the user of this process owns it, and so may change it."""
         return is_own(self.path)
 
     def owner(self) -> str:
-        """The user's name, or number where there is none."""
+        """Return the name of the owner, or the number of an owner without a name."""
         number = self.path.stat().st_uid
         try:
             return pwd.getpwuid(number).pw_name
@@ -178,11 +186,11 @@ class ExperimentFolder:
             return str(number)
 
     def shared_with(self) -> Group | None:
-        """The group whose members may read it."""
+        """Return the group whose members may read it; None: only its owner may."""
         return Group(self.path.stat().st_gid) if is_shared(self.path) else None
 
     def named(self) -> str:
-        """As the command line takes it: the id and, for colleagues of its owner, the root that it is in."""
+        """Return its name for the command line: ID or, for users other than the owner, STATE_ROOT:ID."""
         return str(self.id) if self.is_own() else f"{self.root()}:{self.id}"
 
     @property
@@ -191,7 +199,7 @@ class ExperimentFolder:
 
     @property
     def effective(self) -> Path:
-        """The effective config as the workers read it, for its owner alone: its secrets are not masked."""
+        """The effective config that workers read; only the owner may read it, since its secrets are not masked."""
         return self.path / "effective.json"
 
     @property
@@ -204,36 +212,36 @@ class ExperimentFolder:
 
     @property
     def submitting(self) -> Path:
-        """Which process submits its jobs, as long as it does: see hpc_det.store.submitting."""
+        """The process that submits its jobs; exists only during the submission: see hpc_det.store.submitting."""
         return self.path / "submitting.json"
 
     @property
     def settling(self) -> Path:
-        """Which process brings an interrupted submission to its end, as long as it does."""
+        """The process that completes or undoes an interrupted submission; exists only while it does."""
         return self.path / "settling.json"
 
     @property
     def about(self) -> Path:
-        """What its owner has said of it since: see hpc_det.store.experiment_config."""
+        """Changes of its description since the submission: see hpc_det.store.experiment_config."""
         return self.path / "about.json"
 
     @property
     def code_kept(self) -> Path:
-        """The code as the first attempt found it; trials may write beside the code that they run."""
+        """A copy of the code from the first attempt, since trials may write files beside the code that they run."""
         return self.path / ".code-kept"
 
     def submitted_code(self) -> Path:
-        """The code as it was submitted, whatever trials have written since."""
+        """Return the folder with the code as it was submitted, without files that trials have written since."""
         return self.code_kept if self.code_kept.exists() else self.code
 
     @property
     def points(self) -> Path:
-        """What differs between the trials, where somebody listed them one by one: of a multirun or a sweep."""
+        """The overrides of each trial, if trials are listed explicitly: of a multirun or a sweep."""
         return self.path / "points.json"
 
     @property
     def warm_start(self) -> Path:
-        """The checkpoint whose weights all trials begin with, if any."""
+        """The checkpoint from whose weights all trials start, if any."""
         return self.path / "warm_start.json"
 
     @property
@@ -242,26 +250,26 @@ class ExperimentFolder:
 
     @property
     def masked(self) -> Path:
-        """Copies of files with secrets, for colleagues: see hpc_det.store.experiment_config."""
+        """Masked copies of files with secrets, for the group: see hpc_det.store.experiment_config."""
         return self.path / "masked"
 
     @property
     def storage(self) -> Path:
-        """{"folder"} or {"url"}: where the checkpoints of all trials lie, if not in the trials' folders."""
+        """{"folder"} or {"url"}: the place of the checkpoints of all trials, if not in the trials' folders."""
         return self.path / "storage.json"
 
     def checkpoints_elsewhere(self) -> Path | None:
-        """The folder for those of all trials, a folder each, where it is not the trials' own."""
+        """Return the folder with one subfolder of checkpoints per trial; None: they are in the trials' own folders."""
         folder = (read_map(self.storage) or {}).get("folder")
         return Path(folder) if folder else None
 
     def make_elsewhere(self, folder: Path) -> None:
-        """A folder for checkpoints, for whom the experiment is."""
+        """Create a folder for checkpoints that the same group may read as the experiment."""
         make_private(folder)
         share_alike(folder, model=self.path)
 
     def checkpoints_url(self) -> str | None:
-        """In an object store, where those of all trials are copied to."""
+        """Return the URL in an object store for copies of all trials' checkpoints; None: they are only on disk."""
         url: str | None = (read_map(self.storage) or {}).get("url")
         return url
 
@@ -271,7 +279,7 @@ class ExperimentFolder:
 
     @property
     def git(self) -> Path:
-        """The commit of the code, and which files are in none: a `submit.snapshot.GitState` without the diff."""
+        """The commit of the code and the uncommitted files: a `submit.snapshot.GitState` without the diff."""
         return self.path / "git.json"
 
     @property
@@ -280,7 +288,7 @@ class ExperimentFolder:
 
     @property
     def notified(self) -> Path:
-        """A file for each change of the state that hooks were told of, see hpc_det.notify.change."""
+        """A folder with a file for each state change for which hooks were called: see hpc_det.notify.change."""
         return self.path / "notified"
 
     @property
@@ -289,17 +297,17 @@ class ExperimentFolder:
 
     @property
     def search(self) -> Path:
-        """The journal of the search."""
+        """The folder of the search's journal."""
         return self.path / "search"
 
     @property
     def logs_deleted(self) -> Path:
-        """Its time is when the logs were deleted, as retention_policy says."""
+        """A file whose modification time is the deletion of the logs by retention_policy."""
         return self.path / "logs_deleted"
 
     @property
     def sweep(self) -> Path:
-        """What the launcher of a Hydra app saved for its points, and what came of them."""
+        """The points of a Hydra app, saved by its launcher, and their results."""
         return self.path / "sweep"
 
     @property
@@ -307,42 +315,48 @@ class ExperimentFolder:
         return self.path / "jobs"
 
     def script(self, number: int = 1) -> Path:
-        """What the scheduler was given, `number` from 1: one script for each call."""
+        """Return the batch script of a submission; `number` counts submissions from 1."""
         return self.jobs / f"{number}.sh"
 
     def job_logs(self) -> list[Path]:
-        """What its jobs printed, and when."""
+        """Return the logs of all jobs, and their indexes."""
         return sorted([*self.jobs.glob("*.log"), *self.jobs.glob("*.times")])
 
     def array(self, number: int = 1) -> Path:
-        """Which workers the jobs of script `number` are: a `plan.job_plan.JobArray`."""
+        """Return the file with the workers of the jobs of script `number`: a `plan.job_plan.JobArray`."""
         return self.jobs / f"{number}.array.json"
 
     def next_jobs(self, number: int, index: int) -> Path:
-        """{"jobs": [ids]}: element `index` of script `number`, and what waits for its end, one for the other."""
+        """Return the file for element `index` of script `number`: {"jobs": [ids]}.
+
+        The ids are of its job and of its successors, each of which waits for the end of the one before.
+        """
         return self.jobs / f"{number}-{index}.next.json"
 
     def all_next_jobs(self, number: int) -> list[Path]:
-        """Of all elements of script `number`."""
+        """Return the existing `next_jobs` files of script `number`."""
         return sorted(self.jobs.glob(f"{number}-*.next.json"))
 
     def job(self, number: int = 1) -> Path:
-        """The scheduler's id of it, written right after the submission, or by the job where that came to no end."""
+        """Return the file with the job id of script `number`.
+
+        It is written right after the submission, or by the job if the submission was interrupted.
+        """
         return self.jobs / f"{number}.json"
 
     def root(self) -> Path:
-        """The state root that it is below."""
+        """Return the state root of the experiment."""
         return self.path.parent.parent
 
     def written_by_many(self) -> list[Path]:
-        """The folders in which workers, hooks and commands write files."""
+        """Return the folders in which workers, hooks and commands write files."""
         return [self.path, self.search, self.jobs, self.notified, self.masked]
 
     def trial(self, number: int = 1) -> TrialFolder:
         return TrialFolder(self.path / "trials" / str(number))
 
     def trials(self) -> list[TrialFolder]:
-        """Those that have begun."""
+        """Return the trials that have started, by number."""
         try:
             numbers = sorted(int(entry.name) for entry in (self.path / "trials").iterdir() if entry.name.isdecimal())
         except FileNotFoundError:
@@ -350,10 +364,8 @@ class ExperimentFolder:
         return [self.trial(number) for number in numbers]
 
     def remove(self) -> None:
-        """With the folder for checkpoints that lie elsewhere; what is in an object store stays there.
-
-        The config goes first: what a KILL leaves behind is no experiment.
-        """
+        """Delete the experiment and its folder for checkpoints elsewhere, but not the copies in an object store."""
+        # the config first: without it, what remains after a kill does not count as an experiment
         disk.unlink(self.config, missing_ok=True)
         if elsewhere := self.checkpoints_elsewhere():
             disk.remove_tree(elsewhere)
@@ -361,10 +373,10 @@ class ExperimentFolder:
 
 
 def job_log(script: Path, element: str = "") -> Path:
-    """What the jobs of this script print; each element of an array into a file of its own."""
+    """Return the log of the job of `script`. `element`: suffix for an element of an array, which has a separate log."""
     return script.with_name(f"{script.stem}{element}.log")
 
 
 def times_of(log: Path) -> Path:
-    """When the lines of this log were written: see hpc_det.store.log_lines."""
+    """Return the index of a log with the times of its lines: see hpc_det.store.log_lines."""
     return log.with_suffix(".times")

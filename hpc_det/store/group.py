@@ -1,7 +1,7 @@
-"""A group of users, with whom an experiment is shared, and its way to it.
+"""A group of users with which experiments are shared, and its permissions above them.
 
-root               0710   the group goes through, and finds nothing that it cannot name
-root/experiments   0750   it sees the numbers of all experiments
+root               0710   the group can pass through, but not list the content
+root/experiments   0750   the group can list the numbers of all experiments
 """
 
 from __future__ import annotations
@@ -18,57 +18,63 @@ from hpc_det.errors import UsageError
 from hpc_det.node.files import PRIVATE_FOLDER
 
 GO_THROUGH, LOOK_IN = 0o1, 0o5
-"""What somebody may do with a folder, in the bits of others; those of the group are three to the left."""
+"""Permission bits for a folder, as for "others"; those of the group are shifted left by three."""
 
 
 @dataclass(frozen=True)
 class Group:
+    """A group of users."""
+
     number: int
 
     @classmethod
     def of(cls, name: str | None) -> Group:
-        """The group `name` or, without one, the user's primary group. Raises UsageError where it is not to be had."""
+        """Return the group with this name or number; None: the user's primary group.
+
+        Raises UsageError if the user is not a member, and if the primary group has no other members.
+        """
         primary, *others = (cls(number) for number in dict.fromkeys([os.getegid(), *os.getgroups()]))
         if name is None:
+            # many systems give each user a private group with the user's name
             if primary.name == pwd.getpwuid(os.geteuid()).pw_name:
-                raise UsageError(f"--shared: your primary group {primary.name!r} is yours alone; {_choice(others)}")
+                raise UsageError(f"--shared: your primary group {primary.name!r} has only you; {_choice(others)}")
             return primary
         found = next((group for group in (primary, *others) if name in (group.name, str(group.number))), None)
         if found is None:
-            raise UsageError(f"--shared={name}: you are in no such group; {_choice([primary, *others])}")
+            raise UsageError(f"--shared={name}: you are not in this group; {_choice([primary, *others])}")
         return found
 
     @property
     def name(self) -> str:
-        """Or its number, where it has none."""
+        """The name of the group, or its number if it has no name."""
         try:
             return grp.getgrgid(self.number).gr_name
         except KeyError:
             return str(self.number)
 
     def let_in(self, root: Path) -> None:
-        """Let its members see which experiments there are below `root`, and nothing else of it.
+        """Let the members list the experiments below `root`, and nothing else below it.
 
-        Raises UsageError where another group comes in already.
+        Raises UsageError if `root` is already shared with another group.
         """
         needed = {root: GO_THROUGH, root / "experiments": LOOK_IN}
         closed = [folder for folder, what in needed.items() if not self._may(folder, what)]
         for folder in closed:
             self._insist_on_no_other(folder)
-        if root in closed:
+        if root in closed:  # before it is opened: until now its own mode protected its content
             _close_all_in(root)
         for folder in closed:
-            os.chown(folder, -1, self.number)
+            os.chown(folder, -1, self.number)  # -1: the owner stays the same
             folder.chmod(stat.S_IMODE(folder.stat().st_mode) | needed[folder] << 3)
 
     def obstacles(self, folder: Path) -> Iterator[str]:
-        """What keeps its members from going to `folder`, a sentence each: folders that are no matter of ours."""
+        """Yield a sentence for each folder above `folder` that the members cannot pass through."""
         for above in reversed(folder.resolve().parents):
             if not self._may(above, GO_THROUGH):
                 mode = stat.S_IMODE(above.stat().st_mode)
                 yield (
-                    f"group {self.name!r} cannot come to {folder}: {above} has mode {mode:04o}; `chmod o+x {above}` "
-                    f"lets it through, and nobody look in"
+                    f"group {self.name!r} cannot reach {folder}: {above} has mode {mode:04o}; `chmod o+x {above}` "
+                    f"lets users pass through it, but not list it"
                 )
 
     def _may(self, folder: Path, what: int) -> bool:
@@ -86,7 +92,8 @@ class Group:
 
 
 def _close_all_in(root: Path) -> None:
-    """What lies in the root beside experiments, a careless umask may have left open behind the root's closed door."""
+    """Take all permissions of group and others from everything in `root` but the experiments."""
+    # files in a closed folder may be open by a careless umask
     for entry in root.iterdir():
         if entry.name != "experiments" and not entry.is_symlink():
             entry.chmod(stat.S_IMODE(entry.stat().st_mode) & (stat.S_ISGID | PRIVATE_FOLDER))
@@ -94,5 +101,5 @@ def _close_all_in(root: Path) -> None:
 
 def _choice(groups: Sequence[Group]) -> str:
     if not groups:
-        return "and you are in no other"
-    return f"give one of yours with --shared=GROUP: {', '.join(group.name for group in groups)}"
+        return "and you are not in any other group"
+    return f"give one of your groups with --shared=GROUP: {', '.join(group.name for group in groups)}"

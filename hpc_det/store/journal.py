@@ -1,11 +1,11 @@
-"""The journal of a trial: append-only lines, written by its worker. Each names its attempt and its time.
+"""The journal of a trial: append-only lines, written by its worker. Each also has its "attempt" and "time".
 
 {"event": "started", "job_id": "7", "worker": 0, "host": "node1"}
 {"event": "ended", "cause": "preempted", "steps": 120, "user_error": false, "too_short": false,
- "action": "requeue", "why": ..., "failure": null, "late": false}   late: written by a later start, since this one
-                                                                        could not
-{"event": "problem", "problem": ...}     what the job could not do after that end
-{"event": "continued"}                   the trial goes on although it was over; failures count from here on
+ "action": "requeue", "why": ..., "failure": null, "late": false}   late: true if a later start wrote it, because the
+                                                                        job of the attempt was killed before it could
+{"event": "problem", "problem": ...}     what the job failed to do after that end
+{"event": "continued"}                   the user continued a finished trial; failures are counted from here
 """
 
 from __future__ import annotations
@@ -28,40 +28,46 @@ _SHAPES: dict[str, Shape] = {
     "continued": {},
 }
 _CAUSES, _ACTIONS = {cause.value for cause in Cause}, {action.value for action in Action}
-_FINAL = (Action.DONE.value, Action.GIVE_UP.value)
+_FINAL = (Action.DONE.value, Action.GIVE_UP.value)  # no attempt follows, unless the user continues the trial
 
 
 class Overtaken(HpcDetError):
-    """Another job goes on with the trial: this one was believed gone with its node."""
+    """Another job has resumed the trial, because this job was taken for lost with its node."""
 
 
 @dataclass(frozen=True)
 class Journal:
+    """The journal of one trial."""
+
     path: Path
 
     def events(self) -> list[dict[str, Any]]:
-        """Raises HpcDetError for a damaged line."""
+        """Return all events, oldest first. Raises DamagedFile for a damaged line."""
         events = read_journal(self.path)
         for event in events:
             insist_on({**_EVENT, **_SHAPES.get(str(event.get("event")), {})}, event, self.path)
             if event["event"] not in _SHAPES:
-                raise DamagedFile(f"{self.path}: damaged: {shown(event['event'])}: no such event; remove that line")
+                raise DamagedFile(f"{self.path}: damaged: unknown event {shown(event['event'])}; remove that line")
             is_end = event["event"] == "ended"
             if is_end and (event["cause"] not in _CAUSES or event["action"] not in _ACTIONS):
                 raise DamagedFile(
-                    f"{self.path}: damaged: attempt {event['attempt']} ended by {shown(event['cause'])}, with "
-                    f"{shown(event['action'])}: no such end; remove that line"
+                    f"{self.path}: damaged: attempt {event['attempt']} ended with unknown cause "
+                    f"{shown(event['cause'])} or action {shown(event['action'])}; remove that line"
                 )
         _insist_on_order(events, self.path)
         return events
 
     def started(self, attempt: int, job_id: str, worker: int = 0) -> None:
+        """Append the start of an attempt on this host."""
         self._append("started", attempt, job_id=job_id, worker=worker, host=socket.gethostname())
 
     def ended(
         self, attempt: int, end: AttemptEnd, decision: Decision, failure: str | None, *, late: bool = False
     ) -> None:
-        """`late`: by a later start, which knows that it ended, and not when."""
+        """Append the end of an attempt, and what is done about it.
+
+        `late`: a later start writes this, and does not know when the attempt ended.
+        """
         self._append(
             "ended",
             attempt,
@@ -76,59 +82,62 @@ class Journal:
         )
 
     def continued(self) -> None:
-        """The trial shall go on although it was over."""
+        """Append that the user continues a trial that was finished."""
         self._append("continued", self.last_attempt())
 
     def problem(self, attempt: int, problem: str) -> None:
+        """Append what the job failed to do after the end of an attempt."""
         self._append("problem", attempt, problem=problem)
 
     def last_attempt(self) -> int:
-        """0 before the first one."""
+        """Return the number of the last attempt; 0 before the first."""
         return _last_attempt(self.events())
 
     def insist_on_last(self, attempt: int) -> None:
-        """Raises Overtaken where a later attempt has begun: two jobs may be alive at once, when one was believed gone
-        with its node, and only the later one may write.
+        """Raise Overtaken if a later attempt has started.
+
+        Two jobs of a trial may run at once if one was taken for lost with its node; only the later one may write.
         """
         if (last := self.last_attempt()) > attempt:
-            raise Overtaken(f"attempt {last} of this trial has begun; this one, {attempt}, writes no more")
+            raise Overtaken(f"attempt {last} has started; this job, attempt {attempt}, must not write any more")
 
     def open_job(self) -> tuple[int, str] | None:
-        """Worker and job of the attempt that has started and not ended."""
+        """Return worker and job id of the attempt that has started and not ended; None: there is none."""
         events = self.events()
         number = _open_attempt(events)
         started = (event for event in events if event["event"] == "started" and event["attempt"] == number)
         return next(((event["worker"], event["job_id"]) for event in started), None)
 
     def open_attempt(self) -> int | None:
-        """The attempt that has started and not ended."""
+        """Return the number of the attempt that has started and not ended; None: there is none."""
         return _open_attempt(self.events())
 
     def history(self) -> list[AttemptEnd]:
+        """Return how the attempts ended since the trial was last continued, oldest first."""
         return [
             AttemptEnd(
                 cause=Cause(event["cause"]),
                 steps=event["steps"],
                 user_error=event["user_error"],
-                too_short=event.get("too_short", False),
+                too_short=event.get("too_short", False),  # missing in journals of earlier versions
             )
             for event in self._ends()
         ]
 
     def verdict(self) -> tuple[Cause, Action, str] | None:
-        """How the last ended attempt ended, what was decided, and why."""
+        """Return how the last ended attempt ended, the decision about it, and the reason; None: there is none."""
         ends = self._ends()
         if not ends:
             return None
         return Cause(ends[-1]["cause"]), Action(ends[-1]["action"]), ends[-1]["why"]
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Since the trial was continued last."""
+        """Return the "ended" events since the trial was last continued."""
         ends: list[dict[str, Any]] = []
         for event in self.events():
             is_over = bool(ends) and ends[-1]["action"] in _FINAL
             if event["event"] == "continued" or (event["event"] == "started" and is_over):
-                ends = []  # a trial that was over starts only where it was continued, if that line is lost
+                ends = []  # a finished trial starts again only if it was continued, even if that line was lost
             elif event["event"] == "ended":
                 ends.append(event)
         return ends
@@ -148,8 +157,9 @@ def _open_attempt(events: list[dict[str, Any]]) -> int | None:
 
 
 def _insist_on_order(events: list[dict[str, Any]], path: Path) -> None:
-    """Attempts begin in the order of their numbers, and none begins after its end: otherwise a number that is too low
-    would be given once more. Raises DamagedFile.
+    """Raise DamagedFile unless attempts start in the order of their numbers, and before their end.
+
+    Otherwise the next attempt could get a number that was used before.
     """
     last, ended = 1, set[int]()
     for event in events:
@@ -159,7 +169,7 @@ def _insist_on_order(events: list[dict[str, Any]], path: Path) -> None:
         elif event["event"] == "started":
             if number < last or number in ended:
                 raise DamagedFile(
-                    f"{path}: damaged: attempt {number} begins after attempt {last} has begun, or has ended; correct "
-                    "its number, or remove that line"
+                    f"{path}: damaged: attempt {number} starts after the start of attempt {last} or after its own "
+                    "end; correct its number, or remove that line"
                 )
             last = number

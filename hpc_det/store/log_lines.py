@@ -1,8 +1,8 @@
-"""The lines of a log: when they were written, and which of them a job prints about itself.
+"""The lines of logs: an index of when they were written, and the lines that jobs print about themselves.
 
-Ranks write their logs themselves, without times: a line that passed through another process would be lost if that one
-were killed. Instead, whoever watches a log looks at its size now and then, and appends a line to an index beside the
-log when it has grown: the size in bytes, and the time of the last write as the file system reports it.
+Ranks write directly to their log files, without times: if lines passed through another process, some would be lost when
+it is killed. Instead, a process that watches a log checks its size regularly. When the log has grown, it appends a line
+to an index beside the log: the size in bytes, and the log's modification time, in seconds since the epoch.
 
             5120 1764000000.125
 """
@@ -25,18 +25,20 @@ from hpc_det.node.files import is_shared, let_group_read, open_file, open_log
 from hpc_det.store.folders import times_of
 
 LINE_BYTES = 32
-"""All lines have this length, so that one is found by halving."""
+"""Length of all lines of an index, so that binary search works."""
 
 
 class Moment(NamedTuple):
+    """A line of an index."""
+
     size: int
-    """Bytes of the log that were there."""
+    """Size of the log in bytes."""
     time: float
-    """In seconds since the epoch."""
+    """Modification time of the log, in seconds since the epoch."""
 
 
 class LogTimes:
-    """The index of one log, for who writes it: one process at a time."""
+    """The index of one log, for writing. Only one process at a time may write it."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -45,8 +47,8 @@ class LogTimes:
         self._end = 0
 
     def look(self) -> bool:
-        """Note whether the log has grown since the last look, and say so. On a full disk training goes on without."""
-        with suppress(OSError):
+        """Append to the index if the log has grown since the last call; return whether it has."""
+        with suppress(OSError):  # training continues without an index, for instance on a full disk
             found = os.stat(self._log)
             if found.st_size > self._size:
                 self._size = found.st_size
@@ -55,11 +57,12 @@ class LogTimes:
         return False
 
     def _append(self, moment: Moment) -> None:
-        """What a full disk has cut is written over by the next line."""
+        """Append a line to the index."""
         if self._descriptor is None:
             self._descriptor = open_file(times_of(self._log), os.O_WRONLY | os.O_CREAT)
             self._end = _whole_lines(self._descriptor) * LINE_BYTES
         line = f"{moment.size:16d} {moment.time:14.3f}\n".encode()
+        # a line that a full disk has cut short is overwritten by the next one
         if disk.write_at(self._descriptor, line, self._end) == LINE_BYTES:
             self._end += LINE_BYTES
 
@@ -70,7 +73,7 @@ class LogTimes:
 
 
 def moments_after(log: Path, size: int) -> Iterator[Moment]:
-    """Those at which the log had more bytes than `size`, oldest first; none of a log without an index."""
+    """Yield the moments at which the log had more than `size` bytes, oldest first; none if it has no index."""
     with suppress(FileNotFoundError, PermissionError), open(times_of(log), "rb") as file:
         count = _whole_lines(file.fileno())
         first = bisect_right(range(count), size, key=lambda index: _moment(file, index).size)
@@ -79,7 +82,7 @@ def moments_after(log: Path, size: int) -> Iterator[Moment]:
 
 
 def size_before(log: Path, time: float) -> int:
-    """How many bytes of the log were there before `time`; 0 for a log without an index."""
+    """Return the size of the log before `time`, in bytes; 0 if it has no index. `time`: in seconds since the epoch."""
     with suppress(FileNotFoundError, PermissionError), open(times_of(log), "rb") as file:
         count = _whole_lines(file.fileno())
         first = bisect_left(range(count), time, key=lambda index: _moment(file, index).time)
@@ -104,34 +107,39 @@ def _parsed(line: bytes, path: str | Path) -> Moment:
 
 _ANY = r"hpc-det: \d\d:\d\d:\d\d "
 ATTEMPT_BEGINS = re.compile(_ANY + r"attempt (\d+) begins")
-"""The whole line; the log of a trial's attempts is one file for all of them."""
+"""The line in a trial's log, which is one file for all attempts, at which an attempt begins."""
 OF_WORKER = re.compile(_ANY + r"worker \d+: ")
-"""The beginning of each line of a worker."""
+"""The beginning of the lines that a worker prints."""
 
 
 def say(text: str) -> None:
-    with suppress(OSError):  # on a full disk the job goes on
+    """Print a line of a job, with the time of day."""
+    with suppress(OSError):  # the job continues, for instance on a full disk
         print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def say_attempt_begins(number: int) -> None:
+    """Print the line that ATTEMPT_BEGINS matches."""
     say(f"attempt {number} begins")
 
 
 def say_of_worker(number: int, text: str) -> None:
+    """Print a line of a worker, as OF_WORKER matches it."""
     say(f"worker {number}: {text}")
 
 
 def share_own_log(folder: Path) -> None:
-    """Schedulers make a job's log by the umask of its submission. Of a job that prints into a file of `folder`."""
+    """Let the group read the log of this job, if stdout is a file in `folder` and the folder is shared."""
+    # the scheduler created it with the umask of the submission
     if is_shared(folder) and Path(os.readlink("/proc/self/fd/1")).parent == folder.resolve():
         let_group_read(1)
 
 
 @contextmanager
 def printed_to(path: Path) -> Iterator[None]:
-    """What this process and its children print. When is noted at the begin and at the end; in between, agents do it."""
-    note_time(path)
+    """Append the output of this process and its children in this block to the log `path`."""
+    note_time(path)  # at the beginning and the end of the block; node agents update the index in between
+    # duplicates of the descriptors, not of Python's sys.stdout, so that children write to the log, too
     descriptor = open_log(path)
     former = os.dup(1), os.dup(2)
     for standard in (1, 2):
@@ -147,6 +155,6 @@ def printed_to(path: Path) -> Iterator[None]:
 
 
 def note_time(path: Path) -> None:
-    """When the log was written last."""
+    """Append the modification time of the log to its index."""
     with closing(LogTimes(path)) as times:
         times.look()

@@ -1,11 +1,11 @@
-"""What metrics.jsonl of a trial says: append-only lines, written by rank 0.
+"""The reports in metrics.jsonl of a trial: append-only lines, written by rank 0.
 
 {"kind": "begins", "attempt": 3, "trained": 120, "validated": 100, "time": ...}
 {"kind": "training", "steps": 130, "total": 400, "metrics": {"loss": 0.5}, "samples_per_second": 7.5, "attempt": 3, ...}
 {"kind": "validation", "steps": 200, "total": 400, "metrics": {"accuracy": 0.9}, "seconds": 1.5, "attempt": 3, ...}
 
-The training of an attempt begins with a checkpoint. What earlier attempts reported beyond it is lost work, and is done
-again: those lines are void, and stay.
+An attempt begins its training from a checkpoint. What earlier attempts reported after the batches of this checkpoint is
+lost work, which is done again: such reports are void. Their lines stay in the file, and readers skip them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Record = dict[str, Any]
 BEGINS = "begins"
 _TRAINING = b'{"kind": "training"'
 _WRITTEN: Shape = {"attempt": int, "time": Moment}
-"""What every line has beside that."""
+"""The keys of all lines in the file, besides those of their kind."""
 _SHAPES: dict[str, Shape] = {
     BEGINS: {"trained": NUMBER, "validated": NUMBER},
     "training": {"steps": int, "metrics": dict},
@@ -35,24 +35,25 @@ _OPTIONAL: Shape = {"seconds": (NUMBER, NoneType), "samples_per_second": NUMBER}
 
 
 def checked(record: Record) -> Record:
-    """The line as it is. Raises HpcDetError for one that no rank 0 has written."""
+    """Return the line unchanged. Raises HpcDetError if it does not have the structure of a report."""
     shape = _SHAPES.get(str(record.get("kind")))
     if shape is None:
-        raise HpcDetError(f"metrics.jsonl: damaged: no kind of report in the line {shown(record)}; remove that line")
+        raise HpcDetError(f"metrics.jsonl: damaged: unknown kind of report in {shown(record)}; remove that line")
     insist_on(shape, record, "metrics.jsonl")
     insist_on({key: _OPTIONAL[key] for key in _OPTIONAL.keys() & record.keys()}, record, "metrics.jsonl")
     return record
 
 
 def each(path: Path) -> Iterator[Record]:
-    """All lines, also void ones, oldest first. Raises HpcDetError for a damaged one."""
+    """Yield all lines, also void ones, oldest first. Raises HpcDetError for a damaged line."""
     for line in each_line(path):
         insist_on(_WRITTEN, checked(line), path)
         yield line
 
 
 def standing(newest_first: Iterable[Record]) -> Iterator[Record]:
-    """The reports that no later attempt has made void, of all lines from the newest to the oldest, in that order."""
+    """Yield the reports that no later attempt has made void, newest first. `newest_first`: all lines."""
+    # batches of the checkpoints from which the attempts began that were read so far, all of which are later
     reached = {"training": math.inf, "validation": math.inf}
     for record in newest_first:
         if checked(record)["kind"] == BEGINS:
@@ -63,21 +64,22 @@ def standing(newest_first: Iterable[Record]) -> Iterator[Record]:
 
 
 def reports_of(lines: Iterable[Record]) -> list[Record]:
-    """The reports that stand, of all lines, both oldest first."""
+    """Return the valid reports among `lines`; both are oldest first."""
     return list(standing(reversed(list(lines))))[::-1]
 
 
 def read_reports(path: Path) -> list[Record]:
-    """The reports that stand, oldest first; none where there is no such file."""
+    """Return the valid reports in the file, oldest first; an empty list if it does not exist."""
     return reports_of(each_line(path))
 
 
 def last_reports(path: Path) -> dict[str, Record]:
-    """The last report that stands of each kind, the newest first; read from the end of the file."""
+    """Return the last valid report of each kind, the newest first; reads from the end of the file."""
     found: dict[str, Record] = {}
 
     def parsed() -> Iterator[Record]:
         for line in newest_first(path):
+            # there are many reports of training: once the last is found, skip the others without parsing them
             is_known = "training" in found and line.startswith(_TRAINING)
             if not is_known and (record := parse_line(line)):
                 yield record
@@ -90,12 +92,12 @@ def last_reports(path: Path) -> dict[str, Record]:
 
 
 def samples_per_second(path: Path) -> list[float]:
-    """Of all ranks together, in each report of training that stands, oldest first."""
+    """Return the throughput of all ranks together in each valid report of training, oldest first."""
     return [report["samples_per_second"] for report in read_reports(path) if report["kind"] == "training"]
 
 
 def validation_metrics(path: Path, at: Collection[int]) -> dict[int, Record]:
-    """Batches -> what was validated there, of the batches `at`."""
+    """Return batches -> validation metrics, for the batches `at`."""
     found: dict[int, Record] = {}
     for block in blocks(path):
         for line in _VALIDATED_OR_BEGUN.findall(block):
@@ -105,17 +107,15 @@ def validation_metrics(path: Path, at: Collection[int]) -> dict[int, Record]:
 
 
 def validations(path: Path, metric: str) -> dict[int, float]:
-    """Batches -> the value of `metric` at each validation where it was a number.
-
-    A list of experiments reads this of many long files, so lines of the usual form are not parsed: a million lines, of
-    which a tenth are validations, take 0.2 s instead of 3 s.
-    """
+    """Return batches -> value of `metric`, for each validation at which it was a number."""
+    # Listings of experiments read many long files, so lines of the usual form are not parsed as JSON. A million lines,
+    # of which a tenth are validations, take 0.2 s instead of 3 s.
     usual, values = _with_number(metric), dict[int, float]()
     for block in blocks(path):
         numbers = usual.findall(block)
         if b'"begins"' not in block and len(numbers) == block.count(b'"validation"'):
             values.update((int(steps), float(value)) for steps, value in numbers)
-        else:
+        else:  # an attempt begins, which makes lines void, or a validation has another form
             _take_all(values, block, metric)
     return values
 
@@ -124,10 +124,13 @@ _VALIDATED_OR_BEGUN = re.compile(rb'^[^\n]*"(?:validation|begins)"[^\n]*$', re.M
 
 
 def _with_number(metric: str) -> re.Pattern[bytes]:
-    """A validation as rank 0 writes it, with no list or map among its metrics and a number as its `metric`."""
+    """Return a pattern for validations as rank 0 writes them, with the numbers of batches and `metric` as groups.
+
+    It matches if `metric` is a number, and no metric before it is a list or map.
+    """
     name = re.escape(json.dumps(metric).encode())
     head = rb'\{"kind": "validation", "steps": (\d+), "total": \w+, "metrics": \{(?:[^{}\[\n]*, )?'
-    return re.compile(head + name + rb": (-?\d[\d.eE+-]*)[,}]")  # a literal first: four times as fast as with ^
+    return re.compile(head + name + rb": (-?\d[\d.eE+-]*)[,}]")  # begins with a literal: four times as fast as ^
 
 
 def _take_all(values: dict[int, float], block: bytes, metric: str) -> None:
@@ -138,37 +141,41 @@ def _take_all(values: dict[int, float], block: bytes, metric: str) -> None:
 
 
 def _take(values: dict[int, Any], record: Record, value: Any, *, is_wanted: bool) -> None:
-    """Into `values`, by batches, what stands after this line."""
+    """Update `values`, which are keyed by batches, with one line. `is_wanted`: a validation's `value` is added."""
     if record["kind"] == BEGINS:
         for steps in [steps for steps in values if steps > record["validated"]]:
             del values[steps]
     elif record["kind"] == "validation":
-        values.pop(record["steps"], None)
+        values.pop(record["steps"], None)  # a later validation at the same batch replaces the earlier one
         if is_wanted:
             values[record["steps"]] = value
 
 
 def number_in(value: Any) -> float | None:
-    """A metric as the file holds it: NaN and the infinities are words there. None for what is no number."""
+    """Return a metric of the file as a float; None if it is not a number."""
+    # JSON has no NaN and infinities: `as_written` makes them strings
     if value in ("NaN", "Infinity", "-Infinity"):
         return float(value)
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def as_written(value: float) -> float | str:
-    """The inverse of `number_in`."""
+    """Return a metric for the file: the inverse of `number_in`."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def in_json(value: Any) -> Any:
-    """Numbers of numpy and tensors of one value become plain ones, what is not finite null, what JSON has not text."""
+    """Return `value` as JSON can represent it.
+
+    Numbers of numpy and tensors with one value become numbers, infinities and NaN become null, other objects strings.
+    """
     if isinstance(value, dict):
         return {str(name): in_json(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [in_json(inner) for inner in value]
-    if isinstance(value, float):
+    if isinstance(value, float):  # also numpy.float64, a subclass: float() makes it a plain number
         return float(value) if math.isfinite(value) else None
     if isinstance(value, (str, bool, int, type(None))):
         return value
@@ -179,5 +186,5 @@ def in_json(value: Any) -> Any:
 
 
 def number_or_nan(value: Any) -> float:
-    """NaN for what is none: the worst value of a metric."""
+    """Return `value` as a float; NaN, the worst value of a metric, if it is not a number."""
     return float(value) if isinstance(value, (int, float)) else math.nan

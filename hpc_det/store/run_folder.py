@@ -1,14 +1,14 @@
-"""The folder of a driver's run (hpc_det.sgd): which one it is, the names of its files, and who writes each.
+"""The folder of a driver's run (hpc_det.sgd): its path, the names of its files, and their writers.
 
-It is the one that the user names, the job's, or one that is removed with the driver.
+The user may name it. Otherwise it belongs to the job or, outside of jobs, is temporary and deleted with the driver.
 
 RUN/key                         the secret of the run          the driver, once
-    drivers/3.json              whose run it is: the highest   whoever wants to drive it
-    driver.json                 where the driver listens       the driver
-    temporary                   to go with its driver          the driver
-    round                       which round has ended last     the driver; see hpc_det.sgd.driver.calls
-    nodes/NODE                  from where its agent comes     the node's agent
-    snapshots/12/               what is trained, durable       the driver commits; see hpc_det.checkpoint.snapshots
+    drivers/3.json              claims; the highest one wins   each process that wants to be the driver
+    driver.json                 the address of the driver      the driver
+    temporary                   exists in a temporary folder   the driver
+    round                       the round that ended last      the driver; see hpc_det.sgd.driver.calls
+    nodes/NODE                  the origin of its agent        the node's agent
+    snapshots/12/               a snapshot of the training     the driver commits; see hpc_det.checkpoint.snapshots
     logs/generation-3/rank-0.log                               the rank
     logs/node-NODE.log                                         the node's agent
 """
@@ -30,15 +30,17 @@ from hpc_det.node.key import user_key
 from hpc_det.store.experiments import state_root
 
 _drivers = itertools.count(1)
-"""Of this process."""
+"""Numbers for the drivers of this process."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
+    """The files of one run."""
+
     path: Path
 
     def make(self) -> None:
-        """Where it is missing. Raises UsageError where it cannot be the user's alone: it holds what ranks will run."""
+        """Create the folder, if it is missing. Raises UsageError if other users have access to it."""
         try:
             for folder in (self.path, self.drivers, self.nodes, self.snapshots, self.logs):
                 make_private(folder)
@@ -47,15 +49,16 @@ class RunFolder:
             raise UsageError(
                 f"{error.filename}: {error.strerror}; a run needs a folder of yours that all nodes see"
             ) from None
+        # ranks run code from this folder
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077 or status.st_uid != os.geteuid():
             raise UsageError(
-                f"{self.path}: mode {mode:04o}, of user {status.st_uid}; a run folder has 0700, of user "
-                f"{os.geteuid()}: `chmod 700 {self.path}`, or name one that does not exist yet"
+                f"{self.path}: mode {mode:04o}, owned by user {status.st_uid}; a run folder must have mode 0700 and be "
+                f"owned by user {os.geteuid()}: run `chmod 700 {self.path}`, or name a folder that does not exist yet"
             )
 
     def key(self) -> bytes:
-        """Made at the first call."""
+        """Return the secret of the run, which the first call creates."""
         return user_key(self.path / "key")
 
     @property
@@ -95,31 +98,38 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class DriverRun:
+    """The run of a driver in this process."""
+
     folder: RunFolder
     is_temporary: bool
+    """Whether the folder is deleted when the driver ends."""
 
     def goes_with_driver(self) -> None:
-        """A temporary one: agents may remove it when its driver has died."""
+        """Mark a temporary folder, so that agents delete it if the driver is killed."""
         if self.is_temporary:
             disk.make_empty(self.folder.temporary, 0o600)
 
     def kept(self) -> DriverRun:
-        """This run, as one that stays when its driver ends."""
+        """Return this run as one that is not deleted with its driver."""
         disk.unlink(self.folder.temporary, missing_ok=True)
         return replace(self, is_temporary=False)
 
     def remove_if_temporary(self) -> None:
+        """Delete the folder if it is temporary."""
         if self.is_temporary:
             disk.remove_tree(self.folder.path)
 
 
 def run_of(wanted: str | os.PathLike[str] | None, env: Mapping[str, str]) -> DriverRun:
-    """The one at `path_of(wanted)`. None: inside a job one of its own, for each driver of the job in order, so that a
-    requeued job finds it again; else a temporary one. Raises UsageError where it cannot be the user's alone.
+    """Return the run in the folder `path_of(wanted)`, which is created if it is missing.
+
+    None: in a job, one folder for each driver, numbered in the order of their start; otherwise a temporary folder.
+    Raises UsageError if other users have access to the folder.
     """
+    # A requeued job keeps its id and starts its drivers in the same order, so each driver finds its folder again.
     if wanted is None and (job := _job(env)) is not None:
         wanted = f"{job}-{next(_drivers)}"
-    if wanted is None:
+    if wanted is None:  # outside of a job
         make_private(_root(env))
         run = DriverRun(RunFolder(Path(tempfile.mkdtemp(prefix="tmp-", dir=_root(env)))), is_temporary=True)
     else:
@@ -129,7 +139,7 @@ def run_of(wanted: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Dri
 
 
 def path_of(run: str | os.PathLike[str], env: Mapping[str, str]) -> Path:
-    """A name lies below `$HPC_DET_ROOT/sgd`, anything with a slash is a path."""
+    """Return the folder of a run: a path if `run` contains a slash, otherwise a name below `$HPC_DET_ROOT/sgd`."""
     path = os.fspath(run)
     return Path(path).expanduser().absolute() if os.sep in path else _root(env) / path
 
@@ -139,7 +149,7 @@ def _root(env: Mapping[str, str]) -> Path:
 
 
 def _job(env: Mapping[str, str]) -> str | None:
-    """A requeued job keeps its number."""
+    """Return the scheduler and the id of the job of this process; None outside of a job."""
     for scheduler, variable in (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID")):
         if variable in env:
             return f"{scheduler}-{env[variable]}"

@@ -1,9 +1,9 @@
-"""How long the saves of a trial took: whoever sets a deadline or an interval reads it, and the report shows it.
+"""The durations of a trial's saves, from which deadlines and save intervals are computed.
 
     trials/1/saves.jsonl   {"batches", "began", "committed_s", "stall_s", "size_bytes", "batch_s",
                            "postponed"}, a line for each save
 
-Rank 0 is its one writer, after each save, attempt after attempt.
+Only rank 0 writes it, after each save; it continues over all attempts.
 """
 
 from __future__ import annotations
@@ -16,41 +16,43 @@ from hpc_det.node.json_files import append_line, made, read_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """How long one save took."""
+    """The durations of one save."""
 
     batches: int
-    """In the checkpoint."""
+    """Batches trained in the checkpoint."""
     began: float
-    """In seconds since the epoch."""
+    """Beginning of the save, in seconds since the epoch."""
     committed_s: float
-    """From the beginning until the checkpoint was committed."""
+    """Seconds from the beginning of the save to the commit of the checkpoint."""
     stall_s: float
-    """The time without training: with what follows the commit, such as an upload."""
+    """Seconds for which training waited, including work after the commit, such as an upload."""
     size_bytes: int
     batch_s: float | None
-    """The mean time of a batch in this attempt so far; None: it had trained none."""
+    """Mean seconds per batch in this attempt until then; None: before its first batch."""
     postponed: bool = False
-    """It was due at an earlier batch, when the one before was still being written."""
+    """True if the save was due at an earlier batch, when the previous one was still in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveTimes:
-    """Of all `count` saves of a trial so far, at least one."""
+    """The durations of all saves of a trial together."""
 
     count: int
+    """Number of saves; at least 1."""
     longest_s: float
-    """From the beginning until the checkpoint was committed, as `mean_s`."""
+    """Longest time from the beginning of a save to the commit, in seconds."""
     mean_s: float
+    """Mean time from the beginning of a save to the commit, in seconds."""
     stall_s: float
-    """The mean time without training: with what follows the commit, such as an upload."""
+    """Mean time for which training waited, in seconds, including work after the commit, such as an upload."""
     size_bytes: int
-    """Of the last checkpoint."""
+    """Size of the last checkpoint."""
     batch_s: float | None
-    """The mean time of a batch in the attempt that saved last; None: it had trained none."""
+    """Mean seconds per batch in the last attempt that saved after a batch; None: no attempt has."""
 
 
 def after_save(former: SaveTimes | None, save: Save) -> SaveTimes:
-    """Return `former` with one more save."""
+    """Return `former` with one more save; None: it is the first."""
     count, longest_s, mean_s, mean_stall_s, batch_s = 1, 0.0, 0.0, 0.0, save.batch_s
     if former:
         count, longest_s, mean_s, mean_stall_s = former.count + 1, former.longest_s, former.mean_s, former.stall_s
@@ -58,7 +60,7 @@ def after_save(former: SaveTimes | None, save: Save) -> SaveTimes:
     return SaveTimes(
         count=count,
         longest_s=max(longest_s, save.committed_s),
-        mean_s=mean_s + (save.committed_s - mean_s) / count,
+        mean_s=mean_s + (save.committed_s - mean_s) / count,  # running mean
         stall_s=mean_stall_s + (save.stall_s - mean_stall_s) / count,
         size_bytes=save.size_bytes,
         batch_s=batch_s,
@@ -66,12 +68,12 @@ def after_save(former: SaveTimes | None, save: Save) -> SaveTimes:
 
 
 def read_each_save(path: Path) -> list[Save]:
-    """The oldest first. Raises DamagedFile."""
+    """Return all saves, oldest first. Raises DamagedFile."""
     return [made(Save, line, path) for line in read_lines(path)]
 
 
 def read_saves(path: Path) -> SaveTimes | None:
-    """None before the first save. Raises DamagedFile."""
+    """Return the durations of all saves together; None before the first save. Raises DamagedFile."""
     times: SaveTimes | None = None
     for save in read_each_save(path):
         times = after_save(times, save)
@@ -79,4 +81,5 @@ def read_saves(path: Path) -> SaveTimes | None:
 
 
 def write_save(path: Path, save: Save) -> None:
-    append_line(path, asdict(save), durable=False)
+    """Append one save."""
+    append_line(path, asdict(save), durable=False)  # a lost line only changes an estimate

@@ -1,9 +1,12 @@
-"""An append-only log with many writers on many nodes, and no lock.
+"""An append-only log with many writers on many nodes, without locks.
 
-Entry N is a file of that name, made by link(2), which succeeds for one process only, on NFS too (open(2), O_EXCL). Who
-comes second reads that entry and takes the next number. An entry is whole and on disk before it gets its name, so a
-kill at any byte leaves either nothing or all of it. Where a thousand entries are full, the process that wrote the last
-of them writes them all into one file, for quick reading, and deletes the small ones; two that do so write the same.
+Entry N is a file with that name, created by link(2), which succeeds for only one process, on NFS too (open(2), O_EXCL).
+A process that loses the race reads that entry and tries the next number. An entry is complete and flushed before it
+gets its name, so that a kill at any point leaves either nothing or the whole entry.
+
+A thousand entries form a chunk. When a chunk is full, it is also written to one file, which is faster to read, and the
+process that appended its last entry deletes the files of the single entries. Processes may write the file of a chunk at
+the same time, because all of them write the same content.
 """
 
 from __future__ import annotations
@@ -20,17 +23,20 @@ from hpc_det.node.files import flush_folder, is_own, write_atomic, write_flushed
 from hpc_det.node.json_files import DamagedFile, checked, parsed
 
 CHUNK = 1000
+"""Number of entries in a chunk."""
 
 
 class SharedLog:
+    """A log in one folder, read and written by this process."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._position = 0
         self._chunk: list[str] = []
-        """The lines of the chunk that is not full yet."""
+        """The lines of the current chunk that this process has read or written."""
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """The entries since the last call, oldest first."""
+        """Yield the entries since the last call, oldest first. Raises DamagedFile."""
         while (lines := self._read()) is not None:
             for line in lines:
                 entry = checked(parsed(line, self._entry()), {}, self._entry())
@@ -38,7 +44,7 @@ class SharedLog:
                 yield entry
 
     def append(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        """Write `entry`. It is the last of the answer, after those that others wrote since the last call."""
+        """Append `entry`; return it after the entries that other processes appended since the last call."""
         line = json.dumps(entry, allow_nan=False)
         partial = disk.temporary_beside(self._entry())
         before: list[dict[str, Any]] = []
@@ -49,42 +55,41 @@ class SharedLog:
                 try:
                     if _named(partial, self._entry()) and not self._came_too_late(line):
                         break
-                except FileNotFoundError:  # removed by another process: this one was suspended for long
+                except FileNotFoundError:  # another process deleted it as abandoned while this one was suspended
                     _write(partial, line + "\n")
         finally:
             disk.unlink(partial, missing_ok=True)
         flush_folder(self._folder)
         self._advance(line)
+        # true if this entry was the last one of its chunk
         if not self._chunk and self._sealed(self._position - CHUNK).exists():
             self._delete_small_ones()
         return [*before, json.loads(line)]
 
     def file_of(self, number: int) -> Path:
-        """The file that this entry is in."""
+        """Return the file that contains this entry."""
         sealed = self._sealed(number)
         return sealed if sealed.exists() else self._entry(number)
 
     def _read(self) -> list[str] | None:
-        """The next lines; None at the end of the log.
-
-        A chunk's file is asked for after its entries': where it is there, an entry may be one that came too late.
-        """
+        """Return the next lines; None at the end of the log."""
         small = self._read_small_ones()
+        # After the entries: if the chunk's file exists, an entry may be one that is void (see _came_too_late).
         sealed = _lines(self._sealed())
         lines = small if sealed is None else sealed[len(self._chunk) :]
-        if sealed is not None and not lines:  # no process of ours leaves such a file
-            raise DamagedFile(f"{self._sealed()}: nothing more is in it: it is damaged")
+        if sealed is not None and not lines:  # the file of a chunk is always written with all of its entries
+            raise DamagedFile(f"{self._sealed()}: damaged: expected {CHUNK} lines, got {len(sealed)}")
         return lines or None
 
     def _read_small_ones(self) -> list[str]:
-        """Of the rest of the chunk, as far as they are there."""
+        """Return the lines of the current chunk's next entries, up to the first one that does not exist."""
         found: list[str] = []
         for number in range(self._position, self._position // CHUNK * CHUNK + CHUNK):
             entry = _lines(self._entry(number))
             if entry is None:
                 break
             if not entry:
-                raise DamagedFile(f"{self._entry(number)}: nothing is in it: it is damaged")
+                raise DamagedFile(f"{self._entry(number)}: damaged: the file is empty")
             found += entry
         return found
 
@@ -92,16 +97,16 @@ class SharedLog:
         self._chunk.append(line)
         self._position += 1
         if len(self._chunk) == CHUNK:
-            with suppress(OSError):  # a full disk, or one to read only: the small files are there
+            with suppress(OSError):  # for instance a full or read-only disk: the files of the single entries remain
                 self._seal(self._sealed(self._position - CHUNK))
             self._chunk = []
 
     def _seal(self, path: Path) -> None:
-        if is_own(self._folder) and not path.exists():  # whoever else reads leaves nothing behind
+        if is_own(self._folder) and not path.exists():  # other users only read
             write_atomic(path, "\n".join(self._chunk) + "\n")
 
     def _came_too_late(self, line: str) -> bool:
-        """Whether the name was free only because the chunk had been full, and its small files deleted."""
+        """Return whether the entry is void: its name was free only because the chunk is full and its files deleted."""
         sealed = _lines(self._sealed())
         if sealed is None or sealed[len(self._chunk)] == line:
             return False
@@ -112,7 +117,7 @@ class SharedLog:
         return self._folder / f"{self._position if number is None else number:09}.json"
 
     def _sealed(self, number: int | None = None) -> Path:
-        """The file of the whole chunk that holds this entry."""
+        """Return the file of the chunk that contains this entry."""
         first = (self._position if number is None else number) // CHUNK * CHUNK
         return self._folder / f"{first:09}-{first + CHUNK - 1:09}.jsonl"
 
@@ -138,6 +143,6 @@ def _named(partial: Path, entry: Path) -> bool:
     try:
         disk.link(partial, entry)
     except FileExistsError:
-        # An answer of NFS may be lost and the call repeated: then the name that exists is this very file's.
+        # An NFS client repeats a call whose answer was lost. Then the name exists, and is a link to this file.
         return os.stat(partial).st_nlink == 2
     return True

@@ -1,10 +1,12 @@
-"""Which process submits the jobs of an experiment: a file that is there from before the scheduler is asked until its
-answer is on disk. Where the process is gone and the file is not, the submission was interrupted.
+"""The process that submits the jobs of an experiment, recorded in a file.
+
+The file exists from before the first call of the scheduler until its answer is on disk. If the file exists and the
+process has exited, the submission was interrupted.
 
 {"host": "login1", "place": "login1-0b5e8a21-4026531836", "pid": 4711, "ticks": 90210, "started": 1700000000.0,
  "first_script": 1, "before": 0}
 
-The time of the file is that of the last call of the scheduler.
+The modification time of the file is the time of the last call of the scheduler.
 """
 
 from __future__ import annotations
@@ -30,35 +32,38 @@ from hpc_det.node.process import is_running, process_namespace, start_ticks
 from hpc_det.store.folders import ExperimentFolder
 
 LONGEST_CALL_S = 1800.0
-"""A submitter at another place counts as gone when it has made no call of the scheduler for so long."""
+"""Seconds since the last call of the scheduler after which a submitter on another host counts as exited."""
 
 
 class Unsettled(HpcDetError):
-    """Whether the scheduler has queued jobs is unknown: the file of the submitter stays, and the submission counts as
-    interrupted.
+    """It is unknown whether the scheduler has queued jobs.
+
+    The file of the submitter stays, and the submission counts as interrupted.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submitter:
+    """A process that submits jobs, or that completes an interrupted submission."""
+
     host: str
     pid: int
     ticks: int
-    """When the process started, in clock ticks since boot."""
+    """Start of the process, in clock ticks since boot; a later process with the same pid has another one."""
     started: float
-    """When the submission began, in seconds since the epoch."""
+    """Beginning of the submission, in seconds since the epoch."""
     first_script: int
-    """It submits this script and those with higher numbers."""
+    """Number of the first script that it submits; it submits this and higher ones."""
     before: int
-    """How often jobs of the experiment were submitted before: `SearchState.submissions`."""
+    """Number of earlier submissions of the experiment: `SearchState.submissions`."""
     place: str = ""
-    """What `pid` and `ticks` are of: `hpc_det.node.process.process_namespace`. Empty: of an older version, anywhere."""
+    """`hpc_det.node.process.process_namespace` of `pid` and `ticks`; empty: unknown, in files of older versions."""
     has_left: bool = False
-    """It submits nothing any more, although the process may be there."""
+    """True if it submits nothing any more, although the process may still run."""
 
     @classmethod
     def here(cls, first_script: int = 1, before: int = 0) -> Submitter:
-        """This process."""
+        """Return the submitter for this process."""
         return cls(
             host=socket.gethostname(),
             place=process_namespace(),
@@ -78,20 +83,20 @@ class Submitter:
 
 
 def submitter_of(experiment: ExperimentFolder) -> Submitter | None:
-    """The process that submits jobs of this experiment or was interrupted; None where there is none."""
+    """Return the process that submits jobs of this experiment or was interrupted; None: there is none."""
     return _noted(experiment.submitting)
 
 
 def _noted(path: Path) -> Submitter | None:
     try:
         data = read_json(path)
-    except PermissionError:  # somebody else's experiment
+    except PermissionError:  # an experiment of another user
         return None
     return made(Submitter, data, path) if data else None
 
 
 def is_gone(experiment: ExperimentFolder, submitter: Submitter) -> bool:
-    """Whether the submitter has ended. That at another place has where it made no call for LONGEST_CALL_S."""
+    """Return whether the submitter has exited or, on another host, has made no call for LONGEST_CALL_S."""
     return _has_ended(submitter, experiment.submitting)
 
 
@@ -100,29 +105,30 @@ def _has_ended(process: Submitter, noted: Path) -> bool:
         return True
     if process.place == process_namespace():
         return not is_running(process.pid, process.ticks)
-    return age_s(noted) > LONGEST_CALL_S
+    return age_s(noted) > LONGEST_CALL_S  # processes of another host cannot be queried
 
 
 def note_call(experiment: ExperimentFolder) -> None:
-    """This process is about to call the scheduler. Raises UsageError where it was taken for gone meanwhile, as one
-    that was stopped for long is on another host: its jobs are settled.
+    """Record that this process is about to call the scheduler.
+
+    Raises UsageError if another process has completed this submission, because this one was taken for exited.
     """
+    # possible if this process was stopped for longer than LONGEST_CALL_S
     submitter = submitter_of(experiment)
     if submitter is None or not submitter.is_this_process:
         raise UsageError(
-            f"experiment {experiment.id}: this process was silent for so long that another command has ended its "
-            f"submission; see `hpc-det experiment describe {experiment.id}`, then try again"
+            f"experiment {experiment.id}: this process was stopped for too long, and another command has taken it for "
+            f"dead and ended its submission; see `hpc-det experiment describe {experiment.id}`, then try again"
         )
     os.utime(experiment.submitting)
 
 
 @contextmanager
 def settling(experiment: ExperimentFolder) -> Iterator[bool]:
-    """Whether this process alone brings an interrupted submission to its end; what a killed one has left of that is
-    no hindrance.
-    """
+    """Yield True if this process may complete an interrupted submission; False if another process does that now."""
     path = experiment.settling
     former = _noted(path)
+    # left by a process that was killed while it completed the submission
     if former and _has_ended(former, path):
         disk.unlink(path, missing_ok=True)
     if not write_first(path, json.dumps(asdict(Submitter.here()))):
@@ -137,16 +143,19 @@ def settling(experiment: ExperimentFolder) -> Iterator[bool]:
 def record_job(
     experiment: ExperimentFolder, script: int, job_id: str, scheduler: str, *, first: int, workers: int
 ) -> None:
-    """The scheduler has taken the script as this job or array, with so many workers, numbered from `first`."""
+    """Record that the scheduler accepted a script as job or array `job_id`.
+
+    `script`: its number. `workers`: number of its workers, which are numbered from `first`.
+    """
     record = {"job_id": job_id, "scheduler": scheduler, "submitted": time.time()}
     write_json(experiment.job(script), {**record, "first": first, "workers": workers})
 
 
 @contextmanager
 def submitting(experiment: ExperimentFolder, *, first_script: int = 1, before: int = 0) -> Iterator[None]:
-    """Note that this process submits jobs of `experiment` until the block ends: see the fields of a Submitter.
+    """Record that this process submits jobs of `experiment` in this block; see the fields of Submitter.
 
-    TERM and HUP raise an exception in the block, so that it can clean up. Raises UsageError where another process
+    SIGTERM and SIGHUP raise SystemExit in the block, so that it can clean up. Raises UsageError if another process
     submits jobs of the same experiment.
     """
     submitter = Submitter.here(first_script, before)
@@ -154,26 +163,28 @@ def submitting(experiment: ExperimentFolder, *, first_script: int = 1, before: i
         if not write_first(experiment.submitting, json.dumps(asdict(submitter))):
             raise UsageError(
                 f"experiment {experiment.id}: {submitter_of(experiment) or 'another process'} is submitting its jobs; "
-                f"try again when it has ended"
+                f"try again when it has exited"
             )
         try:
             yield
             disk.unlink(experiment.submitting, missing_ok=True)
         except Unsettled:
-            with suppress(OSError):  # then it counts as gone when this process ends
+            # `has_left`: another command need not wait for the exit of this process to complete the submission
+            with suppress(OSError):  # without it, the submission counts as interrupted when this process exits
                 write_json(experiment.submitting, asdict(replace(submitter, has_left=True)))
             raise
-        except BaseException:
+        except BaseException:  # also SystemExit of a signal: the block has cleaned up
             disk.unlink(experiment.submitting, missing_ok=True)
             raise
 
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """TERM and HUP raise SystemExit, as INT raises KeyboardInterrupt, where they would end the process at once."""
-    if threading.current_thread() is not threading.main_thread():
+    """Have SIGTERM and SIGHUP raise SystemExit in this block, unless the program has its own handlers."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield
         return
+    # handlers of the program, and ignored signals as under nohup, stay as they are
     mine = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in mine:
         signal.signal(number, _leave)
@@ -185,4 +196,5 @@ def _signals_raise() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
+    # the exit code that shells report for a signal
     sys.exit(128 + number)

@@ -1,23 +1,23 @@
-"""How values are named in a trace: by the expression that leads to them, after what kind of state it is."""
+"""The names of values in a resume trace: a prefix for the kind of state, and the expression that leads to the value."""
 
 from __future__ import annotations
 
 ATTRIBUTE, GLOBAL = "attribute ", "global variable "
 UNSAVED = (ATTRIBUTE, GLOBAL)
-"""How the names of values begin that no checkpoint holds unless the trial sees to it."""
+"""Prefixes of the names of values that are in no checkpoint, unless the trial saves them."""
 LOADER = "data loader."
-"""In the names of what loads batches."""
+"""Part of the names of values that belong to a data loader."""
 GENERATOR = "generator at"
-"""How the text of a random generator begins."""
+"""Beginning of the text that represents a random generator."""
 WRAPPED_BY = {
     "module": "wrap_model",
     "optimizer": "wrap_optimizer",
     "scheduler": "wrap_lr_scheduler",
     "scaler": "wrap_scaler",
 }
-"""The method of a trial's context after which checkpoints hold an object of this kind."""
+"""Kind of object -> method of a trial's context that adds an object of this kind to checkpoints."""
 
 
 def unwrapped(kind: str) -> str:
-    """In the names of values that are in such an object outside a checkpoint."""
+    """Return the text in the names of values of an object that was not wrapped, so is not in checkpoints."""
     return f"(unwrapped {kind})"
