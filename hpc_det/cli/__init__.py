@@ -1,1 +1,1 @@
-"""hpc-det: one module per command, named after it, which is imported when the command is called and not before."""
+"""The hpc-det command line: one module per command, named after it and imported only when the command is called."""

@@ -1,4 +1,4 @@
-"""What commands take: experiments, trials and jobs by their ids, and the options that several commands share."""
+"""Arguments and options that several commands share: experiments, trials and jobs by ID, and how to create one."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from hpc_det.store.group import Group
 if TYPE_CHECKING:
     from hpc_det.config.request import Request
 
-MOST_IN_RANGE = 10_000
-MOST_COMPLETED = 50
-"""Ids that a shell is offered."""
+MOST_IN_RANGE = 10_000  # IDs in one range such as 15-18; a longer range is rejected as an invalid ID
+MOST_COMPLETED = 50  # newest experiment IDs that are offered to shell completion
 
 
 def store(owner: str | None = None) -> ExperimentStore:
-    """The user's own experiments, or those of an `owner` as the command line names one.
+    """Return the user's own experiments, or those of `owner`, given as a user name or an HPC_DET_ROOT.
 
-    Raises UsageError where an owner has none.
+    Raises UsageError if the owner has no experiments.
     """
     if not owner:
         return ExperimentStore(state_root(os.environ))
@@ -41,48 +40,50 @@ def store(owner: str | None = None) -> ExperimentStore:
         found.folder(1).path.parent.stat()
     except FileNotFoundError:
         raise UsageError(
-            f"{owner}: no experiments are below {found.root}; give the folder that is their HPC_DET_ROOT"
+            f"{owner}: no experiments found below {found.root}; pass the owner's HPC_DET_ROOT instead of the name"
         ) from None
     except PermissionError:
-        pass  # whoever reads them is told
+        pass  # the folder exists; reading an experiment in it reports the missing permission
     return found
 
 
 def insist_on_own(experiment: ExperimentFolder) -> ExperimentFolder:
-    """Raises UsageError for an experiment of somebody else's, whatever the file system would let happen."""
+    """Return the experiment if it belongs to the user; raise UsageError otherwise."""
+    # ownership decides, even where file permissions would allow a change
     if experiment.is_own():
         return experiment
     named = experiment.named()
     raise UsageError(
-        f"experiment {named}: is {experiment.owner()}'s, who alone may change it; you may look at it with `hpc-det "
-        f"experiment describe {named}` and `hpc-det experiment logs {named}`, and run it again as yours with "
+        f"experiment {named}: belongs to {experiment.owner()}, and only its owner may change it; view it with `hpc-det "
+        f"experiment describe {named}` and `hpc-det experiment logs {named}`, or run a copy of your own with "
         f"`hpc-det experiment fork {named}`"
     )
 
 
 def any_experiment(text: str) -> ExperimentFolder:
-    """An experiment by its id, for commands that change nothing: `12`, or with its owner's name or root, `ada:12`."""
-    return _experiment(text, "12, or ada:12 for one of ada's")
+    """Return an experiment for a read-only command, by ID (`12`) or by its owner's name or root and ID (`ada:12`)."""
+    return _experiment(text, "12, or ada:12 for an experiment of ada")
 
 
 def own_experiment(text: str) -> ExperimentFolder:
-    """An experiment of the user's own by its id."""
+    """Return one of the user's own experiments by ID."""
     return insist_on_own(_experiment(text, "12"))
 
 
 def _experiment(text: str, example: str) -> ExperimentFolder:
     owner, _, number = text.rpartition(":")
     if not number.isdecimal() or len(number) > 9:
-        raise click.BadParameter(f"{text!r} is no experiment id; expected a number such as {example}")
+        raise click.BadParameter(f"{text!r} is not an experiment ID; expected a number such as {example}")
     return store(owner).existing(int(number))
 
 
 def any_experiments(text: str) -> list[ExperimentFolder]:
-    """Experiments by their ids, such as `12,15-18`, each once."""
+    """Return experiments for a read-only command by their IDs, such as `12,15-18`, each once."""
     return at_once(_ids(text), any_experiment)
 
 
 def own_experiments(text: str) -> list[ExperimentFolder]:
+    """Return the user's own experiments by their IDs, such as `12,15-18`, each once."""
     return at_once(_ids(text), own_experiment)
 
 
@@ -91,7 +92,7 @@ def _ids(text: str) -> list[str]:
 
 
 def _spelt_out(part: str) -> list[str]:
-    """`15-18` is 15, 16, 17, 18, of the same owner; what is no such range stays as it is."""
+    """Return the IDs of a range: `ada:15-18` gives `ada:15` to `ada:18`. Any other text is returned unchanged."""
     owner, colon, numbers = part.rpartition(":")
     first, _, last = numbers.partition("-")
     if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < int(first) + MOST_IN_RANGE):
@@ -100,11 +101,12 @@ def _spelt_out(part: str) -> list[str]:
 
 
 def any_trial(text: str) -> TrialFolder:
-    """A trial that the search has created, by EXPERIMENT/TRIAL."""
+    """Return a trial for a read-only command, by `[OWNER:]EXPERIMENT/TRIAL`."""
     return _trial(text, any_experiment)
 
 
 def own_trial(text: str) -> TrialFolder:
+    """Return a trial of one of the user's own experiments, by `EXPERIMENT/TRIAL`."""
     return _trial(text, own_experiment)
 
 
@@ -112,30 +114,30 @@ def _trial(text: str, experiment_of: Callable[[str], ExperimentFolder]) -> Trial
     experiment, _, trial = text.rpartition("/")
     ids = (experiment.rpartition(":")[2], trial)
     if not all(number.isdecimal() and len(number) <= 9 for number in ids):
-        raise click.BadParameter(f"{text!r} is no trial; expected EXPERIMENT/TRIAL such as 12/7")
+        raise click.BadParameter(f"{text!r} is not a trial; expected EXPERIMENT/TRIAL such as 12/7")
     return created_trial(experiment_of(experiment), int(trial))
 
 
 def job_ids(text: str) -> list[str]:
-    """Ids with commas between, each once."""
+    """Return the comma-separated job IDs, each once."""
     if not all(named := text.split(",")):
-        raise click.BadParameter(f"{text!r} names no job; expected ids such as 4711,4712")
+        raise click.BadParameter(f"{text!r} contains an empty job ID; expected IDs such as 4711,4712")
     return list(dict.fromkeys(named))
 
 
 def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
-    """Raises UsageError for a trial that the search has not created."""
+    """Return a trial of the experiment; raise UsageError if the search has not created it."""
     from hpc_det.view.state import ExperimentView
 
     created = ExperimentView(experiment).search.trials
     if number in created:
         return experiment.trial(number)
-    has = f"it has 1 to {max(created)}" if created else "none has begun"
-    raise UsageError(f"experiment {experiment.id}: no trial {number} so far; {has}")
+    has = f"its trials are 1 to {max(created)}" if created else "no trial has been created"
+    raise UsageError(f"experiment {experiment.id}: no trial {number} yet; {has}")
 
 
 def _completed_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The newest experiments whose ids go on as what was typed so far, which may be the last id of several."""
+    """Return the newest experiments whose IDs begin with the last of the comma-separated IDs in `incomplete`."""
     before, comma, typed = incomplete.rpartition(",")
     found = [experiment for experiment in store().all() if str(experiment.id).startswith(typed)]
     return [
@@ -145,8 +147,8 @@ def _completed_ids(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def _name_of(experiment: ExperimentFolder) -> str | None:
-    """None where its files do not say it: a shell that completes has no place for errors."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
+    """Return the experiment's name, or None if its files cannot be read."""
+    with suppress(OSError, ValueError, LookupError, TypeError):  # shell completion has no place to show an error
         return read_about(experiment, read_json(experiment.effective) or {}).name
     return None
 
@@ -163,18 +165,18 @@ def _argument(name: str, metavar: str, type_: Callable[[str], Any], completed: C
     return click.argument(name, metavar=metavar, type=type_, shell_complete=completed)
 
 
+# Arguments named any_* also accept a colleague's shared experiments; only read-only commands use them.
 experiment_argument = _argument("experiment", "ID", own_experiment, _completed_ids)
 any_experiment_argument = _argument("experiment", "[OWNER:]ID", any_experiment, _completed_ids)
 experiments_argument = _argument("experiments", "IDS", own_experiments, _completed_ids)
 any_experiments_argument = _argument("experiments", "[OWNER:]IDS", any_experiments, _completed_ids)
 trial_argument = _argument("trial", "EXPERIMENT/TRIAL", own_trial, _completed_trials)
 any_trial_argument = _argument("trial", "[OWNER:]EXPERIMENT/TRIAL", any_trial, _completed_trials)
-"""Those that begin with any_ are for commands that change nothing: what they name may be a colleague's."""
 jobs_argument = click.argument("jobs", metavar="JOB[,JOB...]", type=job_ids)
 
 
 def completed_names(group: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Of the profiles of clusters, or of the templates."""
+    """Return a shell completion for the names in `group`: "cluster" or "template"."""
 
     def complete(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         from hpc_det.config.request import group_files
@@ -185,15 +187,16 @@ def completed_names(group: str) -> Callable[[click.Context, click.Parameter, str
 
 
 def words(text: str) -> str:
-    """A text of a single line; others could not be told from what surrounds them, on a terminal or in a script."""
+    """Return `text` if it is one printable line that is not blank; raise BadParameter otherwise."""
+    # A line break or control character could pass for the text around it, on a terminal or in a job script.
     if not text.strip() or not text.isprintable():
-        raise click.BadParameter(f"{text!r}: expected a text that can be printed, and is not empty")
+        raise click.BadParameter(f"{text!r}: expected printable text on one line that is not empty")
     return text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """How an experiment is created: the flags of `experiment create` and `run`."""
+    """The flags of `experiment create`, `experiment fork` and `run`."""
 
     dry_run: bool
     explain: bool
@@ -206,15 +209,15 @@ class Choices:
 
     def __post_init__(self) -> None:
         if self.pdb and not self.local:
-            raise UsageError("--pdb: a job has no keyboard; add --local")
+            raise UsageError("--pdb: a job has no terminal for the debugger; add --local")
         if self.local and (self.dry_run or self.follow or self.paused):
             raise UsageError(
-                "--local: there is no job to show, follow or pause; leave out --dry-run, --follow and --paused"
+                "--local: submits no job to show, follow or pause; remove --dry-run, --follow and --paused"
             )
         if self.paused and self.follow:
-            raise UsageError("--paused: nothing happens until `hpc-det experiment activate`; leave out --follow")
+            raise UsageError("--paused: nothing trains until `hpc-det experiment activate`; remove --follow")
         if self.local and self.shared:
-            raise UsageError("--local: there is no experiment to share; leave out --shared")
+            raise UsageError("--local: creates no experiment that could be shared; remove --shared")
 
 
 include_option = click.option(
@@ -224,7 +227,7 @@ include_option = click.option(
     type=click.Path(exists=True, path_type=Path),
     multiple=True,
     metavar="PATH",
-    help="A file or folder that the job gets beside the code; repeatable.",
+    help="Copy a file or folder for the job, next to the code; repeatable.",
 )
 
 
@@ -250,37 +253,37 @@ request_options = bundle(
         "--template",
         metavar="NAME",
         shell_complete=completed_names("template"),
-        help="The template that the configuration is merged over.",
+        help="Template that CONFIG is merged over.",
     ),
     click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key of CONFIG; repeatable."),
     click.option(
         "--cluster",
         metavar="NAME",
         shell_complete=completed_names("cluster"),
-        help="The cluster profile; by default local, this machine.",
+        help="Cluster profile; default: local, this machine.",
     ),
     include_option,
 )
-"""The command gets the `request` of an experiment's file and of all that was said beside it."""
+"""Decorator: the command receives `request`, made from the experiment file and these options."""
 
 
 choices_options = bundle(
     "choices",
     Choices,
-    click.option("--dry-run", is_flag=True, help="Print the script that would be submitted; touch nothing."),
-    click.option("--explain", is_flag=True, help="Show the effective configuration and who wrote each key."),
+    click.option("--dry-run", is_flag=True, help="Print the script that would be submitted; change nothing."),
+    click.option("--explain", is_flag=True, help="Show the effective configuration and the source of each key."),
     click.option("-f", "--follow", is_flag=True, help="Show the training until it ends."),
     click.option("--paused", is_flag=True, help="Create without submitting; submit later with `activate`."),
-    click.option("--test", is_flag=True, help="Only one batch, one validation and one checkpoint."),
+    click.option("--test", is_flag=True, help="Train one batch, with one validation and one checkpoint."),
     click.option("--local", is_flag=True, help="Train in this process, on one slot, without a job."),
-    click.option("--pdb", is_flag=True, help="With --local: open the debugger where the trial raises an error."),
+    click.option("--pdb", is_flag=True, help="With --local: start the debugger where the trial raises an exception."),
     click.option(
         "--shared",
         type=lambda name: Group.of(name or None),
-        is_flag=False,
+        is_flag=False,  # the value is optional: click passes "" for --shared alone
         flag_value="",
         metavar="[=GROUP]",
-        help="A group, by default your primary one, may look at the experiment and fork it.",
+        help="Let a group, by default your primary one, view and fork the experiment.",
     ),
 )
-"""The command gets one argument `choices` for all the flags."""
+"""Decorator: the command receives all flags as one argument `choices`."""

@@ -1,4 +1,4 @@
-"""hpc-det checkpoint: checkpoints by their uuids."""
+"""hpc-det checkpoint: describe, copy and remove checkpoints by UUID."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from hpc_det.view.watch import beginning_with, insist_on_end, say
 
 
 def stored_checkpoints(text: str) -> list[StoredCheckpoint]:
-    """Checkpoints by their uuids, or the beginnings of these, with commas between; each once."""
+    """Return checkpoints by comma-separated UUIDs or UUID prefixes, each once."""
     found = at_once(list(dict.fromkeys(text.split(","))), lambda uuid: find(store(), uuid))
+    # keyed by UUID: two prefixes may name the same checkpoint
     return list({item.uuid: item for item in found}.values())
 
 
@@ -33,18 +34,18 @@ checkpoints_argument = click.argument("checkpoints", metavar="UUID[,UUID...]", t
 
 @click.group(cls=Group)
 def checkpoint() -> None:
-    """Look at checkpoints, copy and remove them.
+    """Describe, copy and remove checkpoints.
 
-    Of a uuid the first characters will do, four or more.
+    A UUID may be shortened to its first four or more characters.
     """
 
 
 @checkpoint.command()
 @checkpoints_argument
-@click.option("--verify", is_flag=True, help="Read every byte; exit code 1 where one differs from the manifest.")
+@click.option("--verify", is_flag=True, help="Compare every byte with the manifest; exit code 1 on a difference.")
 @output_options
 def describe(checkpoints: list[StoredCheckpoint], verify: bool, output: Output) -> None:
-    """Describe checkpoints: whose they are, where they lie, and what was validated.
+    """Describe checkpoints: trial, location, validation metrics and files.
 
     \b
     Example:
@@ -55,7 +56,8 @@ def describe(checkpoints: list[StoredCheckpoint], verify: bool, output: Output) 
        "validation": {"accuracy": 0.96}, "hyperparameters": {"lr": 0.01},
        "files": [{"name": "state_dict.pth", "size_bytes": 40960}, ...],
        "removed": [], "damage": null}
-    `validation` is null where there was none at these batches; `removed` names files that `checkpoint rm --glob` took.
+    `validation` is null if the trial was not validated at this batch; `removed` lists
+    the files that `checkpoint rm --glob` deleted.
     """
     records = [described(item, verify=verify) for item in checkpoints]
     if output.is_for_people:
@@ -69,9 +71,9 @@ def describe(checkpoints: list[StoredCheckpoint], verify: bool, output: Output) 
 @checkpoints_argument
 @output_dir
 def download(checkpoints: list[StoredCheckpoint], target: Path) -> None:
-    """Copy checkpoints, and print their folders.
+    """Copy checkpoints and print their folders.
 
-    Every byte is compared with the checksums of the manifest, and nothing is overwritten.
+    Every byte is verified against the checksums in the manifest, and existing files are never overwritten.
 
     \b
     Example:
@@ -82,12 +84,12 @@ def download(checkpoints: list[StoredCheckpoint], target: Path) -> None:
 
 @checkpoint.command()
 @checkpoints_argument
-@click.option("--glob", "pattern", metavar="PATTERN", help="Only the files whose names match; * matches /, too.")
+@click.option("--glob", "pattern", metavar="PATTERN", help="Remove only files whose names match; * also matches /.")
 @yes_option
 def rm(checkpoints: list[StoredCheckpoint], pattern: str | None, yes: bool) -> None:
-    """Remove checkpoints of experiments that have ended, wherever they lie.
+    """Remove checkpoints of finished experiments, wherever they are stored.
 
-    With --glob the rest stays, for you to load: no trial goes on from such a checkpoint any more.
+    With --glob, the other files stay for you to load, but no trial can resume from such a checkpoint.
 
     \b
     Example:
@@ -104,6 +106,7 @@ def rm(checkpoints: list[StoredCheckpoint], pattern: str | None, yes: bool) -> N
 
 
 def described(item: StoredCheckpoint, *, verify: bool) -> dict[str, Any]:
+    """Return the record that `checkpoint describe --json` prints; `verify` reads every byte to fill in `damage`."""
     checkpoint = item.checkpoint
     spec = read_tolerantly(item.trial.trial) or {}
     return {
@@ -124,7 +127,7 @@ def described(item: StoredCheckpoint, *, verify: bool) -> dict[str, Any]:
 
 
 def insist_on_whole(records: Sequence[Record]) -> None:
-    """Raises HpcDetError where a verified one is damaged."""
+    """Raise HpcDetError if the verification found a damaged checkpoint."""
     problems = [
         f"checkpoint {record['uuid']}: damaged: {problem}" for record in records for problem in record["damage"] or []
     ]
@@ -133,18 +136,19 @@ def insist_on_whole(records: Sequence[Record]) -> None:
 
 
 def _damage(item: StoredCheckpoint) -> list[str]:
-    """Raises HpcDetError for one that is in a store alone."""
-    if item.set_aside:
+    """Return what is damaged in a checkpoint; raise HpcDetError if it exists only in an object store."""
+    if item.set_aside:  # its problems were recorded when a trial tried to resume from it
         return item.set_aside.problems
     if not is_here(item.checkpoint.path):
         raise HpcDetError(
-            f"checkpoint {item.uuid}: lies in {', '.join(item.storage.places(item.uuid))} alone; "
-            f"`hpc-det checkpoint download {item.uuid}` verifies it on the way"
+            f"checkpoint {item.uuid}: exists only in {', '.join(item.storage.places(item.uuid))}; "
+            f"`hpc-det checkpoint download {item.uuid}` verifies it while copying"
         )
     return [*item.checkpoint.damage(), *item.checkpoint.code_damage()]
 
 
 def in_words(record: Record) -> str:
+    """Return the record as text for people."""
     files = [f"  {size(file['size_bytes']):>10}  {file['name']}" for file in record["files"]]
     rows = {
         "Trial": f"{record['experiment']}/{record['trial']}",
@@ -172,7 +176,8 @@ def _remove_whole(checkpoints: Sequence[StoredCheckpoint], *, yes: bool) -> None
 def _remove_files(checkpoints: Sequence[StoredCheckpoint], pattern: str, *, yes: bool) -> None:
     matching = {item.uuid: fnmatch.filter(item.checkpoint.files, pattern) for item in checkpoints}
     problems = [
-        f"--glob {pattern}: checkpoint {item.uuid} has no such file; it has {', '.join(sorted(item.checkpoint.files))}"
+        f"--glob {pattern}: checkpoint {item.uuid} has no matching file; its files: "
+        f"{', '.join(sorted(item.checkpoint.files))}"
         for item in checkpoints
         if not matching[item.uuid]
     ]
@@ -180,7 +185,7 @@ def _remove_files(checkpoints: Sequence[StoredCheckpoint], pattern: str, *, yes:
         raise UsageError(problems)
     names = [f"{uuid}/{name}" for uuid, matched in matching.items() for name in matched]
     click.echo("\n".join(names))
-    confirm(f"Remove {count(len(names), 'file')} for good? No trial goes on from what is left.", yes=yes)
+    confirm(f"Remove {count(len(names), 'file')} for good? No trial can resume from the remaining files.", yes=yes)
     for item in checkpoints:
         item.storage.remove_files(item.checkpoint, matching[item.uuid])
         click.echo(f"Removed {count(len(matching[item.uuid]), 'file')} of checkpoint {item.uuid}")

@@ -1,4 +1,4 @@
-"""hpc-det cluster: the profiles of sites."""
+"""hpc-det cluster: show cluster profiles, and write one for a site."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from hpc_det.store.experiments import state_root
 
 @click.group(cls=Group)
 def cluster() -> None:
-    """Profiles of clusters, and how to write yours."""
+    """Show cluster profiles, and write one for your site."""
 
 
 @cluster.command()
 @click.option(
     "--scheduler",
     type=click.Choice(["slurm", "pbs"]),
-    help="The scheduler to ask, where the commands of both are on PATH; by default, the first that answers.",
+    help="Scheduler to query if the commands of both are on PATH; default: the first that answers.",
 )
-@click.option("--name", help="What the profile is called; by default, what the scheduler calls the cluster.")
-@click.option("--write", is_flag=True, help="Write it where --cluster NAME finds it, instead of printing it.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it to this file.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--name", help="Name of the profile; default: the scheduler's name for the cluster.")
+@click.option("--write", is_flag=True, help="Save the profile where --cluster NAME finds it, instead of printing it.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the profile to this file.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 def detect(scheduler: str | None, name: str | None, write: bool, output: Path | None, force: bool) -> None:
-    """Ask the scheduler of this machine, and print a profile with what it says.
+    """Query this machine's scheduler and print a cluster profile made from its answers.
 
     \b
     Example:
       hpc-det cluster detect --name dawn --write
     """
     if write and output:
-        raise UsageError("--write: --output names another file; give one of them")
+        raise UsageError("--write: conflicts with --output; give one of them")
     site = ask(run_command, shutil.which, scheduler)
     called = _checked(name or site.name)
     text = to_yaml(site, called)
@@ -57,12 +57,13 @@ def detect(scheduler: str | None, name: str | None, write: bool, output: Path | 
 @cluster.command("list")
 @output_options
 def list_(output: Output) -> None:
-    """Show the profiles that --cluster knows.
+    """List the profiles that --cluster accepts.
 
     \b
     Example:
       hpc-det cluster list
     """
+    # found[0] is the file in use; it hides others of the same name
     files = {name: found[0][1] for name, found in sorted(group_files("cluster", os.environ).items())}
     records = [
         {"name": name, "scheduler": str(load_yaml(file).get("scheduler", "")), "file": str(file)}
@@ -90,12 +91,15 @@ def show(name: str, output: Output) -> None:
 
 def _checked(name: str) -> str:
     if name.startswith((".", "-")) or not all(char.isalnum() or char in "._-" for char in name):
-        raise UsageError(f"--name: {name!r} is no name for a profile; use letters, digits, '.', '_' and '-'")
+        raise UsageError(
+            f"--name: {name!r} is not a valid profile name; use letters, digits, '.', '_' and '-', and start with a "
+            "letter, a digit or '_'"
+        )
     return name
 
 
 def _write(target: Path, text: str, force: bool) -> None:
     if target.exists() and not force:
-        raise UsageError(f"{target}: is there already; give --force to replace it, or another --name")
+        raise UsageError(f"{target}: already exists; pass --force to replace it, or choose another --name")
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomic(target, text)

@@ -1,4 +1,4 @@
-"""Commands: lazy ones, which are imported when they are called, groups of them, and options taken as one bundle."""
+"""Command classes: commands that are imported when called, groups of them, and options bundled into one argument."""
 
 from __future__ import annotations
 
@@ -12,41 +12,43 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+# Fallbacks for a typed name that is not a command of the group: the first of these that is one is called.
 OTHER_NAMES = {"ls": ("list",), "rm": ("remove", "delete"), "delete": ("rm",)}
-"""What a name means in a group without a command of that name."""
 
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """A command that is not imported yet."""
+    """A command whose module is imported only when it is called."""
 
     name: str
     where: str
-    """The module below hpc_det.cli that has the command of this name."""
+    """The module below hpc_det.cli that defines the command."""
     help: str
-    """The command's own first sentence, repeated here so that `--help` imports nothing."""
+    """The first sentence of the command's own help, repeated here so that `--help` imports no command."""
     alias: str | None = None
 
     def load(self) -> click.Command:
+        """Import the module and return the command."""
         found = vars(import_module(f"hpc_det.cli.{self.where}")).values()
         return next(each for each in found if isinstance(each, click.Command) and each.name == self.name)
 
     @property
     def names(self) -> str:
+        """The name and the alias, as `--help` lists them."""
         return f"{self.name}, {self.alias}" if self.alias else self.name
 
     def short_help(self, limit: int) -> str:
-        """The help, cut to `limit` characters as click cuts it."""
+        """Return the help, cut to `limit` characters as click cuts it."""
         return click.Command(self.name, help=self.help).get_short_help_str(limit)
 
 
 class Group(click.Group):
-    """A group whose commands also answer to the other names that Determined's users type."""
+    """A command group that also accepts the aliases and alternative names that Determined's users type."""
 
     def __init__(
         self, *args: object, lazy: tuple[LazyCommand, ...] = (), wraps_helps: bool = False, **kwargs: object
     ) -> None:
-        """`wraps_helps`: `--help` shows the helps of lazy commands whole, where it would cut them to a line."""
+        """Create a group; with `wraps_helps`, `--help` wraps long helps of lazy commands instead of cutting them."""
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.lazy = lazy
         self.wraps_helps = wraps_helps
@@ -74,22 +76,22 @@ class Group(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         if not self.lazy:
             return super().shell_complete(ctx, incomplete)
+        # click's own completion would import every command to read its help
         begun = [each for each in self.lazy if each.name.startswith(incomplete)]
         offered = [CompletionItem(each.name, help=each.short_help(45)) for each in begun]
         return [*offered, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
-# Groups within a group are of the same kind.
-Group.group_class = Group
+Group.group_class = Group  # click creates the groups within a group with this class
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def bundle(name: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
-    """Return a decorator for commands: they get what `make` returns of the values of `options` as one argument `name`.
+    """Return a decorator that calls `make` with the values of `options` and passes the result to a command as `name`.
 
-    The options must be called as the parameters of `make`; in `--help` they stand in this order.
+    The parameters of `make` must be named like the options. `--help` lists the options in this order.
     """
     given = inspect.signature(make).parameters
 
@@ -100,7 +102,7 @@ def bundle(name: str, make: Callable[..., Any], *options: Decorator) -> Decorato
             return command(**{name: make(**values)}, **arguments)
 
         decorated: Callable[..., Any] = with_bundle
-        for option in reversed(options):
+        for option in reversed(options):  # as stacked decorators, which click applies from the bottom up
             decorated = option(decorated)
         return decorated
 

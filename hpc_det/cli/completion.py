@@ -1,4 +1,4 @@
-"""hpc-det completion: what a shell needs to complete commands, options, ids and names."""
+"""hpc-det completion: shell completion of commands, options, IDs and names."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Have a shell complete commands, ids and names.
+    """Print a shell's completion script for commands, IDs and names.
 
-    Prints the script that it needs. For bash, `eval "$(hpc-det completion bash)"` in ~/.bashrc is enough.
+    For bash, add `eval "$(hpc-det completion bash)"` to ~/.bashrc.
 
     \b
     Example:
@@ -23,7 +23,7 @@ def completion(context: click.Context, shell: str) -> None:
 
     from hpc_det.cli.main import cli
 
-    program = context.find_root().info_name or "hpc-det"
+    program = context.find_root().info_name or "hpc-det"  # `det` if it was called under that name
     found = get_completion_class(shell)
     assert found, shell
     click.echo(found(cli, {}, program, f"_{program.replace('-', '_').upper()}_COMPLETE").source())

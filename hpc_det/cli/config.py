@@ -1,4 +1,4 @@
-"""hpc-det config: look at experiment files without a submission."""
+"""hpc-det config: check experiment files without submitting them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def config() -> None:
 @request_options
 @click.pass_context
 def check(context: click.Context, request: Request) -> None:
-    """Check an experiment file and submit nothing.
+    """Check an experiment file without submitting it.
 
-    Every problem is one line on stderr, and the exit code is 2. CONTEXT_DIR is the folder of the code, as for
-    `hpc-det experiment create`.
+    Each problem is printed as one line on stderr; the exit code is then 2. CONTEXT_DIR is the folder of the code, as
+    for `hpc-det experiment create`.
 
     \b
     Example:
@@ -34,12 +34,12 @@ def check(context: click.Context, request: Request) -> None:
     """
     found, experiments = effective(request), store()
     say_notes(found)
-    submission = prepare(found, experiments.folder(experiments.next_id()))  # refuses what `create` would
+    submission = prepare(found, experiments.folder(experiments.next_id()))  # raises the errors that `create` would
     click.echo(f"{context.params['config']}: valid: {in_a_line(found, submission.trials)}")
 
 
 def in_a_line(found: Effective, trials: int) -> str:
-    """The experiment as one line: how many trials, how long, on what."""
+    """Return the experiment in one line: number of trials, slots, length and cluster."""
     slots = found.experiment.resources.slots_per_trial
     size = f"{count(trials, 'trial')} of {count(slots, 'slot')}"
     lengths = [

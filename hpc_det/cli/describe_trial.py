@@ -1,4 +1,4 @@
-"""hpc-det trial describe, and what `experiment describe` says of each trial."""
+"""The output of `trial describe`, which `experiment describe` contains for each trial."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Record = dict[str, Any]
 
 
 def brief(found: TrialFacts) -> Record:
-    """The record of a list of trials, without a look at the checkpoints: an experiment may have a thousand trials."""
+    """Return the record of a trial in a list of trials."""
+    # without checkpoints, whose folders would have to be read: an experiment may have a thousand trials
     return {
         "id": found.id,
         "state": found.state.value,
@@ -39,7 +40,7 @@ def brief(found: TrialFacts) -> Record:
 
 
 def as_json(found: TrialFacts) -> Record:
-    """The record that `trial describe --json` prints."""
+    """Return the record that `trial describe --json` prints."""
     return {
         **brief(found),
         "profile": found.verdict(),
@@ -50,12 +51,13 @@ def as_json(found: TrialFacts) -> Record:
 
 
 def of(trial: TrialFolder) -> TrialFacts:
-    """The facts of a trial whose experiment nobody has looked at yet."""
+    """Return the facts of a trial, after determining the state of its experiment."""
     view = ExperimentView(trial.experiment())
     return TrialFacts(view=view, id=trial.id, is_over=state_of(view).is_final)
 
 
 def in_words(found: TrialFacts) -> str:
+    """Return the trial as text for people."""
     heading = [f"Trial {found.folder.experiment().id}/{found.id}", *_rows(found)]
     return "\n\n".join("\n".join(lines) for lines in [heading, *sections(found)] if lines)
 
@@ -73,7 +75,7 @@ def _rows(found: TrialFacts) -> Iterator[str]:
 
 
 def sections(found: TrialFacts) -> list[list[str]]:
-    """Attempts, metrics, the profile's verdict, and checkpoints."""
+    """Return the lines of each section: attempts, metrics, profile verdict, checkpoints; empty without content."""
     now = time.time()
     verdict = found.verdict()
     return [
@@ -104,6 +106,7 @@ def _checkpoint(item: Committed) -> Record:
 
 
 def set_aside_in_words(item: Damaged) -> str:
+    """Return one line about a damaged checkpoint that was set aside."""
     batch = "an unknown batch" if item.steps is None else f"batch {item.steps}"
     return printable(f"{item.uuid} at {batch}, damaged: {'; '.join(item.problems)}; kept as {item.place}")
 

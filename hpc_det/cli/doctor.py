@@ -1,4 +1,4 @@
-"""hpc-det doctor."""
+"""hpc-det doctor: check which features of hpc_det this machine and its cluster support."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WIDTH = max(map(len, _COLORS))
 
 
 @click.command()
-@click.option("--cluster", metavar="NAME", help="Only this profile; by default, all of yours and the site's.")
+@click.option("--cluster", metavar="NAME", help="Check only this profile; default: all of yours and the site's.")
 @output_options
 def doctor(cluster: str | None, output: Output) -> int:
-    """Check what of hpc_det this machine and its cluster support.
+    """Check which features of hpc_det this machine and its cluster support.
 
-    Run it on a login node. It asks, and changes nothing. The exit code is 1 where something is a problem; a note is
-    good to know, or missing only if you want it.
+    Run it on a login node. It only queries and changes nothing. The exit code is 1 if there is a problem. A note is
+    information, or reports an optional feature that is missing.
 
     \b
     Example:
@@ -37,12 +37,12 @@ def doctor(cluster: str | None, output: Output) -> int:
         click.echo(_in_all(found))
     else:
         found = list(findings)
-        output.table([finding.as_json() for finding in found], [])
+        output.table([finding.as_json() for finding in found], [])  # JSON or CSV, which need no columns
     return int(any(finding.verdict == "problem" for finding in found))
 
 
 def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Each as it comes, below a line with its subject."""
+    """Print each finding as it arrives, below a heading with its subject, and yield it."""
     subject = None
     for finding in findings:
         if finding.subject != subject:
@@ -56,6 +56,7 @@ def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _in_all(found: Iterable[Finding]) -> str:
+    """Return the numbers of problems and notes, such as "1 problem, 2 notes"."""
     verdicts = [finding.verdict for finding in found]
     counts = {name: verdicts.count(name) for name in ("problem", "note")}
     return ", ".join(count(number, name) for name, number in counts.items())

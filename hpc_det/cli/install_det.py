@@ -1,7 +1,7 @@
-"""hpc-det install-det: the same commands under the name that Determined's users type.
+"""hpc-det install-det: install the script `det`, the name of the command line that Determined's users type.
 
-An extra cannot bring a script of its own: installers make all scripts of a package, whatever extras were chosen, and
-this one must not replace the `det` of a Determined that lies in the same environment. So it is a command.
+This is a command and not an extra of the package: installers create all scripts of a package, whatever extras were
+chosen, and this script must not replace the `det` of a Determined in the same environment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 from hpc_det.errors import UsageError
 from hpc_det.node.files import write_first
 
-MARK = "from hpc_det.cli.main import main_as_det"
+MARK = "from hpc_det.cli.main import main_as_det"  # a script with this line is ours
 _SCRIPT = f"""#!{{python}}
 import sys
 
@@ -25,12 +25,15 @@ sys.exit(main_as_det())
 
 
 @click.command("install-det")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where to; by default beside the python of hpc-det.")
-@click.option("--remove", is_flag=True, help="Take it away again.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Folder of the script; default: that of hpc-det's Python."
+)
+@click.option("--remove", is_flag=True, help="Remove the script.")
 def install_det(folder: Path | None, remove: bool) -> None:
-    """Give hpc-det the second name det.
+    """Install `det` as a second name of hpc-det.
 
-    For fingers and scripts that know Determined. A `det` that is there already is not replaced: it is Determined's.
+    For users and scripts that know Determined. A `det` of another program, such as Determined itself, is never
+    replaced.
 
     \b
     Example:
@@ -47,18 +50,21 @@ def install_det(folder: Path | None, remove: bool) -> None:
 
 def _install(script: Path) -> None:
     if " " in sys.executable or len(sys.executable) > 120:  # the kernel cuts such a first line (execve(2))
-        raise UsageError(f"{script}: {sys.executable} cannot stand in a script's first line; install a shorter path")
+        raise UsageError(
+            f"{script}: {sys.executable} is too long or has a blank, so it cannot be in a script's first line; install "
+            "hpc_det in a shorter path without blanks"
+        )
     script.parent.mkdir(parents=True, exist_ok=True)
     if not write_first(script, _SCRIPT.format(python=sys.executable)) and not _is_ours(script):
-        raise UsageError(f"{script}: is another program, which stays; choose another place with --folder")
+        raise UsageError(f"{script}: is another program and was not replaced; choose another folder with --folder")
     script.chmod(0o755)
 
 
 def _remove(script: Path) -> None:
     if not script.exists():
-        raise UsageError(f"{script}: is not there; say where it is with --folder")
+        raise UsageError(f"{script}: does not exist; pass its folder with --folder")
     if not _is_ours(script):
-        raise UsageError(f"{script}: is another program, which stays")
+        raise UsageError(f"{script}: is another program and was not removed")
     script.unlink()
 
 

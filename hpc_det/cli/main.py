@@ -1,4 +1,4 @@
-"""hpc-det: the commands by name, and how their errors reach the user."""
+"""The hpc-det program: its commands by name, and the report of their errors to the user."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from hpc_det.cli.commands import Group, LazyCommand
 from hpc_det.errors import INTERRUPTED, HpcDetError, refused, visible
 
 COMMANDS = (
-    LazyCommand("experiment", "experiment", "Create experiments and look after them.", alias="e"),
+    LazyCommand("experiment", "experiment", "Create, control and inspect experiments.", alias="e"),
     LazyCommand("top", "top", "Watch all experiments and their jobs on one screen."),
-    LazyCommand("trial", "trial", "Look at one trial of an experiment.", alias="t"),
-    LazyCommand("checkpoint", "checkpoint", "Look at checkpoints, copy and remove them.", alias="c"),
-    LazyCommand("job", "job", "Look at the queue, and change places in it.", alias="j"),
-    LazyCommand("report", "report", "Write an experiment as one HTML page."),
+    LazyCommand("trial", "trial", "Inspect, profile or kill one trial of an experiment.", alias="t"),
+    LazyCommand("checkpoint", "checkpoint", "Describe, copy and remove checkpoints.", alias="c"),
+    LazyCommand("job", "job", "Show the queue, and hold, release or reorder your jobs.", alias="j"),
+    LazyCommand("report", "report", "Write a report of an experiment as one HTML page."),
     LazyCommand("tensorboard", "tensorboard", "Show experiments or trials in TensorBoard."),
-    LazyCommand("cluster", "cluster", "Profiles of clusters, and how to write yours."),
-    LazyCommand("doctor", "doctor", "Check what of hpc_det this machine and its cluster support."),
+    LazyCommand("cluster", "cluster", "Show cluster profiles, and write one for your site."),
+    LazyCommand("doctor", "doctor", "Check which features of hpc_det this machine and its cluster support."),
     LazyCommand("config", "config", "Check experiment files."),
     LazyCommand("schema", "schema", "Print the JSON schema of experiment files."),
     LazyCommand("run", "run", "Create an experiment from a Hydra command line."),
-    LazyCommand("sweep", "sweep", "Look after sweeps of Hydra apps."),
+    LazyCommand("sweep", "sweep", "Show sweeps of Hydra apps, and wait for them."),
     LazyCommand("preview-search", "preview_search", "Show what the search of an experiment would train."),
-    LazyCommand("template", "template", "Keep settings that several experiments share.", alias="tpl"),
-    LazyCommand("task", "task", "What runs now: the gangs of all experiments."),
-    LazyCommand("version", "version", "Show the versions of hpc_det and of what it runs on."),
-    LazyCommand("completion", "completion", "Have a shell complete commands, ids and names."),
-    LazyCommand("install-det", "install_det", "Give hpc-det the second name det."),
+    LazyCommand("template", "template", "Manage templates: settings that several experiments share.", alias="tpl"),
+    LazyCommand("task", "task", "List the running gangs of all experiments."),
+    LazyCommand("version", "version", "Show the versions of hpc_det and of the packages it uses."),
+    LazyCommand("completion", "completion", "Print a shell's completion script for commands, IDs and names."),
+    LazyCommand("install-det", "install_det", "Install `det` as a second name of hpc-det."),
 )
 
 
 @click.group(cls=Group, lazy=COMMANDS, wraps_helps=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="hpc_det", prog_name="hpc-det")
 def cli() -> None:
-    """Deep learning experiments as gang jobs on the cluster you already have.
+    """Run deep learning experiments as gang jobs on the cluster you already have.
 
-    State lies in $HPC_DET_ROOT, by default ~/hpc_det.
+    State is stored in $HPC_DET_ROOT, by default ~/hpc_det.
 
     \b
     Example:
@@ -48,13 +48,16 @@ def cli() -> None:
 
 
 def main_as_det() -> int:
-    """What the script does that `hpc-det install-det` makes."""
+    """Run the command line under the name `det`; called by the script that `hpc-det install-det` writes."""
     return main(program="det")
 
 
 def main(argv: Sequence[str] | None = None, program: str = "hpc-det") -> int:
-    """The exit code: 0, or the error's. A user's error is its problems on stderr, one per line, never a traceback."""
-    os.umask(0o077)  # whatever a command writes is the user's own; `mkdir(mode=)` alone leaves files and parents open
+    """Run a command and return its exit code: 0, or that of the error.
+
+    An HpcDetError or OSError prints its problems on stderr, one per line, without a traceback.
+    """
+    os.umask(0o077)  # all that a command writes is private; `mkdir(mode=)` alone leaves files and parent folders open
     try:
         code = cli.main(args=argv, prog_name=program, standalone_mode=False)
     except HpcDetError as error:
@@ -70,6 +73,6 @@ def main(argv: Sequence[str] | None = None, program: str = "hpc-det") -> int:
 
 
 def _say(problems: Sequence[str], exit_code: int) -> int:
-    for line in "\n".join(problems).splitlines():
+    for line in "\n".join(problems).splitlines():  # a problem may have several lines; each gets the prefix
         print(f"hpc-det: {visible(line)}", file=sys.stderr)
     return exit_code

@@ -1,9 +1,9 @@
-"""What commands print: tables, JSON, CSV, a sentence for each of several things, a question before a deletion.
+"""Output of commands: tables, JSON, CSV, one sentence for each of several items, and confirmation prompts.
 
-Every command that shows something has --json and --csv beside the table for people.
+Every command that shows data prints a table for people, and has the options --json and --csv for programs.
 
-Of a table, one record is a row. A record is plain data, as `--json` prints it; the table's columns are made of it, and
-`--csv` is the record itself, with names of nested keys dotted, so that a program gets every value whole.
+One record is one row of a table. A record is plain data, as `--json` prints it. The columns of the table are computed
+from it; `--csv` prints the record itself, with nested keys joined by dots, so that a program gets every value in full.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from hpc_det.errors import HpcDetError, UsageError, printable, refused, visible
 from hpc_det.view.formatting import columns
 
 Record = Mapping[str, Any]
-MOST_BY_RICH = 100
-"""Rows of a table that rich draws; it takes half a second for a thousand."""
+MOST_BY_RICH = 100  # rows of a table that rich draws; it takes half a second for a thousand
 COLOURS = {
     "RUNNING": "green",
     "SUSPENDED": "yellow",
@@ -40,14 +39,14 @@ COLOURS = {
 
 @dataclass(frozen=True)
 class Column:
-    """Of a table: what stands above it, and a record's cell."""
+    """A table column: its heading, and the function that returns the cell of a record."""
 
     heading: str
     cell: Callable[[Record], str]
 
 
 def column(heading: str, key: str, *, missing: str = "-") -> Column:
-    """That shows what the record has under `key` as it is."""
+    """Return a column with the record's value of `key` as text, or `missing` if the value is None."""
 
     def cell(record: Record) -> str:
         return missing if record[key] is None else str(record[key])
@@ -57,13 +56,16 @@ def column(heading: str, key: str, *, missing: str = "-") -> Column:
 
 @dataclass(frozen=True)
 class Output:
-    """How a command was asked to show what it found."""
+    """The output format of a command: for people (the default), JSON or CSV."""
 
     as_json: bool = False
     as_csv: bool = False
 
     def table(self, records: Sequence[Record], shown: Sequence[Column], keys: str = "") -> None:
-        """One record a row. `keys`: of a record, between blanks, for CSV of no records: its line of headings alone."""
+        """Print one row per record.
+
+        `keys` are the keys of a record, separated by blanks: the CSV heading if there are no records.
+        """
         if self.as_json:
             _print_json(records)
         elif self.as_csv:
@@ -73,17 +75,18 @@ class Output:
 
     @property
     def is_for_people(self) -> bool:
+        """True if neither JSON nor CSV was requested."""
         return not self.as_json and not self.as_csv
 
     def details(self, records: Sequence[Record]) -> None:
-        """All that is known of some things, for programs; of a single one, JSON is no list."""
+        """Print complete records for programs. JSON of a single record is an object, of several records a list."""
         if self.as_csv:
             _print_csv(records)
         else:
             _print_json(records[0] if len(records) == 1 else records)
 
     def stream(self, records: Iterable[Record], headings: Sequence[str]) -> None:
-        """Records as they come, for programs: JSON lines, or CSV."""
+        """Print records as they arrive, for programs: as JSON lines or as CSV."""
         if self.as_csv:
             writer = csv.DictWriter(sys.stdout, headings, lineterminator="\n")
             writer.writeheader()
@@ -94,17 +97,17 @@ class Output:
 
 def _output(as_json: bool, as_csv: bool) -> Output:
     if as_json and as_csv:
-        raise click.UsageError("--csv: --json was given, too; give one of them")
+        raise click.UsageError("--csv: conflicts with --json; give one of them")
     return Output(as_json=as_json, as_csv=as_csv)
 
 
 output_options = bundle(
     "output",
     _output,
-    click.option("--json", "as_json", is_flag=True, help="For programs: JSON."),
-    click.option("--csv", "as_csv", is_flag=True, help="For spreadsheets: a line of headings, then one for each."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
+    click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a heading line, for spreadsheets."),
 )
-"""The command gets one argument `output`."""
+"""Decorator: the command receives the format as one argument `output`."""
 
 
 def _print_json(data: Any) -> None:
@@ -113,6 +116,7 @@ def _print_json(data: Any) -> None:
 
 def _print_csv(records: Sequence[Record], keys: str = "") -> None:
     flat = [_flat(record) for record in records]
+    # records may differ in their nested keys: the headings are the union, in order of appearance
     headings = dict.fromkeys(name for row in flat for name in row) or keys.split()
     writer = csv.DictWriter(sys.stdout, headings, lineterminator="\n", restval="")
     writer.writeheader()
@@ -120,7 +124,7 @@ def _print_csv(records: Sequence[Record], keys: str = "") -> None:
 
 
 def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
-    """Nested keys dotted, lists as JSON, null as nothing."""
+    """Return the record without nesting: keys joined by dots, lists and booleans as JSON, None for an empty cell."""
     found: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, dict) and value:
@@ -131,30 +135,31 @@ def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
 
 
 def show(text: str) -> None:
-    """Text for people, of which others may have written a part."""
-    click.echo(visible(text))
+    """Print text for people, with control characters spelled out."""
+    click.echo(visible(text))  # other users may have written a part of it
 
 
+# SGR sequences, which set the colours of text. Any other sequence would move the cursor or change the terminal.
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
-"""Of letters and their background (SGR), as programs print it; every other sequence would move or change something."""
 _NO_COLOUR = "\x1b[0m"
 
 
 def log_line(line: str) -> str:
-    """A line of a log as a terminal may get it: in its colours, of a progress bar what stands there in the end.
+    """Return a log line that is safe to print on a terminal.
 
-    All else that a terminal would take for a command is spelled out.
+    Colours are kept, a progress bar is reduced to its last state, and other control characters are spelled out.
     """
-    line = line.rstrip("\r").rpartition("\r")[2]
+    line = line.rstrip("\r").rpartition("\r")[2]  # a progress bar overwrites its line after each carriage return
     coloured = _COLOUR.split(line)
     if len(coloured) == 1:
         return visible(line)
     parts = [part if number % 2 else visible(part) for number, part in enumerate(coloured)]
-    return "".join([*parts, _NO_COLOUR])
+    return "".join([*parts, _NO_COLOUR])  # the colours must not continue in the next line
 
 
 def rows(records: Sequence[Record], shown: Sequence[Column]) -> list[list[str]]:
-    """The headings, and a row for each record. What others wrote must not reach a terminal as commands."""
+    """Return the headings and a row for each record."""
+    # Other users may have written names and metrics: their control characters must not reach the terminal.
     cells = ([printable(column.cell(record)) for column in shown] for record in records)
     return [[column.heading for column in shown], *cells]
 
@@ -184,7 +189,10 @@ Made = TypeVar("Made")
 
 
 def at_once(things: Sequence[Thing], act: Callable[[Thing], Made]) -> list[Made]:
-    """What came of each. What fails for one keeps nobody from the others; raises HpcDetError with all that failed."""
+    """Return the result of `act` for each thing. If it fails for one, the others are still processed.
+
+    Then raises HpcDetError with all problems, or UsageError if all of them are usage errors.
+    """
     made: list[Made] = []
     failed: list[HpcDetError] = []
     for thing in things:
@@ -201,21 +209,21 @@ def at_once(things: Sequence[Thing], act: Callable[[Thing], Made]) -> list[Made]
 
 
 def each(things: Sequence[Thing], act: Callable[[Thing], str | None], *, side_by_side: int = 1) -> None:
-    """Do it to each, so many at a time, and say what came of it in their order."""
-    from concurrent.futures import ThreadPoolExecutor  # it takes a third of the time of a small command
+    """Call `act` for each thing, `side_by_side` at a time, and print the results in the order of the things."""
+    from concurrent.futures import ThreadPoolExecutor  # this import takes a third of the time of a small command
 
     def tell(said: str | None) -> None:
         if said:
             show(said)
 
-    if side_by_side == 1:  # in this thread, so that Ctrl-C ends what waits
+    if side_by_side == 1:  # in this thread, so that Ctrl-C interrupts an `act` that waits
         at_once(things, lambda thing: tell(act(thing)))
         return
     with ThreadPoolExecutor(side_by_side) as workers:
         at_once([workers.submit(act, thing) for thing in things], lambda said: tell(said.result()))
 
 
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -1,4 +1,4 @@
-"""hpc-det preview-search."""
+"""hpc-det preview-search: show the trials of a search without running them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpc_det.search.sample import Sample
 from hpc_det.search.simulate import at_random, simulate
 from hpc_det.view.formatting import count
 
-SHOWN_TRIALS = 5
+SHOWN_TRIALS = 5  # trials whose hyperparameters are shown
 
 
 @click.command("preview-search")
@@ -31,8 +31,8 @@ SHOWN_TRIALS = 5
 def preview_search(request: Request, output: Output) -> None:
     """Show what the search of an experiment would train.
 
-    CONFIG and CONTEXT_DIR are checked as `experiment create` does it; nothing is created. A search that looks at the
-    metric is played with random values, so its numbers are those of one possible run.
+    CONFIG and CONTEXT_DIR are checked as by `experiment create`; nothing is created. A search that depends on the
+    metric is simulated with random values, so its numbers are those of one possible run.
 
     \b
     Example:
@@ -41,8 +41,8 @@ def preview_search(request: Request, output: Output) -> None:
        "unit": "batches", "lengths": [{"length": 100, "trials": 50}, ...],
        "total": 12300, "full_trials": 13.67, "experiment_seed": 7,
        "first": [{"trial": 1, "hparams": {"lr": 0.01}, "seed": 183393}]}
-    `full_trials` is `total` in trials of the whole length. Where the search has
-    no max_length, `unit`, `length`, `total` and `full_trials` are null. Where
+    `full_trials` is `total` divided by the length of a full trial. If the search
+    has no max_length, `unit`, `length`, `total` and `full_trials` are null. If
     hyperparameters are chosen only when a worker takes a trial, `first` is empty.
     """
     found = effective(request)
@@ -61,18 +61,20 @@ def previewed(
     experiment_seed: int | None,
     code: Path | None = None,
 ) -> dict[str, Any]:
-    """The record that `preview-search --json` prints, of an effective configuration's parts; no seed counts as 0.
+    """Return the record that `preview-search --json` prints, from parts of an effective configuration.
 
-    Raises UsageError for what is wrong with a method of the user's in the folder `code`.
+    An `experiment_seed` of None counts as 0. Raises UsageError if the user's own search method in the folder `code` is
+    broken.
     """
     parts = {"searcher": searcher, "hyperparameters": hyperparameters}
     method, samples = search_of({**parts, "reproducibility": {"experiment_seed": experiment_seed}}, [], code)
     concurrent = min(searcher.get("max_concurrent_trials") or method.trials_expected, method.trials_expected)
     _refuse_broken(method)
     lengths = Counter(simulate(method, at_random(), workers=concurrent).reached.values())
-    _refuse_broken(method)
+    _refuse_broken(method)  # again: a user's method may fail during the simulation
     is_chosen_later = searcher["name"] == "optuna" or (isinstance(method, CustomSearch) and method.chooses)
     shown = 0 if is_chosen_later else SHOWN_TRIALS
+    # max_length has one key, its unit
     unit, full = next(iter((searcher.get("max_length") or {None: None}).items()))
     total = sum(length * trials for length, trials in lengths.items() if length)
     return {
@@ -98,7 +100,7 @@ def _trial(trial: int, sample: Sample) -> dict[str, Any]:
 
 
 def in_words(record: Mapping[str, Any]) -> str:
-    """The same for people."""
+    """Return the record as text for people."""
     return "\n".join([*_training(record), "", *_first_trials(record)])
 
 
@@ -116,7 +118,7 @@ def _first_trials(record: Mapping[str, Any]) -> Iterator[str]:
         yield "The hyperparameters of a trial are chosen when a worker takes it."
         return
     if record["experiment_seed"] is None:
-        yield "Hyperparameters with reproducibility.experiment_seed 0; unset, it is the time of the submission:"
+        yield "Hyperparameters with reproducibility.experiment_seed 0; if unset, the time of submission is the seed:"
     else:
         yield f"Hyperparameters with reproducibility.experiment_seed {record['experiment_seed']}:"
     for row in record["first"]:

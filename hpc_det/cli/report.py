@@ -21,14 +21,16 @@ from hpc_det.view.watch import state
 
 @click.command()
 @any_experiment_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="By default report-ID.html here.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: print the facts, and write no page.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file; default: report-ID.html."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON, for programs; write no page.")
 def report(experiment: ExperimentFolder, output: Path | None, as_json: bool) -> None:
-    """Write an experiment as one HTML page.
+    """Write a report of an experiment as one HTML page.
 
-    It shows learning curves, what hyperparameters do, the rungs of a search, the story of all attempts with the goodput
-    of their slots, and the configuration, with secrets masked. It needs no server and no network: open the file in a
-    browser, or send it to somebody. Of an experiment that runs it shows what there is now.
+    It shows learning curves, the effect of hyperparameters, the rungs of a search, the history of all attempts with the
+    goodput of their slots, and the configuration with secrets masked. It needs no server and no network: open the file
+    in a browser, or send it to someone. For a running experiment it shows the data up to now.
 
     \b
     Example:
@@ -39,9 +41,9 @@ def report(experiment: ExperimentFolder, output: Path | None, as_json: bool) -> 
        "seconds": {...},
        "trials": [{"id": 1, "spans": [...], "validation": {...}, ...}],
        "brackets": [...], "importance": {...}, "config": [...], ...}
-    `seconds` are of all trials, by phase. Moments are seconds since the epoch. Curves are lists of [batches, value];
-    null is a value that is not a finite number. A curve of more than 10,000 points keeps the lowest and the highest
-    of equal parts.
+    `seconds` are the sums over all trials, by phase. Times are seconds since the epoch. Curves are lists of
+    [batches, value]; a value that is not finite is null. A curve of more than 10,000 points is split into equal
+    parts, and only the lowest and the highest point of each part are kept.
     """
     view = ExperimentView(experiment)
     found = facts(view, state(view), time.time())
@@ -52,6 +54,7 @@ def report(experiment: ExperimentFolder, output: Path | None, as_json: bool) -> 
 
 
 def _written(path: Path, found: dict[str, object]) -> str:
+    """Write the page and return a sentence with its path and size; raise UsageError if it cannot be written."""
     text = page(found)
     try:
         write_atomic(path, text)

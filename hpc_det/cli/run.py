@@ -1,4 +1,4 @@
-"""hpc-det run: an experiment from a Hydra command line."""
+"""hpc-det run: create an experiment from a Hydra command line."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from hpc_det.cli.arguments import Choices, choices_options, include_option
 @click.argument("overrides", metavar="[HYDRA OVERRIDES]...", nargs=-1, type=click.UNPROCESSED)
 @include_option
 @choices_options
-@click.option("-m", "--multirun", is_flag=True, help="One experiment with a trial for each point of a sweep.")
+@click.option("-m", "--multirun", is_flag=True, help="Create one experiment with a trial for each point of a sweep.")
 def run(overrides: tuple[str, ...], includes: tuple[Path, ...], choices: Choices, multirun: bool) -> None:
     """Create an experiment from a Hydra command line.
 
-    The overrides are Hydra's, on conf/config.yaml: `KEY=VALUE` sets a key, `+KEY=VALUE` adds one, `~KEY` removes one,
-    and `cluster=`, `template=` and `experiment=` choose a file of that group, your own in $HPC_DET_ROOT/conf first.
+    The overrides have Hydra's syntax and apply to conf/config.yaml: `KEY=VALUE` sets a key, `+KEY=VALUE` adds one,
+    `~KEY` removes one, and `cluster=`, `template=` and `experiment=` select a file of that group. Your own files in
+    $HPC_DET_ROOT/conf take precedence.
 
-    With --multirun an override may have several values in Hydra's grammar, `KEY=A,B`, `KEY=range(1,5)` or
-    `GROUP=glob(*)`, and the points are all their combinations, the last override the fastest. Trials share one kind of
-    job: what differs must be hyperparameters or other settings of a training, not resources.
+    With --multirun an override may have several values in Hydra's grammar: `KEY=A,B`, `KEY=range(1,5)` or
+    `GROUP=glob(*)`. The points are all combinations, and the last override varies fastest. All trials run in the same
+    kind of job, so they may differ in hyperparameters and other training settings, but not in resources.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""hpc-det schema."""
+"""hpc-det schema: print the JSON schema of experiment files or cluster profiles."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hpc_det.config.json_schema import cluster_schema, experiment_schema
 def schema(of: str) -> None:
     """Print the JSON schema of experiment files.
 
-    With `cluster` it is that of cluster profiles. An editor that knows it completes keys and marks mistakes while you
-    write. What belongs together, such as slots and nodes, only `hpc-det config check` knows.
+    With `cluster`, print that of cluster profiles. An editor with the schema completes keys and marks mistakes while
+    you type. Rules that involve several keys, such as slots and nodes, are checked only by `hpc-det config check`.
 
     \b
     Example:

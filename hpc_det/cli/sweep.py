@@ -1,4 +1,4 @@
-"""hpc-det sweep: sweeps of Hydra apps, which a launcher of hpc_det began."""
+"""hpc-det sweep: sweeps of Hydra apps that were started by a launcher of hpc_det."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hpc_det.sweep.files import experiments_of
 from hpc_det.sweep.status import failures, points
 from hpc_det.sweep.status import wait as wait_for
 
-SHOWN = 40
-"""Characters of a return value in the table."""
+SHOWN = 40  # characters of a return value in the table
 
 
 def sweep_experiments(text: str) -> list[ExperimentFolder]:
-    """The experiments of a sweep, by its hydra.sweep.dir or by an experiment's number."""
+    """Return the experiments of a sweep, given its hydra.sweep.dir or an experiment ID."""
+    # a folder takes precedence over an ID, since hydra.sweep.dir may be named like a number
     if text.isdecimal() and len(text) < 10 and not Path(text).is_dir():
         return [store().existing(int(text))]
     return experiments_of(Path(text).absolute())
@@ -31,9 +31,9 @@ sweep_argument = click.argument("experiments", metavar="DIR|ID", type=sweep_expe
 
 @click.group(cls=Group)
 def sweep() -> None:
-    """Look after sweeps of Hydra apps.
+    """Show sweeps of Hydra apps, and wait for them.
 
-    A sweep is an experiment, so all commands of `hpc-det experiment` work, too.
+    A sweep is an experiment, so all commands of `hpc-det experiment` work as well.
     """
 
 
@@ -41,9 +41,9 @@ def sweep() -> None:
 @sweep_argument
 @output_options
 def status(experiments: list[ExperimentFolder], output: Output) -> None:
-    """Show the points of a sweep: overrides, state, return value, folder.
+    """Show the points of a sweep: overrides, state, return value and folder.
 
-    DIR is its hydra.sweep.dir.
+    DIR is the sweep's hydra.sweep.dir.
 
     \b
     Example:
@@ -56,9 +56,9 @@ def status(experiments: list[ExperimentFolder], output: Output) -> None:
 @sweep_argument
 @click.option("--poll", metavar="SECONDS", type=click.FloatRange(min=0.05), default=0.5, show_default=True)
 def wait(experiments: list[ExperimentFolder], poll: float) -> None:
-    """Wait until all points of a sweep are done.
+    """Wait until all points of a sweep have ended.
 
-    The exit code is 0 when every point has a return value, 1 otherwise.
+    The exit code is 0 if every point has a return value, 1 otherwise.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""hpc-det task: what runs now."""
+"""hpc-det task: list the running gangs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hpc_det.view.watch import readable_states, say
 
 @click.group(cls=Group)
 def task() -> None:
-    """What runs now: the gangs of all experiments."""
+    """List the running gangs of all experiments."""
 
 
 @task.command("list")
 @output_options
 def list_(output: Output) -> None:
-    """List the gangs that run now: whose trial each is, in which job, on which host, since when.
+    """List the running gangs: trial, attempt, slots, job, host and start time of each.
 
     \b
     Example:
@@ -37,6 +37,7 @@ def list_(output: Output) -> None:
 
 
 def _running() -> Iterator[dict[str, Any]]:
+    """Yield a record for each trial with an open attempt in a job that runs."""
     views = look(store()).under_way
     found, damaged = readable_states(views)
     for error in damaged.values():
@@ -47,6 +48,7 @@ def _running() -> Iterator[dict[str, Any]]:
         plan = view.plan()
         for worker, work in sorted(view.search.open.items()):
             for attempt in read_attempts(view.folder.trial(work.trial))[-1:]:
+                # an attempt stays open if its job was killed; it runs only in the job of its present worker
                 if attempt.is_open and view.search.present.get(worker) == attempt.job_id:
                     yield {
                         "trial": f"{view.id}/{work.trial}",
@@ -59,8 +61,7 @@ def _running() -> Iterator[dict[str, Any]]:
                     }
 
 
-KEYS = "trial name attempt slots job_id host started"
-"""Of a record."""
+KEYS = "trial name attempt slots job_id host started"  # of a record
 COLUMNS = (
     column("TRIAL", "trial"),
     column("NAME", "name"),

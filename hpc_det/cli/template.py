@@ -1,4 +1,4 @@
-"""hpc-det template: settings that experiments share."""
+"""hpc-det template: manage settings that several experiments share."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def template() -> None:
-    """Keep settings that several experiments share.
+    """Manage templates: settings that several experiments share.
 
-    A template lies below an experiment's own configuration: `experiment create --template NAME`, `run template=NAME`.
-    Yours lie in $HPC_DET_ROOT/conf/template. They come before those of the site, in the folders of $HPC_DET_SITE_CONF,
-    and before hpc_det's own. What an experiment took from a template it keeps, whatever happens to the template.
+    An experiment's own configuration is merged over its template: `experiment create --template NAME`, `run
+    template=NAME`. Your templates are in $HPC_DET_ROOT/conf/template. They take precedence over those of the site, in
+    the folders of $HPC_DET_SITE_CONF, and over those of hpc_det. Changes to a template do not affect experiments that
+    already exist.
     """
 
 
 @template.command("list")
-@click.option("-d", "--details", is_flag=True, help="What each of them says, too.")
+@click.option("-d", "--details", is_flag=True, help="Also show the settings of each template.")
 @output_options
 def list_(details: bool, output: Output) -> None:
-    """List all templates: whose they are, and which others of the same name they hide.
+    """List all templates, with their owners and the templates of the same name that they hide.
 
     \b
     Example:
@@ -41,8 +42,9 @@ def list_(details: bool, output: Output) -> None:
       [{"name": "small", "from": "user",
         "file": "/home/me/hpc_det/conf/template/small.yaml",
         "hides": [{"from": "hpc_det", "file": "..."}]}]
-    `from` is user, site or hpc_det. With --details a record has `config`, too,
-    secrets masked, and `problem` if that is null.
+    `from` is user, site or hpc_det. With --details a record also has `config`,
+    with secrets masked; if the file is invalid, `config` is null and `problem`
+    has the reason.
     """
     from hpc_det.config.templates import templates
 
@@ -57,7 +59,7 @@ def list_(details: bool, output: Output) -> None:
 @click.argument("name")
 @output_options
 def describe(name: str, output: Output) -> None:
-    """Show what a template says, secrets masked.
+    """Show the settings of a template, with secrets masked.
 
     \b
     Example:
@@ -76,7 +78,7 @@ def describe(name: str, output: Output) -> None:
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path))
 def create(name: str, file: Path) -> None:
-    """Keep a YAML file as a new template NAME of yours.
+    """Save a YAML file as your new template NAME.
 
     \b
     Example:
@@ -85,7 +87,7 @@ def create(name: str, file: Path) -> None:
     from hpc_det.config.templates import set_template, templates
 
     if any(known.name == name and known.owner == "user" for known in templates(os.environ)):
-        raise UsageError(f"template {name!r}: is there already; replace it with `hpc-det template set {name} {file}`")
+        raise UsageError(f"template {name!r}: already exists; replace it with `hpc-det template set {name} {file}`")
     set_template(name, file, os.environ)
     click.echo(f"Created template {name}")
 
@@ -94,9 +96,9 @@ def create(name: str, file: Path) -> None:
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path))
 def set_(name: str, file: Path) -> None:
-    """Keep a YAML file as your template NAME, in place of an older one.
+    """Save a YAML file as your template NAME, replacing an existing one.
 
-    All that it says must be valid in an experiment; what it leaves out may be missing.
+    Every setting in the file must be valid for an experiment; none is required.
 
     \b
     Example:
@@ -111,7 +113,7 @@ def set_(name: str, file: Path) -> None:
 @template.command()
 @click.argument("name")
 def remove(name: str) -> None:
-    """Remove your template NAME; `rm` does the same.
+    """Remove your template NAME; `rm` is an alias.
 
     \b
     Example:
@@ -120,7 +122,7 @@ def remove(name: str) -> None:
     from hpc_det.config.templates import remove_template
 
     uncovered = remove_template(name, os.environ)
-    click.echo(f"Removed template {name}" + (f"; the name stands for {_whose(*uncovered)} again" if uncovered else ""))
+    click.echo(f"Removed template {name}" + (f"; the name now refers to {_whose(*uncovered)}" if uncovered else ""))
 
 
 def _record(found: Template, *, details: bool) -> dict[str, Any]:
@@ -130,14 +132,15 @@ def _record(found: Template, *, details: bool) -> dict[str, Any]:
 
 
 def _details(found: Template) -> dict[str, Any]:
-    """What it says. A file that cannot be read must not hide all the others."""
+    """Return the template's `config`, with secrets masked, or None for it and the `problem` of its file."""
     try:
         return {"config": masked(found.tree())}
-    except UsageError as error:
+    except UsageError as error:  # one invalid file must not hide all other templates
         return {"config": None, "problem": str(error)}
 
 
 def _in_words(found: Template, details: dict[str, Any]) -> str:
+    """Return the template as YAML, with its source and problems in comment lines."""
     lines = [f"# {found.name}: {_whose(found.owner, found.file)}"]
     lines += [f"# hides {_whose(owner, file)}" for owner, file in found.hides]
     lines += [f"# {details['problem']}"] if "problem" in details else []

@@ -1,4 +1,4 @@
-"""hpc-det tensorboard: the event files of experiments and trials, by names that people know."""
+"""hpc-det tensorboard: show the event files of experiments and trials under readable names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpc_det.view.state import ExperimentView
 
 
 def trials_of(text: str) -> list[TrialFolder]:
-    """The trials of experiments, and single trials, with commas between; each once."""
+    """Return the trials of comma-separated experiments and trials, each once."""
 
     def trials(part: str) -> list[TrialFolder]:
         return [any_trial(part)] if "/" in part else any_experiment(part).trials()
@@ -31,13 +31,15 @@ def trials_of(text: str) -> list[TrialFolder]:
 
 @click.command()
 @click.argument("trials", metavar="[OWNER:]ID|EXPERIMENT/TRIAL[,...]", type=trials_of)
-@click.option("--port", type=click.IntRange(0, 65535), help="By default 6006, or the next that is free; 0 is any.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port; default: 6006 or the next free one; 0: any free port."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 def tensorboard(trials: list[TrialFolder], port: int | None, host: str) -> None:
     """Show experiments or trials in TensorBoard.
 
-    It listens until Ctrl-C, on this machine alone: whoever reaches the port sees everything. From elsewhere, forward
-    the port with `ssh -L 6006:localhost:6006`. Trials that begin later are not shown.
+    It runs until Ctrl-C and by default listens only on this machine: anyone who can reach the port sees everything.
+    From another machine, forward the port with `ssh -L 6006:localhost:6006`. Trials that start later are not shown.
 
     \b
     Example:
@@ -46,16 +48,18 @@ def tensorboard(trials: list[TrialFolder], port: int | None, host: str) -> None:
     """
     runs = _named([trial for trial in trials if trial.tensorboard.is_dir()])
     if not runs:
-        raise UsageError("no trial of these has written anything for TensorBoard; they do so with their first report")
+        raise UsageError(
+            "none of these trials has written TensorBoard files yet; a trial writes them with its first report"
+        )
     with suppress(KeyboardInterrupt), ended_by_signals(), _linked(runs) as folder:
         url = _started(folder, host, port)
         click.echo(f"{_in_words(runs)}: {url} (Ctrl-C ends it)")
         while True:
-            time.sleep(1)  # not for ever, as pause(2) does after a signal that came just before it
+            time.sleep(1)  # not pause(2), which would block forever after a signal that arrived just before it
 
 
 def _named(trials: Sequence[TrialFolder]) -> dict[str, Path]:
-    """The files of each under a name such as `12-digits/trial-7`."""
+    """Return the folder with each trial's event files, keyed by a name such as `12-digits/trial-7`."""
     experiments = {trial.experiment() for trial in trials}
     names = {one: ExperimentView(one).about().name.replace("/", "_") for one in experiments}
     return {f"{(one := trial.experiment()).id}-{names[one]}/trial-{trial.id}": trial.tensorboard for trial in trials}
@@ -68,7 +72,7 @@ def _in_words(runs: Mapping[str, Path]) -> str:
 
 @contextmanager
 def _linked(runs: Mapping[str, Path]) -> Iterator[Path]:
-    """A folder with a link to each run under its name, for as long as it is needed."""
+    """Yield a temporary folder with a link to each run under its name."""
     with tempfile.TemporaryDirectory(prefix="hpc-det-tensorboard-") as folder:
         for name, target in runs.items():
             link = Path(folder, name)
@@ -79,7 +83,7 @@ def _linked(runs: Mapping[str, Path]) -> Iterator[Path]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """A terminal that goes away, and whoever ends processes, mean the same as Ctrl-C."""
+    """Raise KeyboardInterrupt inside the block on SIGHUP (the terminal was closed) and SIGTERM, as on Ctrl-C."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -93,7 +97,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _started(folder: Path, host: str, port: int | None) -> str:
-    """TensorBoard in a thread of this process; its address. Raises HpcDetError where it cannot listen."""
+    """Start TensorBoard in a thread of this process and return its URL; raise HpcDetError if it cannot listen."""
     from tensorboard import program  # type: ignore[import-untyped]
 
     board = program.TensorBoard()
@@ -102,5 +106,5 @@ def _started(folder: Path, host: str, port: int | None) -> str:
     try:
         url: str = board.launch()
     except program.TensorBoardServerException as error:
-        raise HpcDetError(f"TensorBoard does not start: {error}; name another --port or --host") from None
+        raise HpcDetError(f"TensorBoard cannot start: {error}; pass another --port or --host") from None
     return url

@@ -1,4 +1,4 @@
-"""hpc-det trial: one trial of an experiment."""
+"""hpc-det trial: inspect, profile or kill one trial of an experiment."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from hpc_det.view.state import ExperimentView, effective_config
 
 @click.group(cls=Group)
 def trial() -> None:
-    """Look at one trial of an experiment."""
+    """Inspect, profile or kill one trial of an experiment."""
 
 
 @trial.command()
 @any_trial_argument
-@click.option("--metrics", "with_metrics", is_flag=True, help="Every report of its metrics, and nothing else.")
+@click.option("--metrics", "with_metrics", is_flag=True, help="Show only the metric reports, all of them.")
 @output_options
 def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
-    """Describe a trial: its state, hyperparameters, attempts, metrics and checkpoints.
+    """Describe a trial: state, hyperparameters, attempts, metrics and checkpoints.
 
-    The state is QUEUED, RUNNING, PAUSED, COMPLETED, ERROR, INVALID or CANCELED. PAUSED: the searcher may want
-    more of it; INVALID: it said that its hyperparameters cannot work.
+    The state is QUEUED, RUNNING, PAUSED, COMPLETED, ERROR, INVALID or CANCELED. PAUSED: the search may train it
+    further; INVALID: the trial reported that its hyperparameters cannot work.
 
     \b
     Example:
@@ -62,9 +62,9 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
        "training": {"loss": 0.1}, "validation": {"accuracy": 0.96},
        "best": {...}, "profile": "well used: ...",
        "checkpoints": [...], "set_aside": [], "attempts": [...]}
-    `worker` is who trains it now. `profile` is the verdict of `hpc-det trial profile`,
-    unless there is none, or too much to read for it. What the last keys hold stands in
-    `hpc-det experiment describe --help`.
+    `worker` is the number of the worker that trains it now. `profile` is the verdict of
+    `hpc-det trial profile`, null if there is no profile or it is too large to be read
+    quickly. For the last keys see `hpc-det experiment describe --help`.
     """
     if with_metrics:
         output.table(reports_of(trial), REPORT_COLUMNS, REPORT_KEYS)
@@ -80,12 +80,12 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
 @any_trial_argument
 @output_options
 def profile(trial: TrialFolder, output: Output) -> None:
-    """Say where the time of a trial goes, and what to do about it.
+    """Show where the time of a trial is spent, and what to do about it.
 
-    A verdict (data loader bound, copy bound, communication bound, checkpoint bound, validation bound, callback bound,
-    loop bound, slow rank, idle GPUs, well used), the share of the time that it stands on, and settings to try. Then
-    what was measured: timings as the mean over ranks with the longest of them, and system metrics, which are of whole
-    nodes with whoever works there. A trial is measured while `profiling.enabled` is true; of another one only saves
+    Prints a verdict (data loader bound, copy bound, communication bound, checkpoint bound, validation bound, callback
+    bound, loop bound, slow rank, idle GPUs, well used), the share of time it is based on, and settings to try. Below it
+    are the measurements: timings as the mean over ranks with the longest one, and system metrics of whole nodes, which
+    include other jobs there. A trial is measured while `profiling.enabled` is true; otherwise only the times of saves
     and validations are known.
 
     \b
@@ -103,8 +103,9 @@ def profile(trial: TrialFolder, output: Output) -> None:
        "nodes": [{"host": "n1", "samples": 40,
                   "metrics": {"cpu_util": {"mean": 40.0, "min": ...}},
                   "gpus": {"GPU-...": {"util": {...}}}}]}
-    `rank` is the only one with which it is so, and which the others wait for. `also` holds other verdicts, smaller
-    ones. `parts` are seconds of the slowest rank. Units are seconds, bytes and bytes a second; usage is in percent.
+    `rank` is the single rank to which the verdict applies and for which the others wait, or null.
+    `also` contains further verdicts with smaller shares. `parts` are seconds of the slowest rank.
+    Units are seconds, bytes and bytes per second; usage is in percent.
     """
     found = profile_of(trial)
     if output.is_for_people:
@@ -120,7 +121,7 @@ def profile(trial: TrialFolder, output: Output) -> None:
 @best_option
 @output_options
 def list_checkpoints(trial: TrialFolder, best: int | None, output: Output) -> None:
-    """List the checkpoints of a trial, the newest first.
+    """List the checkpoints of a trial, newest first.
 
     \b
     Example:
@@ -134,13 +135,13 @@ def list_checkpoints(trial: TrialFolder, best: int | None, output: Output) -> No
 @trial.command()
 @any_trial_argument
 @output_dir
-@click.option("--best", is_flag=True, help="The one with the best validation, by the searcher's metric.")
-@click.option("--latest", is_flag=True, help="The newest one; this is the default.")
-@click.option("--uuid", metavar="UUID", help="This one.")
+@click.option("--best", is_flag=True, help="Copy the checkpoint with the best validation, by the searcher's metric.")
+@click.option("--latest", is_flag=True, help="Copy the newest checkpoint (default).")
+@click.option("--uuid", metavar="UUID", help="Copy the checkpoint whose UUID begins like this.")
 def download(trial: TrialFolder, target: Path, best: bool, latest: bool, uuid: str | None) -> None:
-    """Copy a checkpoint of a trial, and print its folder.
+    """Copy a checkpoint of a trial and print its folder.
 
-    Every byte is compared with the checksums of the manifest, and nothing is overwritten.
+    Every byte is verified against the checksums in the manifest, and existing files are never overwritten.
 
     \b
     Example:
@@ -154,7 +155,7 @@ def download(trial: TrialFolder, target: Path, best: bool, latest: bool, uuid: s
 @trial.command()
 @trial_argument
 def kill(trial: TrialFolder) -> None:
-    """End one trial now, without another checkpoint. The other trials of its experiment go on.
+    """Kill one trial, without saving a checkpoint. The other trials of its experiment continue.
 
     \b
     Example:
@@ -167,9 +168,9 @@ def kill(trial: TrialFolder) -> None:
 @any_trial_argument
 @log_options
 def logs(trial: TrialFolder, choices: LogChoices) -> None:
-    """Print what the ranks of a trial and its attempts printed, merged by time.
+    """Print the output of a trial's ranks, by attempt and merged by time.
 
-    More stands in `hpc-det experiment logs --help`.
+    For details see `hpc-det experiment logs --help`.
 
     \b
     Example:
@@ -179,8 +180,7 @@ def logs(trial: TrialFolder, choices: LogChoices) -> None:
     print_trial(trial, choices)
 
 
-REPORT_KEYS = "time attempt kind batches metrics"
-"""Of a record."""
+REPORT_KEYS = "time attempt kind batches metrics"  # of a record
 REPORT_COLUMNS = (
     column("TIME", "time"),
     column("ATTEMPT", "attempt"),
@@ -191,7 +191,7 @@ REPORT_COLUMNS = (
 
 
 def reports_of(trial: TrialFolder) -> list[Record]:
-    """Oldest first, without what was lost and trained again."""
+    """Return a record per metric report, oldest first, without reports of work that was lost and trained again."""
     return [
         {
             "time": iso(report["time"]),
@@ -204,8 +204,7 @@ def reports_of(trial: TrialFolder) -> list[Record]:
     ]
 
 
-SHOWN_DIGITS = 12
-"""Of a GPU's UUID: as many tell those of a node apart."""
+SHOWN_DIGITS = 12  # first characters of a GPU's UUID: enough to distinguish the GPUs of a node
 _TIMINGS = (
     Column("TIMING", lambda timing: timing["timing"]),
     Column("MEAN", lambda timing: duration(timing["mean_s"])),
@@ -226,17 +225,16 @@ _METRICS = (
 )
 
 
-MEASURE_KEYS = "measure unit host gpu mean min max share batch_s rank"
-"""Of a measure."""
+MEASURE_KEYS = "measure unit host gpu mean min max share batch_s rank"  # of a record of `measures`
 
 
 def profile_of(trial: TrialFolder) -> Record:
-    """The record that `--json` prints."""
+    """Return the record that `trial profile --json` prints."""
     return {"id": trial.id, **profile_record(ExperimentView(trial.experiment()), trial)}
 
 
 def measures(found: Record) -> list[Record]:
-    """A record for each timing and each metric of a node or GPU: a spreadsheet's rows."""
+    """Return a record for each timing, and for each metric of a node or GPU: the rows of `--csv`."""
     return [*map(_of_timing, found["timings"]), *_of_nodes(found)]
 
 
@@ -269,7 +267,7 @@ def _of_metrics(host: str, gpu: str | None, metrics: Record, units: Mapping[str,
 
 
 def profile_in_words(trial: TrialFolder, found: Record) -> str:
-    """The verdict first, and then what it stands on."""
+    """Return the profile as text for people: the verdict, advice, and then the measurements."""
     heading = [f"Trial {trial.experiment().id}/{trial.id}: {found['verdict']}", f"  {found['why']}"]
     also = [section(f"Also {other['verdict']}: {other['why']}", _advice(other)) for other in found["also"]]
     timings = section(_timings_heading(found), _table(found["timings"], _TIMINGS))

@@ -1,4 +1,4 @@
-"""hpc-det version."""
+"""hpc-det version: show the installed versions of hpc_det and the packages it uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("hpc_det", "torch", "deepspeed", "submitit", "hydra-core", "omegacon
 @click.command("version")
 @output_options
 def version_(output: Output) -> None:
-    """Show the versions of hpc_det and of what it runs on.
+    """Show the versions of hpc_det and of the packages it uses.
 
     \b
     Example:
@@ -25,6 +25,7 @@ def version_(output: Output) -> None:
 
 
 def _installed(package: str) -> str | None:
+    """Return the version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

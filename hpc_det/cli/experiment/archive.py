@@ -1,4 +1,4 @@
-"""hpc-det experiment archive and unarchive: which experiments lists leave out."""
+"""hpc-det experiment archive and unarchive: hide finished experiments from listings, and show them again."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def unarchive(experiments: list[ExperimentFolder]) -> None:
 
 
 def archive_one(experiment: ExperimentFolder) -> str:
-    """What was done, in a sentence. Raises UsageError for one that has not ended."""
+    """Archive an experiment and return a sentence for the user. Raises UsageError if it has not ended."""
     view = ExperimentView(experiment)
     if not (found := state(view)).is_final:
         raise UsageError(
-            f"experiment {experiment.id} is {found.value}; only what has ended can be archived: wait for its end, or "
-            f"end it with `hpc-det experiment kill {experiment.id}`"
+            f"experiment {experiment.id} is {found.value}; only a finished experiment can be archived: wait for its "
+            f"end, or end it with `hpc-det experiment kill {experiment.id}`"
         )
     if view.about().archived:
-        return f"Experiment {experiment.id} was archived before"
+        return f"Experiment {experiment.id} is already archived"
     write_about(experiment, archived=True)
-    return f"Archived experiment {experiment.id}: lists show it with --all"
+    return f"Archived experiment {experiment.id}; `hpc-det experiment list --all` shows it"
 
 
 def unarchive_one(experiment: ExperimentFolder) -> str:
-    """What was done, in a sentence."""
+    """Show an experiment in listings again, and return a sentence for the user."""
     if not ExperimentView(experiment).about().archived:
         return f"Experiment {experiment.id} is not archived"
     write_about(experiment, archived=False)

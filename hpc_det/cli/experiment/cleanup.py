@@ -1,4 +1,4 @@
-"""hpc-det experiment cleanup: the logs that no retention policy keeps any more. `create` does it once a day."""
+"""hpc-det experiment cleanup: delete logs whose retention has expired. `create` also does it, once a day."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hpc_det.view.watch import readable_states, readable_views, say
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 def cleanup(dry_run: bool) -> None:
-    """Delete logs that are older than their experiment's `retention_policy` says; fit for cron.
+    """Delete logs that are older than their experiment's `retention_policy` allows; suitable for cron.
 
-    The logs of an experiment that has ended go so many days after its end. `experiment create` does the same once a
-    day. What was left of an `experiment delete` that was killed goes, too.
+    The logs of an experiment are deleted `log_retention_days` after its end. `experiment create` does the same once a
+    day. The command also completes each `experiment delete` that was killed.
 
     \b
     Example:
@@ -39,9 +39,9 @@ DAY_S = 24 * 3600.0
 
 
 def clean_up(store: ExperimentStore, *, dry_run: bool) -> Iterator[str]:
-    """Do it; a sentence for each experiment. One whose files are damaged is left alone.
+    """Delete expired logs, and yield a sentence for each experiment. Experiments with damaged files are skipped.
 
-    Deletions that were killed are finished last: HpcDetError tells of stores that do not answer.
+    At the end, deletions that were killed are completed; raises HpcDetError if an object store does not answer.
     """
     due = [experiment for experiment in store.all() if _is_due(experiment)]
     views, _damaged = readable_views(due)
@@ -49,12 +49,12 @@ def clean_up(store: ExperimentStore, *, dry_run: bool) -> Iterator[str]:
         if state.is_final:
             yield _delete_logs(store.folder(number), dry_run=dry_run)
     if not dry_run and store.root.exists():
-        store.cleaned.touch(mode=0o600)
+        store.cleaned.touch(mode=0o600)  # before what may raise, so that `create` does not repeat it all day
         finish_deletions(store)
 
 
 def cleanup_daily(store: ExperimentStore) -> None:
-    """Where nobody did it in the last 24 hours. What fails is said, and no reason to fail for whoever came along."""
+    """Delete expired logs, unless that was done in the last 24 hours. Print failures as a note and do not raise."""
     if age_s(store.cleaned) < DAY_S:
         return
     try:
@@ -65,13 +65,15 @@ def cleanup_daily(store: ExperimentStore) -> None:
 
 
 def _is_due(experiment: ExperimentFolder) -> bool:
-    """By its files' times alone: the scheduler is asked about few. Every event of a search changes its folder."""
+    """Return whether logs of the experiment may have expired, judged only by the times of files."""
+    # every event of a search changes the time of its folder, so the experiment has not ended later than that;
+    # few experiments pass this test, and only their states are queried from the scheduler
     days, quiet_s = _retention_days(experiment), age_s(experiment.search)
     return days is not None and quiet_s > days * DAY_S and age_s(experiment.logs_deleted) > quiet_s
 
 
 def _retention_days(experiment: ExperimentFolder) -> int | None:
-    """None: for ever."""
+    """Return the days to keep logs after the end of the experiment, or None to keep them forever."""
     config = read_tolerantly(experiment.effective)
     policy = config.get("retention_policy") if isinstance(config, dict) else None
     days: int | None = (policy or {}).get("log_retention_days")
@@ -79,6 +81,7 @@ def _retention_days(experiment: ExperimentFolder) -> int | None:
 
 
 def _delete_logs(experiment: ExperimentFolder, *, dry_run: bool) -> str:
+    """Delete the experiment's logs, unless `dry_run`, and return a sentence for the user."""
     folders = [trial.logs for trial in experiment.trials()]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     said = f"logs of experiment {experiment.id}: {count(len(files) + len(experiment.job_logs()), 'file')}"

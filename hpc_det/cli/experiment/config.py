@@ -1,4 +1,4 @@
-"""hpc-det experiment config."""
+"""hpc-det experiment config: print the effective configuration of an experiment."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hpc_det.view.state import shown_config
 
 @click.command()
 @any_experiment_argument
-@click.option("--origins", is_flag=True, help="For people: who wrote each key, too.")
+@click.option("--origins", is_flag=True, help="Also show the source of each key; not with --json or --csv.")
 @output_options
 def config(experiment: ExperimentFolder, origins: bool, output: Output) -> None:
-    """Print the effective configuration of an experiment, secrets masked.
+    """Print the effective configuration of an experiment, with secrets masked.
 
-    Name, description and labels are those of now; all else is what its jobs go by.
+    Name, description and labels are the current ones; all other settings are those that its jobs use.
 
     \b
     Example:
@@ -38,7 +38,7 @@ def config(experiment: ExperimentFolder, origins: bool, output: Output) -> None:
 
 
 def explained(tree: Tree, origins: Mapping[str, str]) -> Iterator[str]:
-    """A line for each leaf of `tree`."""
+    """Yield a line with the value and the origin of each leaf of `tree`."""
     rows = [(f"{path}: {json.dumps(value, ensure_ascii=False)}", origins[path]) for path, value in leaves(tree)]
     width = max(len(setting) for setting, _ in rows)
     yield from (f"{setting.ljust(width)}  ({origin})" for setting, origin in rows)

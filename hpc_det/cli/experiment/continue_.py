@@ -1,4 +1,4 @@
-"""hpc-det experiment continue, fork and activate: train again with what there is."""
+"""hpc-det experiment continue, fork and activate: train an existing experiment further, again, or after a pause."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from hpc_det.view.watch import state
 @click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key; repeatable.")
 @click.option("-f", "--follow", is_flag=True, help="Show the training until it ends.")
 def continue_(experiment: ExperimentFolder, overrides: tuple[str, ...], follow: bool) -> None:
-    """Go on with an experiment that was cancelled, has failed, or shall train longer.
+    """Continue an experiment that was cancelled, has failed, or should train longer.
 
-    Trials go on from their newest checkpoints. Hyperparameters, the seed and the entrypoint stay what they are.
+    Trials resume from their newest checkpoints. Hyperparameters, the seed and the entrypoint cannot be changed.
 
     \b
     Example:
@@ -49,7 +49,7 @@ def continue_(experiment: ExperimentFolder, overrides: tuple[str, ...], follow: 
             f"`hpc-det experiment kill {experiment.id}`"
         )
     trials = go_on(experiment, overrides)
-    if view.about().archived:  # lists would leave out what trains again
+    if view.about().archived:  # otherwise listings would hide a running experiment
         write_about(experiment, archived=False)
     click.echo(f"Continued experiment {experiment.id}: {count(trials, 'trial')}")
     if follow:
@@ -62,10 +62,11 @@ def continue_(experiment: ExperimentFolder, overrides: tuple[str, ...], follow: 
 @click.option("--cluster", metavar="NAME", shell_complete=completed_names("cluster"), help="Another cluster profile.")
 @choices_options
 def fork(experiment: ExperimentFolder, overrides: tuple[str, ...], cluster: str | None, choices: Choices) -> None:
-    """Run an experiment again, as another one.
+    """Run an experiment again as a new experiment.
 
-    Configuration, seed and code are those that the experiment was created with, so the same trials come. On CPUs they
-    come to the same bits. What a colleague shares is forked as ada:12, without ada's secrets.
+    The new experiment has the configuration, seed and code with which the first one was created, so it trains the same
+    trials. On CPUs the results are equal bit for bit. An experiment that a colleague shares is forked as ada:12,
+    without ada's secrets.
 
     \b
     Example:
@@ -73,8 +74,8 @@ def fork(experiment: ExperimentFolder, overrides: tuple[str, ...], cluster: str 
     """
     if experiment.sweep.exists():
         raise UsageError(
-            f"experiment {experiment.id}: is a sweep of a Hydra app, and only the app can start that; start the app "
-            f"again, or only what failed with `hpc-det experiment continue {experiment.id}`"
+            f"experiment {experiment.id}: is a sweep of a Hydra app, which only the app can start; start the app "
+            f"again, or repeat only what failed with `hpc-det experiment continue {experiment.id}`"
         )
     profile = load_yaml(find("cluster", cluster, os.environ)) if cluster else None
     found = stored(experiment, overrides, profile)
@@ -88,7 +89,7 @@ def fork(experiment: ExperimentFolder, overrides: tuple[str, ...], cluster: str 
 @click.command()
 @experiments_argument
 def activate(experiments: list[ExperimentFolder]) -> None:
-    """Go on with experiments that were paused.
+    """Resume paused experiments.
 
     \b
     Example:
@@ -97,22 +98,23 @@ def activate(experiments: list[ExperimentFolder]) -> None:
     each(experiments, activate_one)
 
 
-LEAVE_S = 60.0
-"""How long `activate` waits for trials that still save."""
+LEAVE_S = 60.0  # seconds that `activate` waits for trials that are still saving
 
 
 def activate_one(experiment: ExperimentFolder) -> str:
-    """What was done, in a sentence.
+    """Resume a paused experiment and return a sentence for the user.
 
-    Raises UsageError for an experiment that is not paused, or whose trials have not left within a minute.
+    Raises UsageError if the experiment is not paused, or if its trials are still saving after LEAVE_S seconds.
     """
     view = ExperimentView(experiment)
     end = time.monotonic() + LEAVE_S
     while (found := state(view)) is not ExperimentState.PAUSED:
         if not view.search.paused or found.is_final:
-            raise UsageError(f"experiment {experiment.id} is {found.value}; only a paused one can be activated")
+            raise UsageError(f"experiment {experiment.id} is {found.value}; only a paused experiment can be activated")
         if time.monotonic() > end:
-            raise UsageError(f"experiment {experiment.id} is still {found.value}: its trials save; try again later")
+            raise UsageError(
+                f"experiment {experiment.id} is still {found.value}: its trials are saving; try again later"
+            )
         time.sleep(ASK_S)
     trials = submit_again(experiment)
     return f"Activated experiment {experiment.id}: {count(trials, 'trial')}"

@@ -1,4 +1,4 @@
-"""hpc-det experiment create, and what `run` shares with it."""
+"""hpc-det experiment create, and the functions that it shares with `run` and `experiment fork`."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ from hpc_det.view.watch import say
 def create(request: Request, choices: Choices) -> None:
     """Create an experiment from a YAML file and the folder of its code.
 
-    CONTEXT_DIR is copied for the job, without what its .detignore names; by default the `context_dir` of CONFIG, or
-    the current directory. What --include names lies beside it there, under its own name.
+    CONTEXT_DIR is copied for the job, except the files that its .detignore names; it defaults to the `context_dir` of
+    CONFIG, or the current directory. The files and folders of --include are copied next to its contents, under their
+    own names.
 
-    Without --follow the last line is `Created experiment N`. A dry run's output is the script; --explain adds comment
-    lines. --local trains in this process, on the folder itself: with --test it shows in seconds whether everything fits
-    together, with --pdb it stops in the debugger where it does not.
+    Without --follow the last line is `Created experiment N`. The output of a dry run is the job script; --explain adds
+    comment lines. --local trains in this process, in CONTEXT_DIR itself: with --test it shows in seconds whether
+    everything works together, and with --pdb it stops in the debugger at an exception.
 
     \b
     Example:
@@ -54,12 +55,12 @@ def create(request: Request, choices: Choices) -> None:
 
 
 def submit_or_show(request: Request, choices: Choices) -> None:
-    """Everything a dry run prints is what a submission would use. Comments follow a script, so it stays one."""
+    """Submit the experiment, train it in this process, or only show it, as `choices` requests."""
     if choices.test:
         request = for_test(request)
     if choices.local:
         if request.includes:
-            raise UsageError("--local: trains on CONTEXT_DIR itself, where --include adds nothing; leave out one")
+            raise UsageError("--local: trains in CONTEXT_DIR itself, to which --include cannot add; remove one of them")
         request = on_one_slot(request)
     found = effective(request)
     say_notes(found)
@@ -72,8 +73,10 @@ def submit_or_show(request: Request, choices: Choices) -> None:
 
 
 def show_and_submit(found: Effective, choices: Choices) -> None:
+    """Print the job script or the effective configuration if requested; submit unless it is a dry run."""
     experiments = store()
     if choices.dry_run:
+        # the script is what a submission would use, byte for byte; --explain follows it with comment lines
         click.echo(prepare(found, experiments.folder(experiments.next_id())).jobs.scripts[1].encode(), nl=False)
     if choices.explain:
         show_explained(found)
@@ -82,13 +85,14 @@ def show_and_submit(found: Effective, choices: Choices) -> None:
 
 
 def show_explained(found: Effective) -> None:
+    """Print the effective configuration with the origin of each key, as comment lines of a script."""
     for line in explained(masked(found.tree), found.origins):
         click.echo(f"# {line}")
 
 
 def say_notes(found: Effective) -> None:
-    """On stderr, so that a dry run's output stays a script."""
-    for note in found.notes:
+    """Print the notes of the configuration on stderr."""
+    for note in found.notes:  # not on stdout, so that the output of a dry run remains a script
         say(f"note: {note}")
 
 
@@ -104,7 +108,7 @@ def _submit(found: Effective, experiments: ExperimentStore, choices: Choices) ->
 
 
 def say_shared(experiment: ExperimentFolder, group: Group) -> None:
-    """On stderr: with whom, how they name it, and what is in their way."""
+    """Print on stderr the group that may read the experiment, its name for them, and obstacles to their access."""
     say(f"shared with group {group.name!r}, as {experiment.root()}:{experiment.id}")
     places = filter(None, (experiment.path, experiment.checkpoints_elsewhere()))
     for problem in dict.fromkeys(problem for place in places for problem in group.obstacles(place)):
@@ -112,19 +116,19 @@ def say_shared(experiment: ExperimentFolder, group: Group) -> None:
 
 
 def show_training(experiment: ExperimentFolder) -> None:
-    """The training until its end."""
+    """Show the training until it ends."""
     from hpc_det.cli.experiment.follow import follow  # loads rich
 
     follow(experiment)
 
 
 def submit_or_show_multirun(multirun: Multirun, choices: Choices) -> None:
-    """One experiment with a trial for each point."""
+    """Submit or only show one experiment with a trial for each point, as `choices` requests."""
     if choices.local:
-        raise UsageError("--local: trains one trial in this process, and a sweep has many; leave out --multirun")
+        raise UsageError("--local: trains one trial in this process, but a sweep has many; remove --multirun")
     found = effective_multirun(multirun.with_requests(for_test) if choices.test else multirun)
     say_notes(found)
-    if not choices.test:  # which makes points equal that are not
+    if not choices.test:  # --test overrides the searcher and the periods, which may make different points equal
         _say_points(multirun, found.points)
     show_and_submit(found, choices)
     if choices.dry_run or choices.explain:
@@ -133,9 +137,9 @@ def submit_or_show_multirun(multirun: Multirun, choices: Choices) -> None:
 
 
 def _say_points(multirun: Multirun, points: Sequence[Tree]) -> None:
-    """What of a sweep may not be meant."""
+    """Print a note for each property of the sweep that may be unintended: a single point, or equal points."""
     if len(points) == 1:
-        say("note: -m: no override has several values, such as KEY=A,B; there is one trial")
+        say("note: -m: no override has several values, such as KEY=A,B; there is only one trial")
     first: dict[str, int] = {}
     for number, point in enumerate(points, 1):
         same = first.setdefault(json.dumps(point, sort_keys=True), number)
@@ -145,15 +149,15 @@ def _say_points(multirun: Multirun, points: Sequence[Tree]) -> None:
 
 
 def run_here(found: Effective, *, test: bool, debug: bool) -> None:
-    """Raises UsageError for an entrypoint that names no trial."""
+    """Train the first trial in this process. Raises UsageError if the entrypoint does not name a trial class."""
     name = trial_name(found.tree["entrypoint"])
     if name is None:
         raise UsageError(
-            f"--local: the entrypoint {found.tree['entrypoint']!r} names no trial to run in this process; use one with "
-            f"`--trial module:Class`, or start the script by itself"
+            f"--local: the entrypoint {found.tree['entrypoint']!r} names no trial to run in this process; use an "
+            f"entrypoint with `--trial module:Class`, or start the script directly"
         )
     _set_environment(found)
-    gc.disable()  # what an import makes stays, see hpc_det.launch.rank
+    gc.disable()  # imported objects are permanent, and searching them for garbage is slow (see hpc_det.launch.rank)
     from hpc_det.pytorch.loop.harness import run_locally
 
     gc.freeze()
@@ -166,21 +170,21 @@ def run_here(found: Effective, *, test: bool, debug: bool) -> None:
 
 
 def _set_environment(found: Effective) -> None:
-    """As the ranks of a job have it."""
+    """Set the environment variables that the ranks of a job would have."""
     variables = found.experiment.environment.variables(found.cluster.slot_type)
     values = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
     os.environ.update(values)
-    # Python has read its own before, at its start.
+    # Python reads PYTHONPATH only when it starts, so its folders are added to sys.path here.
     folders = filter(None, values.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:0] = [str(found.context_dir / folder) for folder in folders]
     if found.cluster.slot_type == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # hides the GPUs of this machine, as in a job on CPU slots
     if asks_for_compat(os.environ):
         compat.install()
 
 
 def _spec(found: Effective) -> dict[str, Any]:
-    """Of the first trial that the experiment would have."""
+    """Return the specification of the first trial that the experiment would have."""
     sample = first_sample(found.tree["hyperparameters"], found.tree["reproducibility"]["experiment_seed"] or 0)
     spec = {
         "experiment_id": 0,

@@ -1,4 +1,4 @@
-"""hpc-det experiment delete and delete-tb-files, and what is left of deletions that were killed."""
+"""hpc-det experiment delete and delete-tb-files, and the completion of deletions that were killed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from hpc_det.view.watch import beginning_with, insist_on_end, say
 @experiments_argument
 @yes_option
 def delete(experiments: list[ExperimentFolder], yes: bool) -> None:
-    """Delete experiments that have ended, with their checkpoints, wherever these lie.
+    """Delete finished experiments and their checkpoints, wherever these are stored.
 
-    Numbers of experiments do not come again.
+    The IDs of deleted experiments are not used again.
 
     \b
     Example:
@@ -47,49 +47,54 @@ def delete(experiments: list[ExperimentFolder], yes: bool) -> None:
     each(experiments, delete_one)
     try:
         finish_deletions(ExperimentStore(root))
-    except HpcDetError as error:  # of other experiments than these
+    except HpcDetError as error:  # concerns earlier deletions: those of this command have succeeded
         say(f"note: {error}")
 
 
 def delete_one(experiment: ExperimentFolder) -> str:
-    """Of which nothing runs any more. By a rename first: a half-deleted folder is no experiment."""
+    """Delete an experiment of which nothing runs any more, and return a sentence for the user."""
     withdraw_jobs_left(experiment)
     aside = ExperimentStore(experiment.root()).deleted(experiment.id)
-    os.rename(experiment.path, aside)
+    os.rename(experiment.path, aside)  # atomic: a deletion that is killed leaves no half-deleted experiment in sight
     _empty(aside, experiment.id)
     return f"Deleted experiment {experiment.id}"
 
 
 def finish_deletions(store: ExperimentStore) -> None:
-    """Of those that were killed. Only the newest empty folder stays: no number below it comes again.
+    """Complete the deletions that were killed.
 
-    Raises HpcDetError with all stores that do not answer; they keep no other deletion from its end.
+    Raises HpcDetError with all object stores that do not answer, after all other deletions have been completed.
     """
     left = store.all_deleted()
 
     def finish(aside: Path) -> None:
-        with suppress(FileNotFoundError):  # another process does the same
+        with suppress(FileNotFoundError):  # another process is deleting the same folder
             if any(aside.iterdir()):
                 _empty(aside, int(aside.name.rpartition("-")[2]))
-            if aside != left[-1]:
+            if aside != left[-1]:  # the newest folder stays, empty, so that no ID up to its own is used again
                 aside.rmdir()
 
     at_once(left, finish)
 
 
 def _empty(aside: Path, number: int) -> None:
-    """What says where checkpoints lie elsewhere goes last. Raises HpcDetError where a store does not answer."""
+    """Delete the checkpoints stored elsewhere and all files of the folder.
+
+    Raises HpcDetError if an object store does not answer.
+    """
     folder = ExperimentFolder(aside)
     if elsewhere := folder.checkpoints_elsewhere():
         _remove(elsewhere)
     if url := folder.checkpoints_url():
         _empty_store(url, folder, number)
+    # deleted last: these files contain where checkpoints are stored, which a repeated deletion needs
     places = (folder.storage, folder.effective)
     for entry in sorted(aside.iterdir(), key=places.__contains__):
         _remove(entry)
 
 
 def _empty_store(url: str, folder: ExperimentFolder, number: int) -> None:
+    """Delete the experiment's checkpoints in the object store; raise HpcDetError if it does not answer."""
     config = read_json(folder.effective) or {"checkpoint_storage": {}}
     try:
         remote = Remote(url, options(config["checkpoint_storage"]))
@@ -97,13 +102,16 @@ def _empty_store(url: str, folder: ExperimentFolder, number: int) -> None:
             remote.remove_all()
     except HpcDetError as error:
         raise HpcDetError(
-            [*error.problems, f"experiment {number} is deleted but for {url}; `hpc-det experiment cleanup` tries again"]
+            [
+                *error.problems,
+                f"experiment {number} is deleted except for {url}; `hpc-det experiment cleanup` tries again",
+            ]
         ) from None
 
 
 def _remove(entry: Path) -> None:
-    """What another process has removed meanwhile is no error, and ends a walk through the folder too early."""
-    while os.path.lexists(entry):
+    """Remove a file or folder, even while another process removes files from it."""
+    while os.path.lexists(entry):  # `rmtree` stops at a file that another process has removed, so it is repeated
         with suppress(FileNotFoundError):
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -115,7 +123,7 @@ def _remove(entry: Path) -> None:
 @experiments_argument
 @yes_option
 def delete_tb_files(experiments: list[ExperimentFolder], yes: bool) -> None:
-    """Delete the TensorBoard files of experiments that have ended, profiler traces too.
+    """Delete the TensorBoard files of finished experiments, including profiler traces.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""hpc-det experiment describe."""
+"""hpc-det experiment describe: the state and details of experiments, as text or records."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
                      "action": "requeue", "why": "preempted",
                      "failure": null, "problems": []}],
        "trials": [...]}
-    Each of `trials` is what `hpc-det trial describe` prints. Of several trials,
-    `training` and `validation` are null here, and `checkpoints` and `attempts`
-    empty. `code` is null where git knew nothing of it. `why` says in a sentence
-    what ended an ERROR or CANCELED experiment.
-    `complete`: every file is there in its size. Of an open attempt, all from
-    `ended` on is null. `cause` is finished, failed, preempted, time limit,
+    Each item of `trials` is a record of `hpc-det trial describe --json`. If there are
+    several trials, `training` and `validation` are null here, and `checkpoints` and
+    `attempts` are empty. `code` is null if git reported no commit for the code.
+    `why` is one sentence about what ended an ERROR or CANCELED experiment.
+    `complete`: every file exists with its full size. For an open attempt, all
+    keys from `ended` on are null. `cause` is finished, failed, preempted, time limit,
     node lost, unhealthy node, scheduler away, disk full, hung, cancelled, paused,
-    waiting (for the searcher) or resume check; `action` done, restart, requeue, give up, pause or wait.
+    waiting (for the searcher) or resume check; `action` is done, restart, requeue, give up, pause or wait.
     """
     if output.is_for_people:
         show("\n\n".join(in_words(experiment) for experiment in experiments))
@@ -75,13 +75,12 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
         output.details([described(experiment) for experiment in experiments])
 
 
-_COMMIT: Shape = {"commit": str, "branch": str | None, "remote": str | None, "dirty": bool}
-"""Of git.json."""
+_COMMIT: Shape = {"commit": str, "branch": str | None, "remote": str | None, "dirty": bool}  # in git.json
 Record = dict[str, Any]
 
 
 def described(experiment: ExperimentFolder) -> Record:
-    """The record that `describe --json` prints."""
+    """Return the record that `experiment describe --json` prints."""
     view = ExperimentView(experiment)
     state = state_of(view)
     found = [*trials_of(view, state)]
@@ -90,7 +89,7 @@ def described(experiment: ExperimentFolder) -> Record:
 
 
 def _record(view: ExperimentView, state: ExperimentState, trials: list[TrialFacts]) -> Record:
-    """Without what trials say of themselves."""
+    """Return the record of the experiment without those of its trials."""
     known = progress(view, state, trials[0].metrics if trials and not view.has_many_trials else None)
     plan, job_ids = view.plan(), view.job_ids()
     return {
@@ -117,7 +116,7 @@ def _record(view: ExperimentView, state: ExperimentState, trials: list[TrialFact
 
 
 def _commit(experiment: ExperimentFolder) -> Record | None:
-    """Which one the code was, without the names of files; None where git did not know."""
+    """Return the git commit of the submitted code, without names of changed files; None if git reported none."""
     found = read_tolerantly(experiment.git, _COMMIT)
     return found and {key: found[key] for key in _COMMIT}
 
@@ -127,17 +126,19 @@ def _code(commit: Record) -> str:
 
 
 def _of_only_trial(view: ExperimentView, trials: list[Record]) -> Record:
+    """Return the keys that the experiment's record repeats from a single trial; empty values for several trials."""
     nothing: Record = {"training": None, "validation": None, "checkpoints": [], "set_aside": [], "attempts": []}
     return nothing if view.has_many_trials or not trials else {key: trials[0][key] for key in nothing}
 
 
 def in_words(experiment: ExperimentFolder) -> str:
-    """The same for people."""
+    """Return the experiment as text for people."""
     view = ExperimentView(experiment)
     return told(view, state_of(view))
 
 
 def told(view: ExperimentView, state: ExperimentState) -> str:
+    """Return the experiment, whose state is `state`, as text for people."""
     trials = [*trials_of(view, state)]
     record = _record(view, state, trials)
     sections = [list(_facts(record))]
@@ -170,7 +171,7 @@ def _facts(record: Record) -> Iterator[str]:
         "Folder": record["folder"],
         **({"About": record["description"]} if record["description"] else {}),
         **({"Labels": ", ".join(record["labels"])} if record["labels"] else {}),
-        **({"Archived": "lists show it with --all"} if record["archived"] else {}),
+        **({"Archived": "listed only with --all"} if record["archived"] else {}),
         **({"Code": _code(record["code"])} if record["code"] else {}),
         **({"Shared": f"by {record['owner']}, with group {record['shared_with']}"} if record["shared_with"] else {}),
     }
@@ -190,8 +191,7 @@ def _progress(record: Record) -> str:
     return "; ".join(parts)
 
 
-SHOWN_DIGITS = 7
-"""Of a commit's name, as many as git shows."""
+SHOWN_DIGITS = 7  # of a commit's hash, as in git's short form
 SHOWN_JOBS = 5
 SHOWN_FAILURES = 5
 
@@ -208,12 +208,13 @@ def _short(job_ids: Sequence[str]) -> str:
 
 
 def _command(entrypoint: str | list[str]) -> str:
-    """As it is in the file, which may be damaged."""
+    """Return the entrypoint as one command line."""
+    # str() because the file may be damaged
     return shlex.join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
 
 
 def _failures(trials: Sequence[TrialFacts]) -> Iterator[str]:
-    """Why the first ones failed."""
+    """Yield why the first SHOWN_FAILURES trials failed, and the number of the others."""
     failed = [found for found in trials if found.state in (TrialState.ERROR, TrialState.INVALID)]
     yield from (f"trial {found.id}: {why_not_completed(found.folder)}" for found in failed[:SHOWN_FAILURES])
     if len(failed) > SHOWN_FAILURES:

@@ -1,4 +1,4 @@
-"""hpc-det experiment download and download-model-def, and how `checkpoint` and `trial` copy checkpoints."""
+"""hpc-det experiment download and download-model-def, and the copying of checkpoints for `checkpoint` and `trial`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ output_dir = click.option(
     type=click.Path(path_type=Path),
     default="checkpoints",
     show_default=True,
-    help="Where each checkpoint gets a folder, named by its uuid.",
+    help="Folder for the copies; each checkpoint gets a subfolder named by its UUID.",
 )
 
 
 @click.command()
 @any_experiment_argument
 @output_dir
-@click.option("--best", is_flag=True, help="The best checkpoint; this is the default.")
-@click.option("--top-n", type=click.IntRange(min=1), metavar="N", help="The best N.")
-@click.option("--sort-by", metavar="METRIC", help="What decides; by default the searcher's metric.")
-@click.option("--smaller-is-better/--greater-is-better", default=None, help="By default as the searcher says.")
+@click.option("--best", is_flag=True, help="Copy the best checkpoint (default).")
+@click.option("--top-n", type=click.IntRange(min=1), metavar="N", help="Copy the best N checkpoints.")
+@click.option("--sort-by", metavar="METRIC", help="Metric that determines the best; default: the searcher's.")
+@click.option(
+    "--smaller-is-better/--greater-is-better", default=None, help="Order of the metric; default: the searcher's."
+)
 def download(
     experiment: ExperimentFolder,
     target: Path,
@@ -43,17 +45,17 @@ def download(
     sort_by: str | None,
     smaller_is_better: bool | None,
 ) -> None:
-    """Copy the best checkpoints of an experiment, and print their folders.
+    """Copy the best checkpoints of an experiment and print their folders.
 
-    Every byte is compared with the checksums of the manifest, and nothing is overwritten. Where checkpoints lie in an
-    object store, they come from there.
+    Every byte is verified against the checksums in the manifest, and existing files are never overwritten. Checkpoints
+    in an object store are copied from there.
 
     \b
     Example:
       hpc-det experiment download 12 --top-n 2 -o best
     """
     if best and top_n is not None:
-        raise click.UsageError("--best: --top-n was given, too; give one of them")
+        raise click.UsageError("--best: conflicts with --top-n; give one of them")
     copy(best_of_experiment(experiment, top_n or 1, sort_by, smaller_is_better), target)
 
 
@@ -64,10 +66,10 @@ def download(
     "--output-dir",
     "target",
     type=click.Path(path_type=Path),
-    help="The new folder; by default experiment-ID-model-def.",
+    help="New folder for the code; default: experiment-ID-model-def.",
 )
 def download_model_def(experiment: ExperimentFolder, target: Path | None) -> None:
-    """Copy the code of an experiment as it was submitted, and print the folder.
+    """Copy the code of an experiment as it was submitted and print the folder.
 
     \b
     Example:
@@ -77,7 +79,7 @@ def download_model_def(experiment: ExperimentFolder, target: Path | None) -> Non
 
 
 def copy(checkpoints: Sequence[StoredCheckpoint], output: Path) -> None:
-    """Each into a folder of `output` that is named by its uuid. Raises HpcDetError for those that are damaged."""
+    """Copy each checkpoint into a folder of `output` named by its UUID. Raises HpcDetError for damaged ones."""
 
     def copied(item: StoredCheckpoint) -> None:
         target = output / item.uuid
@@ -93,13 +95,16 @@ def copy(checkpoints: Sequence[StoredCheckpoint], output: Path) -> None:
 def best_of_experiment(
     experiment: ExperimentFolder, count: int, metric: str | None, smaller_is_better: bool | None
 ) -> list[StoredCheckpoint]:
-    """The best `count` by `metric`; None: by the searcher's. Raises UsageError where no checkpoint has it."""
+    """Return the best `count` checkpoints by `metric`, or by the searcher's metric for None.
+
+    Raises UsageError if no checkpoint has a validation with the metric.
+    """
     config = effective_config(experiment)
     return _best(of_experiment(experiment, config), config["searcher"], count, metric, smaller_is_better)
 
 
 def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredCheckpoint:
-    """The one that is named, or the best, or the latest."""
+    """Return the checkpoint with this UUID or UUID prefix, else the best or the latest one."""
     config = effective_config(trial.experiment())
     found = of_trial(trial, config)
     name = f"trial {trial.experiment().id}/{trial.id}"
@@ -110,7 +115,9 @@ def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredC
         if len(named) == 1:
             return named[0]
         listed = ", ".join(item.uuid for item in named or found)
-        raise UsageError(f"--uuid {uuid}: {name} has {'several such' if named else 'no such'} checkpoint: {listed}")
+        raise UsageError(
+            f"--uuid {uuid}: {name} has {'several matching checkpoints' if named else 'no matching checkpoint'}: {listed}"
+        )
     return _best(found, config["searcher"], 1, None, None)[0] if best else found[0]
 
 
@@ -124,9 +131,9 @@ def _best(
     by = metric or str(searcher["metric"])
     if smaller_is_better is None:
         if by != searcher["metric"]:
-            raise UsageError(f"--sort-by {by}: say which is better, --smaller-is-better or --greater-is-better")
+            raise UsageError(f"--sort-by {by}: add --smaller-is-better or --greater-is-better")
         smaller_is_better = bool(searcher["smaller_is_better"])
-    whole = [item for item in found if not item.checkpoint.removed]
+    whole = [item for item in found if not item.checkpoint.removed]  # without those that lost files to `rm --glob`
     if best := best_first(whole, by, smaller_is_better=smaller_is_better)[:count]:
         return best
     known = sorted({name for item in found for name in item.metrics if item.value(name) is not None})
@@ -135,15 +142,16 @@ def _best(
 
 
 def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
-    """A copy of the submitted code; the folder."""
+    """Copy the submitted code and return the new folder."""
     if experiment.code.is_symlink():
         raise UsageError(
-            f"experiment {experiment.id} is a sweep of a Hydra app: its code is {experiment.code.resolve()} itself, "
-            f"of which no copy was made"
+            f"experiment {experiment.id} is a sweep of a Hydra app: it uses the code in {experiment.code.resolve()} "
+            f"directly and has no copy of it"
         )
     target = output or Path(f"experiment-{experiment.id}-model-def")
     _insist_on_room(target)
     target.parent.mkdir(parents=True, exist_ok=True)
+    # copied under another name first, so that `target` never exists incomplete
     partial = target.with_name(f".partial-{target.name}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -156,4 +164,4 @@ def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
 
 def _insist_on_room(target: Path) -> None:
     if os.path.lexists(target):
-        raise UsageError(f"{target}: is there already; move it away, or name another folder with --output-dir")
+        raise UsageError(f"{target}: already exists; move it away, or choose another folder with --output-dir")

@@ -1,4 +1,4 @@
-"""--follow: the training of an experiment, live on a terminal, as plain lines elsewhere."""
+"""The option --follow: show a training live, as a progress bar on a terminal or as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from hpc_det.view.watch import POLL_S, Watch, insist_on_completion
 
 
 class Training(Protocol):
-    """An experiment under way; either `news` or `bar` is asked, at every look at the files."""
+    """An experiment under way. Either `news` or `bar` is called repeatedly, and reads the files each time."""
 
     def news(self) -> Iterator[str]:
-        """A line for each thing that has happened since the last call."""
+        """Yield a line for each event since the last call."""
 
     def bar(self, state: ExperimentState) -> RenderableType:
-        """How far it is."""
+        """Return the progress so far."""
 
     def summary(self, state: ExperimentState, seconds: float) -> Iterator[str]:
-        """What came of it."""
+        """Yield lines with the result, after `seconds` of watching."""
 
 
 def follow(experiment: ExperimentFolder) -> None:
-    """Show the training until it ends, then what came of it. Raises HpcDetError unless it is COMPLETED."""
+    """Show the training until it ends, then its result. Raises HpcDetError unless it is COMPLETED."""
     began = time.monotonic()
     watch = Watch(experiment)
     training: Training = ManyTrials(watch.view) if watch.view.has_many_trials else OneTrial(watch.view)
@@ -53,7 +53,7 @@ def follow(experiment: ExperimentFolder) -> None:
         state = _watch(watch, training)
     except KeyboardInterrupt:
         click.echo(
-            f"\nStopped following; experiment {experiment.id} goes on.\n"
+            f"\nStopped following; experiment {experiment.id} continues.\n"
             f"Follow it: hpc-det experiment logs {experiment.id} -f\n"
             f"End it:    hpc-det experiment kill {experiment.id}"
         )
@@ -65,7 +65,7 @@ def follow(experiment: ExperimentFolder) -> None:
 
 
 def _watch(watch: Watch, training: Training) -> ExperimentState:
-    """Returns the final state."""
+    """Update the display until the experiment ends; return its final state."""
     with _display(watch.view.id, training) as display:
         while True:
             state = watch.state()
@@ -76,6 +76,8 @@ def _watch(watch: Watch, training: Training) -> ExperimentState:
 
 
 class Display(Protocol):
+    """A view of the training: printed lines or a progress bar."""
+
     def update(self, state: ExperimentState) -> None: ...
 
 
@@ -85,12 +87,12 @@ def _display(experiment_id: int, training: Training) -> Iterator[Display]:
     if not console.is_terminal:
         yield PrintedLines(experiment_id, training)
         return
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=console, auto_refresh=False) as live:  # refreshed by `update`, not by a thread
         yield Bar(live, training)
 
 
 class PrintedLines:
-    """One line for each change of the state and each thing that happens."""
+    """Printed lines: one for each change of state and one for each event."""
 
     def __init__(self, experiment_id: int, training: Training) -> None:
         self._id = experiment_id
@@ -98,7 +100,7 @@ class PrintedLines:
         self._state: ExperimentState | None = None
 
     def update(self, state: ExperimentState) -> None:
-        if not state.is_final:
+        if not state.is_final:  # a final state is printed after the last events
             self._tell(state)
         for line in self._training.news():
             show(line)
@@ -111,6 +113,8 @@ class PrintedLines:
 
 
 class Bar:
+    """A progress bar on a terminal."""
+
     def __init__(self, live: Live, training: Training) -> None:
         self._live = live
         self._training = training
@@ -120,6 +124,8 @@ class Bar:
 
 
 class OneTrial:
+    """The training of an experiment with a single trial."""
+
     def __init__(self, view: ExperimentView) -> None:
         self._view = view
         self._reader = MetricsReader(view.folder.trial(), view.config["searcher"])
@@ -134,7 +140,7 @@ class OneTrial:
         self._task = self._progress.add_task("", total=None)
 
     def news(self) -> Iterator[str]:
-        """A line for each validation."""
+        """Yield a line for each validation, with the last training metrics."""
         for record in self._reader.read():
             if record["kind"] == "training":
                 self._training = record["metrics"]
@@ -142,7 +148,7 @@ class OneTrial:
                 yield f"batch {record['steps']} of {record['total']}: {_last(self._training, record['metrics'])}"
 
     def bar(self, state: ExperimentState) -> Group:
-        """The last metrics stand below it."""
+        """Return the progress bar with the last metrics below it."""
         self._reader.read()
         metrics = self._reader.metrics
         description = f"experiment {self._view.id} {state.value}"
@@ -151,7 +157,7 @@ class OneTrial:
         return Group(self._progress, last)
 
     def summary(self, state: ExperimentState, seconds: float) -> Iterator[str]:
-        """The state, the best validation and its checkpoint."""
+        """Yield the state, the best validation and its checkpoint."""
         trial = self._view.folder.trial()
         metrics = Metrics.read(trial, self._view.config["searcher"])
         yield f"Experiment {self._view.id}: {state.value} after {metrics.batches} batches in {duration(seconds)}"
@@ -162,7 +168,7 @@ class OneTrial:
 
 
 class MetricsReader:
-    """The metrics so far. Each call reads what was appended since the last one."""
+    """A trial's metrics so far; each call of `read` adds the lines that were appended since the last one."""
 
     def __init__(self, trial: TrialFolder, searcher: Tree) -> None:
         self._trial, self._searcher = trial, searcher
@@ -170,10 +176,10 @@ class MetricsReader:
         self.metrics = Metrics(searcher)
 
     def read(self) -> list[Record]:
-        """The reports that are new since the last call."""
+        """Return the reports that are new since the last call."""
         lines = [record for line in self._tail.lines() if (record := parse_line(line))]
         reports = reports_of(lines)
-        if len(reports) < len(lines):  # an attempt began, and what earlier ones reported may be void
+        if len(reports) < len(lines):  # an attempt began, which may make earlier reports void
             self.metrics = Metrics.read(self._trial, self._searcher)
         else:
             self.metrics.take(reports)
@@ -186,6 +192,8 @@ def _last(training: Mapping[str, float | str], validation: Mapping[str, float | 
 
 
 class ManyTrials:
+    """The training of an experiment with several trials."""
+
     def __init__(self, view: ExperimentView) -> None:
         self._view = view
         self._searcher = view.config["searcher"]
@@ -201,13 +209,13 @@ class ManyTrials:
         self._task = self._progress.add_task("", total=1.0, told="")
 
     def news(self) -> Iterator[str]:
-        """A line for each report of a trial to the search, and each failure."""
+        """Yield a line for each report of a trial to the search, and for each trial that ended otherwise."""
         for entry in self._view.reports[self._read :]:
             yield self._reported(entry) if entry["event"] == "reported" else self._ended(entry)
         self._read = len(self._view.reports)
 
     def bar(self, state: ExperimentState) -> Progress:
-        """In one line, with the best trial so far."""
+        """Return the progress bar in one line, with the best trial so far."""
         search = self._view.search
         counts = counted(search, is_running=state.has_job)
         best = best_trial(self._view.reports, self._searcher)
@@ -221,7 +229,7 @@ class ManyTrials:
         return self._progress
 
     def summary(self, state: ExperimentState, seconds: float) -> Iterator[str]:
-        """The state, the best trial and its checkpoint."""
+        """Yield the state, the best trial and its checkpoint."""
         view = self._view
         counts = counted(view.search, is_running=False)
         failed = [f"{counts.failed} failed"] if counts.failed else []
@@ -267,7 +275,7 @@ def _at(length: int | None, view: ExperimentView) -> str:
 
 
 class Tail:
-    """The new lines of a file at each call; the file may come later, and may be replaced by another one."""
+    """A file whose new lines are read at each call. It may be created later, and may be replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -275,16 +283,17 @@ class Tail:
         self._offset = 0
 
     def lines(self) -> Iterator[str]:
-        """Whole lines without their end."""
+        """Yield the new complete lines without their newline."""
         with suppress(FileNotFoundError), open(self._path, "rb") as file:
             self._continue(os.fstat(file.fileno()))
             file.seek(self._offset)
             for line in file:
-                if not line.endswith(b"\n"):
+                if not line.endswith(b"\n"):  # still being written; the next call reads it again
                     return
                 self._offset += len(line)
                 yield line.removesuffix(b"\n").decode(errors="replace")
 
     def _continue(self, found: os.stat_result) -> None:
+        """Start from the beginning if the file is another one, or shorter than what was read."""
         if found.st_ino != self._inode or found.st_size < self._offset:
             self._inode, self._offset = found.st_ino, 0

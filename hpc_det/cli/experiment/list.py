@@ -1,4 +1,4 @@
-"""hpc-det experiment list."""
+"""hpc-det experiment list: experiments with their state, progress and best metric."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _STATES = [state.value for state in ExperimentState]
 
 
 @click.command("list")
-@click.option("--of", "owner", metavar="OWNER", help="Those that a colleague shares: a user, or their HPC_DET_ROOT.")
-@click.option("-a", "--all", "with_archived", is_flag=True, help="Archived ones, too.")
-@click.option("--state", "wanted", multiple=True, type=click.Choice(_STATES), help="Only these; repeatable.")
-@click.option("--label", "labels", multiple=True, metavar="LABEL", help="Only those that have it; repeatable.")
+@click.option("--of", "owner", metavar="OWNER", help="List what a colleague shares: a user name or HPC_DET_ROOT.")
+@click.option("-a", "--all", "with_archived", is_flag=True, help="Include archived experiments.")
+@click.option("--state", "wanted", multiple=True, type=click.Choice(_STATES), help="Only this state; repeatable.")
+@click.option("--label", "labels", multiple=True, metavar="LABEL", help="Only with this label; repeatable.")
 @output_options
 def list_(
     owner: str | None, with_archived: bool, wanted: tuple[str, ...], labels: tuple[str, ...], output: Output
@@ -45,10 +45,10 @@ def list_(
                    "completed": 0, "failed": 0, "invalid": 0},
         "progress": 0.43,
         "submitted": "2026-11-20T10:02:05+01:00"}]
-    `total_batches` and `best` are null before the first report, and `batches`
-    and `total_batches` where there are several trials; `best` is then by what
-    the trials told the search. A metric is a number or one of "NaN",
-    "Infinity", "-Infinity".
+    `total_batches` and `best` are null before the first report. If there are
+    several trials, `batches` and `total_batches` are null, and `best` is
+    determined by the metrics reported to the search. A metric is a number or one
+    of "NaN", "Infinity", "-Infinity".
     """
     records = (
         record
@@ -61,7 +61,7 @@ def list_(
 
 
 def listed(store: ExperimentStore) -> list[Record]:
-    """One record for each experiment, as `list --json` prints it."""
+    """Return one record for each experiment, as `list --json` prints it."""
     return [_record(each) for each in summaries(store)]
 
 
@@ -81,6 +81,7 @@ def _best(record: Record) -> str:
 
 
 def progress_in_words(record: Record) -> str:
+    """Return the progress: batches of a single trial, or trials and percent of a search."""
     if record["batches"] is not None:
         return f"{reached(record)} batches"
     return reached(record) + (f", {percent(record['progress'])}" if record["trials"] else "")
@@ -90,8 +91,7 @@ def _when(submitted: str | None) -> str:
     return clock(datetime.fromisoformat(submitted).timestamp(), time.time()) if submitted else NONE
 
 
-KEYS = "id name description labels archived state batches total_batches best trials progress submitted"
-"""Of a record."""
+KEYS = "id name description labels archived state batches total_batches best trials progress submitted"  # of a record
 COLUMNS = (
     Column("ID", lambda record: str(record["id"])),
     Column("NAME", itemgetter("name")),

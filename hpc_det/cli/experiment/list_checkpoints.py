@@ -27,8 +27,8 @@ best_option = click.option(
 def list_checkpoints(experiment: ExperimentFolder, best: int | None, output: Output) -> None:
     """List the checkpoints of an experiment.
 
-    The state is COMPLETED, PARTIALLY_DELETED (by `checkpoint rm --glob`), DAMAGED (files are missing or cut) or
-    SET_ASIDE: it was damaged when a trial was to resume from it, and no longer counts; `trial describe` says why.
+    The state is COMPLETED, PARTIALLY_DELETED (by `checkpoint rm --glob`), DAMAGED (files are missing or truncated) or
+    SET_ASIDE: it was damaged when a trial tried to resume from it, and is no longer used; see `trial describe`.
 
     \b
     Example:
@@ -46,7 +46,7 @@ def show_checkpoints(
     best: int | None,
     output: Output,
 ) -> None:
-    """Print the table. `best`: only so many, by the searcher's metric."""
+    """Print the checkpoints; with `best`, only that number of them, ordered by the searcher's metric."""
     metric = searcher["metric"]
     if best is not None:
         found, set_aside = best_first(found, metric, smaller_is_better=searcher["smaller_is_better"])[:best], []
@@ -70,8 +70,7 @@ def _validation(record: Record) -> str:
     return NONE if record["value"] is None else f"{record['metric']} {number(record['value'])}"
 
 
-KEYS = "trial batches state metric value uuid size_bytes time"
-"""Of a record."""
+KEYS = "trial batches state metric value uuid size_bytes time"  # of a record
 COLUMNS = (
     Column("TRIAL", lambda record: str(record["trial"])),
     Column("BATCHES", lambda record: str(record["batches"])),

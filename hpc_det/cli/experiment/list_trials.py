@@ -1,4 +1,4 @@
-"""hpc-det experiment list-trials, and the same table as a part of `experiment describe`."""
+"""hpc-det experiment list-trials, whose table is also a part of `experiment describe`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def list_trials(experiment: ExperimentFolder, output: Output) -> None:
     output.table(*listed(experiment), KEYS)
 
 
-KEYS = "id state worker job_id hyperparameters seed batches total_batches training validation best"
-"""Of a record."""
+KEYS = "id state worker job_id hyperparameters seed batches total_batches training validation best"  # of a record
 
 
 def listed(experiment: ExperimentFolder) -> tuple[Sequence[Record], Sequence[Column]]:
-    """A record for each trial, as `trial describe --json` prints it, but for attempts and checkpoints; its table."""
+    """Return the records of the trials and the columns of their table.
+
+    A record has the keys of `trial describe --json` up to `best`: no profile, checkpoints or attempts.
+    """
     view = ExperimentView(experiment)
     now = state(view)
     trials = [*map(brief, trials_of(view, now))]
@@ -43,13 +45,13 @@ def listed(experiment: ExperimentFolder) -> tuple[Sequence[Record], Sequence[Col
 
 
 def table(trials: Sequence[TrialFacts], view: ExperimentView) -> list[str]:
-    """As lines; none before the first trial."""
+    """Return the lines of the table; empty before the first trial."""
     records = [*map(brief, trials)]
     return columns(rows(records, _columns(records, view))) if records else []
 
 
 def _columns(trials: Sequence[Record], view: ExperimentView) -> list[Column]:
-    """With the hyperparameters that are not the same in all of them."""
+    """Return the columns, among them the hyperparameters in which the trials differ."""
     metric = view.config["searcher"]["metric"]
     return [
         column("ID", "id"),

@@ -1,4 +1,4 @@
-"""hpc-det experiment logs, trial logs: what jobs and ranks printed, for people and for programs."""
+"""hpc-det experiment logs and trial logs: the output of jobs and ranks, for people and for programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _AGE = re.compile(r"(\d{1,9})([smhdw])")
 
 @dataclass(frozen=True, kw_only=True)
 class LogChoices:
-    """Which lines are shown, and how."""
+    """The lines to show, and their format."""
 
     follow: bool = False
     rank: int | None = None
@@ -47,33 +47,34 @@ class LogChoices:
 
     def __post_init__(self) -> None:
         if self.head is not None and self.tail is not None:
-            raise UsageError(f"--head {self.head}: --tail {self.tail} was given, too; give one of them")
+            raise UsageError(f"--head {self.head}: conflicts with --tail {self.tail}; give one of them")
 
 
 def moment(text: str) -> float:
-    """A moment or an age on the command line: seconds since the epoch."""
+    """Return a time or an age, such as 2h, in seconds since the epoch. Raises BadParameter."""
     if age := _AGE.fullmatch(text):
         return time.time() - int(age[1]) * _UNITS_S[age[2]]
     try:
+        # Python 3.10 does not parse Z
         return datetime.fromisoformat(re.sub("Z$", "+00:00", text)).timestamp()
     except (ValueError, OverflowError):
-        expected = "expected one such as 2026-11-20T10:00, or an age such as 10m, 2h or 1d"
-        raise click.BadParameter(f"{text!r} is no time; {expected}") from None
+        expected = "expected a time such as 2026-11-20T10:00, or an age such as 10m, 2h or 1d"
+        raise click.BadParameter(f"{text!r} is not a time; {expected}") from None
 
 
 log_options = bundle(
     "choices",
     LogChoices,
-    click.option("-f", "--follow", is_flag=True, help="Go on until the end, across requeues and pauses."),
+    click.option("-f", "--follow", is_flag=True, help="Print new lines until the end, across requeues and pauses."),
     click.option("--rank", "--rank-id", "rank", type=int, metavar="R", help="Only the lines of this rank."),
     click.option("--head", type=_COUNT, metavar="N", help="Only the first N lines."),
-    click.option("--tail", type=_COUNT, metavar="N", help="Only the last N lines, and those to come."),
+    click.option("--tail", type=_COUNT, metavar="N", help="Only the last N lines, and with --follow the new ones."),
     click.option("--level", type=click.Choice(LEVELS, case_sensitive=False), help="Only lines of this level or above."),
-    click.option("--since", type=moment, metavar="TIME", help="Only lines since then: a moment, or 10m, 2h, 1d ago."),
+    click.option("--since", type=moment, metavar="TIME", help="Only lines since a time, or 10m, 2h, 1d ago."),
     click.option("-T", "--timestamps", is_flag=True, help="Begin each line with the time when it was written."),
     output_options,
 )
-"""The command gets one argument `choices` for all the flags."""
+"""Decorator: the command receives all flags as one argument `choices`."""
 
 
 @click.command()
@@ -81,14 +82,14 @@ log_options = bundle(
 @click.option("--trial", type=int, metavar="T", help="Only the lines of this trial.")
 @log_options
 def logs(experiment: ExperimentFolder, trial: int | None, choices: LogChoices) -> None:
-    """Print what the jobs and their ranks printed, attempt after attempt, merged by time.
+    """Print the output of jobs and ranks, by attempt and merged by time.
 
-    The lines of a rank begin with [rank=R], those of a job outside of any attempt with [job=J], and of several trials
-    each one's with [trial=T]; one trial comes after the other, but for --tail and what is followed. With --follow, a
-    requeued job that the scheduler holds back is released.
+    Lines of a rank begin with [rank=R], lines of a job outside any attempt with [job=J], and if there are several
+    trials, their lines with [trial=T]. Trials are printed in sequence, except with --tail and for new lines of
+    --follow. --follow also releases a requeued job that the scheduler holds.
 
-    A level is recognised from the usual ways to print one. A line that names none belongs to the one above it, or is
-    INFO where it was printed later.
+    Log levels are recognised in the usual formats. A line without a level has the level of the line above it, or INFO
+    if it was printed later.
 
     \b
     Example:
@@ -97,7 +98,7 @@ def logs(experiment: ExperimentFolder, trial: int | None, choices: LogChoices) -
       hpc-det experiment logs 12 --tail 1 --json
       {"time": "2026-11-20T10:02:09+01:00", "trial": 1, "attempt": 1,
        "rank": 0, "job": null, "level": "INFO", "line": "epoch 3"}
-    `job`: outside of any attempt, the name of the job's log.
+    `job` is the name of the job's log for a line outside any attempt, otherwise null.
     """
     if trial is None:
         print_experiment(experiment, choices)
@@ -105,19 +106,20 @@ def logs(experiment: ExperimentFolder, trial: int | None, choices: LogChoices) -
         print_trial(created_trial(experiment, trial), choices)
 
 
-FIELDS = ("time", *Source._fields, "level", "line")
-"""Of a line, as programs get it."""
+FIELDS = ("time", *Source._fields, "level", "line")  # of a line's record
 State = ExperimentState | TrialState
 
 
 class Logs(Protocol):
+    """The logs of an experiment or of a trial."""
+
     def passages(self, *, final: bool = False) -> Iterator[Passage]: ...
 
     def last(self, count: int, *, final: bool = False) -> list[Passage]: ...
 
 
 def print_experiment(experiment: ExperimentFolder, choices: LogChoices) -> None:
-    """The logs of all trials so far; with `follow`, also what comes until the experiment has ended."""
+    """Print the logs of all trials; with `follow`, also new lines until the experiment has ended."""
     watch = Watch(experiment)
     logs = ExperimentLogs(watch.view, _wanted(watch.view, choices))
     text = Text(watch.view, choices, names_trials=watch.view.has_many_trials)
@@ -125,7 +127,7 @@ def print_experiment(experiment: ExperimentFolder, choices: LogChoices) -> None:
 
 
 def print_trial(trial: TrialFolder, choices: LogChoices) -> None:
-    """The same of one trial, until it has ended."""
+    """Print the logs of one trial; with `follow`, also new lines until the trial has ended."""
     watch = Watch(trial.experiment())
 
     def state() -> TrialState:
@@ -138,6 +140,7 @@ def print_trial(trial: TrialFolder, choices: LogChoices) -> None:
 
 
 def _wanted(view: ExperimentView, choices: LogChoices) -> Wanted:
+    """Return the selection of lines; raise UsageError for a rank that does not exist."""
     rank = choices.rank
     if rank is not None and not 0 <= rank < view.plan().world_size:
         raise UsageError(f"--rank {rank}: experiment {view.id} has ranks 0 to {view.plan().world_size - 1}")
@@ -145,7 +148,7 @@ def _wanted(view: ExperimentView, choices: LogChoices) -> Wanted:
 
 
 def _passages(logs: Logs, choices: LogChoices, state: Callable[[], State], name: str) -> Iterator[Passage]:
-    """What is there and, to be followed, what comes until the state is final."""
+    """Yield the existing lines and, with `follow`, new lines until the state is final."""
     ends_here = not choices.follow
     yield from logs.passages(final=ends_here) if choices.tail is None else logs.last(choices.tail, final=ends_here)
     if choices.follow:
@@ -153,7 +156,7 @@ def _passages(logs: Logs, choices: LogChoices, state: Callable[[], State], name:
             sys.stdout.flush()
             time.sleep(POLL_S)
             yield from logs.passages()
-        yield from logs.passages(final=True)
+        yield from logs.passages(final=True)  # what was written between the last read and the end
         sys.stdout.flush()
         say(f"{name}: {found.value}")
 
@@ -168,22 +171,24 @@ def _print(passages: Iterator[Passage], choices: LogChoices, text: Text) -> None
 
 
 def _open_many_files() -> None:
-    """The logs of all ranks of an attempt are open at once, and so are their times."""
+    """Raise the limit of open files to the maximum that is allowed."""
+    # the logs of all ranks of an attempt are open at the same time, and so are their files of times
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class Text:
-    """Lines as people read them: each with who printed it, and a border where an attempt begins."""
+    """The text of lines for people: each line with its source, and a border where an attempt begins."""
 
     def __init__(self, view: ExperimentView, choices: LogChoices, *, names_trials: bool) -> None:
         self._view = view
         self._has_times = choices.timestamps
         self._names_trials = names_trials
         self._shown: dict[int, int] = {}
-        """The attempt of each trial that was shown last."""
+        """The number of the attempt shown last, keyed by trial."""
 
     def of(self, passage: Passage) -> str:
+        """Return the lines of the passage, below a border if it is the first of its attempt."""
         source = passage.source
         begin = f"{date_and_time(passage.time)} " if self._has_times else ""
         begin += f"[job={source.job}] " if source.job else ""
@@ -199,7 +204,7 @@ class Text:
         return True
 
     def _border(self, source: Source) -> str:
-        """With the begin, and the end as far as it is known."""
+        """Return a line with the attempt's start, and with its end if that is known."""
         attempts = read_attempts(self._view.folder.trial(source.trial or 0))
         known = (
             attempt_in_words(each, time.time(), is_over=False) for each in attempts if each.number == source.attempt
@@ -212,6 +217,7 @@ def _records(passages: Iterable[Passage]) -> Iterator[dict[str, Any]]:
     for passage in passages:
         begin = {"time": iso(passage.time), **passage.source._asdict()}
         for line, level in zip(passage.lines, passage.levels or levels.of(passage), strict=True):
+            # in a log that several ranks share, each line begins with its rank
             if passage.source.rank is None and (marked := MARKED.match(line)):
                 yield {**begin, "rank": int(marked[1]), "level": level, "line": line[marked.end() :]}
             else:

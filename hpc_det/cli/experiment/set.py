@@ -1,4 +1,4 @@
-"""hpc-det experiment set and label: what an owner changes after the submission."""
+"""hpc-det experiment set and label: change an experiment after its submission."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _COUNT = click.IntRange(min=0)
 
 @click.group("set", cls=Group)
 def set_() -> None:
-    """Change what is said of experiments, and what is kept of them."""
+    """Change the name, description, limits, priority or retention of experiments."""
 
 
 @set_.command()
 @experiments_argument
 @click.argument("name", type=words)
 def name(experiments: list[ExperimentFolder], name: str) -> None:
-    """Give experiments another name.
+    """Rename experiments.
 
     \b
     Example:
@@ -50,7 +50,7 @@ def name(experiments: list[ExperimentFolder], name: str) -> None:
 @experiments_argument
 @click.argument("description")
 def description(experiments: list[ExperimentFolder], description: str) -> None:
-    """Say in free text what experiments are about.
+    """Set the description of experiments, a free text.
 
     \b
     Example:
@@ -63,9 +63,9 @@ def description(experiments: list[ExperimentFolder], description: str) -> None:
 @experiments_argument
 @click.argument("slots", type=click.IntRange(min=1))
 def max_slots(experiments: list[ExperimentFolder], slots: int) -> None:
-    """Limit the slots that all trials of an experiment have together.
+    """Limit the total number of slots of all trials of an experiment.
 
-    The jobs that are in the queue keep their limit; `pause` and `activate` make others.
+    Jobs that are already in the queue keep their limit; `pause` and `activate` replace them.
 
     \b
     Example:
@@ -83,8 +83,9 @@ def max_slots(experiments: list[ExperimentFolder], slots: int) -> None:
 def gc_policy(experiments: list[ExperimentFolder], yes: bool, **limits: int | None) -> None:
     """Change how many checkpoints experiments keep.
 
-    Of an experiment that has ended, those that the new policy does not keep are shown and, if you agree, deleted. One
-    that has not ended keeps to the new policy from its next checkpoint on; what is gone already does not come back.
+    For a finished experiment, the checkpoints that the new policy does not keep are listed and, after confirmation,
+    deleted. A running experiment applies the new policy from its next checkpoint on; deleted checkpoints are not
+    restored.
 
     \b
     Example:
@@ -112,9 +113,9 @@ def gc_policy(experiments: list[ExperimentFolder], yes: bool, **limits: int | No
 @experiments_argument
 @click.argument("priority", metavar="N")
 def priority(experiments: list[ExperimentFolder], priority: str) -> None:
-    """Change the priority of the jobs of experiments: from 1 to 99, lower is earlier.
+    """Change the priority of the jobs of experiments: from 1 to 99, lower starts earlier.
 
-    Does for all their jobs what `hpc-det job update` does for one.
+    Applies `hpc-det job update` to all their waiting jobs.
 
     \b
     Example:
@@ -124,39 +125,41 @@ def priority(experiments: list[ExperimentFolder], priority: str) -> None:
 
 
 def rename(experiment: ExperimentFolder, name: str) -> str:
-    """What was done, in a sentence. Its jobs in the queue keep their name."""
+    """Rename an experiment and return a sentence for the user. Jobs in the queue keep their name."""
     former = ExperimentView(experiment).about().name
     write_about(experiment, name=name)
     return f"Renamed experiment {experiment.id}: {former} is now {name}"
 
 
 def describe_as(experiment: ExperimentFolder, description: str) -> str:
-    """What was done, in a sentence."""
+    """Set the description and return a sentence for the user."""
     write_about(experiment, description=description)
     return f"Described experiment {experiment.id}: {description or 'nothing'}"
 
 
 def set_max_slots(experiment: ExperimentFolder, slots: int) -> str:
-    """What was done, in a sentence. Raises UsageError for a number that no trial fits into."""
+    """Set the limit and return a sentence for the user. Raises UsageError if it is too low for one trial."""
     needed = effective_config(experiment)["resources"]["slots_per_trial"]
     if slots < needed:
-        raise UsageError(f"experiment {experiment.id}: max-slots {slots}: a trial has {needed}; give at least as many")
+        raise UsageError(
+            f"experiment {experiment.id}: max-slots {slots}: one trial needs {needed} slots; give at least that many"
+        )
     set_once_more(experiment, [f"resources.max_slots={slots}"])
     return f"Experiment {experiment.id} has at most {slots} slots, from its next jobs on"
 
 
 @dataclass(frozen=True)
 class Change:
-    """Of one experiment."""
+    """The change of an experiment's checkpoint retention."""
 
     experiment: ExperimentFolder
     config: Tree
-    """The effective one, with the new policy."""
+    """The effective configuration with the new policy."""
     points: list[Tree]
     origins: dict[str, str]
     has_ended: bool
     gone: list[Superfluous]
-    """What the new policy does not keep, where it has ended."""
+    """The checkpoints that the new policy does not keep; empty if the experiment has not ended."""
 
 
 def _in_words(found: Superfluous) -> str:
@@ -174,7 +177,8 @@ def _change(experiment: ExperimentFolder, counts: Mapping[str, int], *, has_ende
 
 
 def _with(tree: Tree, counts: Mapping[str, int]) -> Tree:
-    """A point of a multirun may have a policy of its own."""
+    """Return the configuration with the new counts, if it has a `checkpoint_storage`."""
+    # a point of a multirun has one only if it sets its own policy
     storage = tree.get("checkpoint_storage")
     return tree if storage is None else {**tree, "checkpoint_storage": {**storage, **counts}}
 
@@ -189,7 +193,7 @@ def _apply(change: Change) -> str:
         storage.remove(checkpoint.uuid)
     if change.has_ended:
         return f"Experiment {experiment.id}: {count(len(change.gone), 'checkpoint')} deleted"
-    return f"Experiment {experiment.id}: has not ended; its trials keep to the policy from their next checkpoints on"
+    return f"Experiment {experiment.id}: has not ended; its trials apply the new policy from their next checkpoints on"
 
 
 labels_argument = click.argument("labels", metavar="LABEL...", nargs=-1, required=True, type=words)
@@ -197,14 +201,14 @@ labels_argument = click.argument("labels", metavar="LABEL...", nargs=-1, require
 
 @click.group(cls=Group)
 def label() -> None:
-    """Words to find experiments by."""
+    """Add labels to experiments or remove them."""
 
 
 @label.command()
 @experiments_argument
 @labels_argument
 def add(experiments: list[ExperimentFolder], labels: tuple[str, ...]) -> None:
-    """Give experiments more labels.
+    """Add labels to experiments.
 
     \b
     Example:
@@ -217,7 +221,7 @@ def add(experiments: list[ExperimentFolder], labels: tuple[str, ...]) -> None:
 @experiments_argument
 @labels_argument
 def remove(experiments: list[ExperimentFolder], labels: tuple[str, ...]) -> None:
-    """Take labels from experiments.
+    """Remove labels from experiments.
 
     \b
     Example:
@@ -227,13 +231,13 @@ def remove(experiments: list[ExperimentFolder], labels: tuple[str, ...]) -> None
 
 
 def add_labels(experiment: ExperimentFolder, labels: Sequence[str]) -> str:
-    """What it has now, in a sentence."""
+    """Add the labels that the experiment does not have; return a sentence with all of its labels."""
     known = ExperimentView(experiment).about().labels
     return _set_labels(experiment, [*known, *(label for label in dict.fromkeys(labels) if label not in known)])
 
 
 def remove_labels(experiment: ExperimentFolder, labels: Sequence[str]) -> str:
-    """What is left, in a sentence. Raises UsageError for labels that it does not have."""
+    """Remove the labels; return a sentence with the remaining ones. Raises UsageError for labels it does not have."""
     known = ExperimentView(experiment).about().labels
     if absent := [label for label in labels if label not in known]:
         raise UsageError([_no_such_label(experiment, label, known) for label in absent])

@@ -1,4 +1,4 @@
-"""Short experiments of our own, submitted, waited for and taken away again."""
+"""Short experiments that a command submits for a test, waits for, and deletes."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from hpc_det.view.watch import POLL_S, Watch, say
 
 
 class Wanted(Protocol):
-    """What a run shall show."""
+    """The purpose of a run: what the command tests with it."""
 
     @property
     def title(self) -> str: ...
 
 
 class Found(Protocol):
-    """What a run has shown."""
+    """The result of a run."""
 
     @property
     def is_a_result(self) -> bool:
-        """Otherwise the experiment stays, for its logs."""
+        """Return whether the run succeeded; otherwise its experiment is kept for its logs."""
 
     @property
     def summary(self) -> str:
-        """A line."""
+        """The result in one line."""
 
 
 W = TypeVar("W", bound=Wanted)
@@ -50,10 +50,12 @@ F = TypeVar("F", bound=Found)
 
 @dataclass(frozen=True)
 class Ended:
+    """The end of a run."""
+
     experiment: ExperimentFolder | None
-    """None where it could not be submitted."""
+    """The run's experiment; None if it could not be submitted."""
     failure: str | None = None
-    """Why it was not completed."""
+    """Why the run failed; None if it is COMPLETED."""
 
     @property
     def id(self) -> int | None:
@@ -61,17 +63,19 @@ class Ended:
 
 
 Series: TypeAlias = Generator[W, F, None]
-"""Runs of which each may depend on what came of the one before."""
+"""Runs in sequence: the generator yields what a run should test and receives its result, so each may depend on it."""
 
 
 @dataclass(frozen=True)
 class _Run(Generic[W, F]):
+    """A run that has been submitted."""
+
     series: Series[W, F]
     wanted: W
     watch: Watch
 
     def ended(self) -> Ended | None:
-        """None before its end."""
+        """Return the run's end, or None while it is under way."""
         state = self.watch.state()
         if not state.is_final:
             return None
@@ -81,12 +85,14 @@ class _Run(Generic[W, F]):
 
 
 class ShortRuns(Generic[W, F]):
-    """Whatever ends the `with` block, nothing of them goes on. Those that failed stay for whoever wants to read their
-    logs, and all of them with `keep`.
+    """Short experiments of which none survives the `with` block, however that ends.
+
+    At its end, runs still under way are killed and all experiments are deleted, except those that failed, whose logs
+    the user may want to read. With `keep`, all are kept.
     """
 
     def __init__(self, submit: Callable[[W], ExperimentFolder], read: Callable[[W, Ended], F], *, keep: bool) -> None:
-        """`submit` raises HpcDetError where an experiment cannot be submitted."""
+        """Create runs; `submit` must raise HpcDetError if an experiment cannot be submitted."""
         self._submit = submit
         self._read = read
         self._keep = keep
@@ -107,7 +113,7 @@ class ShortRuns(Generic[W, F]):
                 say(f"note: experiment {experiment.id} was not deleted: {problem}")
 
     def run_all(self, series: Iterable[Series[W, F]], *, side_by_side: int) -> list[F]:
-        """In the order of their ends; at most so many of them are submitted at the same time."""
+        """Run all series, at most `side_by_side` runs at a time; return the results in the order of the runs' ends."""
         found: list[F] = []
         waiting = deque((one, first) for one in series if (first := next(one, None)))
         while waiting or self._under_way:
@@ -118,13 +124,14 @@ class ShortRuns(Generic[W, F]):
                 ended = self._ended_now()
             for one, result in ended:
                 found.append(result)
-                with suppress(StopIteration):
+                with suppress(StopIteration):  # the series has ended
+                    # in front: a series that has begun is continued before another one begins
                     waiting.appendleft((one, one.send(result)))
         return found
 
-    @uninterrupted()  # a submitted experiment that nobody knows would never be ended
+    @uninterrupted()  # a Ctrl-C between submission and `append` would leave an experiment that is never killed
     def _begin(self, series: Series[W, F], wanted: W) -> list[tuple[Series[W, F], F]]:
-        """What has ended by that: the run itself, where it cannot be submitted."""
+        """Submit a run; return nothing, or the run's result if it cannot be submitted."""
         try:
             experiment = self._submit(wanted)
         except Unsettled as error:
@@ -138,13 +145,13 @@ class ShortRuns(Generic[W, F]):
         return []
 
     def _kill_all(self) -> None:
-        with ThreadPoolExecutor(8) as workers:  # most of it is waiting until the jobs are gone
+        with ThreadPoolExecutor(8) as workers:  # most of the time is spent waiting for the jobs to end
             list(workers.map(self._kill, [run.watch.view.folder for run in self._under_way]))
 
     def _kill(self, experiment: ExperimentFolder) -> None:
         try:
             say(kill(experiment))
-        except UsageError as ended:  # by itself, a moment ago
+        except UsageError as ended:  # it ended normally a moment ago
             say(str(ended))
         except HpcDetError as error:
             say(f"{error}; end it with `hpc-det experiment kill {experiment.id}`")
@@ -156,6 +163,7 @@ class ShortRuns(Generic[W, F]):
         return [(run.series, self._take(run, ended)) for run, ended in now]
 
     def _take(self, run: _Run[W, F], ended: Ended) -> F:
+        """Read and report the result of a run that has ended."""
         self._under_way.remove(run)
         found, experiment = self._read(run.wanted, ended), run.watch.view.folder
         if found.is_a_result:
@@ -166,11 +174,12 @@ class ShortRuns(Generic[W, F]):
 
 
 def effective_of(request: Request, config: Tree) -> Effective:
-    """Of a short training: the request with a `config` made from its effective one, which has all layers merged."""
+    """Return the effective configuration of a short training, given its `config`."""
+    # `config` was made from an effective configuration, in which template and overrides are already merged
     cluster = {key: value for key, value in request.cluster.items() if key != "experiment"}
     return effective(replace(request, cluster=cluster, template=None, template_name=None, config=config, overrides=()))
 
 
 def once(wanted: W) -> Series[W, F]:
-    """A series of one."""
+    """Return a series of one run."""
     yield wanted

@@ -27,7 +27,7 @@ from hpc_det.view.watch import POLL_S, ask_every_s, say, state
 @click.command()
 @experiments_argument
 def pause(experiments: list[ExperimentFolder]) -> None:
-    """Have the trials of experiments save, and free their nodes until `activate`.
+    """Save a checkpoint of each trial, then free the nodes until `activate`.
 
     \b
     Example:
@@ -51,40 +51,40 @@ def cancel(experiments: list[ExperimentFolder]) -> None:
 @click.command()
 @experiments_argument
 def kill(experiments: list[ExperimentFolder]) -> None:
-    """End experiments now, with all their trials and jobs, without another checkpoint.
+    """End experiments at once, with all trials and jobs, without saving checkpoints.
 
     \b
     Example:
       hpc-det experiment kill 13,14
     """
-    each(experiments, kill_one, side_by_side=8)  # most of it is waiting until the jobs are gone
+    each(experiments, kill_one, side_by_side=8)  # most of the time is spent waiting for the jobs to end
 
 
+# Seconds to wait for killed jobs. Slurm waits KillWait, by default 30 s, between TERM and KILL (slurm.conf(5)).
 KILL_WAIT_S = 40.0
-"""Slurm itself waits KillWait, 30 s by default, between TERM and KILL (slurm.conf(5))."""
 
 
 def pause_one(experiment: ExperimentFolder) -> str:
-    """Have the trials of an experiment save and leave their nodes, until `activate`; what was done, in a sentence.
+    """Let the trials of an experiment save and exit until `activate`, and return a sentence for the user.
 
-    Raises UsageError where it has ended already.
+    Raises UsageError if the experiment has already ended.
     """
     view = ExperimentView(experiment)
     search = _still_there(view)
     if not (former := view.search.paused):
         search.pause(getpass.getuser())
-    _stop_trials(experiment, search, "pause")  # once more, where that came to no end
+    _stop_trials(experiment, search, "pause")  # also if it is paused: the first `pause` may have been killed
     _withdraw_jobs(view)
     _tell_hooks(experiment)
     if former:
-        return f"Experiment {experiment.id} was paused before, by {former}"
-    return f"Paused experiment {experiment.id}; go on with `hpc-det experiment activate {experiment.id}`"
+        return f"Experiment {experiment.id} was already paused by {former}"
+    return f"Paused experiment {experiment.id}; resume it with `hpc-det experiment activate {experiment.id}`"
 
 
 def cancel_one(experiment: ExperimentFolder) -> str:
-    """Have the trials of an experiment save and end; what was done, in a sentence.
+    """Let the trials of an experiment save and end, and return a sentence for the user.
 
-    Raises UsageError where it has ended already.
+    Raises UsageError if the experiment has already ended.
     """
     view = ExperimentView(experiment)
     if finished := _end_jobs_left(view):
@@ -94,15 +94,15 @@ def cancel_one(experiment: ExperimentFolder) -> str:
     _stop_trials(experiment, search, "cancel")
     _withdraw_jobs(view)
     _tell_hooks(experiment)
-    if state(view).is_final:
+    if state(view).is_final:  # no worker is left that would do it
         _collect_checkpoints(experiment)
     return f"Canceled experiment {experiment.id}: its trials save and end"
 
 
 def kill_one(experiment: ExperimentFolder) -> str:
-    """End all trials and jobs of the experiment without saving; what came of it, in a sentence.
+    """End all trials and jobs of an experiment without saving, and return a sentence for the user.
 
-    Raises UsageError where it has ended already, HpcDetError where it does not end.
+    Raises UsageError if the experiment has already ended, HpcDetError if a job does not end.
     """
     view = ExperimentView(experiment)
     if finished := _end_jobs_left(view):
@@ -111,18 +111,21 @@ def kill_one(experiment: ExperimentFolder) -> str:
     search.cancel(getpass.getuser())
     _stop_trials(experiment, search, "kill")
     _cancel_jobs(view)
-    for worker, job in tuple(search.state().present.items()):
+    for worker, job in tuple(search.state().present.items()):  # a killed worker cannot record its end in the journal
         search.lose(worker, job)
     _tell_hooks(experiment)
     found = view.state([])
     if found is ExperimentState.CANCELED:
         _collect_checkpoints(experiment)
         return f"Killed experiment {experiment.id}"
-    return f"Experiment {experiment.id} ended by itself just now: {found.value}"
+    return f"Experiment {experiment.id} ended before it could be killed: {found.value}"
 
 
 def kill_trial(trial: TrialFolder) -> str:
-    """End one trial, and no other; what was done, in a sentence. Raises UsageError where nobody has it to train."""
+    """End one trial without saving, and return a sentence for the user.
+
+    Raises UsageError if no worker trains it.
+    """
     experiment = trial.experiment()
     name = f"{experiment.id}/{trial.id}"
     view = ExperimentView(experiment)
@@ -130,76 +133,83 @@ def kill_trial(trial: TrialFolder) -> str:
     if trial.id not in {work.trial for work in search.state().open.values()}:
         found = state_now(view.search, trial, is_over=False)
         if found.is_final:
-            raise UsageError(f"trial {name} has ended already: {found.value}")
+            raise UsageError(f"trial {name} has already ended: {found.value}")
         raise UsageError(
-            f"trial {name} is {found.value}: nobody trains it, and the search may never want it again; "
-            f"`hpc-det experiment kill {experiment.id}` ends them all"
+            f"trial {name} is {found.value}: no worker trains it now, and the search may never resume it; "
+            f"`hpc-det experiment kill {experiment.id}` ends all trials"
         )
-    trial.create()  # its worker may be about to
+    trial.create()  # its worker may not have created the folder yet
     request_stop(trial.stop, attempt=None, reason="kill", source=getpass.getuser())
     return f"Killed trial {name}: it ends without another checkpoint"
 
 
 def _still_there(view: ExperimentView) -> SearchJournal:
-    """Return the search of the experiment, to write in. Raises UsageError where it has ended."""
+    """Return the journal of the experiment's search, to write to. Raises UsageError if the experiment has ended."""
     if (found := state(view)).is_final:
-        raise UsageError(f"experiment {view.id} has ended already: {found.value}")
+        raise UsageError(f"experiment {view.id} has already ended: {found.value}")
     return SearchJournal(view.folder)
 
 
 def _end_jobs_left(view: ExperimentView) -> str | None:
-    """End the jobs that a `cancel` or `kill` has left in the queue, because it was killed itself; what was done, in a
-    sentence, or None where there are none.
+    """End the jobs that are left if an earlier `cancel` or `kill` was itself killed.
+
+    Returns a sentence for the user, or None if there are no such jobs.
     """
     if view.settled() is not ExperimentState.CANCELED or not (left := jobs_left(view)):
         return None
     _cancel_jobs(view)
-    return f"Experiment {view.id} was canceled before; ended what was left of it: job {', '.join(left)}"
+    return f"Experiment {view.id} was already canceled; ended its remaining jobs: {', '.join(left)}"
 
 
 def jobs_left(view: ExperimentView) -> list[str]:
-    """Those that the scheduler still has. Raises CommandError."""
+    """Return the IDs of the experiment's jobs that have not ended. Raises CommandError."""
     return [*_left(schedulers.scheduler(view.jobs[0].scheduler), view.job_ids())] if view.jobs else []
 
 
 def _tell_hooks(experiment: ExperimentFolder) -> None:
-    """Where no worker is left that would."""
+    """Notify the hooks if the experiment is paused or has ended; without workers, no other process would."""
     for problem in tell_rest(experiment):
         say(f"note: {problem}")
 
 
 def _stop_trials(experiment: ExperimentFolder, search: SearchJournal, reason: Reason) -> None:
-    """Those that somebody has. Nobody gets another one: the search was told before."""
+    """Write a stop request for each trial that a worker has."""
+    # the search was paused or cancelled before, so no worker receives another trial meanwhile
     for work in search.state().open.values():
         trial = experiment.trial(work.trial)
-        trial.create()  # its worker may be about to
+        trial.create()  # its worker may not have created the folder yet
         request_stop(trial.stop, attempt=None, reason=reason, source=getpass.getuser())
 
 
 def withdraw_jobs_left(experiment: ExperimentFolder) -> None:
-    """What a `cancel` or `kill` that was killed itself has left waiting in the queue; its experiment is deleted now."""
+    """Remove waiting jobs that are left if an earlier `cancel` or `kill` was itself killed; called before deletion."""
     view = ExperimentView(experiment)
     if view.settled() is ExperimentState.CANCELED:
         try:
             _withdraw_jobs(view)
         except CommandError as error:
-            say(f"note: whether jobs of experiment {experiment.id} are left in the queue is unknown: {error}")
+            say(f"note: jobs of experiment {experiment.id} may be left in the queue: {error}")
 
 
 def _withdraw_jobs(view: ExperimentView) -> None:
-    """What waits in the queue has nothing to do any more. What runs leaves by itself."""
+    """Remove the experiment's waiting jobs from the queue. Running jobs are not touched: they exit after saving."""
     view.look()
     for job in view.jobs[:1]:
         scheduler = schedulers.scheduler(job.scheduler)
         for job_id in _left(scheduler, view.job_ids()):
             try:
                 scheduler.withdraw(job_id, run_command)
-            except CommandError as error:  # the trials have been told by now
-                say(f"note: job {job_id} was not withdrawn from the queue, and ends as soon as it begins: {error}")
+            except CommandError as error:  # not fatal: the stop requests of the trials are already written
+                say(
+                    f"note: job {job_id} could not be removed from the queue and will end as soon as it starts: {error}"
+                )
 
 
 def _cancel_jobs(view: ExperimentView) -> None:
-    """Returns when the scheduler says that all jobs are gone."""
+    """Cancel all jobs of the experiment and wait until the scheduler reports that they have ended.
+
+    Raises HpcDetError if a job has not ended after KILL_WAIT_S seconds.
+    """
     view.look()
     if not view.jobs and not view.submitter:
         return
@@ -213,23 +223,24 @@ def _cancel_jobs(view: ExperimentView) -> None:
     while left := _left(scheduler, job_ids):
         if time.monotonic() > end:
             raise HpcDetError(
-                f"experiment {view.id}: told to end, but its job {next(iter(left))} is still there after "
-                f"{KILL_WAIT_S:.0f} s; look again with `hpc-det experiment describe {view.id}`"
+                f"experiment {view.id}: its job {next(iter(left))} was cancelled but has not ended after "
+                f"{KILL_WAIT_S:.0f} s; check again with `hpc-det experiment describe {view.id}`"
             )
         time.sleep(max(POLL_S, ask_every_s(scheduler)))
-        with suppress(CommandError):  # Slurm 22.05 puts a job back whose start is cut short (measured)
+        with suppress(CommandError):  # Slurm 22.05 requeues a job that is cancelled while it starts (measured)
             for job_id in (job_id for job_id, state in left.items() if state in (JobState.QUEUED, JobState.HELD)):
                 scheduler.withdraw(job_id, run_command)
 
 
 def _collect_checkpoints(experiment: ExperimentFolder) -> None:
-    """As its last worker does, where one is left."""
+    """Delete the checkpoints that `checkpoint_storage` does not keep, as the last worker does if there is one."""
     try:
         collect(experiment)
     except (HpcDetError, OSError) as error:
-        say(f"note: checkpoints are left that checkpoint_storage does not keep: {error}")
+        say(f"note: some checkpoints that checkpoint_storage does not keep were not deleted: {error}")
 
 
 def _left(scheduler: Scheduler, job_ids: list[str]) -> dict[str, JobState]:
+    """Return the states of the jobs that have not ended. Raises CommandError."""
     statuses = scheduler.status(job_ids, run_command)
     return {job_id: status.state for job_id, status in statuses.items() if status.state is not JobState.ENDED}

@@ -1,4 +1,4 @@
-"""hpc-det experiment tune-throughput: the measurements of an experiment, one after the other or side by side."""
+"""hpc-det experiment tune-throughput: measure variations of an experiment, in sequence or in parallel."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from hpc_det.view.performance.short_trainings import Aim, Measurement, Throughpu
     default=200,
     show_default=True,
     metavar="N",
-    help="How long each training is. Its first tenth does not count.",
+    help="Length of each training in batches; the first tenth is not measured.",
 )
 @click.option(
     "--max-slots",
     "most_slots",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Measure 1, 2, 4, ... up to so many slots; by default up to the experiment's own.",
+    help="Measure 1, 2, 4, ... up to N slots; default: the experiment's own slots.",
 )
-@click.option("--keep", is_flag=True, help="Leave the experiments of all trainings, not only of those that failed.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be measured.")
+@click.option("--keep", is_flag=True, help="Keep the experiments of all trainings, not only of failed ones.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be measured.")
 @output_options
 def tune_throughput(
     request: Request,
@@ -52,12 +52,12 @@ def tune_throughput(
     dry_run: bool,
     output: Output,
 ) -> None:
-    """Find out what limits the throughput of an experiment, and which settings to try.
+    """Find what limits the throughput of an experiment, and which settings to try.
 
-    Short trainings of it, with one thing otherwise each, are compared with it: on its first batch over and over (is it
-    the data?), with gradients that are hardly ever exchanged (is it the network?), on fewer slots, with larger batches.
-    They are experiments of their own, which save nothing, and are deleted afterwards. Where no scheduler queues them,
-    one waits for the other. Ctrl-C ends them all.
+    Runs short trainings and compares them with the experiment as configured. Each differs in one setting: it trains
+    repeatedly on the first batch (is data loading the limit?), rarely exchanges gradients (is it the network?), uses
+    fewer slots, or uses larger batches. The trainings are separate experiments that save nothing and are deleted
+    afterwards. Without a scheduler they run in sequence. Ctrl-C ends them all.
 
     \b
     Example:
@@ -71,8 +71,7 @@ def tune_throughput(
         show_results(tuning.variations, tuning.run(keep=keep), output)
 
 
-SIDE_BY_SIDE = 16
-"""Where a scheduler queues jobs, and gives each its own slots."""
+SIDE_BY_SIDE = 16  # measurements submitted at a time, if a scheduler queues jobs and gives each its own slots
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Tuning:
 
     @classmethod
     def of(cls, request: Request, batches: int, most_slots: int | None) -> Tuning:
-        """Raises UsageError with all that is wrong with any of the measurements."""
+        """Plan the measurements; raise UsageError with all problems of all of them."""
         found = effective(request)
         if wrong := list(problems(found)):
             raise UsageError(wrong)
@@ -96,7 +95,7 @@ class Tuning:
         return tuning
 
     def run(self, *, keep: bool) -> list[Throughput]:
-        """The experiment as it is comes first: where that fails, nothing else is tried, and HpcDetError says why."""
+        """Run all measurements, the experiment as configured first; raise HpcDetError if that one fails."""
         with ShortRuns(self._submit, measured, keep=keep) as runs:
             (baseline,) = runs.run_all([once(self.variations.baseline)], side_by_side=1)
             if baseline.failure:
@@ -111,6 +110,7 @@ class Tuning:
         return sorted([baseline, *others], key=_place)
 
     def _larger_batches(self, baseline: Throughput) -> Series[Measurement, Throughput]:
+        """Yield measurements with larger and larger batches; each depends on the results so far."""
         found, is_memory_bound = [baseline], self.found.cluster.slot_type == "gpu"
         while measurement := larger_batch(found, is_memory_bound=is_memory_bound):
             found.append((yield measurement))
@@ -135,7 +135,7 @@ class Tuning:
 
 
 def measured(measurement: Measurement, ended: Ended) -> Throughput:
-    """What came of it."""
+    """Return the throughput of a training that has ended, or its failure."""
     failure, reports = ended.failure, list[float]()
     if ended.experiment and not failure:
         reports = samples_per_second(ended.experiment.trial().metrics)
@@ -151,12 +151,11 @@ def _place(measured: Throughput) -> tuple[int, int, int]:
     return list(Aim).index(measurement.aim), measurement.slots, measurement.batch_size or 0
 
 
-# --- what is shown: tables, bars and sentences for people, records for programs
+# --- output: tables, bars and sentences for people, records for programs
 
 
 Record = dict[str, Any]
-WIDTH = 40
-"""Of a bar, in characters."""
+WIDTH = 40  # of a bar, in characters
 PLANNED = (
     column("TEST", "test"),
     column("SLOTS", "slots"),
@@ -171,16 +170,17 @@ MEASURED = (
 
 
 def show_plan(wanted: Variations, output: Output) -> None:
-    """What would be measured."""
+    """Print the measurements that would be run."""
     records = [_planned(measurement) for measurement in (wanted.baseline, *wanted.others)]
     output.table(records, PLANNED)
     if output.is_for_people:
         if wanted.grows_batches:
-            click.echo("Then batches twice as large, and again, until memory, data or the gain comes to its end")
+            click.echo("Then batches doubled repeatedly, until memory or data is exhausted or there is no further gain")
         _show_left_out(wanted)
 
 
 def show_results(wanted: Variations, found: Sequence[Throughput], output: Output) -> None:
+    """Print the measurements, the scaling efficiency and the findings."""
     records, told = _records(found), findings(found, wanted.conditions)
     if output.as_json:
         output.details([{"tests": records, "left_out": wanted.left_out, "findings": [*map(_finding, told)]}])
@@ -208,7 +208,7 @@ def _planned(measurement: Measurement) -> Record:
 
 
 def _records(found: Sequence[Throughput]) -> list[Record]:
-    """Ratios are to the experiment as configured."""
+    """Return a record per measurement; `ratio` is relative to the experiment as configured."""
     baseline = next(each.samples_per_s for each in found if each.measurement.aim is Aim.BASELINE)
     return [
         {
@@ -225,6 +225,7 @@ def _records(found: Sequence[Throughput]) -> list[Record]:
 
 
 def _scaling(found: Sequence[Throughput]) -> Iterator[str]:
+    """Yield the lines of a bar chart: the scaling efficiency for each number of slots."""
     shares = [(each.measurement.slots, efficiency(each, found)) for each in scaled(found)]
     rows = [[str(slots), percent(share), "█" * round(share * WIDTH)] for slots, share in shares if share is not None]
     if rows:
@@ -240,6 +241,6 @@ def _in_words(told: Sequence[Finding]) -> Iterator[str]:
 
 
 def _finding(finding: Finding) -> Record:
-    """`settings` has the same as `advice`, each in one text."""
+    """Return the record of a finding; `settings` repeats `advice`, each as one text."""
     settings = [f"{each.text}: {each.setting}" if each.setting else each.text for each in finding.advice]
     return {**asdict(finding), "settings": settings}

@@ -1,4 +1,4 @@
-"""hpc-det experiment verify-resume: two short trainings, compared."""
+"""hpc-det experiment verify-resume: compare two short trainings, one of them stopped and resumed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,15 @@ from hpc_det.view.resume_check import Cause, Comparison, Difference, causes, com
 @click.command("verify-resume")
 @request_options
 @click.option(
-    "--batches", type=click.IntRange(min=3), default=40, show_default=True, metavar="N", help="Length of each training."
+    "--batches",
+    type=click.IntRange(min=3),
+    default=40,
+    show_default=True,
+    metavar="N",
+    help="Length of each training in batches.",
 )
 @click.option(
-    "--ranks", type=click.IntRange(min=1), metavar="N", help="Slots of each training; by default the experiment's own."
+    "--ranks", type=click.IntRange(min=1), metavar="N", help="Slots of each training; default: the experiment's own."
 )
 @click.option(
     "--stops",
@@ -39,10 +44,15 @@ from hpc_det.view.resume_check import Cause, Comparison, Difference, causes, com
     default=3,
     show_default=True,
     metavar="N",
-    help="How often the second training is stopped; 0 compares two undisturbed ones.",
+    help="Number of stops of the second training; 0 compares two undisturbed trainings.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Chooses where it stops."
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of the stops, and of the experiment if it sets none.",
 )
 @click.option("--keep", is_flag=True, help="Keep both experiments, not only failed ones.")
 @output_options
@@ -57,13 +67,13 @@ def verify_resume(
     keep: bool,
     output: Output,
 ) -> None:
-    """Check that a trial resumes bit for bit, before you trust it with a month of GPUs.
+    """Check that a trial resumes bit for bit from its checkpoints.
 
     Trains it twice for a few batches: once undisturbed, and once with stops after random batches, each followed by a
-    resume from the checkpoint in new processes. Data, metrics, weights, optimizer states and generators of every batch
-    and rank are compared bit by bit. The first difference is shown with its likely cause, such as a generator in a
-    Python attribute or a non-deterministic kernel. Exits with 1 where the trainings differ. Both are experiments of
-    their own, and are deleted afterwards. See docs/verify_resume.md.
+    resume from the checkpoint in new processes. Data, metrics, weights, optimizer states and random generators are
+    compared bit for bit, for every batch and rank. The first difference is shown with its likely cause, such as a
+    generator in a Python attribute or a non-deterministic kernel. The exit code is 1 if the trainings differ. Both are
+    separate experiments and are deleted afterwards. See docs/verify_resume.md.
 
     \b
     Example:
@@ -75,17 +85,19 @@ def verify_resume(
 
 
 LABEL = "resume-check"
-REPORTS = 4
-"""And validations, of each training; the last of each at its end."""
+REPORTS = 4  # training reports of each training, and as many validations, the last of each at the end
 
 
 @dataclass(frozen=True)
 class Training:
+    """One of the two trainings."""
+
     title: str
     stops: tuple[int, ...]
-    """So many batches are trained at each stop."""
+    """The batches after which the training is stopped, counted from its start."""
 
     def config(self, experiment: Tree, batches: int, seed: int) -> Tree:
+        """Return the configuration of the training, made from the experiment's effective configuration."""
         tree = short_training(
             experiment,
             title=self.title,
@@ -95,13 +107,15 @@ class Training:
             variable=f"{RESUME_CHECK}={stops_as_value(self.stops)}",
         )
         tree["min_validation_period"] = {"batches": max(batches // REPORTS, 1)}
-        if tree["reproducibility"]["experiment_seed"] is None:
+        if tree["reproducibility"]["experiment_seed"] is None:  # both trainings need the same seed
             tree["reproducibility"]["experiment_seed"] = seed
         return tree
 
 
 @dataclass(frozen=True)
 class Trained:
+    """A training that has ended."""
+
     training: Training
     ended: Ended
 
@@ -126,7 +140,7 @@ class Check:
 
     @classmethod
     def of(cls, request: Request, batches: int, ranks: int | None, stops: int, seed: int) -> Check:
-        """Raises UsageError with all that is wrong with the experiment for a check."""
+        """Plan the check; raise UsageError with all problems that prevent it."""
         if ranks is not None:
             request = on_slots(request, ranks)
         wrong = list(_too_many(stops, batches))
@@ -141,7 +155,7 @@ class Check:
         return cls(request, found, batches, places(batches, stops, seed), seed)
 
     def run(self, *, keep: bool) -> Comparison:
-        """Raises HpcDetError where one of the trainings fails, or leaves no trace."""
+        """Run both trainings and compare them; raise HpcDetError if one fails or writes no trace."""
         title = f"stopped after {', '.join(map(str, self.stops))} batches" if self.stops else "once more"
         both = [Training("undisturbed", ()), Training(title, self.stops)]
         with ShortRuns[Training, Trained](self._submit, Trained, keep=keep) as runs:
@@ -158,10 +172,8 @@ class Check:
 
 
 def places(batches: int, stops: int, seed: int) -> tuple[int, ...]:
-    """So many different numbers of batches, in order.
-
-    At least two: after one batch nobody knows yet which attributes are the same in each training.
-    """
+    """Return `stops` different random numbers of batches after which to stop, in ascending order."""
+    # from 2 on: after one batch it is not yet known which attributes are the same in each training
     return tuple(sorted(random.Random(seed).sample(range(2, batches), stops)))
 
 
@@ -174,25 +186,25 @@ def _too_many(stops: int, batches: int) -> Iterator[str]:
 
 
 def _in_turn(wanted: Sequence[Training]) -> Series[Training, Trained]:
-    """Where both would share the same slots. Nothing follows a failure."""
+    """Yield the trainings in sequence, and none after a failure: without a queue both would share the same slots."""
     for training in wanted:
         trained = yield training
         if not trained.is_a_result:
             return
 
 
-MOST_SHOWN = 10
-"""Values in a list of them."""
+MOST_SHOWN = 10  # differences or causes in a list
 _WHERE = {
     "state": "before batch {}",
     "data": "the data of batch {}",
-    "metrics": "what train_batch returned at batch {}",
+    "metrics": "the result of train_batch at batch {}",
     "training": "the report of training after {} batches",
     "validation": "the validation after {} batches",
 }
 
 
 def show_result(found: Comparison, output: Output) -> None:
+    """Print the result of the comparison."""
     if output.is_for_people:
         show("\n".join(_in_words(found)))
     else:
@@ -235,7 +247,7 @@ def _in_words(found: Comparison) -> Iterator[str]:
 
 
 def _by_remedy(found: Sequence[Cause]) -> dict[str, list[Cause]]:
-    """The likeliest first."""
+    """Return the causes grouped by remedy, the most likely first."""
     grouped: dict[str, list[Cause]] = {}
     for cause in found:
         grouped.setdefault(cause.remedy, []).append(cause)

@@ -1,4 +1,4 @@
-"""hpc-det experiment wait."""
+"""hpc-det experiment wait: wait until experiments have ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpc_det.view.watch import Watch, insist_on_completion
 def wait(experiments: list[ExperimentFolder], poll: float) -> None:
     """Wait until experiments have ended; exit code 0 only if all are COMPLETED.
 
-    Otherwise a sentence on stderr says why. A requeued job that the scheduler holds back is released.
+    Otherwise a sentence on stderr gives the reason. A requeued job that the scheduler holds is released.
 
     \b
     Example:
@@ -36,6 +36,6 @@ def wait(experiments: list[ExperimentFolder], poll: float) -> None:
 
 
 def wait_for(experiment: ExperimentFolder, poll_s: float) -> None:
-    """Return when it is COMPLETED; raise HpcDetError, which says why, when it has ended otherwise."""
+    """Return when the experiment is COMPLETED; raise HpcDetError with the reason if it ends in another state."""
     watch = Watch(experiment)
     insist_on_completion(watch.view, watch.wait(poll_s))

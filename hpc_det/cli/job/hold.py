@@ -14,7 +14,7 @@ from hpc_det.schedulers.scheduler import CommandError, JobState, run_command
 @click.command()
 @jobs_argument
 def hold(jobs: list[str]) -> None:
-    """Keep jobs from starting, until `release`.
+    """Keep jobs from starting until `release`.
 
     \b
     Example:
@@ -26,9 +26,9 @@ def hold(jobs: list[str]) -> None:
 @click.command()
 @jobs_argument
 def release(jobs: list[str]) -> None:
-    """Let jobs start that are held.
+    """Allow held jobs to start.
 
-    Slurm also holds a job for two minutes that went back into the queue.
+    Slurm also holds a requeued job for two minutes.
 
     \b
     Example:
@@ -38,15 +38,18 @@ def release(jobs: list[str]) -> None:
 
 
 def hold_one(job_id: str) -> str:
-    """Keep the job from starting; what was done, in a sentence. Raises HpcDetError where the scheduler refuses."""
+    """Hold the job and return a sentence for the user. Raises HpcDetError if the scheduler refuses."""
     queue = queue_to_change()
     for job in waiting(job_id, own_jobs(job_id, queue.jobs(run_command))):
         queue.hold(job, run_command)
-    return f"Holding job {job_id}; let it go with `hpc-det job release {job_id}`"
+    return f"Holding job {job_id}; release it with `hpc-det job release {job_id}`"
 
 
 def release_one(job_id: str) -> str:
-    """Let the job start if it is held; what was done, in a sentence. Raises HpcDetError where the scheduler refuses."""
+    """Release the job if it is held, and return a sentence for the user.
+
+    Raises HpcDetError if the scheduler refuses.
+    """
     queue = queue_to_change()
     found = own_jobs(job_id, queue.jobs(run_command))
     held = [job for job in found if job.state is JobState.HELD]
@@ -58,6 +61,6 @@ def release_one(job_id: str) -> str:
             queue.release(job, run_command)
         except CommandError as error:
             raise HpcDetError(
-                f"job {job_id}: held ({job.reason}): {error}; a hold that the site has set is its operators' to lift"
+                f"job {job_id}: held ({job.reason}): {error}; only the site's operators can release a hold of the site"
             ) from None
     return f"Released job {job_id}: it may start now"

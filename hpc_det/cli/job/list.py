@@ -1,4 +1,4 @@
-"""hpc-det job list, and the queue of this machine's scheduler, to which all of `job` belongs."""
+"""hpc-det job list, and access to the queue of this machine's scheduler for all `job` commands."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hpc_det.view.formatting import NONE, date_and_time, iso
 
 
 @click.command("list")
-@click.option("-p", "--resource-pool", "pool", metavar="POOL", help="Of this pool, instead of the default one.")
-@click.option("--all-pools", is_flag=True, help="Of all pools.")
+@click.option("-p", "--resource-pool", "pool", metavar="POOL", help="Show this pool instead of the default one.")
+@click.option("--all-pools", is_flag=True, help="Show all pools.")
 @output_options
 def list_(pool: str | None, all_pools: bool, output: Output) -> None:
-    """Show the queue of a pool, in scheduling order. `ls` is the same.
+    """Show the queue of a pool, in scheduling order. `ls` is an alias.
 
-    Jobs that run come first: they are SCHEDULED, or SUSPENDED while the scheduler has stopped them on their nodes. The
-    others are QUEUED, or HELD where somebody has to let a job go. A priority is Determined's: 42 where nobody asked for
-    another, lower is earlier.
+    Running jobs come first: they are SCHEDULED, or SUSPENDED while the scheduler has stopped their processes. The
+    others are QUEUED, or HELD until they are released. Priorities are Determined's: the default is 42, and lower starts
+    earlier.
 
     \b
     Example:
@@ -44,31 +44,31 @@ def list_(pool: str | None, all_pools: bool, output: Output) -> None:
         "slots": {"acquired": 0, "needed": 8}, "state": "QUEUED",
         "user": "ada", "pool": "low", "reason": "Resources",
         "start": "2026-11-20T12:00:00+01:00"}]
-    `type` is JOB, and `experiment` null, for all but your experiments. An array's
-    jobs that wait together are one. `start` is the expected one of a job that
-    waits, null where the scheduler expects none.
+    `type` is JOB and `experiment` is null for every job that does not belong to one
+    of your experiments. The waiting jobs of an array are one record. `start` is the
+    expected start of a waiting job, null if the scheduler has no estimate.
     """
     if pool and all_pools:
-        raise click.UsageError("--all-pools: --resource-pool was given, too; give one of them")
+        raise click.UsageError("--all-pools: conflicts with --resource-pool; give one of them")
     output.table(listed(pool, all_pools=all_pools), columns(all_pools=all_pools), KEYS)
 
 
+# Determined's state names, except HELD and SUSPENDED: Determined does not hold or suspend jobs.
 STATES = {JobState.QUEUED: "QUEUED", JobState.HELD: "HELD", JobState.RUNNING: "SCHEDULED"}
-"""Determined's words, and HELD and SUSPENDED: it has no holds, and suspends no jobs."""
 SUSPENDED = "SUSPENDED"
 
 
 def listed(pool: str | None, *, all_pools: bool) -> list[dict[str, Any]]:
-    """One record for each job, as `list --json` prints it."""
+    """Return one record for each job, as `list --json` prints it."""
     jobs = _jobs(queue_here(), pool, all_pools=all_pools)
     return [_record(position, job) for position, job in enumerate(jobs)]
 
 
 def _jobs(queue: Queue | None, pool: str | None, *, all_pools: bool) -> Sequence[QueuedJob]:
-    """What runs on this machine without its scheduler has a pool of its own."""
-    if queue is None or pool == local.POOL:
+    """Return the jobs of a pool, of the default pool (None) or of all pools, in scheduling order."""
+    if queue is None or pool == local.POOL:  # jobs that run on this machine without a scheduler are a separate pool
         if pool not in (None, local.POOL):
-            raise UsageError(f"--resource-pool: no pool {pool!r}; this machine has no scheduler, so {_known([])}")
+            raise UsageError(f"--resource-pool: no pool {pool!r}; this machine has no scheduler; {_known([])}")
         return local.jobs()
     if all_pools:
         return [*queue.jobs(run_command), *local.jobs()]
@@ -76,7 +76,7 @@ def _jobs(queue: Queue | None, pool: str | None, *, all_pools: bool) -> Sequence
 
 
 def _checked(pool: str | None, pools: dict[str, bool]) -> str:
-    """The default one where none was named. Raises UsageError."""
+    """Return the name of the pool, or of the default pool for None. Raises UsageError if it does not exist."""
     default = next((name for name, is_default in pools.items() if is_default), None)
     if pool is None and default is None:
         raise UsageError(f"--resource-pool: the site has no default pool; name one; {_known(pools)}")
@@ -91,6 +91,7 @@ def _known(pools: Sequence[str] | dict[str, bool]) -> str:
 
 def _record(position: int, job: QueuedJob) -> dict[str, Any]:
     experiment = experiment_of(job)
+    # the scheduler reports GPUs and CPUs, but not how many CPUs are one slot; the plan of an experiment does
     slots = (experiment and _planned_slots(experiment)) or job.slots
     return {
         "position": position,
@@ -111,7 +112,8 @@ def _record(position: int, job: QueuedJob) -> dict[str, Any]:
 
 
 def experiment_of(job: QueuedJob) -> ExperimentFolder | None:
-    """The user's experiment that the job is of: its working folder or its log lies in the experiment's folder."""
+    """Return the user's experiment that the job belongs to, or None."""
+    # an experiment's job has its working folder or its log in the experiment's folder
     experiments = store().root / "experiments"
     if job.user == this_user():
         with suppress(ValueError, IndexError):
@@ -120,18 +122,18 @@ def experiment_of(job: QueuedJob) -> ExperimentFolder | None:
 
 
 def _planned_slots(experiment: ExperimentFolder) -> int | None:
-    """Of one job. The scheduler knows GPUs and CPUs, but not how many CPUs are a slot."""
-    with suppress(OSError, ValueError, LookupError, TypeError):  # of a folder that was deleted, say
+    """Return the slots of one job of the experiment, or None if the plan cannot be read."""
+    with suppress(OSError, ValueError, LookupError, TypeError):  # the folder may have been deleted
         plan = JobPlan.of(experiment)
         return plan.job_nodes * plan.job_slots_per_node
     return None
 
 
-KEYS = "position id type experiment name priority scheduler_priority submitted slots state user pool reason start"
-"""Of a record."""
+KEYS = "position id type experiment name priority scheduler_priority submitted slots state user pool reason start"  # of a record
 
 
 def columns(*, all_pools: bool) -> list[Column]:
+    """Return the columns of the table; the pool is one of them only if all pools are shown."""
     pools = [Column("Pool", itemgetter("pool"))] if all_pools else []
     return [*_COLUMNS, *pools]
 
@@ -160,7 +162,7 @@ _COLUMNS = (
 
 
 def queue_here() -> Queue | None:
-    """None: no scheduler is on PATH. Of two, the first that answers."""
+    """Return the queue of the scheduler on PATH, of two schedulers the first that answers; None without one."""
     queues = [queue(name) for name in schedulers_here(shutil.which)]
     for found in queues[:-1]:
         with suppress(CommandError):
@@ -170,44 +172,48 @@ def queue_here() -> Queue | None:
 
 
 def queue_to_change() -> Queue:
-    """Raises UsageError where this machine has none."""
+    """Return the queue of the scheduler on PATH; raise UsageError if there is none."""
     found = queue_here()
     if found is None:
         raise UsageError(
-            "job: this machine has no scheduler, so jobs run at once and none waits; on a cluster, use a login node"
+            "job: this machine has no scheduler, so jobs start at once and none waits; on a cluster, use a login node"
         )
     return found
 
 
 def jobs_named(job_id: str, jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
-    """An array's id names all of it; one of PBS may be without its server. Raises UsageError where none is there."""
-    found = {job.named: job for job in jobs if job_id in _names(job)}  # a job of two pools is listed twice
+    """Return the jobs with this ID; the ID of an array selects all its jobs. Raises UsageError if there is none."""
+    found = {job.named: job for job in jobs if job_id in _names(job)}  # a job that waits in two pools is listed twice
     if not found:
         raise UsageError(f"job {job_id}: not in the queue; `hpc-det job list --all-pools` shows what is")
     return list(found.values())
 
 
 def own_jobs(job_id: str, jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
-    """Raises UsageError where one is another user's."""
+    """Return the jobs with this ID; raise UsageError if one belongs to another user."""
     found = jobs_named(job_id, jobs)
     for job in found:
         if job.user != this_user():
-            raise UsageError(f"job {job_id}: is {job.user}'s; only {job.user} and the site's operators may change it")
+            raise UsageError(
+                f"job {job_id}: belongs to {job.user}; only {job.user} and the site's operators may change it"
+            )
     return found
 
 
 def waiting(job_id: str, found: Sequence[QueuedJob]) -> list[QueuedJob]:
-    """Those of the jobs found for the id that wait. Raises UsageError where all of them run."""
+    """Return those jobs of `found` that wait; raise UsageError if all of them run."""
     if waits := [job for job in found if job.waits]:
         return waits
-    raise UsageError(f"job {job_id}: runs already, and has no place in the queue any more")
+    raise UsageError(f"job {job_id}: is already running, so it no longer has a place in the queue")
 
 
 def waits(job_id: str, jobs: Sequence[QueuedJob]) -> bool:
-    """Whether any of the jobs of this id does."""
+    """Return whether any job with this ID waits."""
     return any(job.waits for job in jobs if job_id in _names(job))
 
 
 def _names(job: QueuedJob) -> set[str]:
-    without_server = job.job_id.partition(".")[0]
+    """Return the IDs by which a user may name the job."""
+    without_server = job.job_id.partition(".")[0]  # PBS: 4711.server
+    # an array's ID: 4711 for Slurm's 4711_3, and PBS's 4711[] may be written without the brackets
     return {job.job_id, without_server, without_server.partition("_")[0], without_server.removesuffix("[]")}

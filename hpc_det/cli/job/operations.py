@@ -1,4 +1,4 @@
-"""What can be done to a job's place in the queue, and when it is done."""
+"""Operations on a waiting job: change its priority, its pool, or its position relative to another job."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from hpc_det.schedulers.scheduler import run_command
 
 
 class Operation(Protocol):
+    """A requested change of one job; `jobs` is always the whole queue."""
+
     def check(self, jobs: Sequence[QueuedJob], queue: Queue) -> None:
-        """Raises UsageError where it cannot be done with these jobs."""
+        """Raise UsageError if the operation is not possible with these jobs."""
 
     def changes(self, queue: Queue, jobs: Sequence[QueuedJob]) -> list[Change]: ...
 
     def is_so(self, jobs: Sequence[QueuedJob]) -> bool:
-        """Whether the queue is as it asks for."""
+        """Return whether the queue already is as requested."""
 
     def note(self, queue: Queue) -> str:
-        """Why what is so then may have no effect; "" where it has. Raises CommandError."""
+        """Return why the change may have no effect, or "" if it has one. Raises CommandError."""
 
     def __str__(self) -> str:
-        """What is so then, a sentence without its end."""
+        """Return the requested state as the start of a sentence, such as "Job 4711 has priority 60"."""
 
 
 def operation(job_id: str, name: str, value: str) -> Operation:
-    """Raises UsageError where the value is none for this operation."""
+    """Return the operation `name` for a job; raise UsageError for an unknown name or an invalid value."""
     made = _OPERATIONS.get(name)
     if made is None:
         hint = nearest(name, _OPERATIONS) or f"known: {', '.join(_OPERATIONS)}"
@@ -39,9 +41,9 @@ def operation(job_id: str, name: str, value: str) -> Operation:
 
 
 def parsed(text: str) -> Operation:
-    """`JOB.OPERATION=VALUE`, where JOB may hold dots. Raises UsageError."""
+    """Parse `JOB.OPERATION=VALUE`; raise UsageError for anything else."""
     left, _, value = text.partition("=")
-    job_id, _, name = left.rpartition(".")
+    job_id, _, name = left.rpartition(".")  # the last dot, since IDs of PBS contain dots
     if not job_id or not value:
         raise UsageError(f"{text!r}: expected JOB.OPERATION=VALUE such as 4711.priority=60")
     return operation(job_id, name, value)
@@ -49,6 +51,8 @@ def parsed(text: str) -> Operation:
 
 @dataclass(frozen=True)
 class _Prioritize:
+    """Give a job a priority."""
+
     job_id: str
     priority: int
 
@@ -70,6 +74,8 @@ class _Prioritize:
 
 @dataclass(frozen=True)
 class _Move:
+    """Move a job to another pool."""
+
     job_id: str
     pool: str
 
@@ -78,7 +84,8 @@ class _Move:
             raise UsageError(f"job {self.job_id}: no pool {self.pool!r}; known: {', '.join(sorted(pools))}")
         if not all(experiment_of(job) for job in _own(self.job_id, jobs)):
             raise UsageError(
-                f"job {self.job_id}: is no experiment's, and only theirs change pools; cancel it, and submit it again"
+                f"job {self.job_id}: does not belong to an experiment, and only jobs of experiments can change pools; "
+                "cancel it and submit it again"
             )
 
     def changes(self, queue: Queue, jobs: Sequence[QueuedJob]) -> list[Change]:
@@ -96,10 +103,12 @@ class _Move:
 
 @dataclass(frozen=True)
 class _Order:
+    """Put a job ahead of another job or behind it."""
+
     job_id: str
     other_id: str
     ahead: bool
-    """Whether the job is to be ahead of the other, or behind it."""
+    """True: ahead of the other job. False: behind it."""
 
     def check(self, jobs: Sequence[QueuedJob], queue: Queue) -> None:
         self._both(jobs)
@@ -108,6 +117,7 @@ class _Order:
         job, other = self._both(jobs)
         line = _line(jobs, job, other)
         first, last = sorted(_places(line, job, other))
+        # only the user's own jobs between the two: those of others cannot be changed
         between = [one for one in line[first + 1 : last] if one.user == job.user]
         return (queue.put_ahead if self.ahead else queue.put_behind)(job, other, between)
 
@@ -123,38 +133,40 @@ class _Order:
         return f"Job {self.job_id} is {'ahead of' if self.ahead else 'behind'} job {self.other_id}"
 
     def _both(self, jobs: Sequence[QueuedJob]) -> tuple[QueuedJob, QueuedJob]:
-        """Raises UsageError where they are not two jobs of one queue."""
+        """Return the job and the other job; raise UsageError if they are not two waiting jobs of one pool."""
         job = _only(self.job_id, _own(self.job_id, jobs))
         other = _only(self.other_id, waiting(self.other_id, jobs_named(self.other_id, jobs)))
         if job.named == other.named:
-            raise UsageError(f"job {self.job_id}: has no place {'ahead of' if self.ahead else 'behind'} itself")
+            raise UsageError(f"job {self.job_id}: cannot be {'ahead of' if self.ahead else 'behind'} itself")
         if not set(job.pools) & set(other.pools):
             raise UsageError(
-                f"job {self.job_id}: waits in pool {job.pool}, and job {self.other_id} in pool {other.pool}; jobs have "
-                "an order within a pool only"
+                f"job {self.job_id}: waits in pool {job.pool}, but job {self.other_id} in pool {other.pool}; only jobs "
+                "of the same pool have an order"
             )
         return job, other
 
 
 def _own(job_id: str, jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
-    """The user's jobs of this id, as far as they wait."""
+    """Return the user's waiting jobs with this ID; raise UsageError if there is none."""
     return waiting(job_id, own_jobs(job_id, jobs))
 
 
 def _only(job_id: str, found: Sequence[QueuedJob]) -> QueuedJob:
+    """Return the only job of `found`; raise UsageError if there are several."""
     if len(found) > 1:
         parts = ", ".join(job.job_id for job in found)
-        raise UsageError(f"job {job_id}: its jobs wait in several places; name one of them: {parts}")
+        raise UsageError(f"job {job_id}: has jobs in several places of the queue; name one of them: {parts}")
     return found[0]
 
 
 def _line(jobs: Sequence[QueuedJob], job: QueuedJob, other: QueuedJob) -> list[QueuedJob]:
-    """Who waits in a pool that both are in."""
+    """Return the waiting jobs of a pool that both jobs are in, in scheduling order."""
     common = next(pool for pool in job.pools if pool in other.pools)
     return [one for one in jobs if one.waits and one.pool == common]
 
 
 def _places(line: Sequence[QueuedJob], job: QueuedJob, other: QueuedJob) -> tuple[int, int]:
+    """Return the positions of both jobs in `line`, from 0."""
     names = [one.named for one in line]
     return names.index(job.named), names.index(other.named)
 
@@ -162,15 +174,16 @@ def _places(line: Sequence[QueuedJob], job: QueuedJob, other: QueuedJob) -> tupl
 def _prioritize(job_id: str, value: str) -> Operation:
     if not value.isdecimal() or not FIRST <= int(value) <= LAST:
         raise UsageError(
-            f"job {job_id}: {value!r} is no priority; expected a whole number from {FIRST} to {LAST}, lower is earlier"
+            f"job {job_id}: {value!r} is not a priority; expected a whole number from {FIRST} to {LAST}, lower starts "
+            "earlier"
         )
     return _Prioritize(job_id, int(value))
 
 
 def _weigh(job_id: str, value: str) -> Operation:
     raise UsageError(
-        f"job {job_id}: neither Slurm nor PBS has weights of jobs; shares belong to accounts and groups, and the "
-        "site's administrators set them (Slurm: sacctmgr, fairshare; PBS: the file resource_group); use --priority, "
+        f"job {job_id}: neither Slurm nor PBS has weights of jobs; shares belong to accounts and groups and are set by "
+        "the site's administrators (Slurm: sacctmgr, fairshare; PBS: the file resource_group); use --priority, "
         "--ahead-of or --behind-of"
     )
 

@@ -1,4 +1,4 @@
-"""hpc-det job update and update-batch: all is checked first, then done one after the other, or put back."""
+"""hpc-det job update and update-batch: check all operations, apply them in sequence, and undo all if one fails."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from hpc_det.view.state import ExperimentView
 
 @click.command("update")
 @jobs_argument
-@click.option("--priority", metavar="N", help="From 1 to 99, lower is earlier; 42 where nobody asked for another.")
-@click.option("--weight", metavar="W", help="Determined's share of a pool.")
-@click.option("--resource-pool", metavar="POOL", help="Another partition or queue; for experiments alone.")
-@click.option("--ahead-of", metavar="JOB", help="Ahead of this job of yours.")
-@click.option("--behind-of", metavar="JOB", help="Behind this job.")
+@click.option("--priority", metavar="N", help="Set a priority from 1 to 99; lower starts earlier, the default is 42.")
+@click.option("--weight", metavar="W", help="Determined's share of a pool; neither Slurm nor PBS supports it.")
+@click.option("--resource-pool", metavar="POOL", help="Move jobs of an experiment to this partition or queue.")
+@click.option("--ahead-of", metavar="JOB", help="Put the job ahead of this job of yours.")
+@click.option("--behind-of", metavar="JOB", help="Put the job behind this job.")
 def update(jobs: list[str], **given: str | None) -> None:
-    """Change the places of jobs that wait. Give one of the options.
+    """Change the priority, pool or position of waiting jobs. Give exactly one option.
 
-    Where the scheduler refuses, nothing is changed, and a sentence says who may. JOB is the scheduler's id, as
-    `hpc-det job list` shows it; an array's id is all of its jobs that wait.
+    If the scheduler refuses, nothing is changed, and the message names who may change it. JOB is the scheduler's ID as
+    shown by `hpc-det job list`; the ID of an array selects all of its waiting jobs.
 
     \b
     Example:
@@ -40,7 +40,7 @@ def update(jobs: list[str], **given: str | None) -> None:
     """
     said = {what.replace("_", "-"): value for what, value in given.items() if value is not None}
     if len(said) != 1:
-        many = f"{' and '.join(f'--{what}' for what in said)} exclude each other" if said else "none was given"
+        many = f"{' and '.join(f'--{what}' for what in said)} exclude each other" if said else "no option was given"
         raise click.UsageError(f"{many}; give one of --priority, --weight, --resource-pool, --ahead-of and --behind-of")
     ((name, value),) = said.items()
     show("\n".join(update_all(at_once(jobs, lambda job_id: operation(job_id, name, value)))))
@@ -49,9 +49,9 @@ def update(jobs: list[str], **given: str | None) -> None:
 @click.command("update-batch")
 @click.argument("updates", metavar="JOB.OPERATION=VALUE...", nargs=-1, required=True)
 def update_batch(updates: tuple[str, ...]) -> None:
-    """Change several jobs, one after the other: all or nothing.
+    """Change several jobs in sequence: either all changes apply, or none.
 
-    OPERATION is priority, weight, resource-pool, ahead-of or behind-of, as the options of `update`.
+    OPERATION is priority, weight, resource-pool, ahead-of or behind-of, like the options of `update`.
 
     \b
     Example:
@@ -61,24 +61,27 @@ def update_batch(updates: tuple[str, ...]) -> None:
 
 
 def update_all(operations: Sequence[Operation]) -> list[str]:
-    """What is so now, a sentence each, and what has no effect. Raises HpcDetError, with the queue as it was before."""
+    """Apply all operations; return a sentence for each, and notes on changes that may have no effect.
+
+    If one fails, undo the changes and raise HpcDetError.
+    """
     queue = queue_to_change()
     jobs = queue.jobs(run_command)
-    at_once(operations, lambda each: each.check(jobs, queue))
+    at_once(operations, lambda each: each.check(jobs, queue))  # reports all problems before anything is changed
     done: list[Change] = []
     try:
         made = list(_made(operations, jobs, queue, done))
     except HpcDetError as error:
         raise type(error)([*error.problems, *_put_back(done)]) from None
-    except BaseException:  # Ctrl-C
+    except BaseException:  # Ctrl-C must not leave half of the changes in the queue
         _put_back(done)
         raise
     return made + _notes(operations, queue)
 
 
 def _notes(operations: Sequence[Operation], queue: Queue) -> list[str]:
-    """Each once."""
-    with suppress(CommandError):
+    """Return each note once; none if the scheduler does not answer."""
+    with suppress(CommandError):  # the operations themselves have succeeded
         notes = dict.fromkeys(each.note(queue) for each in operations)
         return [f"Note: {note}" for note in notes if note]
     return []
@@ -87,16 +90,21 @@ def _notes(operations: Sequence[Operation], queue: Queue) -> list[str]:
 def _made(
     operations: Sequence[Operation], jobs: Sequence[QueuedJob], queue: Queue, done: list[Change]
 ) -> Iterator[str]:
-    """One after the other, each in the queue that the one before has left; `done` gets what the scheduler took."""
+    """Apply the operations in sequence and yield a sentence for each.
+
+    The changes that the scheduler accepted are appended to `done`, from which they can be undone.
+    """
     for each in operations:
         if each.is_so(jobs):
             yield f"{each} already"
             continue
         for change in each.changes(queue, jobs):
             _run(change, done)
-        jobs = queue.jobs(run_command)
+        jobs = queue.jobs(run_command)  # the next operation depends on the queue that this one has left
         if not each.is_so(jobs):
-            raise HpcDetError(f"{each}: not so, although the scheduler took {_commands(done)}")
+            raise HpcDetError(
+                f"{each}: the queue does not show this, although the scheduler accepted {_commands(done)}"
+            )
         yield f"{each} now"
 
 
@@ -104,14 +112,14 @@ def _run(change: Change, done: list[Change]) -> None:
     try:
         run_command(change.command)
     except CommandError as error:
-        if change.may_stop_halfway:
+        if change.may_stop_halfway:  # some elements of an array may have been changed
             done.append(change)
         raise HpcDetError(f"{error}; {change.who_may}") from None
     done.append(change)
 
 
 def _put_back(done: Sequence[Change]) -> list[str]:
-    """The last first; what came of it, in a sentence."""
+    """Undo the changes, the last one first; return one or more sentences with the result."""
     failed = []
     for change in reversed(done):
         try:
@@ -119,8 +127,8 @@ def _put_back(done: Sequence[Change]) -> list[str]:
         except CommandError as error:
             failed.append(f"{' '.join(change.undo)}: {error}")
     if failed:
-        return ["what was changed before could not be put back:", *failed]
-    return ["what was changed before is put back" if done else "nothing was changed"]
+        return ["the earlier changes could not be undone:", *failed]
+    return ["the earlier changes were undone" if done else "nothing was changed"]
 
 
 def _commands(done: Sequence[Change]) -> str:
@@ -128,7 +136,10 @@ def _commands(done: Sequence[Change]) -> str:
 
 
 def update_jobs(experiments: Sequence[ExperimentFolder], priority: str) -> list[str]:
-    """What is so now, a sentence each. Raises HpcDetError, with the queue as it was before."""
+    """Set the priority of all waiting jobs of the experiments; return a sentence for each job.
+
+    If one fails, undo the changes and raise HpcDetError.
+    """
     views = at_once(experiments, _with_a_queue)
     queue = queue_to_change().jobs(run_command)
     jobs = [job_id for of_one in at_once(views, lambda view: _waiting(view, queue)) for job_id in of_one]
@@ -136,15 +147,15 @@ def update_jobs(experiments: Sequence[ExperimentFolder], priority: str) -> list[
 
 
 def _with_a_queue(experiment: ExperimentFolder) -> ExperimentView:
-    """Raises UsageError for an experiment of this machine alone."""
+    """Return the experiment's view; raise UsageError if it runs on this machine without a queue."""
     view = ExperimentView(experiment)
     if view.jobs and not schedulers.scheduler(view.jobs[0].scheduler).has_queue:
-        raise UsageError(f"experiment {experiment.id}: runs on this machine, where no job waits in a queue")
+        raise UsageError(f"experiment {experiment.id}: runs on this machine, where jobs do not wait in a queue")
     return view
 
 
 def _waiting(view: ExperimentView, queue: Sequence[QueuedJob]) -> list[str]:
-    """Those that the scheduler has still to start. Raises UsageError where there is none."""
+    """Return the IDs of the experiment's waiting jobs; raise UsageError if there is none."""
     if found := [job_id for job_id in view.job_ids() if waits(job_id, queue)]:
         return found
-    raise UsageError(f"experiment {view.id}: has no job that waits in the queue")
+    raise UsageError(f"experiment {view.id}: has no waiting job in the queue")

@@ -1,4 +1,7 @@
-"""hpc-det top: all experiments on one screen, live. Threads ask files and schedulers; what is shown is plain data."""
+"""hpc-det top: a live screen of all experiments.
+
+Threads read the files and query the schedulers; the widgets show plain data.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from hpc_det.errors import UsageError
 def top() -> None:
     """Watch all experiments and their jobs on one screen.
 
-    Keys: p pauses the selected experiment, a activates it, k kills it after a question, l follows its logs, enter shows
-    its details, / looks for a part of a name, a state or an id, q quits.
+    Keys: p pauses the selected experiment, a activates it, k kills it after confirmation, l follows its logs, enter
+    shows its details, / filters by part of a name, state or ID, q quits.
 
     \b
     Example:
       hpc-det top
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("top: this is no terminal; see the same with `hpc-det experiment list`")
-    from hpc_det.cli.top.app import show
+        raise UsageError("top: stdin or stdout is not a terminal; use `hpc-det experiment list` instead")
+    from hpc_det.cli.top.app import show  # loads textual
 
     show(store())

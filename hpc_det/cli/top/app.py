@@ -1,4 +1,4 @@
-"""The screen itself: a table of experiments, the selected one, the queue, and keys."""
+"""The main screen of `hpc-det top`: a table of experiments, the selected experiment, the queue, and the keys."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from hpc_det.view.state import ExperimentView
 from hpc_det.view.summary import Summary
 
 LOOK_S = 1.0
-"""Between two looks at the files. The scheduler is asked as often, and answers from what it has said lately."""
+"""Seconds between two reads of the files, and of the shared cache of scheduler answers."""
 WIDE = 120
-"""Columns of a terminal that shows the selected experiment and the queue beside each other."""
+"""Columns from which the terminal shows the selected experiment and the queue side by side."""
 KEYS = "p pause  a activate  k kill  l logs  enter details  / filter  q quit"
 
 
 class Looked(Message):
-    """From a thread that has read the files."""
+    """The message of a thread that has read the files."""
 
     def __init__(self, seen: Seen) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Looked(Message):
 
 
 class Said(Message):
-    """From a thread that has something for the status line."""
+    """The message of a thread with a text for the status line."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -52,6 +52,8 @@ class Said(Message):
 
 
 class Top(App[None]):
+    """The application."""
+
     TITLE = "hpc-det top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -81,17 +83,17 @@ class Top(App[None]):
     ]
 
     def __init__(self, store: ExperimentStore) -> None:
-        super().__init__(ansi_color=True)
+        super().__init__(ansi_color=True)  # the terminal's own colours
         self._store = store
         self._answers = Answers(store.root)
         self._experiments = Experiments(store, self._answers)
         self._seen = Seen([], [], {})
         self._shown: dict[int, tuple[str, ...]] = {}
-        """The cells of each experiment in the table, in its order."""
+        """The cells of each row in the table, keyed by experiment ID, in the order of the rows."""
         self._widths: dict[str, int] = {}
-        """Of its columns."""
+        """The widths of the table's columns, in characters."""
         self._busy: set[str] = set()
-        """What a thread does now."""
+        """The names of the tasks that threads are running."""
         self._heading = Static(classes="bar", markup=False)
         self._table: DataTable[Text] = DataTable(id="table", cursor_type="row", cell_padding=0)
         self._detail, self._queue = Static(id="detail", markup=False), Static(id="queue", markup=False)
@@ -109,21 +111,21 @@ class Top(App[None]):
         yield Static(KEYS.ljust(WIDEST), classes="bar", markup=False)
 
     def on_mount(self) -> None:
-        self.begin_capture_print(self)
+        self.begin_capture_print(self)  # the functions of the command line print notes, see `on_print`
         self._detail.border_title, self._queue.border_title = "selected", "queue"
         self._table.focus()
         self._look()
         self.set_interval(LOOK_S, self._look)
 
-    # --- what is seen
+    # --- the display
 
     def _look(self) -> None:
         self._in_thread("look", lambda: Looked(self._experiments.look()))
         self._in_thread("ask", partial(self._answers.ask, self._seen.job_ids))
 
     def _in_thread(self, name: str, act: Callable[[], Message | None]) -> None:
-        """One of a name at a time. When it tells what came of it, or what went wrong, the next one may begin."""
-        if name in self._busy:
+        """Run `act` in a thread and post its message, or its error for the status line."""
+        if name in self._busy:  # a slow file system or scheduler must not accumulate threads
             return
         self._busy.add(name)
         self.run_worker(partial(self._run, name, act), thread=True)
@@ -151,7 +153,7 @@ class Top(App[None]):
         self._show_below()
 
     def _fill_table(self) -> None:
-        """Only cells that have changed are drawn; the selected experiment stays selected."""
+        """Update the cells that have changed; refill the table only if its rows or widths have changed."""
         table, width_of = self._table, cells.widths(self.size.width)
         rows = {row.summary.id: cells.cells(row, width_of) for row in self._seen.rows if self._is_wanted(row.summary)}
         if [*rows] != [*self._shown] or width_of != self._widths:
@@ -163,6 +165,7 @@ class Top(App[None]):
         self._shown = rows
 
     def _refill(self, rows: dict[int, tuple[str, ...]], width_of: dict[str, int]) -> None:
+        """Fill the table again; the selected experiment stays selected."""
         table, selected = self._table, self._selected()
         table.clear(columns=True)
         for heading, width in width_of.items():
@@ -178,6 +181,7 @@ class Top(App[None]):
         return any(wanted in text.casefold() for text in (found.name, found.state.value, str(found.id)))
 
     def _selected(self) -> Row | None:
+        """Return the row under the cursor, or None if the table is empty."""
         numbers, place = [*self._shown], self._table.cursor_row
         number = numbers[place] if place < len(numbers) else None
         return next((row for row in self._seen.rows if row.summary.id == number), None)
@@ -190,13 +194,13 @@ class Top(App[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width >= WIDE, "wide")
-        self.call_after_refresh(self._show)
+        self.call_after_refresh(self._show)  # when the layout has changed
 
     def on_data_table_row_highlighted(self) -> None:
         self._show_below()
 
     def _say(self, text: str) -> None:
-        """In the status line, until there is other news."""
+        """Show the text in the status line, until the next text replaces it."""
         if text.strip():
             self._status.update(visible(text.strip().replace("\n", "; ")))
 
@@ -204,7 +208,7 @@ class Top(App[None]):
         self._say(event.text)
 
     def on_print(self, event: events.Print) -> None:
-        """What the functions of the command line say beside their results."""
+        """Show in the status line what functions of the command line print, such as notes."""
         self._say(event.text)
 
     # --- keys
@@ -251,6 +255,7 @@ class Top(App[None]):
 
     def _do(self, act: Callable[[ExperimentFolder], str], folder: ExperimentFolder) -> None:
         self._say(f"experiment {folder.id}: ...")
+        # named by the experiment: a second key for it is ignored until the first action has ended
         self._in_thread(f"experiment {folder.id}", lambda: Said(act(folder)))
 
     def _describe(self, number: int) -> str:
@@ -263,6 +268,6 @@ def _styled(text: str) -> Text:
 
 
 def show(store: ExperimentStore) -> None:
-    """Until the user quits."""
-    os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")  # every frame would go through ssh
+    """Run the screen until the user quits."""
+    os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")  # each frame of an animation would be sent through ssh
     Top(store).run()

@@ -1,4 +1,4 @@
-"""An experiment as cells of a table, and all of them in a line."""
+"""The texts of `hpc-det top`: the cells of an experiment, its details, the summary line and the queue."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hpc_det.view.state import ExperimentState
 _STATES = (ExperimentState.RUNNING, ExperimentState.QUEUED, ExperimentState.PAUSED)
 _FIXED = {"ID": 5, "STATE": 11, "PROGRESS": 14, "BEST": 16, "TRY": 4, "SLOTS": 6}
 HEADINGS = ("ID", "NAME", "STATE", "PROGRESS", "BEST", "LOSS", "TRY", "SLOTS")
-SHORTEST, LONGEST = 10, 40
-"""Of names and of losses."""
+SHORTEST, LONGEST = 10, 40  # characters of the columns NAME and LOSS
 
 
 def widths(width: int) -> dict[str, int]:
-    """Of each column, with the blank after it: names and losses share what the others leave."""
+    """Return the width of each column, with the blank after it; NAME and LOSS share the space that is left."""
     share = min(max((width - sum(_FIXED.values())) // 2, SHORTEST), LONGEST)
     return {heading: _FIXED.get(heading, share) for heading in HEADINGS}
 
 
 def cells(row: Row, width_of: dict[str, int]) -> tuple[str, ...]:
+    """Return the cells of an experiment in the order of HEADINGS, cut to the widths of their columns."""
     found = row.summary
     texts = {
         "ID": str(found.id),
@@ -37,13 +37,13 @@ def cells(row: Row, width_of: dict[str, int]) -> tuple[str, ...]:
 
 
 def _slots(row: Row) -> str:
-    """In use, of all that its jobs have or wait for."""
+    """Return the slots in use and the slots that its jobs have or wait for, such as 4/8."""
     wanted = row.slots + row.slots_wanted
     return f"{row.slots}/{wanted}" if wanted else NONE
 
 
 def heading(rows: Iterable[Row]) -> str:
-    """How many there are of a kind, and the slots of all."""
+    """Return the number of experiments in each state, and the slots of all experiments."""
     rows = list(rows)
     states = [row.summary.state for row in rows]
     counts = [f"{states.count(state)} {state.value.lower()}" for state in _STATES]
@@ -55,7 +55,7 @@ def heading(rows: Iterable[Row]) -> str:
 
 
 def detail(row: Row, width: int) -> list[str]:
-    """A few lines about one experiment."""
+    """Return a few lines about one experiment, cut to `width` characters."""
     found = row.summary
     lines = [f"Experiment {found.id}: {found.name}, {found.state.value}"]
     if row.waits_for:
@@ -76,7 +76,7 @@ def detail(row: Row, width: int) -> list[str]:
 
 
 def queue(jobs: Sequence[Job], height: int, width: int) -> list[str]:
-    """A line for each job, as far as they fit."""
+    """Return a line for each job; if they exceed `height` lines, the last line counts the rest."""
     lines = [f"{job.job_id}  experiment {job.experiment}  {job.state.value}  {_reason(job)}" for job in jobs]
     if len(lines) > height:
         lines[height - 1 :] = [f"and {len(lines) - height + 1} more"]
@@ -84,5 +84,5 @@ def queue(jobs: Sequence[Job], height: int, width: int) -> list[str]:
 
 
 def _reason(job: Job) -> str:
-    """Slurm says None where there is none to tell."""
+    """Return the scheduler's reason in parentheses, or "" without one; Slurm prints None for no reason."""
     return f"({job.reason})" if job.reason not in ("", "None") else ""

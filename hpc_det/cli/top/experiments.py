@@ -1,4 +1,4 @@
-"""All experiments, look after look: of those that rest nothing is read again, and of the others what is new."""
+"""The data of `hpc-det top`, read repeatedly: nothing again of experiments at rest, only the news of the others."""
 
 from __future__ import annotations
 
@@ -23,41 +23,45 @@ from hpc_det.view.trial_facts import TrialFacts
 from hpc_det.view.watch import NO_NEWS
 
 ROUND_S = 5.0
-"""Between two looks for experiments that are new, have ended or go on. The others are looked at each time."""
+"""Seconds between two searches for experiments that are new, have ended or were continued."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What is shown of an experiment; all but the summary only while it is under way."""
+    """The data shown for an experiment; fields other than `summary` are set only while it is under way."""
 
     summary: Summary
     waits_for: str | None = None
-    """In the scheduler's words."""
+    """The scheduler's reason why its job waits; None unless it is QUEUED."""
     slots: int = 0
-    """In use."""
+    """Slots in use."""
     slots_wanted: int = 0
-    """Of jobs that wait in the queue."""
+    """Slots of the jobs that wait in the queue."""
     trial: int | None = None
-    """The one that all of the following are of."""
+    """The trial to which all following fields refer."""
     attempts: int = 0
     training: dict[str, Any] = field(default_factory=dict)
     validation: dict[str, Any] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
-    """Of all training reports."""
+    """The training losses, oldest first."""
     gpu_use: float | None = None
-    """Percent, of the GPUs of its nodes, where that is measured."""
+    """Mean use of its GPUs in the last minute, in percent; None if it is not measured."""
 
 
 @dataclass(frozen=True)
 class Seen:
+    """The result of one read of all experiments."""
+
     rows: list[Row]
-    """Those under way before those that are paused, and these before those that have ended; the newest first."""
+    """The experiments: first those under way, then the paused, then the finished ones; the newest first in each."""
     jobs: list[Job]
     job_ids: dict[str, list[str]]
-    """Of all that are under way, by scheduler: what to ask about."""
+    """The job IDs of all experiments under way, keyed by scheduler: the jobs to query."""
 
 
 class Experiments:
+    """The experiments below a state root, with their state between two reads."""
+
     def __init__(self, store: ExperimentStore, answers: Answers) -> None:
         self._store = store
         self._answers = answers
@@ -66,6 +70,7 @@ class Experiments:
         self._next_round = 0.0
 
     def look(self) -> Seen:
+        """Read what is new and return the data of all experiments."""
         if time.monotonic() >= self._next_round:
             self._go_round()
         rows, jobs = [], []
@@ -75,14 +80,15 @@ class Experiments:
             try:
                 job_ids = experiment.view.job_ids()
                 rows.append(experiment.row(self._answers.of(job_ids)))
-            except UNREADABLE:
+            except UNREADABLE:  # one damaged experiment must not hide the others
                 rows += _damaged(experiment.view.folder)
             jobs += in_queue(number, job_ids, self._answers.of(job_ids))
-            for job in experiment.view.jobs[:1]:
+            for job in experiment.view.jobs[:1]:  # all jobs of an experiment have the same scheduler
                 asked.setdefault(job.scheduler, []).extend(job_ids)
         return Seen([*rows, *(Row(summary=each) for each in self._resting)], jobs, asked)
 
     def _go_round(self) -> None:
+        """Find the experiments that are new, have ended or were continued since the last round."""
         found = experiments.look(self._store)
         shown = (each for each in found.resting if not each.archived)
         self._resting = sorted([*shown, *found.damaged], key=lambda each: (each.state.is_final, -each.id))
@@ -91,7 +97,7 @@ class Experiments:
 
 
 class UnderWay:
-    """One experiment that has not ended."""
+    """An experiment under way, with the metrics read so far from one of its trials."""
 
     def __init__(self, view: ExperimentView) -> None:
         self.view = view
@@ -101,7 +107,7 @@ class UnderWay:
         self._losses = Curve()
 
     def row(self, statuses: Sequence[JobStatus]) -> Row:
-        """Raises one of UNREADABLE where the files are damaged or gone."""
+        """Return the experiment's row; raise one of UNREADABLE if files are damaged or missing."""
         state, search = self.view.state(statuses), self.view.search
         reader = self._read_metrics()
         trial = TrialFacts(view=self.view, id=self._trial, is_over=state.is_final, read_metrics=reader.metrics)
@@ -121,7 +127,7 @@ class UnderWay:
         )
 
     def _read_metrics(self) -> MetricsReader:
-        """Of the trial that the first worker has, or else the last one had."""
+        """Read the new metrics of one trial: that of the first worker, or without workers the trial read last."""
         open_now = self.view.search.open
         trial = open_now[min(open_now)].trial if open_now else self._trial or 1
         if self._reader is None or trial != self._trial:
@@ -133,29 +139,29 @@ class UnderWay:
         return self._reader
 
     def _take(self, batches: int, metrics: dict[str, Any]) -> None:
-        """An attempt that resumes from an earlier checkpoint makes later losses void."""
+        """Append the loss of a training report."""
         loss = metrics.get("loss", next(iter(metrics.values()), None))
         if isinstance(loss, (int, float)):
-            self._losses.cut(batches - 1)
+            self._losses.cut(batches - 1)  # an attempt that resumed from a checkpoint trains later batches again
             self._losses.append(batches, float(loss))
 
 
 def _damaged(folder: ExperimentFolder) -> list[Row]:
-    """Return the row of an experiment with damaged files; none where it was deleted meanwhile."""
+    """Return the row of an experiment with damaged files, or nothing if it was deleted meanwhile."""
     damaged = Summary(id=folder.id, name=DAMAGED, state=ExperimentState.ERROR)
     return [Row(summary=damaged)] if folder.config.exists() else []
 
 
 def _ranks(view: ExperimentView) -> int:
-    """Of each trial; none where the file is damaged, as the summary says."""
+    """Return the world size of each trial, or 0 if the plan is damaged."""
     try:
         return view.plan().world_size
-    except HpcDetError:
+    except HpcDetError:  # the summary reports the damage
         return 0
 
 
 NEWEST_S = 5.0
-"""A younger answer is not asked for again, whoever had it."""
+"""Seconds for which an answer of the scheduler is used, even if another process received it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,24 +175,26 @@ class Job:
 
 
 class Answers:
-    """The last of each job, also while a question waits for its answer."""
+    """The last known status of each job; readable while a query waits for the scheduler."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._said: dict[str, JobStatus] = {}
 
     def ask(self, job_ids: Mapping[str, Sequence[str]]) -> None:
-        """About jobs by scheduler. It may take as long as a scheduler takes to answer."""
+        """Query the status of jobs, keyed by scheduler; blocks until the scheduler answers."""
         for name, its_jobs in job_ids.items():
             answers = SharedAnswers(self._root, schedulers.scheduler(name))
+            # None: the scheduler was queried too recently, so the last answer stays
             self._said |= answers.news(its_jobs, run_command, NEWEST_S) or {}
 
     def of(self, job_ids: Sequence[str]) -> list[JobStatus]:
+        """Return the last known status of each job, UNKNOWN before the first answer."""
         return [self._said.get(job_id, NO_NEWS) for job_id in job_ids]
 
 
 def in_queue(experiment: int, job_ids: Sequence[str], statuses: Sequence[JobStatus]) -> list[Job]:
-    """Those that have not ended."""
+    """Return the experiment's jobs that have not ended."""
     return [
         Job(job_id=job_id, experiment=experiment, state=status.state, reason=status.reason)
         for job_id, status in zip(job_ids, statuses, strict=True)

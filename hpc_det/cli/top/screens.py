@@ -1,5 +1,6 @@
-"""What opens over the table: a question, the details of an experiment, its logs. All are modal: the keys of the table
-act on what is selected there, which nobody sees meanwhile.
+"""The screens that open over the table: a confirmation, the details of an experiment, its logs.
+
+All are modal, because the keys of the table act on a selection that is hidden meanwhile.
 """
 
 from __future__ import annotations
@@ -22,16 +23,14 @@ from textual.widgets import RichLog, Static
 from hpc_det.errors import HpcDetError, visible
 from hpc_det.store.folders import ExperimentFolder
 
-AGAIN_S = 5.0
-"""Between two looks at the details."""
-MOST_LINES = 10_000
-WIDEST = 500
-"""A bar is reversed text, and as long as any terminal."""
+AGAIN_S = 5.0  # seconds between two updates of the details
+MOST_LINES = 10_000  # lines of logs that the screen keeps
+WIDEST = 500  # characters of a bar, which is reversed text and must fill a terminal of any width
 HPC_DET = (sys.executable, "-c", "import sys; from hpc_det.cli.main import main; sys.exit(main())")
 
 
 class Question(ModalScreen[bool]):
-    """Closes with whether the answer was yes."""
+    """A question to be answered with y or n; its result is True for yes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("y", "dismiss(True)"), ("n,escape,q", "dismiss(False)")]
 
@@ -44,7 +43,7 @@ class Question(ModalScreen[bool]):
 
 
 class Told(Message):
-    """From a thread that has read the details."""
+    """The message of a thread that has read the details."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -52,7 +51,7 @@ class Told(Message):
 
 
 class Details(ModalScreen[None]):
-    """What `experiment describe` says, now and then again."""
+    """The output of `experiment describe`, updated every AGAIN_S seconds."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q,enter", "dismiss")]
 
@@ -79,17 +78,17 @@ class Details(ModalScreen[None]):
             told = self._tell()
         except HpcDetError as error:
             told = "\n".join(error.problems)
-        except OSError as error:  # it is being deleted
+        except OSError as error:  # the experiment is being deleted
             told = f"{error.filename}: {error.strerror}"
         self.post_message(Told(told))
 
     def on_told(self, event: Told) -> None:
         self.query_one("#text", Static).update(visible(event.text))
-        self.set_timer(AGAIN_S, self._look)
+        self.set_timer(AGAIN_S, self._look)  # after the answer, so that slow reads do not overlap
 
 
 class Printed(Message):
-    """From the thread that reads the logs."""
+    """The message of the thread that reads the logs: one line."""
 
     def __init__(self, line: str) -> None:
         super().__init__()
@@ -97,7 +96,7 @@ class Printed(Message):
 
 
 class Logs(ModalScreen[None]):
-    """What `experiment logs --follow` prints, by a process of its own: it may wait for lines as long as it likes."""
+    """The output of `experiment logs --follow`, run in a separate process that may block while it waits for lines."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q", "dismiss")]
 
@@ -114,13 +113,17 @@ class Logs(ModalScreen[None]):
         self.query_one(RichLog).focus()
         command = (*HPC_DET, "experiment", "logs", str(self._experiment.id), "--follow", "--tail", str(MOST_LINES))
         root = str(self._experiment.root())
-        env = {**os.environ, "HPC_DET_ROOT": root, "PYTHONSAFEPATH": "1"}  # modules of this folder are none of ours
+        env = {
+            **os.environ,
+            "HPC_DET_ROOT": root,
+            "PYTHONSAFEPATH": "1",
+        }  # do not import modules from the current folder
         self._process = subprocess.Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=env)
         self.run_worker(self._follow, thread=True)
 
     def on_unmount(self) -> None:
-        """What the thread reads ends with that."""
-        self._process.terminate()
+        """Terminate the process."""
+        self._process.terminate()  # ends the pipe that the thread reads, and with it the thread
 
     def _follow(self) -> None:
         with self._process as process:
