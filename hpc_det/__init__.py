@@ -1,11 +1,11 @@
-"""Determined's trials and RaySGD's drivers as gang jobs on the Slurm or PBS cluster that a site runs.
+"""Run Determined's trials and RaySGD's drivers as gang jobs on a Slurm or PBS cluster.
 
-The folders, each above those that it may import (tests/test_architecture.py holds the order):
+A folder may import only the folders listed below it (tests/test_architecture.py checks the order):
 
     cli            the command line, hpc-det: one module per command; cli/top is the live screen
-    report         an experiment as one HTML page, and the facts that it shows
+    report         an experiment as one HTML page, and the data that the page shows
     doctor         checks of what a site supports, each with a remedy
-    sweep          launchers for anyone's Hydra app, and what runs the app on a node
+    sweep          Hydra launchers for any Hydra app, and the program that runs such an app on a node
     sgd            RaySGD's TorchTrainer: driver, elastic gang, operators, tune
     submit         plan -> script -> job id: renders slurm_templates/, submitit executors
     launch         on the nodes: the job, one agent per node, launchers, the entry point of a rank
@@ -16,12 +16,12 @@ The folders, each above those that it may import (tests/test_architecture.py hol
     checkpoint     from tensors in memory to a committed folder and back: copies, writer, commit, verify, prune, mirror
     distributed    inside a rank: its process, collectives, the agreement to stop, metrics, RNG states
     schedulers     slurm/ pbs/ local: commands, parsers, flags, queue, detection of a site, processes on its nodes
-    plan           the configuration meets the site: effective config, multirun points, pools, containers -> JobPlan
+    plan           configuration + cluster -> JobPlan: effective config, multirun points, pools, containers
     search         searchers over a journal
-    config         layers, template merge, validation, secrets; knows no site
+    config         layers, template merge, validation, secrets; independent of any cluster
     store          facts on disk: file names, journals, metrics, failures, stop requests
     node           standard library only: processes, signals, files, the line protocol, network, rendezvous
-    errors         what a user sees when something is wrong
+    errors         exceptions with messages for users, and the helpers that word them
     requeue        why an attempt ended -> whether the trial runs again
     resources      where conf/, slurm_templates/ and docs/examples/ are installed
 """

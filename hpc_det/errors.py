@@ -1,8 +1,8 @@
-"""The errors that a user sees: no traceback, every problem at once. And the words that all of them use.
+"""Exceptions whose messages a user reads without a traceback, and the helpers that word the messages.
 
-HpcDetError            exit code 1: the world refused (scheduler, file system, a trial that failed)
-└── UsageError         exit code 2: what was asked for cannot be done (config, arguments, missing files)
-    └── InvalidHP      raised by a trial: these hyperparameters make no sense
+HpcDetError            exit code 1: an operation failed (scheduler, file system, a trial that failed)
+└── UsageError         exit code 2: the input is invalid (config, arguments, missing files)
+    └── InvalidHP      raised by a trial: it cannot train with these hyperparameters
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 INTERRUPTED = 130
-"""128 + SIGINT, as a shell reports it."""
-MISSING = "required, but nobody set it"
+"""The exit code after Ctrl-C: 128 + SIGINT, as a shell reports it."""
+MISSING = "required, but not set"
 _SHOWN_CHARS = 80
 
 
 class HpcDetError(Exception):
-    """One or more problems, each a line that says where, what, both values and the remedy."""
+    """One or more problems; each is a line with the place, what is wrong, both values and the remedy."""
 
     exit_code = 1
 
@@ -28,53 +28,56 @@ class HpcDetError(Exception):
 
 
 def refused(error: OSError) -> HpcDetError:
-    """What the file system says, as a user reads it."""
+    """Return `error` as an HpcDetError, worded "FILE: reason" without Python's errno."""
     return HpcDetError(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
 class UsageError(HpcDetError):
-    """Bad input: nothing was submitted and nothing was written."""
+    """Invalid input: nothing was submitted and nothing was written."""
 
     exit_code = 2
 
 
 class InvalidHP(UsageError):
-    """A trial raises it for hyperparameters that cannot work: it is not started again."""
+    """Raised by a trial for hyperparameters that it cannot train with; the trial is not restarted."""
 
 
 class Problem(NamedTuple):
-    """Of a setting, before it is known who wrote it."""
+    """A problem with one setting; the layer that wrote the setting is added when the message is rendered."""
 
     path: str
+    """The dotted path of the setting, such as resources.slots_per_trial."""
     what: str
     remedy: str = ""
 
 
 def shown(value: Any) -> str:
-    """The value as a message shows it."""
+    """Return the repr of `value` for a message, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
 
 
 def printable(text: str) -> str:
-    """A key or value may hold anything; a line of output may not."""
+    """Return `text` with every unprintable character escaped, so that it fits on one line of output."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 _TERMINAL_COMMANDS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Control characters but tab and newline, what turns the direction of text, and what no UTF-8 can hold."""
+"""Control characters except tab and newline, characters that change the direction of text, and lone surrogates (which
+UTF-8 cannot encode).
+"""
 
 
 def visible(text: str) -> str:
-    """Lines as a terminal may get them: what it would take for commands is spelled out, such as \\x1b."""
+    """Return `text`, of any number of lines, with the characters escaped (such as \\x1b) that control a terminal."""
     return _TERMINAL_COMMANDS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The question whether a known word was meant, or nothing."""
-    from difflib import get_close_matches  # every process loads this module, and few make a mistake
+    """Return "did you mean X?" for the known word most similar to `word`, or "" if none is similar."""
+    from difflib import get_close_matches  # imported late: every process loads this module, few need a suggestion
 
     close = get_close_matches(word, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else ""

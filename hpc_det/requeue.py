@@ -1,9 +1,9 @@
-"""What happens next: how attempts ended, and the budgets, decide. Pure functions over the journal's facts.
+"""The decision whether a trial runs again after an attempt ended. Pure functions over the ends in its journal.
 
-Only failures count against `max_restarts` (upstream's rule: preemption and lost nodes are not charged). Nor are hangs,
-unhealthy nodes and full disks. A run that comes back again and again without a newer checkpoint, whatever but a full
-disk ended its attempts, is stopped: it would go on for ever. Attempts that had no chance to save one have a budget of
-their own, TOO_SHORT times as large.
+Only failures count against `max_restarts`. As in Determined, preemptions and lost nodes do not count; neither do hangs,
+unhealthy nodes and full disks. A second budget bounds the attempts in a row that end without a newer checkpoint, since
+such a trial would otherwise be requeued for ever; full disks do not count there either. Attempts that ended too early
+to save a checkpoint have their own budget, TOO_SHORT times as large.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 class Cause(str, enum.Enum):
-    """Why an attempt ended."""
+    """The cause of an attempt's end."""
 
     FINISHED = "finished"
     FAILED = "failed"
@@ -23,62 +23,72 @@ class Cause(str, enum.Enum):
     NODE_LOST = "node lost"
     CANCELLED = "cancelled"
     PAUSED = "paused"
-    """By its user, until `experiment activate`."""
+    """Paused by the user; `experiment activate` resumes it."""
     WAITING = "waiting"
-    """The searcher let go of the trial, which may go on later."""
+    """The searcher has no work for the trial at present, and may resume it later."""
     HUNG = "hung"
-    """A rank made no step for too long."""
+    """A rank made no step within the hang timeout."""
     DISK_FULL = "disk full"
-    """A file could not be written for want of space, or of quota."""
+    """Writing a file failed because the disk or the quota is full."""
     SCHEDULER_AWAY = "scheduler away"
-    """The scheduler gave no answer when ranks were to be started."""
+    """The scheduler did not answer when ranks were to be started."""
     RESUME_CHECK = "resume check"
-    """`experiment verify-resume` stops its trainings at chosen batches."""
+    """Stopped at a batch that `experiment verify-resume` chose."""
     UNHEALTHY = "unhealthy node"
-    """A node failed its checks before the rendezvous: it is excluded, and nobody is charged."""
+    """A node failed its health checks before the rendezvous; it is excluded, and max_restarts is not charged."""
 
 
 class Action(str, enum.Enum):
+    """The step that the job takes after an attempt."""
+
     DONE = "done"
     WAIT = "wait"
-    """For the searcher, which may want more of this trial."""
+    """Wait for the searcher, which may train this trial further."""
     RESTART = "restart"
-    """Start again at once on the nodes that the job holds."""
+    """Start the next attempt at once on the nodes that the job holds."""
     REQUEUE = "requeue"
+    """Release the nodes, and start the next attempt in a requeued or successor job."""
     PAUSE = "pause"
-    """Leave the nodes and the queue, until the user wants it again."""
+    """Release the nodes without requeueing, until the user activates the experiment."""
     GIVE_UP = "give up"
+    """End the trial as failed."""
 
 
 NO_PROGRESS_LIMIT = 5
 """The default of `max_attempts_without_progress`: attempts in a row without a newer checkpoint that end the trial."""
 TOO_SHORT = 10
-"""The limit of attempts that were too short to save a checkpoint, in multiples of the one above."""
+"""The factor by which the limit is larger for attempts that were too short to save a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
+    """The end of one attempt, as recorded in the trial's journal."""
+
     cause: Cause
     steps: int
     """Batches in the newest committed checkpoint when the attempt ended; 0 with none."""
     user_error: bool = False
-    """The same error would come again: bad configuration or a trial class that cannot work."""
+    """True if a retry would fail with the same error: invalid configuration, or a trial class that cannot run."""
     too_short: bool = False
-    """It ended before a checkpoint could be saved: before the first batch, soon after it, or within the save."""
+    """True if it ended before a checkpoint could be saved: before the first batch, soon after it, or during the
+    save.
+    """
     log_policy: str | None = None
-    """The name of one that cancels retries, and that the logs matched."""
+    """Name of the log policy with `action: cancel_retries` that a line of the logs matched; None if none did."""
 
 
 @dataclass(frozen=True)
 class Decision:
+    """The action after an attempt, and its reason as text for the log."""
+
     action: Action
     why: str
 
 
 def decide(history: Sequence[AttemptEnd], max_restarts: int, limit: int = NO_PROGRESS_LIMIT) -> Decision:
-    """What follows the last of `history` (oldest first, never empty).
+    """Return the action that follows the last attempt of `history` (oldest first, not empty).
 
-    `limit`: of attempts in a row without a newer checkpoint.
+    `limit`: attempts in a row without a newer checkpoint after which the trial is given up.
     """
     last = history[-1]
     if last.cause in (Cause.FINISHED, Cause.CANCELLED):
@@ -88,8 +98,8 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int, limit: int = NO_PRO
     if last.cause is Cause.DISK_FULL:
         return Decision(
             Action.RESTART,
-            "disk full, not charged; the job waits for space until its time limit, and so do the jobs after it, until "
-            "there is space or the experiment is paused or cancelled",
+            "disk full, not charged; the job waits for space until its time limit, and so do its successors, unless "
+            "the experiment is paused or cancelled",
         )
     if last.cause is Cause.RESUME_CHECK:
         return Decision(Action.RESTART, "resume check; not charged")
@@ -98,14 +108,16 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int, limit: int = NO_PRO
     stalled = _attempts_without_progress(history)
     too_short = sum(end.too_short for end in stalled)
     stuck = len(stalled) - too_short
+    # Without this limit a trial whose jobs always end before a save would be requeued for ever.
     if stuck >= limit or too_short >= TOO_SHORT * limit:
         return Decision(
             Action.GIVE_UP,
             f"{len(stalled)} attempts in a row ended ({last.cause.value}) without a newer checkpoint than {last.steps} "
-            f"batches, {too_short} of them too early to save one; set min_checkpoint_period, or ask for a longer grace "
+            f"batches ({too_short} ended too early to save one); set min_checkpoint_period, or request a longer grace "
             f"or time limit (max_attempts_without_progress is {limit})",
         )
     why = ", ".join([last.cause.value, *_left(stuck, limit, "without progress"), *_left_short(too_short, limit)])
+    # After a hang the job still holds its nodes, so the ranks are started again at once.
     return Decision(Action.RESTART if last.cause is Cause.HUNG else Action.REQUEUE, why)
 
 
@@ -114,14 +126,14 @@ def _left_short(too_short: int, limit: int) -> list[str]:
 
 
 def _left(count: int, limit: int, which: str) -> list[str]:
-    """What becomes of it, if there is any."""
+    """Return one phrase on how much of a budget is used and left; no phrase while none of it is used."""
     more = limit - count
     return [f"{count} of {limit} attempts {which}; gives up after {more} more"] if count else []
 
 
 def _after_failure(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
     if history[-1].user_error:
-        return Decision(Action.GIVE_UP, "the same error would come again")
+        return Decision(Action.GIVE_UP, "not retried: the error is permanent")
     if policy := history[-1].log_policy:
         return Decision(Action.GIVE_UP, f"the log policy {policy!r} cancels retries")
     failures = sum(end.cause is Cause.FAILED for end in history)
@@ -131,11 +143,12 @@ def _after_failure(history: Sequence[AttemptEnd], max_restarts: int) -> Decision
 
 
 def _attempts_without_progress(history: Sequence[AttemptEnd]) -> Sequence[AttemptEnd]:
-    """The attempts at the end of `history` that reached no newer checkpoint than the one before them. Those that a full
-    disk ended count for nothing.
+    """Return the attempts at the end of `history` that reached no newer checkpoint than their predecessor.
+
+    Attempts that a full disk ended are left out.
     """
     history = [end for end in history if end.cause is not Cause.DISK_FULL]
-    reached = [0, *(end.steps for end in history)]
+    reached = [0, *(end.steps for end in history)]  # a first attempt without a checkpoint made no progress either
     count = 0
     while count < len(history) and reached[-1 - count] <= reached[-2 - count]:
         count += 1

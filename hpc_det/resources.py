@@ -1,4 +1,4 @@
-"""Where the data folders beside the package lie: in a checkout at its top, in an installed wheel inside the package."""
+"""The location of the data folders: at the top of a checkout, or inside the package of an installed wheel."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_path(name: str) -> Path:
-    """The folder `name`: "conf", "slurm_templates" or "docs/examples"."""
+    """Return the path of the folder `name`, which is "conf", "slurm_templates" or "docs/examples"."""
     installed = _PACKAGE / "_data" / name
     return installed if installed.exists() else _PACKAGE.parent / name

@@ -1,11 +1,14 @@
-"""Where it is switched on, `import determined` gives hpc_det's own classes: unmodified model files run.
+"""Support for model files written for Determined: `import determined` imports hpc_det's own classes.
 
-    python3 -m hpc_det.compat SCRIPT ARGS...     for one program, and for every Python that it starts
-    hpc_det.compat.install()                     for this process, from here on
+It is enabled in one of three ways:
+
+    python3 -m hpc_det.compat SCRIPT ARGS...     for one program and every Python process that it starts
+    hpc_det.compat.install()                     for this process, from the call on
     HPC_DET_COMPAT=determined                    for an experiment, among its environment_variables
 
-`path/` comes first on the module search path. The package `determined` in it holds what only Determined has; what has a
-counterpart is found by hpc_det.compat.aliases. Nothing heavy is loaded before somebody imports it.
+`path/` is put first on the module search path. Its package `determined` contains the names that exist only in
+Determined; hpc_det.compat.aliases maps all other names to hpc_det. Torch and other large packages are imported only
+when a model file imports a name that needs them.
 """
 
 from __future__ import annotations
@@ -22,17 +25,18 @@ _PATH = str(Path(__file__).with_name("path"))
 
 
 def install() -> None:
-    """From now on `import determined` finds hpc_det, also in processes that `multiprocessing` starts.
+    """Make `import determined` import hpc_det in this process and in those that `multiprocessing` starts.
 
-    Raises UsageError where another `determined` is imported already: its classes would not be ours.
+    Raises UsageError if another package `determined` is imported already.
     """
+    # Classes of the real package may be in use already, and would fail isinstance checks against hpc_det's classes.
     already = sys.modules.get(DETERMINED)
     if already and not str(already.__file__).startswith(_PATH):
-        raise UsageError(f"hpc_det.compat: {already.__file__} is imported already; call install() before")
+        raise UsageError(f"hpc_det.compat: {already.__file__} is already imported; call install() before importing it")
     if _PATH not in sys.path:
         sys.path.insert(0, _PATH)
 
 
 def for_children(env: Mapping[str, str]) -> dict[str, str]:
-    """`env`, changed so that every Python started with it finds hpc_det as `determined`."""
+    """Return `env` with a PYTHONPATH by which every Python started with it imports hpc_det as `determined`."""
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, [_PATH, env.get("PYTHONPATH")]))}

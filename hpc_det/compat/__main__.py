@@ -1,6 +1,6 @@
 """python3 -m hpc_det.compat [PYTHON_OPTIONS...] (SCRIPT | -m MODULE) ARGS...
 
-Becomes `python3` with these arguments, where `import determined` gives hpc_det.
+Replaces itself by `python3` with these arguments, in which `import determined` imports hpc_det.
 """
 
 from __future__ import annotations

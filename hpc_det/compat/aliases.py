@@ -1,4 +1,4 @@
-"""determined.X is hpc_det.X under another name, for every X that has a counterpart."""
+"""An import hook that resolves `determined.X` to `hpc_det.X` for every X that has a counterpart."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from types import CodeType, ModuleType
 from typing import Any
 
 COUNTERPARTS = ("pytorch", "launch")
-"""Packages of Determined that are packages of hpc_det, with all that is below them."""
+"""Packages of Determined that are mapped to packages of hpc_det, with all their modules."""
 
 
 class Alias(ModuleType):
-    """Another name of `module`. Its attributes are that module's own, so that isinstance and issubclass hold."""
+    """A module object named `determined.X` whose attributes are those of the hpc_det module `module`.
+
+    Both names yield the same classes, so isinstance and issubclass work across them.
+    """
 
     def __init__(self, name: str, module: ModuleType) -> None:
         super().__init__(name, module.__doc__)
         self._module = module
         if hasattr(module, "__path__"):
-            self.__path__: list[str] = []  # or the files below would be found, and executed a second time
+            # Empty: with the real path, Python would find the submodules' files and execute them a second time.
+            self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -34,7 +38,10 @@ class Alias(ModuleType):
 
 
 class Finder:
-    """On sys.meta_path behind all others, so that it is asked for what no file in `path/determined` answers."""
+    """The finder for `determined.X`.
+
+    It is the last entry of sys.meta_path, so that files in `path/determined` take precedence.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -44,13 +51,15 @@ class Finder:
             return None
         found = importlib.util.find_spec(f"hpc_det.{below}") if below.split(".")[0] in COUNTERPARTS else None
         if found is None:
-            # Without its `name` this error passes `from determined import keras`, which would hide the message.
+            # With a `name` Python would replace this error, and its message, in `from determined import keras`.
             raise ModuleNotFoundError(missing(name))
         is_package = found.submodule_search_locations is not None
         return ModuleSpec(name, AliasLoader(found), origin=found.origin, is_package=is_package)
 
 
 class AliasLoader(InspectLoader):
+    """The loader that imports the hpc_det module and wraps it in an Alias."""
+
     def __init__(self, real: ModuleSpec) -> None:
         self._real = real
 
@@ -58,10 +67,10 @@ class AliasLoader(InspectLoader):
         return Alias(spec.name, importlib.import_module(self._real.name))
 
     def exec_module(self, module: ModuleType) -> None:
-        """It was executed under its own name."""
+        """Do nothing: create_module has imported, and so executed, the hpc_det module."""
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """For `python3 -m determined.launch.torch_distributed`."""
+        """Return the code of the hpc_det module; `python3 -m determined.launch.torch_distributed` needs it."""
         assert isinstance(self._real.loader, InspectLoader)
         return self._real.loader.get_code(self._real.name)
 
@@ -71,5 +80,5 @@ class AliasLoader(InspectLoader):
 
 
 def missing(name: str) -> str:
-    """What somebody reads who asked for a name that only Determined has."""
-    return f"{name}: hpc_det has no counterpart; docs/porting.md says what it has, and what to do without the rest"
+    """Return the message for a name that exists in Determined and not in hpc_det."""
+    return f"{name}: hpc_det has no counterpart; docs/porting.md lists the supported names and the alternatives"

@@ -1,4 +1,4 @@
-"""det.get_cluster_info(): what code that runs inside an experiment may ask about it (upstream: determined/_info.py)."""
+"""det.get_cluster_info(): facts about the experiment for code that runs in it (upstream: determined/_info.py)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from hpc_det.store.attempt import Attempt
 
 @dataclass(frozen=True, kw_only=True)
 class TrialInfo:
+    """The numbers, the seed and the hyperparameters of the trial."""
+
     trial_id: int
     experiment_id: int
     trial_seed: int
@@ -23,21 +25,26 @@ class TrialInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterInfo:
-    """Of upstream's attributes those that have a true value here; of the others an AttributeError says so."""
+    """The trial and this node's part of the gang.
+
+    It has those attributes of upstream's class that have a meaning without a master. Any other attribute raises an
+    AttributeError that names docs/porting.md.
+    """
 
     trial: TrialInfo
     latest_checkpoint: str | None
-    """UUID of the newest checkpoint when this process first asked; None at the beginning of a trial."""
+    """UUID of the newest checkpoint at the first call in this process; None if the trial has no checkpoint."""
     slot_ids: list[int]
-    """This node's slots, counted from zero."""
+    """Numbers of this node's slots, counted from zero."""
     container_rank: int
-    """This node's rank."""
+    """Rank of this node among the nodes of the gang."""
     user_data: dict[str, Any]
-    """The section `data` of the experiment."""
+    """Section `data` of the experiment."""
     task_type: str = "TRIAL"
 
     @classmethod
     def of(cls, attempt: Attempt) -> ClusterInfo:
+        """Return the facts about this attempt, read from the trial's folder."""
         spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
         checkpoints = committed(attempt.trial.checkpoints)
         return cls(
@@ -53,10 +60,10 @@ class ClusterInfo:
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """The experiment that this process belongs to; None outside of any. The same answer as long as the process runs."""
+    """Return the facts about the experiment that this process runs in, or None outside of an experiment."""
     return _asked_once() if Attempt.is_in(os.environ) else None
 
 
-@functools.cache
+@functools.cache  # a checkpoint that is saved meanwhile must not change `latest_checkpoint` within a process
 def _asked_once() -> ClusterInfo:
     return ClusterInfo.of(Attempt.from_env(os.environ))

@@ -1,1 +1,1 @@
-"""What the user asked for: composed, merged with the site's template, validated; every value with its origin."""
+"""The configuration: its layers are read, composed, merged and validated, and the layer of each value is recorded."""

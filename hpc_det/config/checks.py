@@ -1,6 +1,6 @@
-"""Checks of what the schema leaves free: texts and numbers, and the space of hyperparameters.
+"""Checks that the schema does not make: control characters, large numbers, and the space of hyperparameters.
 
-They read plain trees, so that a user gets their problems together with those of the schema.
+They read plain trees, which may be invalid, so that their problems are reported together with those of the schema.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from typing import Any, NamedTuple
 from hpc_det.config.merge import Tree, join
 from hpc_det.errors import MISSING, Problem, nearest, shown
 
-# Control characters, line separators, and surrogates, which no file can hold as UTF-8. A newline in submitit's job name
-# runs as shell code.
+# Control characters, line separators, and surrogates, which cannot be encoded as UTF-8. Control characters are a
+# security risk: a newline in submitit's job name would run as shell code.
 _REFUSED_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
 _LARGEST = 2**63
-"""No scheduler, and no reader of JSON but Python's, takes more."""
+"""The bound of integers, which schedulers and the JSON readers of other languages cannot exceed."""
 FREE_FORM = ("data", "hyperparameters")
+"""The sections whose keys and values belong to the trial."""
 
 
 def text_problems(tree: Any, path: str = "") -> Iterator[Problem]:
-    """Control characters in any key or value, keys that are not texts, and numbers that are too large."""
+    """Yield a problem for each control character in a key or value, key that is not a string, and too large number."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             if not isinstance(key, str):
-                yield Problem(join(path, key), f"the key {key!r} is not a text", "put it in quotes")
+                yield Problem(join(path, key), f"the key {key!r} is not a string", "put it in quotes")
             else:
                 yield from _control_characters(key, join(path, key), "")
             yield from text_problems(value, join(path, key))
@@ -37,7 +38,7 @@ def text_problems(tree: Any, path: str = "") -> Iterator[Problem]:
     elif type(tree) is int and abs(tree) >= _LARGEST and path.split(".")[0] not in FREE_FORM:
         yield Problem(path, f"{shown(tree)} has more than 63 bits", "give a smaller number")
     elif isinstance(tree, str):
-        # Free-form values reach the trial as JSON, never a shell: a text of several lines or a tab is data there.
+        # Free-form values reach the trial as JSON and never a shell, so newlines and tabs in them are harmless.
         yield from _control_characters(tree, path, "\n\t" if path.split(".")[0] in FREE_FORM else "")
 
 
@@ -49,7 +50,7 @@ def _control_characters(text: str, path: str, allowed: str) -> Iterator[Problem]
 
 
 def searcher_name(tree: Tree) -> str | None:
-    """What a tree that may be wrong anywhere calls its searcher."""
+    """Return the name of the searcher in a tree that is not validated yet, or None."""
     searcher = tree.get("searcher")
     name = searcher.get("name") if isinstance(searcher, dict) else None
     return name if isinstance(name, str) else None
@@ -58,9 +59,12 @@ def searcher_name(tree: Tree) -> str | None:
 # --- the space of hyperparameters
 
 _CONSTANTS_ONLY = ("points",)
+"""The searchers that take no ranges."""
 
 
 class _Kind(NamedTuple):
+    """The keys of one type of hyperparameter."""
+
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
 
@@ -80,15 +84,16 @@ _NO_RANGE = "for a constant map that has a key `type`, give {type: const, val: {
 _GIVE = {
     "val": "give the constant's value",
     "vals": "give the list of values",
-    "minval": "give the lowest value, or of a log its exponent",
-    "maxval": "give the highest value, or of a log its exponent",
+    "minval": "give the lowest value; for type log, its exponent",
+    "maxval": "give the highest value; for type log, its exponent",
 }
 
 
 def space_problems(hyperparameters: Any, searcher_name: str, path: str = "hyperparameters") -> Iterator[Problem]:
-    """What is wrong with the space, for this searcher. What is no map at all is left to the schema.
+    """Yield the problems of the hyperparameters for this searcher.
 
-    A constant is a scalar, a list, null, or {type: const, val: ...}; a map without `type` is nested.
+    A constant is a scalar, a list, null, or {type: const, val: ...}; a map without `type` is nested. The schema reports
+    `hyperparameters` that are not a map.
     """
     for name, spec in hyperparameters.items() if isinstance(hyperparameters, dict) else ():
         if isinstance(spec, dict) and "type" in spec:
@@ -147,13 +152,14 @@ def _range_problems(spec: dict[str, Any], kind: str, path: str) -> Iterator[Prob
 
 
 def _ends_problems(low: float, high: float, base: float | None, path: str) -> Iterator[Problem]:
-    """Of a range whose ends are numbers; `base` if they are exponents."""
+    """Yield the problem of a range whose ends are numbers. `base` is None unless the ends are exponents of it."""
     if low >= high:
         yield Problem(
             f"{path}.minval", f"{low} is not below maxval {high}", "swap them, or give `type: const` for one value"
         )
     elif base is None and not math.isfinite(float(high) - float(low)):
-        yield Problem(f"{path}.maxval", f"{high} - {low} is no finite number", "narrow the range")
+        # Samplers compute the width of the range, which must not overflow to infinity.
+        yield Problem(f"{path}.maxval", f"{high} - {low} is not a finite number", "narrow the range")
     elif base is not None and not (_has_power(base, low) and _has_power(base, high)):
         powers = f"{base} ** {low} and {base} ** {high} are not both finite"
         yield Problem(f"{path}.maxval", powers, "minval and maxval of a log are exponents")
@@ -179,6 +185,7 @@ def _count_problems(spec: dict[str, Any], kind: str, searcher_name: str, path: s
 
 
 def _is_int64(value: Any) -> bool:
+    # type() and not isinstance: True and False are instances of int.
     return type(value) is int and -(2**63) <= value < 2**63
 
 

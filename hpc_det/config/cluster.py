@@ -1,4 +1,4 @@
-"""What a cluster profile may say: keys, types, defaults."""
+"""The schema of a cluster profile: keys, types, defaults."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hpc_det.config.fields import (
 from hpc_det.config.section import Section
 
 SlotType: TypeAlias = Annotated[Literal["gpu", "cpu"], Expected("gpu or cpu")]
-MaxNodes: TypeAlias = Annotated[int, Field(ge=1), Expected("how many nodes a job can have, >= 1")]
+MaxNodes: TypeAlias = Annotated[int, Field(ge=1), Expected("a number of nodes >= 1")]
 PreemptMode: TypeAlias = Annotated[
     Literal["off", "requeue", "cancel", "suspend"],
-    Expected("what becomes of preempted jobs: off (there are none), requeue, cancel or suspend"),
+    Expected("off (jobs are not preempted), requeue, cancel or suspend"),
 ]
 
 GpuFlag: TypeAlias = Annotated[
@@ -39,17 +39,19 @@ Resume: TypeAlias = Annotated[
 
 
 class Pool(Section):
-    """A partition or queue. What it says comes before what the profile says of all pools."""
+    """A partition or queue; its values override those of the profile."""
 
-    default: Flag = Field(default=False, description="Jobs go here that name no pool. At most one pool says so.")
-    slots_per_node: Positive | None = Field(default=None, description="Instead of the profile's.")
-    slot_type: SlotType | None = Field(default=None, description="Instead of the profile's.")
-    cpus_per_slot: Positive | None = Field(default=None, description="Instead of the profile's.")
-    max_nodes: MaxNodes | None = Field(default=None, description="Instead of the profile's.")
-    gpu_type: GpuType | None = Field(default=None, description="Instead of the profile's.")
-    max_time_limit: TimeLimit = Field(default=None, description="Instead of the profile's.")
-    preempt_mode: PreemptMode | None = Field(default=None, description="Instead of the profile's.")
-    grace_time_s: NotNegative | None = Field(default=None, description="Instead of the profile's.")
+    default: Flag = Field(
+        default=False, description="Whether jobs that name no pool go to this one. At most one pool is the default."
+    )
+    slots_per_node: Positive | None = Field(default=None, description="Overrides the profile's value in this pool.")
+    slot_type: SlotType | None = Field(default=None, description="Overrides the profile's value in this pool.")
+    cpus_per_slot: Positive | None = Field(default=None, description="Overrides the profile's value in this pool.")
+    max_nodes: MaxNodes | None = Field(default=None, description="Overrides the profile's value in this pool.")
+    gpu_type: GpuType | None = Field(default=None, description="Overrides the profile's value in this pool.")
+    max_time_limit: TimeLimit = Field(default=None, description="Overrides the profile's value in this pool.")
+    preempt_mode: PreemptMode | None = Field(default=None, description="Overrides the profile's value in this pool.")
+    grace_time_s: NotNegative | None = Field(default=None, description="Overrides the profile's value in this pool.")
 
 
 def _at_most_one_default(pools: dict[str, Pool]) -> dict[str, Pool]:
@@ -59,96 +61,129 @@ def _at_most_one_default(pools: dict[str, Pool]) -> dict[str, Pool]:
 
 
 class Containers(Section):
-    """How the site starts a container, for experiments that name an image."""
+    """The site's container runtime, for experiments that name an image."""
 
     runtime: Annotated[Literal["apptainer", "podman", "pyxis"], Expected("apptainer, podman or pyxis")] | None = Field(
-        default=None, description="apptainer, podman, or pyxis (a plugin of Slurm's); null: the site has none."
+        default=None, description="apptainer, podman, or pyxis (a Slurm plugin); null: the site has none."
     )
     args: Texts = Field(
         default=[],
-        description="More flags of `apptainer exec` or `podman run`; with pyxis, more `--container-...` flags of srun.",
+        description="Additional flags of `apptainer exec` or `podman run`; with pyxis, additional `--container-...` "
+        "flags of srun.",
     )
 
 
 class Cluster(Section):
-    """A site's profile."""
+    """The profile of a cluster."""
 
-    name: Annotated[Text, Expected("the name of the cluster")] = Field(description="What messages call the cluster.")
+    name: Annotated[Text, Expected("the name of the cluster")] = Field(
+        description="Name of the cluster, as messages show it."
+    )
     scheduler: Annotated[Literal["slurm", "local", "pbs"], Expected("slurm, pbs or local")] = Field(
-        description="slurm, pbs, or local for this machine."
+        description="slurm, pbs, or local (this machine, without a queue)."
     )
-    slots_per_node: Positive = Field(description="GPUs of a node, or ranks of a node without GPUs.")
-    slot_type: SlotType = Field(description="gpu or cpu.")
-    max_nodes: MaxNodes | None = Field(default=None, description="How many nodes a job can have.")
-    resource_pool: OptionalText = Field(default=None, description="The pool where an experiment names none.")
+    slots_per_node: Positive = Field(
+        description="Slots of a node: its GPUs, or the ranks to run on a node without GPUs."
+    )
+    slot_type: SlotType = Field(description="Kind of a slot: gpu or cpu.")
+    max_nodes: MaxNodes | None = Field(default=None, description="Most nodes that a job can have; null: not checked.")
+    resource_pool: OptionalText = Field(
+        default=None,
+        description="Pool of experiments that name none; null: the default pool, or else the scheduler's default.",
+    )
     gpu_flag: GpuFlag = Field(
-        default="gpus-per-node", description="How sbatch is asked for GPUs: gpus-per-node, gres or tres-per-node."
+        default="gpus-per-node",
+        description="Option of sbatch that requests GPUs: gpus-per-node, gres or tres-per-node.",
     )
-    gpu_type: GpuType | None = Field(default=None, description="Such as a100, where the site has several.")
-    cpus_per_slot: Positive = Field(default=1, description="CPUs that a job asks for with each slot.")
+    gpu_type: GpuType | None = Field(default=None, description="GPU type to request, such as a100; null: any.")
+    cpus_per_slot: Positive = Field(default=1, description="CPUs to request for each slot.")
     mem_per_node: Annotated[str, Field(pattern=r"^[0-9]+[KMGT]?$"), Expected("a size such as 16G")] | None = Field(
-        default=None, description="Memory that a job asks for on each node; null: the pool's default."
+        default=None, description="Memory to request on each node, such as 16G; null: the pool's default."
     )
-    time_limit: TimeLimit = Field(default=None, description="The time limit where an experiment sets none.")
-    max_time_limit: TimeLimit = Field(default=None, description="The longest time limit that is granted.")
-    # slurm.conf(5), MaxArraySize
-    max_array_size: Positive = Field(default=1001, description="Elements of a job array; larger ones are divided.")
+    time_limit: TimeLimit = Field(
+        default=None,
+        description="Time limit of experiments that set none, as HH:MM:SS, D-HH:MM:SS or minutes; null: the "
+        "scheduler's default.",
+    )
+    max_time_limit: TimeLimit = Field(
+        default=None, description="Longest time limit that an experiment may request; null: not checked."
+    )
+    # The default of MaxArraySize in slurm.conf(5).
+    max_array_size: Positive = Field(
+        default=1001, description="Most elements of a job array; more jobs are divided over several arrays."
+    )
     preempt_mode: PreemptMode | None = Field(
-        default=None, description="What becomes of preempted jobs: off (there are none), requeue, cancel or suspend."
+        default=None,
+        description="Effect of a preemption on a job: off (jobs are not preempted), requeue, cancel or suspend; null: "
+        "unknown.",
     )
     grace_time_s: NotNegative | None = Field(
-        default=None, description="Seconds between the notice of a preemption and the job's end."
+        default=None,
+        description="Seconds between the notice of a preemption and the end of the job. 0: no grace time; null: "
+        "unknown.",
     )
-    signal_lead_s: Positive = Field(default=90, description="How long before the time limit the trial is told to save.")
-    account: OptionalText = Field(default=None, description="Who pays.")
-    qos: OptionalText = Field(default=None, description="The quality of service that is asked for.")
+    signal_lead_s: Positive = Field(
+        default=90,
+        description="Seconds before the time limit at which the trial is asked to save and stop; earlier if the "
+        "trial's saves were measured to take longer.",
+    )
+    account: OptionalText = Field(
+        default=None, description="Account that jobs are charged to; null: the scheduler's default."
+    )
+    qos: OptionalText = Field(
+        default=None, description="Quality of service of jobs (Slurm only); null: the scheduler's default."
+    )
     pools: Annotated[
         dict[Text, Pool],
         AfterValidator(_at_most_one_default),
-        Expected("a map of pool names to what each has of its own, at most one of them the default"),
-    ] = Field(default={}, description="What partitions or queues have of their own; then no others may be named.")
-    containers: Containers = Field(default=Containers(), description="How the site starts containers.")
+        Expected("a map of pool names to the settings of each pool, at most one of them the default"),
+    ] = Field(
+        default={},
+        description="Settings of partitions or queues, by name. If any are listed, experiments can use no others.",
+    )
+    containers: Containers = Field(default=Containers(), description="Container runtime of the site.")
     scratch: Annotated[str, Field(pattern=r"^[/$]"), Expected("an absolute path, or one that begins with $")] | None = (
         Field(
             default=None,
-            description="A folder of each node's own; it may name variables of the job. Ranks get a folder in it as "
-            "$TMPDIR, which is gone after the attempt.",
+            description="Folder on each node's local disk, in which variables of the job are expanded. Each attempt "
+            "gets a folder in it as $TMPDIR of the ranks, which is deleted after the attempt. null: none.",
         )
     )
     modules: Annotated[list[Text], Expected("a list of module names")] = Field(
-        default=[], description="Modules that the job loads."
+        default=[], description="Environment modules that the job loads."
     )
-    # The site's own shell, run in the job before anything else: the one setting that is code and not data.
+    # The only setting that is code and not data: the lines go into the job script unquoted.
     setup: Annotated[Texts, Expected("a list of shell lines")] = Field(
-        default=[], description="Shell lines that the job runs before anything else."
+        default=[], description="Shell lines that the job runs after it has loaded the modules."
     )
-    environment_variables: Variables = Field(default=[], description="NAME=value, for the ranks.")
-    srun_args: Texts = Field(default=[], description="More flags of srun, such as --mpi=none.")
+    environment_variables: Variables = Field(default=[], description="Variables of the ranks, as NAME=value.")
+    srun_args: Texts = Field(default=[], description="Additional flags of srun, such as --mpi=none.")
     start_agents_with: StartAgents = Field(
-        default="pbsdsh", description="How PBS starts a process on every node of a job: pbsdsh, pbs_tmrsh or mpiexec."
+        default="pbsdsh",
+        description="Command that starts the node agents of a PBS job: pbsdsh, pbs_tmrsh or mpiexec.",
     )
     mpi_launcher: Annotated[list[Text], Field(min_length=1), Expected("a command and its flags")] = Field(
         default=["mpirun"],
-        description="What hpc_det.launch.mpi starts ranks with: mpirun, mpiexec, or srun with its --mpi flag.",
+        description="Command, with its flags, that starts the ranks of hpc_det.launch.mpi: mpirun, mpiexec, or srun "
+        "with its --mpi flag.",
     )
     dtrain_network_interface: OptionalText = Field(
-        default=None, description="The network interface of distributed training; null: one that leads to other nodes."
+        default=None,
+        description="Network interface for communication between ranks; null: one that reaches the other nodes.",
     )
     resume: Resume = Field(
         default="auto",
-        description="How a trial whose job was preempted or timed out comes back: requeue (rerun on PBS) keeps the "
-        "job; successor queues the next job when one starts, resubmit when it ends, chain several at the submission; "
-        "auto takes the fastest that the site allows.",
+        description="How a trial whose job was preempted or reached its time limit runs again. requeue (rerun on PBS): "
+        "the scheduler requeues the job; successor: each job submits the next one when it starts; resubmit: when it "
+        "ends; chain: all are submitted at the beginning; auto: the fastest of these that the site allows.",
     )
-    chain_length: Positive = Field(default=3, description="How many jobs `resume: chain` queues behind the first.")
-    nodes_can_submit: Flag = Field(
-        default=True, description="Whether jobs may submit jobs: sbatch or qsub work on compute nodes."
-    )
+    chain_length: Positive = Field(default=3, description="Jobs that `resume: chain` submits in addition to the first.")
+    nodes_can_submit: Flag = Field(default=True, description="Whether sbatch or qsub works on compute nodes.")
     health_checks: Flag = Field(
-        default=True, description="Whether nodes are checked before each attempt: devices, memory, folders, the clock."
+        default=True, description="Whether to check nodes before each attempt: devices, memory, folders, the clock."
     )
     exclude_nodes_for: TimeLimit = Field(
-        default="24:00:00", description="How long jobs keep away from a node that was lost or failed its checks."
+        default="24:00:00", description="Time for which jobs avoid a node that was lost or failed its health checks."
     )
 
     @property
@@ -157,24 +192,25 @@ class Cluster(Section):
 
     @property
     def max_time_limit_min(self) -> int | None:
-        """In minutes, rounded up."""
+        """The longest time limit in minutes, rounded up; None if it is not checked."""
         return time_limit_min(self.max_time_limit) if self.max_time_limit else None
 
     @property
     def exclude_nodes_for_min(self) -> int:
-        """In minutes, rounded up; 0: not at all."""
+        """Minutes for which jobs avoid such a node, rounded up; 0 if nodes are not excluded."""
         return time_limit_min(self.exclude_nodes_for) if self.exclude_nodes_for else 0
 
     @property
     def preemption_grace_s(self) -> int | None:
-        """Seconds that a preempted job has for its save; None: unknown, or jobs are never preempted.
-
-        Profiles made from what a scheduler reports have a grace_time_s for pools that preempt nobody, too.
-        """
+        """Seconds that a preempted job has for its save; None if unknown, or if jobs are not preempted."""
+        # Profiles made by `cluster detect` have a grace_time_s even for pools that preempt no jobs.
         return self.grace_time_s if self.preempt_mode in ("requeue", "cancel") else None
 
     def in_pool(self, name: str | None) -> Cluster:
-        """The profile as the pool `name` changes it; None stands for the default pool, and an unknown one for none."""
+        """Return the profile with the values of the pool `name`, of the default pool if `name` is None.
+
+        A name that the profile does not list leaves the profile unchanged.
+        """
         pool = self.pools.get(name) if name else next((pool for pool in self.pools.values() if pool.default), None)
         if pool is None:
             return self

@@ -1,4 +1,7 @@
-"""Hydra's part: `conf/config.yaml` and its groups composed into one plain tree. Imported only to run overrides."""
+"""Hydra's composition of `conf/config.yaml` and its groups into one plain tree.
+
+Only commands that take Hydra overrides import this module; all others run without loading Hydra.
+"""
 
 from __future__ import annotations
 
@@ -33,32 +36,39 @@ from hpc_det.resources import data_path
 
 _GROUPS = ("cluster", "template", "experiment")
 _FIXED = re.compile(r"\$\{(?:hpc_det|oc\.env):[^${}]*\}")
-"""Interpolations whose value no other key changes."""
+"""Interpolations whose value does not depend on other keys."""
 _IN_GLOBAL_PACKAGE = re.compile(r"\A\s*#\s*@package\s+_global_\s*$", re.MULTILINE)
-# Hydra reads the search path again only if this override is given.
+# With this override, Hydra reads the search path again, to which `opened` has added folders.
 _READ_SEARCH_PATH = "hydra.searchpath=[]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Composed:
+    """The result of a composition."""
+
     tree: Tree
-    """Interpolations resolved."""
+    """The tree with all interpolations resolved."""
     template_name: str | None
     is_linked: bool
-    """Whether some value may follow from other keys, by an interpolation."""
+    """True if a value may depend on other keys through an interpolation."""
 
 
 def compose(overrides: Sequence[str], folders: Sequence[Path]) -> Composed:
-    """Groups are searched in `folders`, first wins; the last is the project's own, which holds `config.yaml`."""
+    """Return the tree that these overrides compose.
+
+    `folders` are searched for groups in this order; the last one is the project's own, which contains `config.yaml`.
+    Raises UsageError.
+    """
     with opened(folders) as composer:
         return composer.compose(overrides)
 
 
 @contextmanager
 def opened(folders: Sequence[Path]) -> Iterator[Composer]:
-    """Hydra on these folders."""
+    """Return a context with Hydra initialized on these folders."""
     OmegaConf.register_new_resolver("hpc_det", lambda name: str(data_path(name)), replace=True)
     *own, project = folders
+    # Hydra's own YAML parser has no bound on aliases.
     refuse_bombs(file for folder in folders for file in sorted(folder.rglob("*.yaml")))
     with hydra.initialize_config_dir(str(project), job_name="hpc_det", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
@@ -69,7 +79,7 @@ def opened(folders: Sequence[Path]) -> Iterator[Composer]:
 
 @dataclass(frozen=True)
 class Composer:
-    """Trees from overrides; every mistake in them is a UsageError."""
+    """An initialized Hydra that composes trees from overrides; every mistake in them is a UsageError."""
 
     _loader: ConfigLoader
     _folders: Sequence[Path]
@@ -92,17 +102,17 @@ class Composer:
             return OverridesParser.create(config_loader=self._loader).parse_overrides(list(overrides))
 
     def options(self, group: str) -> list[str]:
-        """The files of a group of configuration files; none if it is no group."""
+        """Return the names of the files in a configuration group; none if there is no such group."""
         return self._loader.get_group_options(group, config_name="config", overrides=[_READ_SEARCH_PATH])
 
 
 def is_linked(tree: object) -> bool:
-    """Whether a tree, as it is written, has an interpolation of other keys."""
+    """Return whether a tree, before resolution, has an interpolation of other keys."""
     return any("${" in _FIXED.sub("", text) for text in texts(tree))
 
 
 def texts(tree: object) -> Iterator[str]:
-    """Every value that is a text."""
+    """Yield every value that is a string."""
     if isinstance(tree, str):
         yield tree
     elif isinstance(tree, dict | list):
@@ -112,25 +122,28 @@ def texts(tree: object) -> Iterator[str]:
 
 @contextmanager
 def _usage_errors(overrides: Sequence[str]) -> Iterator[None]:
+    """Turn the errors of Hydra, OmegaConf and YAML into UsageErrors."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         raise _usage_error(error) from None
     except yaml.MarkedYAMLError as error:
         raise UsageError(yaml_problem(error, error.problem_mark.name if error.problem_mark else "conf")) from None
-    except (yaml.YAMLError, ValueError) as error:  # a file that is no text; some overrides fail inside Hydra
+    except (yaml.YAMLError, ValueError) as error:  # a file that is not UTF-8, or an override that fails inside Hydra
         raise UsageError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from None
 
 
 def _refuse_several(choices: DictConfig) -> None:
-    """Hydra would merge several templates or clusters by its own rules."""
+    """Raise UsageError if several templates or clusters are named."""
+    # Hydra would merge them by its own rules, not by those of hpc_det.config.merge.
     several = [group for group in ("cluster", "template") if OmegaConf.is_list(choices.get(group))]
     if several:
         raise UsageError([f"{group}: {list(choices[group])} is a list; name one" for group in several])
 
 
 def _refuse_base_60(choices: Tree, folders: Sequence[Path]) -> None:
-    """Hydra reads an unquoted 1:30:00 as the number 5400, which a time limit would take for minutes."""
+    """Raise UsageError if Hydra read an unquoted time as a number."""
+    # YAML 1.1 has base-60 numbers: 1:30:00 is 5400, which a time limit would interpret as minutes.
     problems = [problem for group, name in choices.items() for problem in _misread(group, str(name), folders)]
     if problems:
         raise UsageError(problems)
@@ -145,13 +158,14 @@ def _misread(group: str, name: str, folders: Sequence[Path]) -> Iterator[str]:
 
 
 def _refuse_own_package(overrides: Sequence[Override], folders: Sequence[Path]) -> None:
-    """Hydra would put what such a file sets below the key `experiment`."""
+    """Raise UsageError if an experiment file lacks the line `# @package _global_`."""
+    # Without that line Hydra puts the keys of the file below the key `experiment`.
     named = [each.value() for each in overrides if each.key_or_group == "experiment" and not each.package]
     names = [name for value in named for name in (value if isinstance(value, list) else [value])]
     found = [file for name in names for file in _first_file("experiment", str(name), folders)]
     misplaced = [file for file in found if not _IN_GLOBAL_PACKAGE.search(file.read_text(errors="replace"))]
     if misplaced:
-        raise UsageError([f"{file}: give it the first line `# @package _global_`" for file in misplaced])
+        raise UsageError([f"{file}: add the first line `# @package _global_`" for file in misplaced])
 
 
 def _first_file(group: str, name: str, folders: Sequence[Path]) -> list[Path]:
@@ -166,11 +180,14 @@ def _usage_error(error: Exception) -> UsageError:
     if isinstance(error, OverrideParseException):
         if reason := re.search(r" while evaluating .*?': (.+)", str(error)):
             return UsageError(f"{error.override}: {reason[1]}")
-        return UsageError(f"{error.override!r} is no override: expected KEY=VALUE; text with blanks or signs in quotes")
+        return UsageError(
+            f"{error.override!r} is not an override: expected KEY=VALUE; put a value with spaces or special characters "
+            "in quotes"
+        )
     if match := re.match(r"Could not override '(.+)'", first):
         return UsageError(_not_overridable(match[1]))
     if first.startswith("Ambiguous"):
-        return UsageError(f"{first}; a list is KEY=[a,b], a text is KEY='\"a,b\"', a sweep needs -m")
+        return UsageError(f"{first}; write a list as KEY=[a,b], a string as KEY='\"a,b\"'; a sweep needs -m")
     if error.__cause__ is not None:
         first += f": {str(error.__cause__).splitlines()[0]}"
     full_key = getattr(error, "full_key", None)
@@ -185,9 +202,9 @@ def _not_overridable(path: str) -> str:
     if known is not None and not parents:
         known = [*known, "context_dir", *_GROUPS]
     if known is None:
-        return f"{path}: no such key in what the files compose; to add it write +{path}=VALUE"
+        return f"{path}: no such key in the composed configuration; to add it, write +{path}=VALUE"
     if key in known:
-        return f"{path}: Hydra merges maps; add the new key with +{path}.KEY=VALUE and remove the old with ~{path}.KEY"
+        return f"{path}: Hydra merges maps; add a new key with +{path}.KEY=VALUE, remove an old one with ~{path}.KEY"
     problem = unknown_key(path, key, known)
     return f"{problem.path}: {problem.what}; {problem.remedy}"
 
@@ -196,23 +213,24 @@ def _not_overridable(path: str) -> str:
 # many steps to resolve them
 
 MOST_REPEATED = 5_000
-"""Resolved interpolations beyond those that are written."""
+"""Largest number of resolved interpolations in addition to those that are written in the files."""
 _CHARS = 1000
-"""So many characters of a resolved text count as one more interpolation."""
+"""Number of characters of a resolved string that count as one more interpolation."""
 _only_one = Lock()
-"""Threads that compose would put each other's counters in the class."""
+"""The lock for `bounded`, which replaces a method of a class and so must not run in two threads at once."""
 
 
 class TooManyRepeated(InterpolationResolutionError):
-    """OmegaConf adds the key at which it is."""
+    """The bound on interpolations is exceeded; OmegaConf adds the key at which that happened."""
 
 
 @contextmanager
 def bounded(written: int) -> Iterator[None]:
-    """Within, OmegaConf raises TooManyRepeated instead of a very large tree. `written`: interpolations in the files.
+    """Return a context in which OmegaConf raises TooManyRepeated instead of building a very large tree.
 
-    All ways in which OmegaConf resolves one, also nested ones and those of resolvers, go through resolve_parse_tree.
+    `written`: number of interpolations in the files.
     """
+    # OmegaConf resolves every interpolation, also nested ones and those of resolvers, by resolve_parse_tree.
     left = written + MOST_REPEATED
 
     def counted(self: Container, *args: Any, **kwargs: Any) -> Any:
@@ -237,5 +255,5 @@ def _check(left: int) -> None:
     if left < 0:
         raise TooManyRepeated(
             f"interpolations (such as ${{name}}) repeat more than {MOST_REPEATED} values up to here; write the "
-            f"values out, or move them to a file that the trial reads"
+            f"values out, or put them into a file that the trial reads"
         )

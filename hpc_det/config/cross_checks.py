@@ -1,4 +1,7 @@
-"""Values that cannot go together. Read from plain trees, so that they are told beside what the schema tells."""
+"""Checks of values that are valid alone and contradict each other.
+
+They read plain trees, which may be invalid, so that their problems are reported together with those of the schema.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from hpc_det.errors import MISSING, Problem, shown
 
 _HALVING = ("async_halving", "adaptive_asha")
 _WAYS = ("command", "webhook", "mail")
-"""Of a hook: it has one of them."""
+"""The keys of a hook of which exactly one is set."""
 
 
 def cross_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
-    """Values that cannot go together. A value that is wrong by itself is left to the schema."""
+    """Yield the contradictions between values. The schema reports values that are invalid alone."""
     yield from _searcher_problems(experiment)
     yield from _batch_size_problems(experiment)
     yield from _records_problems(experiment)
@@ -57,15 +60,16 @@ def _searcher_problems(experiment: Tree) -> Iterator[Problem]:
 
 def _old_length(searcher: Tree) -> str:
     if searcher.get("max_length") is not None:
-        return "max_length is given, too"
+        return "max_length is also given"
     return f"time_metric {shown(searcher.get('time_metric'))} with max_time {shown(searcher.get('max_time'))}"
 
 
 def _needs_length(experiment: Tree, searcher: Tree) -> bool:
-    """Rungs are shares of the length; a trial that hpc_det trains has no end of its own."""
+    """Return whether the searcher needs max_length."""
     if searcher.get("name") in _HALVING:
-        return True
-    with suppress(ValueError):  # of an entrypoint that is no command
+        return True  # rungs are fractions of the length
+    # A trial class trains until hpc_det stops it; a script may stop on its own.
+    with suppress(ValueError):  # from unbalanced quotes in the entrypoint, which check_entrypoint reports
         return trial_name(experiment.get("entrypoint")) is not None
     return False
 
@@ -80,13 +84,16 @@ def _batch_size_problems(experiment: Tree) -> Iterator[Problem]:
             yield Problem(
                 path,
                 f"{batch_size} is below resources.slots_per_trial {slots}",
-                f"every slot needs a record of each batch: use a batch of at least {slots}, or at most {batch_size} "
-                "slots",
+                f"every slot needs at least one record of each batch: use a batch size of at least {slots}, or at most "
+                f"{batch_size} slots",
             )
 
 
 def _batch_sizes(spec: Any) -> list[Any]:
-    """The sizes that a trial may get, of a range the smallest; what is no hyperparameter is told elsewhere."""
+    """Return the batch sizes that a trial may get; of a range only the smallest.
+
+    space_problems reports a map that is not a valid hyperparameter.
+    """
     match spec:
         case None:
             return []
@@ -139,13 +146,14 @@ def _packed_slots_problems(experiment: Tree) -> Iterator[Problem]:
         low = packed - packed % slots
         yield Problem(
             "resources.packed_slots",
-            f"{packed} is no multiple of resources.slots_per_trial {slots}",
+            f"{packed} is not a multiple of resources.slots_per_trial {slots}",
             f"use {low} or {low + slots}" if low else f"use {slots}",
         )
 
 
 def _device_problems(experiment: Tree) -> Iterator[Problem]:
-    """What is left of the old name after `older_names` stands beside the new one."""
+    """Yield a problem for each map that has both `gpu` and `cuda`."""
+    # in_todays_names has renamed `gpu` already, except where `cuda` exists too.
     for key in ("image", "environment_variables"):
         written = value_at(experiment, "environment", key)
         if isinstance(written, dict) and {"gpu", "cuda"} <= written.keys():
@@ -159,14 +167,14 @@ def _storage_problems(experiment: Tree) -> Iterator[Problem]:
     if kind == "shared_fs" and isinstance(host, str) and isinstance(path, str) and not is_below(path, host):
         yield Problem(
             "checkpoint_storage.storage_path",
-            f"{shown(path)} does not lie in checkpoint_storage.host_path {shown(host)}",
+            f"{shown(path)} is not inside checkpoint_storage.host_path {shown(host)}",
             "give a relative path, or one below host_path",
         )
     ways = [value_at(storage, key) for key in ("connection_string", "account_url")]
     if kind == "azure" and ways.count(None) != 1:
         yield Problem(
             "checkpoint_storage.connection_string",
-            "either connection_string or account_url says where the container is",
+            "exactly one of connection_string and account_url must be given",
             "give one of them",
         )
 
@@ -186,38 +194,39 @@ def _log_policy_problems(experiment: Tree) -> Iterator[Problem]:
         name = value_at(policy, "name")
         if name is not None and name in names:
             path = f"log_policies[{i}].name"
-            yield Problem(path, f"{shown(name)} is the name of log_policies[{names.index(name)}], too", "give another")
+            yield Problem(path, f"{shown(name)} is also the name of log_policies[{names.index(name)}]", "give another")
         names.append(name)
         if isinstance(policy, dict) and name is None and policy.get("pattern") is None:
             yield Problem(f"log_policies[{i}].pattern", MISSING, "give a pattern, or the name of a default policy")
 
 
 def _hook_problems(experiment: Tree) -> Iterator[Problem]:
-    """The address of a webhook is a secret, and no message shows it."""
+    """Yield the problems of the hooks. No message contains the URL of a webhook, because it is a secret."""
     hooks = experiment.get("notify")
     for i, hook in enumerate(hooks if isinstance(hooks, list) else ()):
         if not isinstance(hook, dict):
             continue
         ways = [way for way in _WAYS if hook.get(way) is not None]
         if len(ways) != 1:
-            what = f"{' and '.join(ways)} are given together" if ways else "nobody is named"
+            what = f"{' and '.join(ways)} are given together" if ways else "none of its ways is given"
             yield Problem(f"notify[{i}]", what, f"give one of {', '.join(_WAYS)}; a list may have several hooks")
         if wrong := _not_an_address(hook.get("webhook")):
             yield Problem(f"notify[{i}].webhook", wrong, "give an address such as https://hooks.example.org/a/b")
 
 
 def _not_an_address(url: Any) -> str | None:
-    if not isinstance(url, str) or not url.strip():  # the schema's to say
+    """Return why `url` is not a supported URL of a webhook, or None if it is one."""
+    if not isinstance(url, str) or not url.strip():  # the schema reports it
         return None
     if not re.fullmatch(r"[!-~]+", url):
-        return "holds blanks or characters that an address has to escape"
+        return "contains spaces or characters that a URL has to escape"
     try:
         parts = urlsplit(url)
         host, _port = parts.hostname, parts.port
     except ValueError:
-        return "has a host or a port that is none"
+        return "has an invalid host or port"
     if parts.scheme not in ("http", "https"):
-        return "is no address of http or https"
+        return "is not an http or https URL"
     if not host:
         return "names no host"
-    return "holds a name or password before its host, which is not supported" if "@" in parts.netloc else None
+    return "contains a user name or password before its host, which is not supported" if "@" in parts.netloc else None

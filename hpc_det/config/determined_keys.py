@@ -1,7 +1,6 @@
-"""Keys of Determined's experiment files that mean less here, or are spelled otherwise (its schemas/expconf/v0).
+"""Keys of Determined's experiment files that have no effect here or are spelled differently (its schemas/expconf/v0).
 
-An experiment file says nothing that silently does not happen: a key is refused with what to do instead, or it is
-accepted with a note.
+No key is ignored silently: it is refused with a remedy, or accepted with a note.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from hpc_det.config.merge import Tree
 REMEDIES = {
     "batches_per_step": "use scheduling_unit",
     "checkpoint_storage.checkpoint_path": "use checkpoint_storage.storage_path",
-    "checkpoint_storage.tensorboard_path": "leave it out: TensorBoard files lie in the trial's folder",
+    "checkpoint_storage.tensorboard_path": "leave it out: TensorBoard files are written to the trial's folder",
     "searcher.max_steps": "use max_length, such as {batches: 1000}",
     "searcher.train_stragglers": "leave it out: trials are stopped at the end of a rung",
 }
-"""Unknown keys, and what to do instead."""
+"""Remedies for keys that only Determined has, by path."""
 
 _OWN_CLASS = "write a search method of your own (name: custom), as docs/search.md shows"
 REMEDIES_OF_KINDS = {
@@ -30,19 +29,19 @@ REMEDIES_OF_KINDS = {
         "pbt": _OWN_CLASS,
     }
 }
-"""Values of a key that Determined has or had, and what to do instead."""
+"""Remedies for values that only Determined has, by the path of the key and the value."""
 
-_CONTAINER = "has no effect: the container tool of the cluster does as it is set up"
-_PORTS = "has no effect: ranks have the ports of their node"
-_MASTER = "has no effect: there is no master"
+_CONTAINER = "has no effect: the site's configuration of the container runtime applies"
+_PORTS = "has no effect: ranks use the ports of their node"
+_MASTER = "has no effect: hpc_det has no master"
 
 NO_EFFECT = {
     "project": "is only recorded: use labels to find an experiment",
     "workspace": "is only recorded: use labels to find an experiment",
-    "debug": "has no effect: there is no agent of Determined's to log more",
-    "records_per_epoch": "has no effect: an epoch is what the training loader holds",
-    "resources.weight": "has no effect: shares belong to accounts and groups, and the site's administrators set them",
-    "resources.native_parallel": "has no effect: the entrypoint says what is launched",
+    "debug": "has no effect: hpc_det has no Determined agent",
+    "records_per_epoch": "has no effect: an epoch is one pass over the training data loader",
+    "resources.weight": "has no effect: the site's administrators set the shares of accounts and groups",
+    "resources.native_parallel": "has no effect: the entrypoint determines how ranks are launched",
     "resources.agent_label": "has no effect: name a partition with resources.resource_pool",
     "environment.force_pull_image": _CONTAINER,
     "environment.registry_auth": _CONTAINER,
@@ -52,24 +51,24 @@ NO_EFFECT = {
     "environment.proxy_ports": _PORTS,
     "environment.pod_spec": "has no effect on Slurm and PBS",
     "checkpoint_storage.propagation": "has no effect without a container",
-    "optimizations.tensor_fusion_cycle_time": "has no effect: DDP sends a bucket when its last gradient is there",
-    "preemption_timeout": "has no effect: the scheduler's grace time counts",
+    "optimizations.tensor_fusion_cycle_time": "has no effect: DDP sends a bucket once its last gradient is computed",
+    "preemption_timeout": "has no effect: the scheduler's grace time applies",
     "integrations": _MASTER,
     "security": _MASTER,
     "internal": _MASTER,
     "data_layer": "has no effect: read the data in the trial",
-    "tensorboard_storage": "has no effect: TensorBoard files lie in the trial's folder",
+    "tensorboard_storage": "has no effect: TensorBoard files are written to the trial's folder",
 }
-"""Known keys that do nothing, and a word on it."""
+"""Accepted keys without an effect, by path, and the reason."""
 
 
 def in_words(path: str) -> str:
-    """What a description of the key adds: nothing, or that it has no effect."""
+    """Return the sentence to append to the description of a key without an effect; "" for any other key."""
     return f" It {NO_EFFECT[path]}." if path in NO_EFFECT else ""
 
 
 def notes(written: Iterable[str], scheduler: str) -> Iterator[str]:
-    """A line for each key that somebody wrote and that has no effect; `written` has the paths of leaves."""
+    """Yield a line for each key in `written` (paths of leaves) that has no effect with this scheduler."""
     paths = list(written)
     yield from (f"{key}: {why}" for key, why in NO_EFFECT.items() if any(_is_at_or_below(path, key) for path in paths))
     for section in ("slurm", "pbs"):
@@ -86,9 +85,9 @@ def _is_at_or_below(path: str, key: str) -> bool:
 
 
 def in_todays_names(tree: Tree) -> Tree:
-    """The tree with `searcher.max_length` for time_metric and max_time (0.38), and with `cuda` for the device `gpu`.
+    """Return the tree with time_metric and max_time (0.38) as `searcher.max_length`, and the device `gpu` as `cuda`.
 
-    What is spelled both ways, or by halves, stays for the checks.
+    A tree with both spellings, or with only one of the two keys, is left as it is; cross_checks reports it.
     """
     return {
         key: _searcher(value) if key == "searcher" else _environment(value) if key == "environment" else value

@@ -1,4 +1,4 @@
-"""The entrypoint of an experiment: the words of its command line, and which files of the code directory they name."""
+"""The entrypoint of an experiment: the words of its command line, and the files of the code directory they name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 LAUNCHERS = ("torch_distributed", "direct", "mpi", "srun", "deepspeed", "horovod", "autohorovod")
 _LAUNCHER = re.compile(r"(determined|hpc_det)\.launch\.(\w+)")
 _BEHIND_LAUNCHERS = ("rank", "wrap_rank")
-"""What a launcher of the user's own may start ranks with."""
+"""The modules, beside the launchers, with which a launcher of the user may start ranks."""
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*")
 _NO_SHELL = re.compile(r"[^$`*?~<>|&;()]*")
@@ -21,40 +21,38 @@ _NO_SHELL = re.compile(r"[^$`*?~<>|&;()]*")
 
 @dataclass(frozen=True)
 class Context:
-    """The code of an experiment as it lies before a job's copy is made of it: the context directory, and what is put
-    beside its files.
-    """
+    """The code of an experiment before the submission copies it: the context directory and the included paths."""
 
     folder: Path
     includes: tuple[Path, ...] = ()
-    """Files and folders, absolute; each has its own name beside what is in `folder`."""
+    """Absolute paths of files and folders that are copied to the top of the code directory."""
 
     def path(self, name: str) -> Path:
-        """Where that lies which a job will find as `name` in its folder."""
+        """Return the present path of the file that the job will see as `name` in its code directory."""
         return self.folder_of(name) / name
 
     def folder_of(self, name: str) -> Path:
-        """The folder in which `name` is to be looked up."""
+        """Return the folder in which to look up `name`: the parent of an included path, or the context directory."""
         first = PurePath(name).parts[:1]
         return next((include.parent for include in self.includes if (include.name,) == first), self.folder)
 
     def python_files(self) -> str:
-        """The names of the Python files at the top, for a message."""
+        """Return the names of the Python files at the top of the code directory, for a message."""
         included = (path for path in self.includes if path.suffix == ".py")
         names = sorted(file.name for file in (*self.folder.glob("*.py"), *included))
         return ", ".join(names) or "no Python file"
 
     def module_file(self, module: str) -> Path | None:
-        """The file of a module that lies here."""
+        """Return the file of a module in the code directory, or None."""
         base = module.replace(".", "/")
         candidates = (self.path(f"{base}/__init__.py"), self.path(f"{base}.py"))
         return next((file for file in candidates if file.is_file()), None)
 
 
 def words_of(entrypoint: object) -> list[str]:
-    """Return the words of the command; none for a value that is no entrypoint, which the schema reports.
+    """Return the words of the command; none for a value that is not an entrypoint, which the schema reports.
 
-    Raises ValueError for quotes that do not match.
+    Raises ValueError for unbalanced quotes.
     """
     words = _shell_words(entrypoint) if isinstance(entrypoint, str) else entrypoint
     return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
@@ -67,12 +65,16 @@ def _shell_words(command: str) -> list[str]:
 
 
 def trial_name(entrypoint: object) -> str | None:
-    """The `module:Class` that the entrypoint names, if any."""
+    """Return the `module:Class` that the entrypoint names, or None."""
     return named_trial(words_of(entrypoint))
 
 
 def trial_of(words: list[str]) -> tuple[str, str] | None:
-    """(module, class), or None where the entrypoint names no trial in the context directory."""
+    """Return the (module, class) of the trial; None if the entrypoint names none, or one outside of the code directory.
+
+    Raises ValueError if the name does not have the form module:Class.
+    """
+    # After `cd`, or with another PYTHONPATH, the module may be anywhere; with `$` only the shell knows the name.
     if any("PYTHONPATH" in word for word in words) or "cd" in words:
         return None
     name = named_trial(words)
@@ -85,7 +87,7 @@ def trial_of(words: list[str]) -> tuple[str, str] | None:
 
 
 def named_trial(words: list[str]) -> str | None:
-    """Return what these words name as `module:Class`, whatever it looks like."""
+    """Return the word after --trial, in any form, or a single word of the form module:Class; None without either."""
     if len(words) == 1 and TRIAL.fullmatch(words[0]):
         return words[0]
     for word, following in pairwise([*words, ""]):
@@ -97,36 +99,33 @@ def named_trial(words: list[str]) -> str | None:
 
 
 def command_problems(words: Sequence[str], context: Context) -> Iterator[str]:
-    """A launcher that there is not, or a script that is not in the context directory."""
+    """Yield a problem for each launcher that does not exist, and for a script that is not in the code directory."""
     for match in filter(None, map(_LAUNCHER.fullmatch, words)):
         package, launcher = match.groups()
         if launcher not in (*LAUNCHERS, *_BEHIND_LAUNCHERS):
-            yield (
-                f"entrypoint: {match[0]}: hpc_det has no such launcher; in {package}.launch there are "
-                f"{', '.join(LAUNCHERS)}"
-            )
+            yield (f"entrypoint: {match[0]}: hpc_det has no such launcher; {package}.launch has {', '.join(LAUNCHERS)}")
     started = started_script(words)
     if started is None or context.path(started).exists():
         return
     if TRIAL.fullmatch(started):
-        yield f"entrypoint: {started} is no script; a trial is named by --trial {started}"
+        yield f"entrypoint: {started} is not a script; to name a trial, write --trial {started}"
     elif started.endswith(".py"):
         yield missing(f"file {started!r}", context)
 
 
 def missing(what: str, context: Context) -> str:
-    """The problem of an entrypoint that names something of the context directory that is not there."""
-    return f"entrypoint: no {what} in context_dir {context.folder}, which holds {context.python_files()}"
+    """Return the problem of an entrypoint that names a file or module which is not in the context directory."""
+    return f"entrypoint: no {what} in context_dir {context.folder}, which contains {context.python_files()}"
 
 
 def started_script(words: Sequence[str]) -> str | None:
-    """The script that each rank starts, through whichever launchers; None where only a shell knows."""
+    """Return the script that each rank starts, also behind launchers; None if it is unknown without running a shell."""
     if "cd" in words or not all(map(_NO_SHELL.fullmatch, words)):
         return None
     command = [*dropwhile(lambda word: word == "exec" or _SETTING.fullmatch(word), words)]
     if not command or not _PYTHON.fullmatch(command[0]):
         return None
-    command = [*dropwhile("-u".__eq__, command[1:])]
+    command = [*dropwhile("-u".__eq__, command[1:])]  # python3 -u: unbuffered output
     if command[:1] == ["-m"]:
         launcher = _LAUNCHER.fullmatch(command[1]) if len(command) > 1 else None
         return _behind(command[2:]) if launcher and launcher[2] in LAUNCHERS else None
@@ -134,7 +133,7 @@ def started_script(words: Sequence[str]) -> str | None:
 
 
 def _behind(words: Sequence[str]) -> str | None:
-    """What a launcher with these arguments starts."""
+    """Return the script that a launcher with these arguments starts, or None."""
     border = words.index("--") + 1 if "--" in words else 0
     target = [*dropwhile("--autohorovod".__eq__, words[border:])]
     if not target or target[0].startswith("-"):
@@ -143,7 +142,7 @@ def _behind(words: Sequence[str]) -> str | None:
 
 
 def dotted_trial(words: list[str], context: Context) -> str | None:
-    """The `module:Class` that was meant by a command of nothing but `module.Class`."""
+    """Return `module:Class` if the command is only `module.Class`, with a dot by mistake, and the module exists."""
     if len(words) != 1 or "." not in words[0]:
         return None
     module, _, class_name = words[0].rpartition(".")

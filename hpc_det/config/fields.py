@@ -1,7 +1,7 @@
-"""The kinds of values that a configuration holds.
+"""The types of the values in a configuration.
 
-A kind says with `Expected` what completes "expected ..." in an error message; a field's description says what the
-field means. Null means unset.
+`Expected` on a type contains the text after "expected" in error messages, and the description of a field contains its
+meaning. Null means unset.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Device: TypeAlias = Literal["cpu", "cuda", "rocm"]
 
 @dataclass(frozen=True)
 class Expected:
-    """What may stand here, in the words of an error message."""
+    """The values that are allowed, worded to follow "expected" in an error message."""
 
     words: str
 
@@ -43,11 +43,12 @@ class Length:
 
 
 def _length(value: object) -> Length:
+    """Return the Length that a map such as {epochs: 3}, or a number of batches, stands for. Raises ValueError."""
     if isinstance(value, Length):
         return value
     if not isinstance(value, dict):
         value = {"batches": value}
-    ((unit, amount),) = value.items()
+    ((unit, amount),) = value.items()  # ValueError unless the map has exactly one key
     if unit not in get_args(Unit) or type(amount) is not int or amount < 0:
         raise ValueError
     return Length(amount, cast(Unit, unit))
@@ -61,7 +62,10 @@ def _positive_length(value: object) -> Length:
 
 
 def time_limit_min(value: str | int) -> int:
-    """Minutes of "HH:MM:SS", "D-HH:MM:SS" or plain minutes, rounded up; ValueError for anything else and for zero."""
+    """Return the minutes, rounded up, of "HH:MM:SS", "D-HH:MM:SS" or a number of minutes.
+
+    Raises ValueError for anything else and for zero.
+    """
     if type(value) is int or (isinstance(value, str) and re.fullmatch(r"[0-9]+", value)):
         seconds = int(value) * 60
     else:
@@ -72,7 +76,7 @@ def time_limit_min(value: str | int) -> int:
         seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
     if seconds <= 0:
         raise ValueError
-    return -(-seconds // 60)
+    return -(-seconds // 60)  # rounded up
 
 
 def _time_limit(value: str | int) -> str:
@@ -84,9 +88,10 @@ _SIZE = r"^([0-9]+(?:\.[0-9]+)?) *(?:([KMGTkmgt])[Ii]?)?[Bb]?$"
 
 
 def size_bytes(value: str | int) -> int:
-    """Bytes of a number or of a text such as "1.5 GiB" or "512m"; ValueError for anything else and for zero.
+    """Return the bytes of a number, or of a string such as "1.5 GiB" or "512m".
 
-    As in Determined (go-units' RAMInBytes), K, M, G and T are powers of 1024 with and without the i.
+    As in Determined (go-units' RAMInBytes), K, M, G and T are powers of 1024 with and without the i. Raises ValueError
+    for anything else and for zero.
     """
     if type(value) is int:
         size = value
@@ -168,7 +173,7 @@ Size: TypeAlias = Annotated[
     int,
     PlainValidator(size_bytes),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": _SIZE}]}),
-    Expected("a size in bytes, or a text such as '1.5 GiB'"),
+    Expected("a size in bytes, or a string such as '1.5 GiB'"),
 ]
 Entrypoint: TypeAlias = Annotated[
     str | list[str],
@@ -189,26 +194,24 @@ AboveZero: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False), Expect
 Divisor: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False), Expected("a number above 1")]
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535), Expected("a port from 1 to 65535")]
 Flag: TypeAlias = Annotated[bool, Expected("true or false")]
-Text: TypeAlias = Annotated[str, Field(min_length=1, pattern=r"\S"), Expected("a text that is not empty")]
-OptionalText: TypeAlias = Annotated[
-    str | None, Field(min_length=1, pattern=r"\S"), Expected("a text that is not empty")
-]
-AnyText: TypeAlias = Annotated[str, Expected("a text")]
+Text: TypeAlias = Annotated[str, Field(min_length=1, pattern=r"\S"), Expected("a non-empty string")]
+OptionalText: TypeAlias = Annotated[str | None, Field(min_length=1, pattern=r"\S"), Expected("a non-empty string")]
+AnyText: TypeAlias = Annotated[str, Expected("a string")]
 AbsolutePath: TypeAlias = Annotated[str, Field(pattern=r"^/"), Expected("an absolute path")]
-Regex: TypeAlias = Annotated[str, AfterValidator(_regex), Expected("a regular expression as Python's `re` reads it")]
-Texts: TypeAlias = Annotated[list[str], Expected("a list of texts")]
+Regex: TypeAlias = Annotated[str, AfterValidator(_regex), Expected("a regular expression of Python's `re`")]
+Texts: TypeAlias = Annotated[list[str], Expected("a list of strings")]
 DistinctTexts: TypeAlias = Annotated[
     list[str],
     AfterValidator(_distinct),
     Field(json_schema_extra={"uniqueItems": True}),
-    Expected("a list of texts, each one once"),
+    Expected("a list of distinct strings"),
 ]
 PositiveList: TypeAlias = Annotated[list[Positive], Expected("a list of whole numbers >= 1")]
 TrialName: TypeAlias = Annotated[
     str,
     PlainValidator(_trial_name),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": _TRIAL_NAME}]}),
-    Expected("a trial as experiment/trial, such as '12/3', or the number of an experiment"),
+    Expected("a trial as EXPERIMENT/TRIAL, such as '12/3', or the number of an experiment"),
 ]
 ClassName: TypeAlias = Annotated[
     str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), Expected("module:Class, such as my_search:MySearch")
@@ -218,13 +221,13 @@ Propagation: TypeAlias = Annotated[
     Expected("rprivate, private, rshared, shared, rslave or slave"),
 ]
 GpuType: TypeAlias = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_.-]+$"), Expected("a GPU type as the scheduler names it, such as a100")
+    str, Field(pattern=r"^[A-Za-z0-9_.-]+$"), Expected("the scheduler's name of a GPU type, such as a100")
 ]
 FreeMap: TypeAlias = Annotated[Tree, Expected("a map")]
 SbatchArgs: TypeAlias = Annotated[Texts, AfterValidator(_sbatch_args)]
 PbsbatchArgs: TypeAlias = Annotated[Texts, AfterValidator(_pbsbatch_args)]
 
-# Tags in angle brackets are no part of a value's path.
+# The angle brackets mark a tag: pydantic puts tags into the path of an error, and `is_tag` finds them there.
 Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=")]
 Variables: TypeAlias = Annotated[list[Variable], Expected("a list of NAME=value")]
 _by_device = Discriminator(lambda value: "<map>" if isinstance(value, dict) else "<one>")
@@ -236,5 +239,5 @@ DeviceVariables: TypeAlias = Annotated[
 DeviceText: TypeAlias = Annotated[
     Annotated[Text, Tag("<one>")] | Annotated[dict[Device, Text], Tag("<map>")],
     _by_device,
-    Expected("a text, or one for each of cpu, cuda, rocm"),
+    Expected("a string, or one for each of cpu, cuda, rocm"),
 ]

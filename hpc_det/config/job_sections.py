@@ -1,4 +1,4 @@
-"""What an experiment says about its jobs: slots, the scheduler's own flags, containers and variables."""
+"""The sections of an experiment file about its jobs: slots, flags of the scheduler, containers and variables."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from hpc_det.config.section import Section
 
 
 class ContainerDevice(Section):
-    """A device file that a container sees."""
+    """A device file of the node that is available in the container."""
 
-    host_path: AbsolutePath = Field(description="Its path on the node.")
-    container_path: AbsolutePath = Field(description="Its path in the container.")
-    mode: Text = Field(default="mrw", description="What the container may do: m, r and w.")
+    host_path: AbsolutePath = Field(description="Path on the node.")
+    container_path: AbsolutePath = Field(description="Path in the container.")
+    mode: Text = Field(default="mrw", description="Permissions in the container: letters of m (mknod), r and w.")
 
 
 def _device(value: Any) -> Any:
@@ -49,92 +49,111 @@ _Device = Annotated[ContainerDevice, BeforeValidator(_device, json_schema_input_
 
 class Resources(Section):
     slots_per_trial: Annotated[
-        Positive, Expected("a whole number >= 1; slots are CPUs where the cluster profile says slot_type: cpu")
-    ] = Field(default=1, description="How many slots a trial trains on, each with a process of its own.")
+        Positive, Expected("a whole number >= 1; slots are CPUs where the cluster profile has slot_type: cpu")
+    ] = Field(default=1, description="Number of slots that a trial trains on; each slot gets one process.")
     max_slots: Positive | None = Field(
-        default=None, description="How many slots all trials of the experiment have together, at most."
+        default=None, description="Most slots that all trials of the experiment use together; null: no limit."
     )
     packed_slots: Positive | None = Field(
         default=None,
-        description="One job with so many slots runs trial after trial, instead of a job for each: a multiple of "
-        "slots_per_trial.",
+        description="Number of slots of one job that runs all trials in turn; a multiple of slots_per_trial. null: one "
+        "job per trial.",
     )
-    resource_pool: OptionalText = Field(default=None, description="The partition or queue.")
-    time_limit: TimeLimit = Field(default=None, description="How long a job may run before it is queued again.")
-    weight: AboveZero = Field(default=1, description="Determined's share of a pool.")
+    resource_pool: OptionalText = Field(
+        default=None, description="Partition or queue; null: the cluster profile's, or the scheduler's default."
+    )
+    time_limit: TimeLimit = Field(
+        default=None,
+        description="Time limit of a job, after which the trial is requeued; null: the cluster profile's, or the "
+        "scheduler's default.",
+    )
+    weight: AboveZero = Field(default=1, description="Share of a pool in Determined.")
     priority: Annotated[int, Field(ge=1, le=99), Expected("a whole number from 1 to 99")] | None = Field(
         default=None,
-        description="The place in the queue, from 1 to 99, lower is earlier; 42 is that of jobs that say nothing.",
+        description="Priority in the queue, from 1 (first) to 99 (last); null is the same as 42, the scheduler's "
+        "default.",
     )
-    shm_size: Size | None = Field(default=None, description="The size of /dev/shm in a container.")
+    shm_size: Size | None = Field(
+        default=None, description="Size of /dev/shm in the container, in bytes or with a unit; null: the node's."
+    )
     devices: Annotated[
         list[_Device], Expected("a list of host_path:container_path[:mode], or of maps with these keys")
-    ] = Field(default=[], description="Device files that a container sees.")
-    native_parallel: Flag = Field(default=False, description="A switch of Determined's old trials.")
-    is_single_node: Flag = Field(default=False, description="All slots of a trial have to be on one node.")
-    agent_label: str | None = Field(default=None, description="Determined's old name for a pool.")
+    ] = Field(default=[], description="Device files that are available in the container.")
+    native_parallel: Flag = Field(default=False, description="A switch for older trials of Determined.")
+    is_single_node: Flag = Field(
+        default=False, description="Refuse an experiment whose slots_per_trial do not fit on one node."
+    )
+    agent_label: str | None = Field(default=None, description="Determined's former name for a pool.")
 
     @property
     def time_limit_min(self) -> int | None:
-        """The limit in minutes, rounded up."""
+        """The time limit in minutes, rounded up; None if the experiment sets none."""
         return time_limit_min(self.time_limit) if self.time_limit else None
 
 
 class ProxyPort(Section):
-    proxy_port: Port = Field(description="The port.")
-    proxy_tcp: Flag = Field(default=False, description="Whether it speaks plain TCP.")
-    unauthenticated: Flag = Field(default=False, description="Whether anyone may reach it.")
+    proxy_port: Port = Field(description="Number of the port.")
+    proxy_tcp: Flag = Field(default=False, description="Whether the service uses plain TCP.")
+    unauthenticated: Flag = Field(default=False, description="Whether the service needs no authentication.")
 
 
 class Environment(Section):
     image: DeviceText | None = Field(
-        default=None, description="The container image; without one, ranks run in the Python that hpc-det runs in."
+        default=None,
+        description="Container image; null: ranks run without a container, in the Python environment of hpc-det.",
     )
     environment_variables: DeviceVariables = Field(
-        default=[], description="Variables of the ranks; the last of a name counts."
+        default=[], description="Environment variables of the ranks; the last value of a name counts."
     )
-    force_pull_image: Flag = Field(default=False, description="Fetch the image although the node has it.")
-    registry_auth: FreeMap | None = Field(default=None, description="Who may fetch the image.")
-    add_capabilities: Texts = Field(default=[], description="Linux capabilities that Docker adds.")
-    drop_capabilities: Texts = Field(default=[], description="Linux capabilities that Docker takes away.")
+    force_pull_image: Flag = Field(default=False, description="Pull the image even if the node has it.")
+    registry_auth: FreeMap | None = Field(
+        default=None, description="Credentials for the image registry; masked wherever the configuration is shown."
+    )
+    add_capabilities: Texts = Field(default=[], description="Linux capabilities that Docker adds to the container.")
+    drop_capabilities: Texts = Field(
+        default=[], description="Linux capabilities that Docker removes from the container."
+    )
     ports: Annotated[dict[str, Port], Expected("a map of names to ports from 1 to 65535")] = Field(
-        default={}, description="Ports of a container."
+        default={}, description="Ports of the container."
     )
     proxy_ports: Annotated[list[ProxyPort], Expected("a list of maps with proxy_port")] = Field(
-        default=[], description="Ports that Determined's master passes on."
+        default=[], description="Ports that Determined's master forwards."
     )
-    pod_spec: FreeMap | None = Field(default=None, description="A pod of Kubernetes.")
+    pod_spec: FreeMap | None = Field(default=None, description="Specification of a Kubernetes pod.")
 
     def variables(self, slot_type: str) -> list[str]:
-        """NAME=value for ranks on slots of this type."""
+        """Return the variables, as NAME=value, of ranks on slots of type "gpu" or "cpu"."""
         if isinstance(self.environment_variables, list):
             return self.environment_variables
+        # The maps are keyed by device, as in Determined: its name for a GPU slot is cuda.
         return self.environment_variables.get("cuda" if slot_type == "gpu" else "cpu", [])
 
     def image_for(self, slot_type: str) -> str | None:
-        """The image for ranks on slots of this type."""
+        """Return the container image of ranks on slots of type "gpu" or "cpu", or None."""
         if isinstance(self.image, dict):
             return self.image.get("cuda" if slot_type == "gpu" else "cpu")
         return self.image
 
 
 class BindMount(Section):
-    host_path: AbsolutePath = Field(description="A path on the node.")
+    host_path: AbsolutePath = Field(description="Path on the node.")
     container_path: Annotated[Text, Expected("a path in the container, absolute or below the work directory")] = Field(
-        description="Where the container sees it; relative to the directory in which the ranks run."
+        description="Path in the container; a relative path is below the working directory of the ranks."
     )
-    read_only: Flag = Field(default=False, description="Whether the container may only read it.")
-    propagation: Propagation = Field(default="rprivate", description="How later mounts reach the container.")
+    read_only: Flag = Field(default=False, description="Mount the path read-only.")
+    propagation: Propagation = Field(
+        default="rprivate", description="Propagation of later mounts below the path, as in mount(8)."
+    )
 
 
 class _SchedulerSection(Section):
-    slots_per_node: Positive | None = Field(default=None, description="Instead of the cluster profile's.")
-    gpu_type: GpuType | None = Field(default=None, description="Instead of the cluster profile's.")
+    slots_per_node: Positive | None = Field(default=None, description="Overrides the cluster profile's value.")
+    gpu_type: GpuType | None = Field(default=None, description="Overrides the cluster profile's value.")
 
 
 class Slurm(_SchedulerSection):
-    sbatch_args: SbatchArgs = Field(default=[], description="More arguments of sbatch.")
+    sbatch_args: SbatchArgs = Field(default=[], description="Additional arguments of sbatch.")
 
 
 class Pbs(_SchedulerSection):
-    pbsbatch_args: PbsbatchArgs = Field(default=[], description="More arguments of qsub.")
+    pbsbatch_args: PbsbatchArgs = Field(default=[], description="Additional arguments of qsub.")

@@ -1,7 +1,7 @@
-"""The schema of an experiment file for editors (JSON Schema 2020-12).
+"""The JSON Schema (2020-12) of experiment files and cluster profiles, for editors.
 
-A file is one layer of several: what it must not lack, a template or the cluster's profile may give. So nothing is
-required here, and null is unset.
+A file is one of several layers, and another layer may set the required keys. So no key is required here, and any key
+may be null, which means unset.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def experiment_schema() -> Tree:
-    """Of an experiment file, and of a template."""
+    """Return the schema of an experiment file, which is also that of a template."""
     schema = _of_layer(Experiment, "An experiment of hpc_det")
     schema["properties"]["context_dir"] = {
         "type": ["string", "null"],
-        "description": "The folder of the trial's code; by default the current one.",
+        "description": "Folder of the trial's code; null: the current directory.",
     }
     for path in NO_EFFECT:
         _add_words(schema, path)
@@ -37,11 +37,11 @@ def experiment_schema() -> Tree:
 
 
 def cluster_schema() -> Tree:
-    """Of a cluster's profile, with the site's defaults for every experiment."""
+    """Return the schema of a cluster profile, with the site's defaults for every experiment."""
     schema = _of_layer(Cluster, "A cluster of hpc_det")
     schema["properties"]["experiment"] = {
         "type": ["object", "null"],
-        "description": "The site's defaults for every experiment, below templates and experiment files.",
+        "description": "The site's defaults for every experiment; templates and experiment files override them.",
     }
     return schema
 
@@ -49,14 +49,15 @@ def cluster_schema() -> Tree:
 def _of_layer(model: type[Section], title: str) -> Tree:
     schema = model.model_json_schema(by_alias=True)
     for section in (schema, *schema.get("$defs", {}).values()):
-        del section["title"]
+        del section["title"]  # pydantic's name of the class, which editors would show
         section.pop("required", None)
         section["properties"] = {key: _or_null(value) for key, value in section["properties"].items()}
     return {"$schema": _DIALECT, **schema, "title": title}
 
 
 def _or_null(schema: Tree) -> Tree:
-    """What a key of a section may be. Several kinds may fit one section where none of its keys is required."""
+    """Return the schema of a key's value, or null."""
+    # anyOf and not oneOf: since no key is required, one map may fit the schemas of several kinds.
     about = {key: schema[key] for key in ("description", "default") if isinstance(schema.get(key), str | int | float)}
     rest = {key: value for key, value in schema.items() if key not in ("description", "default", "title")}
     return {**about, "anyOf": [*_choices(rest), {"type": "null"}]}
@@ -72,7 +73,8 @@ def _choices(schema: Tree) -> Iterator[Tree]:
 
 
 def _tell_kinds(schema: Tree, key: str, kinds: Mapping[str, type[Section]]) -> None:
-    """A choice by name, so that an editor shows the wrong key and not just that no kind fits."""
+    """Replace the alternatives of `key` by a choice on the key that names the kind."""
+    # With anyOf an editor reports only that no kind fits; with if/then it marks the wrong key.
     (kind_key,) = {kind.kind_key for kind in kinds.values()}
     named = {name: kind.__name__ for name, kind in kinds.items() if name}
     properties = [schema["$defs"][kind.__name__]["properties"] for kind in kinds.values()]
@@ -94,7 +96,7 @@ def _where(kind_key: str, name: str, then: Tree) -> Tree:
 
 
 def _of_any(kinds: Sequence[Tree]) -> Tree:
-    """Without a name the keys of all kinds: another layer may name it."""
+    """Return a schema with the keys of all kinds, for a section without a name, which another layer may add."""
     found: dict[str, list[Tree]] = {}
     for key, value in (item for properties in kinds for item in properties.items()):
         same = found.setdefault(key, [])
@@ -116,7 +118,7 @@ _OF_HYPERPARAMETERS: Tree = {
 
 
 def _tell_hyperparameters(schema: Tree) -> None:
-    """A map with a type is a range or constant, any other one nested."""
+    """Describe hyperparameters: a map with a `type` is a range or a constant, any other map is nested."""
     nested = {"additionalProperties": {"$ref": "#/$defs/Hyperparameter"}}
     kinds = [_where("type", name, _hyperparameter(name, kind.keys)) for name, kind in KINDS.items()]
     schema["$defs"]["Hyperparameter"] = {
@@ -144,5 +146,6 @@ def _add_words(schema: Tree, path: str) -> None:
 
 
 def _also_the_old_gpu(schema: Tree) -> None:
+    """Accept `gpu`, the older name of the device `cuda`."""
     (by_device,) = (choice for choice in schema["anyOf"] if "propertyNames" in choice)
     by_device["propertyNames"]["enum"].append("gpu")

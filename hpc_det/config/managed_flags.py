@@ -1,8 +1,8 @@
-"""The flags of sbatch and qsub that hpc_det sets itself: refused in `slurm.sbatch_args` and `pbs.pbsbatch_args`, each
-with the setting to use instead.
+"""The flags of sbatch and qsub that hpc_det sets itself, each with the setting to use instead.
 
-Those of sbatch are taken from Determined's list of refused options (nodes, ntasks, gpus, chdir, error, output,
-partition, requeue, gres naming gpu), and those by which a preempted or timed-out job learns what is coming.
+They are refused in `slurm.sbatch_args` and `pbs.pbsbatch_args`. Those of sbatch are Determined's list of refused options
+(nodes, ntasks, gpus, chdir, error, output, partition, requeue, gres naming gpu), and the flags for the signal and the
+time limit, by which a job is warned of its end.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-_SHAPE = "set resources.slots_per_trial; nodes and ranks follow from it"
-_LOGS = "logs lie in the trial's folder: see `hpc-det experiment logs`"
+_SHAPE = "set resources.slots_per_trial; nodes and ranks are derived from it"
+_LOGS = "logs are written to the trial's folder; see `hpc-det experiment logs`"
 _GPUS = "set resources.slots_per_trial, and gpu_flag and gpu_type in the cluster profile"
-_REQUEUE = "hpc_det requeues by itself; bound the restarts with max_restarts"
+_REQUEUE = "hpc_det requeues jobs automatically; limit the restarts with max_restarts"
 
 MANAGED = {
-    "array": "one experiment is one job; create one for each point",
-    "clusters": "log in to the cluster that shall run it",
+    "array": "hpc_det makes the arrays; use a searcher or `hpc-det run -m` for several trials",
+    "clusters": "log in to that cluster and submit there",
     "wrap": "set entrypoint",
     "wait": "use `hpc-det experiment wait`",
     "cpus-per-task": "set cpus_per_slot in the cluster profile",
@@ -33,7 +33,7 @@ MANAGED = {
     "gpus-per-node": _GPUS,
     "tres-per-node": _GPUS,
     "tres-per-task": _GPUS,
-    "het-group": "all nodes of a gang are alike; choose a pool whose nodes are",
+    "het-group": "all nodes of a gang must be alike; choose a pool with one kind of node",
     "gres": _GPUS,
     "chdir": "the job runs in the experiment's copy of the context directory",
     "error": _LOGS,
@@ -59,13 +59,13 @@ _SHORT = {
     "p": "partition",
     "t": "time",
 }
-# sbatch's short flags without a value may stand before another in one word: -HN2 is -H -N 2.
+# Short flags of sbatch without a value may precede another flag in one word: -HN2 is -H -N 2.
 _SHORT_FLAG = re.compile(rf"-[HhkOQsV]*([{''.join(_SHORT)}])")
 _NAMES_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu\b")
 
-_OURS = "the job script is hpc_det's own; its surroundings are modules and setup in the cluster profile"
+_OURS = "hpc_det writes the job script; set modules and setup in the cluster profile"
 _VARIABLES = "set environment.environment_variables"
-# qsub(1B): a letter is a flag, and of -l and -W what stands before "=".
+# From qsub(1B). A key is the letter of a flag; for -l and -W it also has the name before "=".
 MANAGED_BY_QSUB = {
     "A": "set account in the cluster profile",
     "C": _OURS,
@@ -92,13 +92,14 @@ MANAGED_BY_QSUB = {
     "q": MANAGED["partition"],
     "r": _REQUEUE,
     "v": _VARIABLES,
-    "z": "the id is how hpc_det knows the job",
+    "z": "hpc_det needs the job id that qsub prints",
 }
 _WITHOUT_VALUE = "fhIVXz"
+"""The flags of qsub that take no value."""
 
 
 class RefusedFlagsError(ValueError):
-    """Flags that may not be given; `refused` has for each what is wrong and the remedy."""
+    """Flags that users may not give. `refused` contains a (problem, remedy) for each."""
 
     def __init__(self, refused: list[tuple[str, str]]) -> None:
         super().__init__("; ".join(what for what, _remedy in refused))
@@ -106,13 +107,14 @@ class RefusedFlagsError(ValueError):
 
 
 def refuse_managed_flags(arguments: Sequence[str]) -> None:
-    """Raise RefusedFlagsError if a flag of `MANAGED` is given, in any form that sbatch understands."""
+    """Raise RefusedFlagsError if a flag of `MANAGED` is given, in any form that sbatch accepts."""
     refused = [(f"hpc_det sets --{flag} itself, got {word!r}", MANAGED[flag]) for flag, word in _managed(arguments)]
     if refused:
         raise RefusedFlagsError(refused)
 
 
 def _managed(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (long flag, word) for each managed flag of sbatch. --gres is managed only if it names gpu."""
     words = [word for argument in arguments for word in _words(argument)]
     for word, following in pairwise([*words, ""]):
         flag = _flag(word)
@@ -124,28 +126,28 @@ def _managed(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _words(argument: str) -> list[str]:
     try:
         return shlex.split(argument)
-    except ValueError:  # an unbalanced quote is the user's text: look at its words all the same
+    except ValueError:  # unbalanced quotes: a managed flag in such an argument must be found, too
         return argument.split()
 
 
 def _flag(word: str) -> str | None:
     if word.startswith("--"):
         given = word[2:].partition("=")[0]
-        # getopt takes any unambiguous beginning of a long flag, and no flag of sbatch is a beginning of a managed one.
+        # getopt accepts any unambiguous prefix of a long flag. No other flag of sbatch is a prefix of a managed one.
         return next((flag for flag in (given, *MANAGED) if given and flag in MANAGED and flag.startswith(given)), None)
     short = _SHORT_FLAG.match(word)
     return _SHORT[short[1]] if short else None
 
 
 def refuse_managed_qsub_flags(arguments: Sequence[str]) -> None:
-    """Raise RefusedFlagsError if a flag of `MANAGED_BY_QSUB` is given, or a word that no `#PBS` line can hold."""
+    """Raise RefusedFlagsError for flags of `MANAGED_BY_QSUB`, and for words that cannot be quoted in a `#PBS` line."""
     refused = [
         (f"hpc_det sets -{flag} itself, got {word!r}", MANAGED_BY_QSUB[flag])
         for flag, word in _flags_of_qsub([word for argument in arguments for word in _words(argument)])
         if flag in MANAGED_BY_QSUB
     ]
     refused += [
-        (f"{argument!r} holds both kinds of quotes, and qsub knows no escapes", "leave one kind out")
+        (f"{argument!r} contains single and double quotes, and qsub has no escapes", "leave one kind out")
         for argument in arguments
         if '"' in argument and "'" in argument
     ]
@@ -154,7 +156,10 @@ def refuse_managed_qsub_flags(arguments: Sequence[str]) -> None:
 
 
 def _flags_of_qsub(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Flags and the words that they stand in. Letters without a value may stand before another in one word."""
+    """Yield (flag, word) for each flag of qsub; for -l and -W also ("l NAME", word) for each resource or attribute.
+
+    Flags without a value may precede another flag in one word.
+    """
     following = iter(words)
     for word in following:
         letters = word[1:] if re.match(r"-[A-Za-z]", word) else ""

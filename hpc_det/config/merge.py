@@ -1,7 +1,8 @@
-"""Template merge: how the layers of a configuration become one tree, and which layer wrote each value.
+"""The merge of the layers of a configuration into one tree, with the layer that wrote each value.
 
-Scalar: the config's. Map: key by key. List: the template's, then the config's. A null or absent key of the config keeps
-the template's value. Where the kinds differ, the config's value stands. `RULES` holds every exception, by path.
+Of two layers, called template (lower) and config (higher): a scalar is the config's; maps merge key by key; a list is
+the template's elements, then the config's. A null or absent key of the config keeps the template's value. If the types
+differ, the config's value is used. `RULES` contains every exception, by path.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Tree: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Merged:
-    """The merged tree and the layer of each leaf, by the paths of `leaves`."""
+    """The merged tree, and the name of the layer of each leaf, keyed by the paths of `leaves`."""
 
     tree: Tree
     origins: dict[str, str]
@@ -24,24 +25,25 @@ class Merged:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A value that nothing merges into, and the layer that wrote it."""
+    """A value that is merged as a whole, and the name of the layer that wrote it."""
 
     value: Any
     layer: str
 
 
 MarkedTree: TypeAlias = "dict[str, MarkedTree] | list[Leaf] | Leaf"
-"""A tree of the configuration whose leaves know their layer."""
+"""A tree of the configuration whose values are wrapped in Leaf."""
 Rule: TypeAlias = Callable[[MarkedTree, MarkedTree, str], MarkedTree]
+"""A function (template, config, path) -> merged."""
 
 
 def merge(template: Tree, config: Tree) -> Tree:
-    """`config` over `template`; the result shares nothing with either."""
+    """Return `config` merged over `template`; the result shares no objects with either."""
     return merge_layers([("template", template), ("config", config)]).tree
 
 
 def merge_layers(layers: Sequence[tuple[str, Tree]]) -> Merged:
-    """Merge (name, tree) pairs, lowest layer first."""
+    """Return the merge of (name, tree) pairs, lowest layer first."""
     merged: MarkedTree = {}
     for name, tree in layers:
         merged = _by_kind(merged, _mark(tree, name), "")
@@ -50,13 +52,14 @@ def merge_layers(layers: Sequence[tuple[str, Tree]]) -> Merged:
 
 
 def _empty(tree: Tree, layers: Sequence[tuple[str, Tree]]) -> dict[str, str]:
-    """The highest layer that wrote each empty map or list of the result."""
+    """Return the highest layer that wrote each empty map or list of the result, by path."""
+    # An empty map or list contains no Leaf that could name its layer.
     result = {path for path, value in leaves(tree) if value in ({}, [])}
     return {path: name for name, layer in layers for path, value in leaves(layer) if path in result}
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (path, value) that is a scalar, an element of a list, or an empty map or list."""
+    """Yield every (path, value) that is a scalar, an element of a list, or an empty map or list."""
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
             yield from leaves(value, join(path, key))
@@ -67,18 +70,19 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def value_at(tree: Any, *keys: str) -> Any:
-    """The value below these keys; None where there is none."""
+    """Return the value below these keys, or None."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, dict) else None
     return tree
 
 
 def join(path: str, key: object) -> str:
-    """The dotted path of `key` under `path`."""
+    """Return the dotted path of `key` below `path`."""
     return f"{path}.{key}" if path else str(key)
 
 
 def _mark(value: Any, layer: str) -> MarkedTree:
+    """Wrap scalars and elements of lists into Leaf; an element of a list is never merged with another."""
     if isinstance(value, dict):
         return {key: _mark(child, layer) for key, child in value.items()}
     if isinstance(value, list):
@@ -126,12 +130,13 @@ def _by_kind(template: MarkedTree, config: MarkedTree, path: str) -> MarkedTree:
 
 
 def _atomic(_template: MarkedTree, config: MarkedTree, _path: str) -> MarkedTree:
-    """One value, whatever it is written as."""
+    """Return the config's value: the key holds one value, even if it is written as a list or a map."""
     return config
 
 
 def _hyperparameters(template: MarkedTree, config: MarkedTree, _path: str) -> MarkedTree:
-    """Maps of hyperparameters recurse; one hyperparameter is atomic, and null is a value of it."""
+    """Merge nested maps key by key, each hyperparameter as a whole."""
+    # Unlike elsewhere, null is a value of a hyperparameter, so a null of the config replaces the template's value.
     if not (isinstance(template, dict) and isinstance(config, dict)):
         return config
     shared = {key: _hyperparameter(template[key], config[key]) for key in template if key in config}
@@ -144,7 +149,10 @@ def _hyperparameter(template: MarkedTree, config: MarkedTree) -> MarkedTree:
 
 
 def _union(kind_key: str, common: frozenset[str]) -> Rule:
-    """A map whose other keys belong to its kind: only `common` survives where the config names another kind."""
+    """Return the rule for a map whose keys, except `common`, belong to the kind that `kind_key` names.
+
+    If template and config name different kinds, only the `common` keys of the template are merged.
+    """
 
     def rule(template: MarkedTree, config: MarkedTree, path: str) -> MarkedTree:
         if isinstance(template, dict) and isinstance(config, dict):
@@ -157,7 +165,10 @@ def _union(kind_key: str, common: frozenset[str]) -> Rule:
 
 
 def _keyed(key: Callable[[Any], object], expand: Callable[[Leaf], Leaf] = lambda leaf: leaf) -> Rule:
-    """The config's elements, then those of the template whose key the config does not have."""
+    """Return the rule for a list in which an element replaces the template's element with the same `key`.
+
+    The result is the config's elements, then the template's others. `expand` is applied to every element first.
+    """
 
     def rule(template: MarkedTree, config: MarkedTree, _path: str) -> MarkedTree:
         if not (isinstance(template, list) and isinstance(config, list)):
@@ -170,19 +181,19 @@ def _keyed(key: Callable[[Any], object], expand: Callable[[Leaf], Leaf] = lambda
 
 
 def _field(name: str) -> Callable[[Any], object]:
-    # An element without the field is its own key: it is kept, and validation names it.
+    # An element without the field is its own key, so it is kept, and the schema reports it.
     return lambda element: element.get(name, element) if isinstance(element, dict) else element
 
 
 def _policy(element: Any) -> object:
-    """A log policy goes by its name, an unnamed one by what it does."""
+    """Return the key of a log policy: its name, or the action and pattern of one without a name."""
     if not isinstance(element, dict):
         return element
     return element.get("name") or (element.get("action"), element.get("pattern"))
 
 
 def device_of_text(text: str) -> Tree | str:
-    """The map that "host_path:container_path[:mode]" stands for; any other text as it is."""
+    """Return the map for "host_path:container_path[:mode]", or any other string unchanged."""
     parts = text.split(":")
     if len(parts) not in (2, 3):
         return text
@@ -194,6 +205,7 @@ def _expand_device(leaf: Leaf) -> Leaf:
 
 
 def _set_union(template: MarkedTree, config: MarkedTree, _path: str) -> MarkedTree:
+    """Return the template's elements, then the config's, each value once."""
     if not (isinstance(template, list) and isinstance(config, list)):
         return config
     distinct: list[Leaf] = []
@@ -204,7 +216,7 @@ def _set_union(template: MarkedTree, config: MarkedTree, _path: str) -> MarkedTr
 
 
 def _per_device(template: MarkedTree, config: MarkedTree, path: str) -> MarkedTree:
-    """A value that names no device holds for all of them."""
+    """Merge values that may be maps by device; a value without a device applies to all devices."""
     if isinstance(template, dict) is not isinstance(config, dict):
         template, config = _for_every_device(template), _for_every_device(config)
     return _by_kind(template, config, path)
@@ -222,8 +234,9 @@ _storage_union = _union("type", _STORAGE_COMMON)
 
 
 def _storage(template: MarkedTree, config: MarkedTree, path: str) -> MarkedTree:
-    """A union, in which the ways to reach an Azure account are one value."""
+    """Merge as a union; the keys for access to an Azure account are replaced together."""
     if isinstance(template, dict) and isinstance(config, dict):
+        # A connection_string of the template beside an account_url of the config would be a contradiction.
         given = {key for key in _AZURE_ACCESS & config.keys() if not _is_null(config[key])}
         template = {key: value for key, value in template.items() if not (given and key in _AZURE_ACCESS)}
     return _storage_union(template, config, path)

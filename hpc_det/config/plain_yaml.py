@@ -1,4 +1,4 @@
-"""YAML as plain data: strict where YAML 1.1 surprises, bounded in size, and every mistake with its line."""
+"""Reading and writing YAML as plain data: stricter than YAML 1.1, bounded in size, with the line of each mistake."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, and reads numbers as YAML 1.2 does.
+    """A loader that refuses duplicate keys and reads numbers by the rules of YAML 1.2.
 
     In YAML 1.1 `1e-3` is a string, `12:30:00` the number 45000 and `010` the number 8.
     """
 
     def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
-        check_aliases(node)
+        check_aliases(node)  # before the nodes become objects, which write each alias out
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -60,7 +60,7 @@ _Loader.add_implicit_resolver(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes a text that YAML 1.1 or 1.2 would take for something else, and writes no aliases."""
+    """A dumper that quotes every string which YAML 1.1 or 1.2 would read as another type, and writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -73,7 +73,7 @@ _Dumper.yaml_implicit_resolvers = {
 
 
 def _represented(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """In double quotes, and escaped, where a plain text would be read with other line ends than it has."""
+    """Return the scalar of a string, in double quotes if it has line ends that YAML would normalize."""
     style = '"' if _LINE_ENDS.search(text) else None
     return dumper.represent_scalar(_TAG + "str", text, style=style)
 
@@ -83,15 +83,15 @@ _Dumper.add_representer(str, _represented)
 
 
 def dump_yaml(tree: Tree | None) -> str:
-    """The tree as YAML, from which `load_yaml` reads the same."""
+    """Return the tree as YAML, which `load_yaml` reads back as an equal tree; an empty tree is ""."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120) if tree else ""
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The data in `text`; UsageError with `where` and the line if it is not YAML, or not what JSON can hold."""
+    """Return the data in `text`. Raises UsageError, with `where` and the line, if it is not YAML with JSON's types."""
     try:
         data = yaml.load(text, Loader=_Loader)
-        json.dumps(data)  # a cycle, a binary or a set would fail much later
+        json.dumps(data)  # refuses cycles, binaries and sets, which would otherwise fail after the submission
     except yaml.MarkedYAMLError as error:
         raise UsageError(yaml_problem(error, where)) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
@@ -100,18 +100,18 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def yaml_problem(error: yaml.MarkedYAMLError, where: str) -> str:
-    """What the parser says, with `where` and the line."""
+    """Return the message of a parser's error, with `where` and the line."""
     line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
     return f"{where}{line}: {error.problem or 'not YAML'}"
 
 
 def load_yaml(path: Path) -> Tree:
-    """The map in the file `path`; an empty file is an empty map."""
+    """Return the map in the file `path`; an empty file is an empty map. Raises UsageError."""
     return parse_map(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """The file's text; UsageError where it cannot be read."""
+    """Return the text of a UTF-8 file. Raises UsageError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -120,35 +120,40 @@ def read_text(path: Path) -> str:
 
 
 def parse_map(text: str, where: str) -> Tree:
-    """As parse_yaml; UsageError for anything but a map or nothing."""
+    """Return the map in `text`, as parse_yaml. Raises UsageError if it contains anything but a map or nothing."""
     data = parse_yaml(text, where)
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise UsageError(f"{where}: holds a {type(data).__name__}, expected a map of settings such as `name: digits`")
+        raise UsageError(
+            f"{where}: contains a {type(data).__name__}; expected a map of settings such as `name: digits`"
+        )
     return data
 
 
 # --- a bound on what aliases repeat: ten lines of `[*a, *a, ...]` can stand for a billion values
 
 MOST_REPEATED = 100_000
-"""Values that aliases may add to those that are written."""
+"""Largest number of values that aliases may add to those that are written."""
 _CHARS = 100
-"""Of a text that count as one more value."""
+"""Number of characters of a string that count as one more value."""
 
 
 class TooManyRepeated(ComposerError):
-    """The document would be too large with each alias written out."""
+    """The document would be too large with all aliases written out."""
 
 
 def check_aliases(root: yaml.Node | None) -> None:
-    """Raises TooManyRepeated with the line where it is."""
+    """Raise TooManyRepeated, with the line, if the aliases below `root` repeat too many values."""
     if root is not None:
         _Sizes().expanded(root)
 
 
 def refuse_bombs(files: Iterable[Path]) -> None:
-    """Before another parser reads them, which finds other mistakes. Raises UsageError with file and line."""
+    """Raise UsageError, with file and line, if aliases in one of the files repeat too many values.
+
+    For files that another parser reads afterwards. Files with other mistakes are passed over: that parser reports them.
+    """
     for file in files:
         try:
             text = file.read_text(encoding="utf-8")
@@ -162,15 +167,19 @@ def refuse_bombs(files: Iterable[Path]) -> None:
 
 
 class _Sizes:
+    """The sizes of YAML nodes with aliases written out, as numbers of values."""
+
     def __init__(self) -> None:
         self._expanded: dict[int, int] = {}
-        """By id() of a node, with its aliases written out."""
+        """Size of each node, by its id()."""
         self._written = 0
+        """Number of values in the text so far, each alias counted as nothing."""
 
     def expanded(self, node: yaml.Node) -> int:
+        """Return the size of `node`. Raises TooManyRepeated."""
         if id(node) in self._expanded:
             return self._expanded[id(node)]
-        self._expanded[id(node)] = 0  # for a node that contains itself, which is an error of its own
+        self._expanded[id(node)] = 0  # ends the recursion for a node that contains itself, which parse_yaml refuses
         own = 1 + len(node.value) // _CHARS if isinstance(node, yaml.ScalarNode) else 1
         self._written += own
         size = own + sum(map(self.expanded, _children(node)))
@@ -178,8 +187,8 @@ class _Sizes:
             raise TooManyRepeated(
                 None,
                 None,
-                f"aliases (such as *name) repeat more than {MOST_REPEATED} values up to here; write out what is meant, "
-                f"or keep the values in a file of their own that the trial reads",
+                f"aliases (such as *name) repeat more than {MOST_REPEATED} values up to here; write the values out, "
+                f"or put them into a file that the trial reads",
                 node.start_mark,
             )
         self._expanded[id(node)] = size

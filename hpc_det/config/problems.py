@@ -1,4 +1,4 @@
-"""Problems of a configuration as sentences: path, what is wrong, who wrote it, the remedy."""
+"""The rendering of a configuration's problems as lines: path, what is wrong, the layer that wrote it, the remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from hpc_det.errors import MISSING, Problem, nearest, printable, shown
 
 
 def render(problems: Iterable[Problem], source: Callable[[str], str | None]) -> list[str]:
-    """One line for each problem; `source` names who wrote the value at a path, None for nobody."""
+    """Return one line for each problem, without duplicates.
+
+    `source` returns the name of the layer that wrote the value at a path, or None if it is not known.
+    """
     return list(dict.fromkeys(_line(problem, source(problem.path)) for problem in problems))
 
 
@@ -28,7 +31,7 @@ def _line(problem: Problem, source: str | None) -> str:
 
 
 def schema_problems(model: type[Section], error: ValidationError, prefix: str = "") -> Iterator[Problem]:
-    """What pydantic found, with paths under `prefix`."""
+    """Yield the problems in pydantic's `error`, with paths below `prefix`."""
     for details in error.errors(include_url=False):
         where = [*details["loc"][:-1], *(part for part in details["loc"][-1:] if part != "[key]")]
         path = prefix
@@ -43,7 +46,7 @@ def _problems(model: type[Section], details: ErrorDetails, where: Where, path: s
         case "extra_forbidden":
             yield _unexpected_key(model, path, where)
         case "invalid_key":
-            return  # the check of texts names a key that is none
+            return  # text_problems reports a key that is not a string
         case "missing":
             yield Problem(path, MISSING, f"give {expectation(model, where)}")
         case "union_tag_invalid":
@@ -57,7 +60,7 @@ def _problems(model: type[Section], details: ErrorDetails, where: Where, path: s
 
 
 def _unexpected_key(model: type[Section], path: str, where: Where) -> Problem:
-    """The key is unknown to the one section there; maybe it belongs to another kind of it, or to another section."""
+    """Return the problem of an unknown key, with the kind of this section or the other section that has such a key."""
     key = str(where[-1])
     (section,) = sections_at(model, where[:-1])
     owners = [name for name, kind in section.kinds.items() if key in kind.known_keys()]
@@ -66,12 +69,12 @@ def _unexpected_key(model: type[Section], path: str, where: Where) -> Problem:
         return problem._replace(remedy=home) if home and path not in REMEDIES else problem
     own = next(name for name, kind in section.kinds.items() if kind is section)
     switch = join(path.rpartition(".")[0], section.kind_key)
-    what = f"{own!r} has no such key" if own else f"without {switch} there is no such key"
+    what = f"{own!r} has no such key" if own else f"this key needs {switch}"
     return Problem(path, what, f"leave it out, or set {switch} to {' or '.join(owners)}")
 
 
 def _home(model: type[Section], key: str) -> str:
-    """The question whether the key was meant that is called the same elsewhere, or nothing."""
+    """Return a question whether the key of the same name elsewhere was meant; "" if none or several exist."""
     if key in model.known_keys():
         return f"did you mean {key!r} at the top of the file?"
     homes = [f"{name}.{key}" for name in model.known_keys() if key in (keys_at(model, (name,)) or [])]
@@ -83,14 +86,14 @@ def _unknown_kind(path: str, value: Any, kinds: list[type[Section]]) -> Problem:
     kind, where = value[kind_key], join(path, kind_key)
     remedies = REMEDIES_OF_KINDS.get(where, {})
     if isinstance(kind, str) and kind in remedies:
-        return Problem(where, f"{kind!r} is a kind of Determined's that hpc_det does not have", remedies[kind])
+        return Problem(where, f"Determined's {kind!r} does not exist in hpc_det", remedies[kind])
     hint = nearest(kind, known) if isinstance(kind, str) else ""
     expected = f"expected one of {', '.join(known)}"
     return Problem(where, f"got {shown(kind)}", f"{hint} {expected}" if hint else expected)
 
 
 def unknown_key(path: str, key: str, known: list[str]) -> Problem:
-    """`key`, which stands at `path`, is none of `known`."""
+    """Return the problem that the `key` at `path` is not one of `known`."""
     if path in REMEDIES:
-        return Problem(path, "a key of Determined's that hpc_det does not have", REMEDIES[path])
+        return Problem(path, "hpc_det does not have this key of Determined", REMEDIES[path])
     return Problem(path, f"unknown key {key!r}", nearest(key, known) or f"known: {', '.join(known)}")

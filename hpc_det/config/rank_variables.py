@@ -1,8 +1,8 @@
-"""Environment variables with which an experiment, or a check of it, changes what its ranks do.
+"""Environment variables that change the behaviour of an experiment's ranks.
 
-HPC_DET_COMPAT         `import determined` gives hpc_det's own classes (hpc_det.compat)
-HPC_DET_THROUGHPUT     a short run that shows what limits the throughput: it trains on less than all of its input
-HPC_DET_RESUME_CHECK   a short run that shows whether a trial resumes exactly: it is stopped after these batches
+HPC_DET_COMPAT         `import determined` imports hpc_det's own classes (hpc_det.compat)
+HPC_DET_THROUGHPUT     in a short run that shows what limits the throughput: the input to train on
+HPC_DET_RESUME_CHECK   in a short run that shows whether a trial resumes exactly: the batches after which it stops
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hpc_det.errors import UsageError
 
 COMPAT = "HPC_DET_COMPAT"
 DETERMINED = "determined"
-"""The value of `COMPAT`, and the package that code written for Determined imports."""
+"""The value of `COMPAT`, and the name of the package that code written for Determined imports."""
 
 THROUGHPUT = "HPC_DET_THROUGHPUT"
 TrainsOn: TypeAlias = Literal["data", "first batch"]
@@ -23,34 +23,38 @@ NO_WHOLE_BATCH = "an epoch has not one whole batch"
 """The error of a rank whose batch is larger than the data set."""
 
 RESUME_CHECK = "HPC_DET_RESUME_CHECK"
-"""Its value: batch numbers such as `7,19`, or `NO_STOPS`.
+"""The variable with batch numbers such as `7,19`, or `NO_STOPS`.
 
-The ranks write what they had before each batch (hpc_det.pytorch.state.resume_trace), and hpc_det.view.resume_check
+The ranks record their state before each batch (hpc_det.pytorch.state.resume_trace), and hpc_det.view.resume_check
 finds the first difference between a run with stops and one without.
 """
 NO_STOPS = "none"
 
 
 def asks_for_compat(env: Mapping[str, str]) -> bool:
-    """Return whether HPC_DET_COMPAT asks for it; empty does not. Raises UsageError for any other value."""
+    """Return whether HPC_DET_COMPAT is "determined"; False if it is empty or unset.
+
+    Raises UsageError for any other value.
+    """
     value = env.get(COMPAT, "")
     if value not in ("", DETERMINED):
-        raise UsageError(f"{COMPAT}: got {value!r}; expected {DETERMINED!r}, or nothing")
+        raise UsageError(f"{COMPAT}: got {value!r}; expected {DETERMINED!r} or an empty value")
     return bool(value)
 
 
 def trains_on(value: str | None) -> TrainsOn | None:
-    """Return what the value of `THROUGHPUT` says; None in an ordinary training."""
+    """Return the input that the value of `THROUGHPUT` names; None in an ordinary training."""
     return cast(TrainsOn, value) if value else None
 
 
 def stops_of(value: str | None) -> frozenset[int] | None:
-    """Return the stops in the value of `RESUME_CHECK`; None in an ordinary training."""
+    """Return the batch numbers in the value of `RESUME_CHECK`; None in an ordinary training."""
     if not value:
         return None
     return frozenset() if value == NO_STOPS else frozenset(map(int, value.split(",")))
 
 
 def stops_as_value(stops: tuple[int, ...]) -> str:
-    """Return the value of `RESUME_CHECK` for these stops."""
+    """Return the value of `RESUME_CHECK` for these batch numbers."""
+
     return ",".join(map(str, stops)) or NO_STOPS

@@ -1,4 +1,4 @@
-"""The searchers: how many trials, and how long each one trains."""
+"""The schema of the searchers, which decide how many trials run and how long each one trains."""
 
 from __future__ import annotations
 
@@ -30,44 +30,52 @@ class SearcherKind(Section):
 
     name: str
     metric: Annotated[Text, Expected("the name of a validation metric, such as accuracy")] = Field(
-        description="The validation metric by which trials are compared."
+        description="Validation metric by which trials are compared."
     )
     smaller_is_better: Flag = Field(default=True, description="Whether a smaller value of the metric is better.")
     source_trial_id: TrialName | None = Field(
         default=None,
-        description="All trials begin with the weights of this trial's latest checkpoint; of an experiment with many "
-        "trials, its best one's.",
+        description="Trial from whose latest checkpoint all trials load their initial weights; for an experiment with "
+        "several trials, its best trial.",
     )
     source_checkpoint_uuid: OptionalText = Field(
-        default=None, description="All trials begin with the weights of this checkpoint."
+        default=None, description="Checkpoint from which all trials load their initial weights."
     )
     max_length: MaxLength | None = Field(
         default=None,
-        description="How long a trial trains, at most. Required unless the entrypoint is a script of yours that "
-        "trains to its own end.",
+        description="Longest training of a trial. May be omitted only for a script that decides itself when its "
+        "training ends.",
     )
 
 
 class _ManyTrials(SearcherKind):
     max_concurrent_trials: NotNegative = Field(
-        default=16, description="How many trials train at the same time, at most; 0 is no limit."
+        default=16, description="Most trials that train at the same time; 0: no limit."
     )
 
 
 class _MaxTrials(_ManyTrials):
-    max_trials: Positive = Field(description="How many trials there are in all.")
+    max_trials: Positive = Field(description="Total number of trials.")
 
 
 class _Halving(_MaxTrials):
-    divisor: Divisor = Field(default=4, description="Of the trials of a rung one in so many trains on to the next.")
-    stop_once: Flag = Field(
-        default=False, description="A trial that was once left behind never trains on, whatever the others do."
+    divisor: Divisor = Field(
+        default=4, description="One in this number of trials of a rung is trained on to the next rung."
     )
+    stop_once: Flag = Field(
+        default=False,
+        description="A trial that is not among the best at a rung stops for good. false: it pauses, and continues if "
+        "it is among the best later.",
+    )
+    # Determined 0.38 writes the length as two keys; in_todays_names joins them into max_length.
     time_metric: Unit | None = Field(
-        default=None, exclude=True, description="With max_time the newer spelling of max_length: its unit."
+        default=None, exclude=True, description="Unit of max_time; both together are a newer spelling of max_length."
     )
     max_time: Positive | None = Field(
-        default=None, exclude=True, description="With time_metric the newer spelling of max_length: its amount."
+        default=None,
+        exclude=True,
+        description="Longest training of a trial in units of time_metric; both together are a newer spelling of "
+        "max_length.",
     )
 
 
@@ -80,42 +88,52 @@ class Random(_MaxTrials):
 
 
 class Grid(_ManyTrials):
-    name: Literal["grid"] = Field(description="A trial for every point of the grid of hyperparameters.")
+    name: Literal["grid"] = Field(description="One trial for each point of the grid of hyperparameters.")
 
 
 class Points(_ManyTrials):
-    name: Literal["points"] = Field(description="A trial for each of a list of hyperparameters, as of a Hydra sweep.")
+    name: Literal["points"] = Field(
+        description="One trial for each element of a list of hyperparameters, such as the points of a Hydra sweep."
+    )
     points: Annotated[list[Tree], Field(min_length=1), Expected("a list of maps, at least one")] = Field(
-        description="The hyperparameters of each trial, constants all of them."
+        description="Hyperparameters of each trial; all of them constants."
     )
 
 
 class AsyncHalving(_Halving):
-    name: Literal["async_halving"] = Field(description="Many short trials, of which only the best train on.")
-    num_rungs: Positive = Field(description="In how many steps a trial comes to max_length.")
+    name: Literal["async_halving"] = Field(description="Many short trials, of which only the best are trained further.")
+    num_rungs: Positive = Field(
+        description="Number of rungs, the lengths at which trials are compared; the last rung is max_length."
+    )
 
 
 class AdaptiveAsha(_Halving):
-    name: Literal["adaptive_asha"] = Field(description="Several async_halving searches that stop trials less early.")
-    mode: Literal["standard", "aggressive", "conservative"] = Field(
-        default="standard", description="How early trials are stopped."
+    name: Literal["adaptive_asha"] = Field(
+        description="Several async_halving searches (brackets) with different numbers of rungs."
     )
-    max_rungs: Positive = Field(default=5, description="The rungs of the search that stops trials the earliest.")
+    mode: Literal["standard", "aggressive", "conservative"] = Field(
+        default="standard",
+        description="Brackets to run: aggressive, only the one with the most rungs, which stops trials the earliest; "
+        "standard, also those with at least half as many; conservative, all.",
+    )
+    max_rungs: Positive = Field(default=5, description="Most rungs of a bracket.")
     bracket_rungs: PositiveList = Field(
-        default=[], description="The rungs of each search; if this is empty, mode and max_rungs say it."
+        default=[], description="Number of rungs of each bracket; empty: derived from mode and max_rungs."
     )
 
 
 class Optuna(_MaxTrials):
-    name: Literal["optuna"] = Field(description="Optuna's samplers choose the hyperparameters.")
-    sampler: Text = Field(default="TPESampler", description="A class of optuna.samplers.")
-    sampler_settings: FreeMap = Field(default={}, description="Arguments of that class.")
+    name: Literal["optuna"] = Field(description="A sampler of Optuna chooses the hyperparameters.")
+    sampler: Text = Field(default="TPESampler", description="Name of a class in optuna.samplers.")
+    sampler_settings: FreeMap = Field(default={}, description="Keyword arguments of the sampler's class.")
 
 
 class Custom(_MaxTrials):
     name: Literal["custom"] = Field(description="A search method of your own.")
-    class_: ClassName = Field(alias="class", description="Its class, in the folder of the trial's code.")
-    settings: FreeMap = Field(default={}, description="Arguments of that class.")
+    class_: ClassName = Field(
+        alias="class", description="Class of the search method, in the folder of the trial's code."
+    )
+    settings: FreeMap = Field(default={}, description="Keyword arguments of the class.")
 
 
 _which = kind_discriminator("single", Single, Random, Grid, Points, AsyncHalving, AdaptiveAsha, Optuna, Custom)
@@ -132,4 +150,4 @@ Searcher: TypeAlias = Annotated[
 ]
 
 COMPARING = ("async_halving", "adaptive_asha", "optuna", "custom")
-"""Their next trials follow from the metrics of earlier ones."""
+"""The searchers that choose later trials by the metrics of earlier ones."""

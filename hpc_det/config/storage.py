@@ -1,4 +1,4 @@
-"""Where the checkpoints of an experiment lie, and how many are kept."""
+"""The schema of `checkpoint_storage`: the location of checkpoints and their retention."""
 
 from __future__ import annotations
 
@@ -16,60 +16,71 @@ class StorageKind(Section):
 
     type: str | None
     save_experiment_best: NotNegative = Field(
-        default=0, description="So many checkpoints are kept that are the best of the experiment."
+        default=0, description="Number of checkpoints to keep that are the best of the experiment."
     )
     save_trial_best: NotNegative = Field(
-        default=1, description="So many checkpoints are kept of each trial that are its best."
+        default=1, description="Number of checkpoints to keep of each trial that are its best."
     )
     save_trial_latest: NotNegative = Field(
-        default=1, description="So many checkpoints are kept of each trial that are its latest."
+        default=1, description="Number of checkpoints to keep of each trial that are its latest."
     )
 
 
 class OwnFolder(StorageKind):
-    type: None = Field(default=None, description="Without a type, checkpoints lie in the experiment's own folder.")
+    type: None = Field(default=None, description="Without a type, checkpoints are saved in the experiment's folder.")
 
 
 class SharedFs(StorageKind):
-    type: Literal["shared_fs"] = Field(description="A folder of a file system that all nodes see.")
-    host_path: AbsolutePath = Field(description="That folder.")
+    type: Literal["shared_fs"] = Field(description="A folder on a file system that all nodes share.")
+    host_path: AbsolutePath = Field(description="Path of the folder.")
     storage_path: OptionalText = Field(
-        default=None, description="A folder in host_path for the checkpoints: relative, or a path below host_path."
+        default=None,
+        description="Folder for the checkpoints, relative to host_path or an absolute path below it; null: host_path.",
     )
-    propagation: Propagation = Field(default="rprivate", description="How a container would mount it.")
+    propagation: Propagation = Field(
+        default="rprivate", description="Propagation of the mount in a container, as in mount(8)."
+    )
 
 
 class Directory(StorageKind):
-    type: Literal["directory"] = Field(description="A folder as the ranks see it, in a container or not.")
+    type: Literal["directory"] = Field(description="A folder, named by its path in the container if there is one.")
     container_path: AbsolutePath = Field(
-        description="That folder; in a container, of a folder that bind_mounts brings there."
+        description="Path of the folder; in a container it must be inside a folder that bind_mounts mounts."
     )
 
 
 class S3(StorageKind):
-    type: Literal["s3"] = Field(description="A bucket of Amazon S3, or of a server that speaks its protocol.")
-    bucket: Text = Field(description="The bucket's name.")
-    prefix: OptionalText = Field(default=None, description="What the names of all objects begin with.")
-    endpoint_url: OptionalText = Field(default=None, description="The server, if it is not Amazon's.")
-    access_key: OptionalText = Field(default=None, description="The key's id; by default as the AWS tools find it.")
-    secret_key: OptionalText = Field(default=None, description="The key; hidden wherever the config is shown.")
+    type: Literal["s3"] = Field(description="A bucket of Amazon S3, or of a server with the same protocol.")
+    bucket: Text = Field(description="Name of the bucket.")
+    prefix: OptionalText = Field(default=None, description="Prefix of the names of all objects.")
+    endpoint_url: OptionalText = Field(default=None, description="URL of the server; null: Amazon's.")
+    access_key: OptionalText = Field(
+        default=None,
+        description="ID of the access key, masked wherever the configuration is shown; null: found as by the AWS "
+        "tools.",
+    )
+    secret_key: OptionalText = Field(
+        default=None, description="Secret of the access key; masked wherever the configuration is shown."
+    )
 
 
 class Gcs(StorageKind):
     type: Literal["gcs"] = Field(description="A bucket of Google Cloud Storage.")
-    bucket: Text = Field(description="The bucket's name.")
-    prefix: OptionalText = Field(default=None, description="What the names of all objects begin with.")
+    bucket: Text = Field(description="Name of the bucket.")
+    prefix: OptionalText = Field(default=None, description="Prefix of the names of all objects.")
 
 
 class Azure(StorageKind):
     type: Literal["azure"] = Field(description="A container of Azure Blob Storage.")
-    container: Text = Field(description="The container's name.")
+    container: Text = Field(description="Name of the container.")
     connection_string: OptionalText = Field(
-        default=None, description="How to reach the account; hidden wherever the config is shown."
+        default=None, description="Connection string of the account; masked wherever the configuration is shown."
     )
-    account_url: OptionalText = Field(default=None, description="The account, instead of connection_string.")
+    account_url: OptionalText = Field(
+        default=None, description="URL of the account, as an alternative to connection_string."
+    )
     credential: OptionalText = Field(
-        default=None, description="The secret for account_url; hidden wherever the config is shown."
+        default=None, description="Secret for account_url; masked wherever the configuration is shown."
     )
 
 
@@ -86,7 +97,7 @@ CheckpointStorage: TypeAlias = Annotated[
 
 
 def store_url(storage: StorageKind) -> str | None:
-    """Where the checkpoints of all experiments are in an object store, as fsspec names it; None: in no store."""
+    """Return fsspec's URL of the object store for the checkpoints of all experiments; None for other storage."""
     match storage:
         case S3():
             return _joined(f"s3://{storage.bucket}", storage.prefix)
@@ -102,6 +113,6 @@ def _joined(url: str, prefix: str | None) -> str:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether `path`, a relative one or not, lies in `folder`: by the names alone, no link is followed."""
+    """Return whether `path`, absolute or relative to `folder`, is inside `folder`. Symbolic links are not resolved."""
     whole = PurePosixPath(folder) / path
     return ".." not in whole.parts and whole.is_relative_to(folder)

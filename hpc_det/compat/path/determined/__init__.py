@@ -1,4 +1,4 @@
-"""Determined's own top-level names. Everything below comes from hpc_det by way of hpc_det.compat.aliases."""
+"""The top-level names of the package `determined`; its submodules are resolved by hpc_det.compat.aliases."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpc_det.errors import InvalidHP
 __all__ = ["LOG_FORMAT", "ClusterInfo", "InvalidHP", "TrialInfo", "__version__", "get_cluster_info"]
 
 __version__ = "0.38.1"
-"""Determined's last release: what models that ask for a version want to hear."""
+"""The version of Determined's last release, for models that check the version."""
 
 LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
-"""For logging.basicConfig; upstream's logs are searched by it, here it is a format like any other."""
+"""The format that models pass to logging.basicConfig. Upstream searches logs by its fields; hpc_det does not."""
 
 
 def __getattr__(name: str) -> Any:
@@ -28,12 +28,12 @@ def __getattr__(name: str) -> Any:
 
 
 def _mention_another() -> None:
-    """Who has the real package installed reads that it is not this one."""
+    """Print a line to stderr if the real package is installed too, since it is not the one imported."""
     own = Path(__file__).parents[1]
     other = PathFinder.find_spec("determined", [folder for folder in sys.path if Path(folder) != own])
     if other and other.origin:
         print(f"hpc-det: `determined` is hpc_det in this process, not {other.origin}", file=sys.stderr)
 
 
-sys.meta_path.append(Finder())
+sys.meta_path.append(Finder())  # last, so that the files in this folder are found first
 _mention_another()

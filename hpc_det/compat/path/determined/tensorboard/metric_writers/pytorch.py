@@ -1,4 +1,4 @@
-"""The writer of trials from before `context.get_tensorboard_writer()`."""
+"""The TensorBoard writer of older trials, which do not call `context.get_tensorboard_writer()`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from hpc_det.store.attempt import Attempt
 
 
 class TorchWriter:
+    """A SummaryWriter, as its attribute `writer`, on the trial's TensorBoard folder."""
+
     def __init__(self) -> None:
-        """`writer` writes into the trial's TensorBoard folder. Raises HpcDetError outside of an experiment."""
+        """Raises HpcDetError outside of an experiment."""
         self.writer = SummaryWriter(str(Attempt.from_env(os.environ).trial.tensorboard))
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
@@ -21,5 +23,6 @@ class TorchWriter:
         self.writer.flush()
 
     def reset(self) -> None:
-        """What follows goes to a new file."""
+        """Close the current file; the next value opens a new one."""
+
         self.writer.close()
