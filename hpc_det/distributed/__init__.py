@@ -1,1 +1,1 @@
-"""Inside a rank: collectives, the agreement to stop, metrics and random states."""
+"""Code that runs inside a rank: collectives, the agreement to stop, metrics and random number generators."""

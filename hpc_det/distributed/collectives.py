@@ -1,7 +1,7 @@
-"""The gang as one rank sees it: numbers and collectives.
+"""The gang as one rank sees it: rank numbers and collectives.
 
-The loop's own collectives carry JSON in tensors; a trial's carry any object, sealed (see hpc_det.distributed.sealed).
-torch's object collectives would unpickle whatever comes from the network.
+The loop's own collectives carry JSON in tensors; a trial's collectives carry any object, authenticated (see
+hpc_det.distributed.sealed). torch's object collectives would unpickle any bytes that arrive from the network.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hpc_det.errors import UsageError
 from hpc_det.node.network import limit_look_ups
 
 ON_RANK_0_S = 24 * 3600.0
-"""For what rank 0 does alone while the others wait, such as an evaluation of the full dataset."""
+"""Seconds for which the other ranks wait for work that rank 0 does alone, such as evaluating the full dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distributed:
-    """Works the same with one rank, and then without any process group."""
+    """A rank's numbers in its gang and its collectives. With one rank, every method works without a process group."""
 
     rank: int = 0
     size: int = 1
@@ -41,11 +41,14 @@ class Distributed:
     local_size: int = 1
     nodes: int = 1
     env: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Says where the secret is that the ranks share, asked at the first collective on objects, and what a slot is."""
+    """Environment from which the secret that the ranks share, GPU visibility and the slot type are read.
+
+    The secret is read at the first collective on objects.
+    """
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Distributed:
-        """torchrun's variables; with none of them set, one rank."""
+        """Return the numbers in torchrun's environment variables; one rank if none of them is set."""
         size, local_size = int(env.get("WORLD_SIZE", 1)), int(env.get("LOCAL_WORLD_SIZE", 1))
         return cls(
             rank=int(env.get("RANK", 0)),
@@ -66,7 +69,7 @@ class Distributed:
         return self.size
 
     def get_num_agents(self) -> int:
-        """Nodes."""
+        """Return the number of nodes."""
         return self.nodes
 
     @property
@@ -78,15 +81,15 @@ class Distributed:
         return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
     def start(self) -> None:
-        """Join the process group: gloo for CPU tensors, nccl beside it where there are GPUs. Then connect to rank 0.
+        """Join the process group: gloo for CPU tensors, and nccl if there are GPUs. Then connect to rank 0.
 
-        A group that exists already is used. Raises UsageError where the node has no GPU for this rank.
+        A process group that exists already is used. Raises UsageError if the node has no GPU for this rank.
         """
         self._check_gpu()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.size > 1 and not dist.is_initialized():
-            limit_look_ups(os.environ)
+            limit_look_ups(os.environ)  # before the first look-up: the resolver reads its options once per process
             if self.nodes == 1:
                 keep_to_this_node(os.environ)
             store = gang_store(self.rank, self.size, self.nodes, os.environ)
@@ -97,55 +100,57 @@ class Distributed:
                     rank=self.rank,
                     world_size=self.size,
                 )
-        _ = self.messages
+        _ = self.messages  # opens the connection now, on every rank: opening is a collective
 
     def _check_gpu(self) -> None:
-        """NCCL refuses two ranks on one GPU, each in words of its own."""
+        """Raise UsageError if this rank has no GPU to itself."""
+        # NCCL refuses two ranks on one GPU too, but with a different error message on each rank.
         count, host = torch.cuda.device_count(), socket.gethostname()
         if count and self.local_rank >= count:
             raise UsageError(
-                f"rank {self.rank} is the one numbered {self.local_rank} of {self.local_size} on {host}, where torch "
-                f"sees {_gpus(count, self.env)}; each takes the GPU of its number, so start no more ranks on a node "
-                f"than it has GPUs (slots_per_node of the cluster profile), and let each see all of them"
+                f"rank {self.rank} has local rank {self.local_rank} of {self.local_size} on {host}, where torch "
+                f"sees {_gpus(count, self.env)}; each rank uses the GPU with the number of its local rank, so start no "
+                f"more ranks on a node than it has GPUs (slots_per_node of the cluster profile), and let each rank see "
+                f"all of them"
             )
         if count or self.env.get("HPC_DET_SLOT_TYPE") != "gpu":
             return
         if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
             raise UsageError(
-                f"slots are GPUs (slot_type of the cluster profile), and on {host} torch sees "
-                f"{_gpus(count, self.env)}; see what nvidia-smi says there, or set slot_type: cpu"
+                f"slots are GPUs (slot_type of the cluster profile), but on {host} torch sees "
+                f"{_gpus(count, self.env)}; check nvidia-smi on that node, or set slot_type: cpu"
             )
         print(f"hpc-det: slots are GPUs, which torch {torch.__version__} cannot use: training on the CPU", flush=True)
 
     def leave(self) -> None:
-        """Close the connection to rank 0; the process group stays."""
+        """Close the connection to rank 0; the process group remains."""
         if messages := vars(self).pop("messages", None):
             messages.close()
 
     def stop(self) -> None:
         self.leave()
         for objects in ("_gang", "_node"):
-            vars(self).pop(objects, None)  # they hold process groups, whose destructors must not come later
-        if dist.is_initialized():  # with one rank, too, where DeepSpeed needed one
+            vars(self).pop(objects, None)  # these hold process groups, whose destructors must not run later
+        if dist.is_initialized():  # also with one rank: DeepSpeed needs a process group even then
             dist.destroy_process_group()
 
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The element-wise sum over ranks of a CPU tensor."""
+        """Return the element-wise sum of a CPU tensor over all ranks; `values` is overwritten with it."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def gather_json(self, data: Any) -> list[Any]:
-        """What every rank gave, in rank order, on every rank."""
+        """Return the `data` of every rank, in rank order, on every rank."""
         if self.size == 1:
             return [data]
         own = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(lengths, torch.tensor([len(own)]))
-        longest = int(max(lengths))
+        longest = int(max(lengths))  # all_gather takes tensors of one size, so all are padded to the longest
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(own)] = own
         received = [torch.empty_like(padded) for _ in range(self.size)]
@@ -153,37 +158,37 @@ class Distributed:
         return [json.loads(bytes(item[: int(length)].numpy())) for item, length in zip(received, lengths, strict=True)]
 
     def broadcast_json(self, data: Any) -> Any:
-        """What rank 0 gave."""
+        """Return the `data` of rank 0 on every rank."""
         return self.gather_json(data if self.is_chief else None)[0]
 
     # --- any object that pickle takes
 
     def gather(self, data: Any) -> list[Any] | None:
-        """What every rank gave, in rank order, on rank 0; None on the others.
+        """Return the `data` of every rank, in rank order, on rank 0; None on the others.
 
-        Like all that follow: raises HpcDetError for what no rank of this run has sent, before unpickling it, and where
-        the ranks share no secret (see `shared_secret`).
+        This and the following methods raise HpcDetError for data that was not sent by a rank of this run, before
+        unpickling it, and if the ranks share no secret (see `shared_secret`).
         """
         return self._gang.gather(data)
 
     def allgather(self, data: Any) -> list[Any]:
-        """What every rank gave, in rank order, on every rank."""
+        """Return the `data` of every rank, in rank order, on every rank."""
         return self._gang.allgather(data)
 
     def broadcast(self, data: Any) -> Any:
-        """What rank 0 gave, on every rank."""
+        """Return the `data` of rank 0 on every rank."""
         return self._gang.broadcast(data)
 
     def gather_local(self, data: Any) -> list[Any] | None:
-        """`gather` among the ranks of this node, on local rank 0."""
+        """Return the `data` of every rank of this node on local rank 0; None on the others."""
         return self._node.gather(data)
 
     def allgather_local(self, data: Any) -> list[Any]:
-        """`allgather` among the ranks of this node."""
+        """Return the `data` of every rank of this node, in rank order, on each of them."""
         return self._node.allgather(data)
 
     def broadcast_local(self, data: Any) -> Any:
-        """What local rank 0 gave, on every rank of this node."""
+        """Return the `data` of local rank 0 on every rank of this node."""
         return self._node.broadcast(data)
 
     @cached_property
@@ -198,18 +203,19 @@ class Distributed:
             return Alone()
         first = self.rank - self.local_rank
         ranks = range(first, first + self.local_size)
-        # ranks of other nodes need not take part
+        # with use_local_synchronization only the ranks of this node have to take part in making the group
         with closed_once_connected():
             group = dist.new_group([*ranks], backend="gloo", use_local_synchronization=True)
         return SealedGroup(ranks, self.rank, shared_secret(self.env), group)
 
     def wait_for_rank_0(self) -> None:
-        """Collective, but with a longer limit: in the others gloo gives up after half an hour."""
+        """Wait until rank 0 calls this too. Collective; unlike in a collective of gloo, rank 0 may take hours."""
+        # gloo's collectives time out after half an hour, so this one uses messages.
         number, kind = next(self._waits), "rank 0 is here"
         if self.is_chief:
             self.messages.to_all(kind, number)
         else:
-            what = "finished what it does alone"
+            what = "finished the work that it does alone"
             self.messages.from_rank_0(kind, what, limit_s=ON_RANK_0_S, is_it=lambda value: value >= number)
 
     @cached_property
@@ -220,7 +226,7 @@ class Distributed:
 
     @cached_property
     def messages(self) -> GangMessages:
-        """Without collectives. Made by `start`."""
+        """The connection to rank 0, which any thread may use and which needs no collectives. `start` opens it."""
         return open_messages(self.rank, self.size, self.nodes, self.env)
 
 
@@ -233,51 +239,53 @@ def _gpus(count: int, env: Mapping[str, str]) -> str:
 
 
 LAZY = "TORCH_GLOO_LAZY_INIT"
-"""With this variable, ranks connect at their first exchange."""
+"""Name of torch's environment variable with which gloo connects two ranks only when they first exchange data."""
 _FILES = Path("/proc/self/fd")
 
 
 @contextmanager
 def closed_once_connected() -> Iterator[None]:
-    """The ports that gloo opens within the block, in which a process group is made, are closed at its end.
+    """Close the ports that gloo opens within the block, in which a process group is made.
 
-    gloo listens as long as its group exists, though nobody of the group connects any more. It keeps every connection
-    that strangers make, and ends its process where it can accept no more: as many as a process may have open files,
-    1024 on many clusters, end a training at any moment (gloo/transport/tcp/listener.cc: "accept: Too many open files").
+    gloo keeps listening as long as its group exists, although no rank of the group connects any more. It keeps every
+    connection that another process makes, and aborts when it cannot accept one more: as many connections as a process
+    may have open files, 1024 on many clusters, would end a training (gloo/transport/tcp/listener.cc: "accept: Too many
+    open files").
     """
     before = _listening()
     yield
-    if LAZY not in os.environ:
+    if LAZY not in os.environ:  # with lazy connections the ports are still needed after the block
         for descriptor in _listening() - before:
-            with suppress(OSError):  # without a place for a Unix socket it stays open
+            with suppress(OSError):  # if no Unix socket can be made, the port stays open
                 _replace(descriptor)
 
 
 def _listening() -> set[int]:
-    """Descriptors of the TCP sockets that listen."""
+    """Return the descriptors of this process's listening TCP sockets."""
     return {number for number in map(int, os.listdir(_FILES)) if _listens(number)}
 
 
 def _listens(descriptor: int) -> bool:
     try:
         borrowed = socket.socket(fileno=descriptor)
-    except OSError:  # no socket, or closed meanwhile
+    except OSError:  # not a socket, or closed meanwhile
         return False
     try:
         is_tcp = borrowed.family in (socket.AF_INET, socket.AF_INET6) and borrowed.type == socket.SOCK_STREAM
         return is_tcp and bool(borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     finally:
-        borrowed.detach()
+        borrowed.detach()  # the descriptor belongs to gloo: the socket object must not close it
 
 
 def _replace(descriptor: int) -> None:
-    """By a socket that nobody can reach, and that may be accepted from and closed as the one before: gloo ends the
-    process where either fails.
+    """Replace the descriptor by a listening Unix socket that no process can connect to.
+
+    gloo calls accept() and close() on the descriptor and ends the process if either fails, so it must stay a socket.
     """
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as nobody:
         at = os.open(folder, os.O_RDONLY)
         try:
-            nobody.bind(f"{_FILES}/{at}/socket")  # the folder's own path may be too long for a socket
+            nobody.bind(f"{_FILES}/{at}/socket")  # the folder's own path may exceed the 108 bytes of a socket's path
         finally:
             os.close(at)
         nobody.listen()

@@ -1,8 +1,8 @@
-"""Messages between rank 0 and the other ranks of a gang, outside of collectives: any thread may send them and wait.
+"""Messages between rank 0 and the other ranks of a gang, outside of collectives: any thread may send and await them.
 
 Rank 0 listens, and each other rank keeps one authenticated connection to it for the whole run (hpc_det.node). A message
-has a kind and a JSON value, and replaces the one of the same kind from the same sender, so that nothing piles up. What
-is awaited has a limit, and a rank whose connection has ended ends the wait at once.
+has a kind and a JSON value. It replaces the previous message of the same kind from the same sender, so that no queue
+grows. Every wait has a time limit, and ends at once if the connection to an awaited rank ends.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from hpc_det.node.suspension import AwakeClock
 
 FOREVER = math.inf
 ARRIVE_S = 300.0
-"""For all ranks to connect to rank 0, which they do as soon as the process group stands."""
+"""Seconds within which all ranks connect to rank 0; they do so as soon as the process group exists."""
 LOOK_S = 5.0
-"""Between two looks of a thread that waits."""
+"""Seconds between two checks of a waiting thread."""
 
 
 class RankGone(RuntimeError):
-    """A rank that was waited for has ended, or has sent nothing for too long."""
+    """Raised when a rank that others wait for has exited, or has sent nothing for too long."""
 
 
 class GangMessages:
-    """One rank's end. This class by itself is that of a gang of one."""
+    """One rank's end of the messages. This base class serves a gang of one rank; the subclasses serve larger gangs."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
         self._values: dict[str, dict[int, Any]] = {}
-        """By kind and sender."""
+        """The latest value by kind and sender."""
         self._arrivals: Counter[str] = Counter()
-        """By kind: how many messages came."""
+        """The number of messages received by kind."""
         self._gone: set[int] = set()
-        """Ranks whose connection has ended."""
+        """The ranks whose connection has ended."""
         self._changed = threading.Condition()
         _open.add(self)
 
     def to_rank_0(self, kind: str, value: Any) -> None:
-        """From any rank, rank 0 included. Nothing is raised where rank 0 is gone."""
+        """Send from any rank, including rank 0. Raises nothing if rank 0 has exited."""
         self._take(kind, self.rank, value)
 
     def to_all(self, kind: str, value: Any) -> None:
-        """From rank 0, to itself as well."""
+        """Send from rank 0 to all ranks, including itself."""
         self._take(kind, 0, value)
 
     def from_all(
@@ -73,11 +73,12 @@ class GangMessages:
         is_it: Callable[[Any], bool] = lambda value: True,
         go_on: Callable[[], None] = lambda: None,
     ) -> list[Any]:
-        """On rank 0: what every rank has sent there, by rank, and it is forgotten.
+        """Return the value of this kind that each rank sent to rank 0, in rank order, and discard them. On rank 0 only.
 
-        `is_it`: whether a value is the one that is waited for. `what`: what the ranks then have done, for the error.
-        `go_on` is called at each look, and raises to end the wait (see `wake`). Raises RankGone, with the ranks'
-        numbers, where one has ended, and where nothing of this kind came for `limit_s` seconds.
+        `is_it`: whether a value is the awaited one. `what`: what the ranks have done by then, for the error message.
+        `go_on` is called whenever the waiting thread wakes, and raises to end the wait (see `wake`). Raises RankGone,
+        with the ranks' numbers, if an awaited rank has exited, or if nothing of this kind arrived for `limit_s`
+        seconds.
         """
         with self._changed:
             self._wait(kind, range(self.size), what, limit_s, is_it, go_on)
@@ -85,7 +86,7 @@ class GangMessages:
             return [values[rank] for rank in range(self.size)]
 
     def from_any(self, kind: str, *, go_on: Callable[[], None]) -> None:
-        """On rank 0: wait, as long as it takes, until some rank has sent it."""
+        """Wait without a time limit until any rank has sent a message of this kind. On rank 0 only."""
         with self._changed:
             while kind not in self._values:
                 go_on()
@@ -100,35 +101,36 @@ class GangMessages:
         is_it: Callable[[Any], bool],
         go_on: Callable[[], None] = lambda: None,
     ) -> Any:
-        """The value that rank 0 has sent to all; see `from_all`."""
+        """Return the value that rank 0 sent to all ranks. Parameters and errors as for `from_all`."""
         with self._changed:
             self._wait(kind, [0], what, limit_s, is_it, go_on)
             return self._values[kind][0]
 
     def arrivals(self, kind: str) -> int:
-        """How many messages of this kind have come to this rank."""
+        """Return how many messages of this kind this rank has received."""
         with self._changed:
             return self._arrivals[kind]
 
     def forget(self, *kinds: str) -> None:
-        """What came of these."""
+        """Discard the values and the counts of these kinds."""
         with self._changed:
             for kind in kinds:
                 self._values.pop(kind, None)
                 del self._arrivals[kind]
 
     def wake(self) -> None:
-        """Have every thread that waits call its `go_on`."""
+        """Make every waiting thread call its `go_on`."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """The connection ends; whoever waits is woken, here and there."""
+        """Close the connections; threads that wait on either side are woken."""
         _open.discard(self)
         self._ends(*range(self.size))
 
     def let_go(self) -> None:
-        """In a forked child, a DataLoader's worker: its copy of a connection would hide that the rank is gone."""
+        """Close the inherited connections in a forked child, such as a DataLoader's worker."""
+        # A child's copy of a connection would keep it open after the rank has exited, so the exit would go unnoticed.
 
     # --- helpers
 
@@ -158,23 +160,24 @@ class GangMessages:
 
         late, clock, arrivals = list(senders), AwakeClock(LOOK_S), self._arrivals[kind]
         while True:
-            while late and not is_late(late[-1]):  # not all of them at each message: there may be thousands
+            # Checks the last one only: checking all at each message would be quadratic in thousands of ranks.
+            while late and not is_late(late[-1]):
                 late.pop()
             if not late:
                 return
             go_on()
             if self._gone and (gone := [rank for rank in late if rank in self._gone and is_late(rank)]):
                 raise RankGone(f"{_named(gone)} ended and {_have(gone)} not {what}")
-            if self._arrivals[kind] != arrivals:
+            if self._arrivals[kind] != arrivals:  # the limit counts from the latest message
                 clock, arrivals = AwakeClock(LOOK_S), self._arrivals[kind]
             left_s = limit_s - clock.seconds()
             if left_s <= 0 and (late := [rank for rank in late if is_late(rank)]):
                 raise RankGone(f"{_named(late)} {_have(late)} not {what} for {limit_s:g} s")
-            self._changed.wait(min(left_s, LOOK_S))
+            self._changed.wait(min(left_s, LOOK_S))  # AwakeClock must be read at least every LOOK_S seconds
 
 
 class RankZero(GangMessages):
-    """Listens at a free port of `host`."""
+    """Rank 0's end, which listens at a free port of `host`."""
 
     def __init__(self, size: int, host: str, key: bytes) -> None:
         super().__init__(0, size)
@@ -185,7 +188,7 @@ class RankZero(GangMessages):
         self.host, self.port = self._server.host, self._server.port
 
     def await_all(self, limit_s: float = ARRIVE_S) -> None:
-        """Until every rank has connected. Raises RankGone."""
+        """Wait until every rank has connected. Raises RankGone."""
         self.to_rank_0("arrived", True)
         self.from_all("arrived", f"connected to rank 0 at {self.host}:{self.port}", limit_s=limit_s)
 
@@ -203,7 +206,7 @@ class RankZero(GangMessages):
         self._server.let_go()
 
     def _key_for(self, identity: Mapping[str, Any]) -> bytes | None:
-        """Each rank comes once."""
+        """Return the key for a rank that has not connected yet; None, which refuses the connection, for others."""
         rank = identity["rank"]
         return self._key if type(rank) is int and 0 < rank < self.size and rank not in self._lines else None
 
@@ -220,14 +223,16 @@ class RankZero(GangMessages):
 
 
 class OtherRank(GangMessages):
+    """The end of a rank other than 0."""
+
     def __init__(self, rank: int, size: int, host: str, port: int, key: bytes) -> None:
-        """Raises RankGone where rank 0 cannot be reached."""
+        """Raises RankGone if rank 0 cannot be reached."""
         super().__init__(rank, size)
         try:
             self._line = connect(host, port, key, {"role": "rank", "rank": rank}, ARRIVE_S, listener="rank 0")
         except HpcDetError:
             raise RankGone(
-                f"rank {rank} has no connection to rank 0 at {host}:{port}, which must be reachable from every node of "
+                f"rank {rank} cannot connect to rank 0 at {host}:{port}, which must be reachable from every node of "
                 f"the gang; name the network between the nodes (dtrain_network_interface of the cluster profile)"
             ) from None
         self._listener = threading.Thread(target=self._listen, name="gang messages", daemon=True)
@@ -254,9 +259,10 @@ class OtherRank(GangMessages):
 
 
 def open_messages(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> GangMessages:
-    """Collective, in the process group: rank 0 says in it where it listens, and that is all that crosses it.
+    """Return this rank's end of the messages, connected. Collective in the process group.
 
-    Raises UsageError where the ranks share no secret (see `shared_secret`), RankGone where one does not come.
+    Rank 0 broadcasts its address in the process group; everything else is sent over the authenticated connections.
+    Raises UsageError if the ranks share no secret (see `shared_secret`), RankGone if a rank does not connect.
     """
     if size == 1:
         return GangMessages()
@@ -266,7 +272,7 @@ def open_messages(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> G
         if mark != _mark(secret):
             raise UsageError(
                 f"rank {rank} has another secret than rank 0, so they cannot exchange messages: start all ranks with "
-                f"one HPC_DET_ROOT that all nodes see"
+                f"one HPC_DET_ROOT on a file system that all nodes share"
             )
         return OtherRank(rank, size, str(ipaddress.ip_address(host)), port, _key(secret, run))
     run = secrets.randbits(62)
@@ -277,27 +283,30 @@ def open_messages(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> G
 
 
 def _own_host(nodes: int, env: Mapping[str, str]) -> str:
-    """Loopback for a gang on one node; otherwise where the others find rank 0 anyway, by MASTER_ADDR."""
+    """Return where rank 0 listens: loopback for a gang on one node, otherwise at MASTER_ADDR, known to all ranks."""
     if nodes == 1:
         return "127.0.0.1"
+    # An IPv6 address does not fit into the int64 that `_broadcast` sends.
     if (name := env.get("MASTER_ADDR")) and ":" not in (address := address_of_rank_0(name, nodes)):
         return address
     return own_address(nodes, None)[0]
 
 
 def _key(secret: bytes, run: int) -> bytes:
-    """A user's secret outlives a run: ranks of another one do not get in."""
+    """Return the key of this run's messages."""
+    # Derived per run: a user's secret outlives a run, and ranks of another run must not be able to connect.
     return derived(secret, f"messages of gang {run}")
 
 
 def _mark(secret: bytes) -> int:
-    """Shows whether two ranks have the same secret, and says nothing about it."""
+    """Return a number that is equal for two ranks with the same secret and does not disclose the secret."""
     return int.from_bytes(hmac.digest(secret, b"which secret", "sha256")[:7], "big")
 
 
 def _broadcast(numbers: list[int] | None) -> list[int]:
-    """Rank 0's four."""
+    """Return rank 0's four numbers on every rank. Collective."""
     is_for_cpu = "cpu:" in dist.get_backend_config()
+    # A script may have made a group with NCCL only, which takes no CPU tensors.
     device = torch.device("cpu") if is_for_cpu else torch.device("cuda", torch.cuda.current_device())
     tensor = torch.tensor(numbers or [0] * 4, dtype=torch.int64, device=device)
     dist.broadcast(tensor, src=0)
@@ -305,7 +314,7 @@ def _broadcast(numbers: list[int] | None) -> list[int]:
 
 
 def _named(ranks: Collection[int]) -> str:
-    """The first few."""
+    """Return the first eight ranks as text, and how many more there are."""
     shown = ", ".join(map(str, [*ranks][:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
 

@@ -1,6 +1,6 @@
-"""Where the ranks of a gang exchange addresses for their process group: reachable by as few others as possible.
+"""The store through which the ranks of a gang exchange addresses for their process group, with restricted access.
 
-PyTorch's own TCPStore serves everybody who can connect to it, and listens on all interfaces unless it is given a
+PyTorch's own TCPStore serves every process that can connect to it, and listens on all interfaces unless it is given a
 socket.
 """
 
@@ -24,18 +24,23 @@ from hpc_det.errors import UsageError
 from hpc_det.node.network import allow_many_files, loopback_interface, own_address, variables
 
 FILE = "HPC_DET_STORE"
-"""Where a launcher of ours says which file the ranks of one node may have: in a folder of this user alone."""
+"""Environment variable in which our launcher passes the file of the store of a gang on one node.
+
+The file is in a folder that only this user can access.
+"""
 RETRY_S = 0.1
+"""Seconds between two attempts to connect to rank 0's store."""
 _starts = itertools.count()
 
 
 def gang_store(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> Store:
-    """Every rank calls this as often as the others. On one node a file, between nodes a port.
+    """Return the store for the next process group: a file on one node, a TCP port between nodes.
 
-    A script that torchrun started by hand, and a gang of several nodes under torchrun, use torchrun's own store: its
-    port is the one that the ranks know. Raises UsageError where no launcher says where rank 0 is.
+    Every rank must call this the same number of times. A script that was started with torchrun by hand, and a gang of
+    several nodes under torchrun, use torchrun's own store, because its port is the one that the ranks know. Raises
+    UsageError if MASTER_ADDR or MASTER_PORT is not set.
     """
-    # The agents of several nodes may count restarts differently: membership changes do not count as retries.
+    # On several nodes the agents may count restarts differently: membership changes do not count as retries.
     restarts = env.get("TORCHELASTIC_RESTART_COUNT", 0) if nodes == 1 else 0
     this_start = f"{restarts}-{next(_starts)}"
     is_ours = FILE in env and env.get("MASTER_PORT") == env.get("HPC_DET_MASTER_PORT")
@@ -52,33 +57,32 @@ def gang_store(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> Stor
         ) from None
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         theirs = TCPStore(name, port, size, is_master=False, timeout=default_pg_timeout)
-        return PrefixStore(this_start, theirs)  # which lives on when this process starts its gang again
+        return PrefixStore(this_start, theirs)  # the store survives a restart of the gang, so keys need a prefix
     address = address_of_rank_0(name, nodes)
     return _served(address, port, size, this_start) if rank == 0 else _connected(address, port, size, this_start)
 
 
 def address_of_rank_0(name: str, nodes: int) -> str:
-    """Where rank 0 listens and the others go, by MASTER_ADDR: an address of the route between the nodes.
-
-    Debian's stock /etc/hosts gives a host's own name an address of loopback, which other nodes cannot reach.
-    """
+    """Return the address at which rank 0 listens, from MASTER_ADDR: one on the route between the nodes."""
+    # reversed: of several addresses of one family the first is kept
     found = {each[0]: str(each[4][0]) for each in reversed(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))}
     address = found.get(socket.AF_INET) or found[socket.AF_INET6]
     is_a_host = name != "localhost" and name != address
+    # Debian's stock /etc/hosts maps a host's own name to a loopback address, which other nodes cannot reach.
     if nodes > 1 and is_a_host and ipaddress.ip_address(address).is_loopback:
         return own_address(nodes, None)[0]
     return address
 
 
 def keep_to_this_node(env: MutableMapping[str, str]) -> None:
-    """gloo and NCCL listen on loopback alone, unless the user has named an interface."""
+    """Make gloo and NCCL listen on loopback only, unless the user has named an interface."""
     if interface := loopback_interface():
         for name, value in variables(interface).items():
             env.setdefault(name, value)
 
 
 def _served(address: str, port: int, size: int, this_start: str) -> Store:
-    allow_many_files()  # the store accepts whoever comes, and this rank has to save all the same
+    allow_many_files()  # the store accepts every connection, and this rank must still be able to open its checkpoint
     listening = _listening(address, port).detach()
     store = TCPStore(
         address,
@@ -89,13 +93,14 @@ def _served(address: str, port: int, size: int, this_start: str) -> Store:
         multi_tenant=True,
         master_listen_fd=listening,
     )
-    store.set(this_start, "")
+    store.set(this_start, "")  # `_connected` waits for this key
     return store
 
 
 def _connected(address: str, port: int, size: int, this_start: str) -> Store:
-    """To the server of this very start: at the same port a slow rank 0 may still have that of the start before, with
-    addresses that nobody listens at any more. That one may end at any moment, also while this rank connects to it."""
+    """Return a store connected to rank 0's server of this start. Raises DistNetworkError after torch's timeout."""
+    # A slow rank 0 may still serve the previous start at the same port, with addresses at which no rank listens any
+    # more. That server may end at any moment, also during this connection: then connect again.
     end = time.monotonic() + default_pg_timeout.total_seconds()
     while True:
         left = timedelta(seconds=max(end - time.monotonic(), 1))
@@ -118,12 +123,12 @@ def _listening(address: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"rank 0 cannot listen on {address}:{port}, which MASTER_ADDR and MASTER_PORT name: {error.strerror}",
+            f"rank 0 cannot listen on {address}:{port} (MASTER_ADDR and MASTER_PORT): {error.strerror}",
         ) from None
 
 
 def _takes_locks(folder: Path) -> bool:
-    """Some network file systems do not, and a store in a file needs them."""
+    """Return whether the file system supports flock(2), which FileStore needs and some network file systems lack."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Metrics: summed where they are between reports, reduced over batches and ranks, written by rank 0 as JSON lines."""
+"""Metrics: summed on their device between reports, reduced over batches and ranks, written by rank 0 as JSON lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpc_det.store.metrics import BEGINS, as_written, validations
 
 
 class Reducer(enum.Enum):
-    """How a validation metric's values, one a batch, become one; for AVG every batch of every rank weighs the same."""
+    """The reduction of a validation metric's values, one per batch; AVG weights all batches of all ranks equally."""
 
     AVG = 1
     SUM = 2
@@ -33,13 +33,13 @@ class Reducer(enum.Enum):
 
 
 Total = float | torch.Tensor | None
-"""A metric so far: a 0-dim float64 tensor for one that lives on another device; None once a value was no scalar."""
+"""A metric until now: a float, or a 0-dim float64 tensor on the metric's device; None once a value was invalid."""
 
 
 class MetricWindow:
-    """The metrics of the batches between two reports, without synchronization.
+    """The metrics of the batches between two reports, added without synchronizing with the GPU.
 
-    A metric is a number or a one-element tensor; anything else makes it None (upstream's rule), or, with
+    A metric is a number or a one-element tensor. Any other value makes the metric None (upstream's rule) or, with
     `numbers_only`, raises UsageError. `keep_batches` also keeps the values of each batch.
     """
 
@@ -50,7 +50,7 @@ class MetricWindow:
         keep_batches: bool = False,
         numbers_only: bool = False,
     ) -> None:
-        """Raises UsageError for a reducer of another kind."""
+        """Raises UsageError if a value of `reducer` is not a Reducer."""
         self._reducer = _checked(reducer)
         self._numbers_only = numbers_only
         self._kept: list[MetricWindow] | None = [] if keep_batches else None
@@ -59,7 +59,7 @@ class MetricWindow:
         self.batches = 0
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """One batch. Raises UsageError for names that differ from the last batch's."""
+        """Add one batch. Raises UsageError if the names differ from the previous batch's."""
         totals, folds = self._totals, self._folds
         if metrics.keys() != totals.keys():
             self._begin(metrics)
@@ -73,24 +73,24 @@ class MetricWindow:
             self._kept.append(_window_of(metrics))
 
     def reduce(self, distributed: Distributed) -> dict[str, float | None]:
-        """Collective: the same on every rank. A rank without batches takes part with nothing.
+        """Return the metrics reduced over all ranks. Collective; a rank without batches contributes nothing.
 
-        Raises UsageError, on every rank, for names that differ between ranks or are not those of the reducers.
+        Raises UsageError, on every rank, if names differ between ranks or from those of the reducers.
         """
         return self.reduced(distributed.gather_json(self.sums()))
 
     def sums(self) -> dict[str, Any]:
-        """This rank's part, as JSON."""
+        """Return this rank's batch count and totals, in a form that JSON can hold."""
         totals = {name: None if total is None else float(total) for name, total in self._totals.items()}
         return {"batches": self.batches, "totals": totals}
 
     def kept_sums(self) -> list[dict[str, Any]]:
-        """This rank's part of each batch that was kept."""
+        """Return this rank's `sums` of each batch that was kept."""
         assert self._kept is not None, "a window without keep_batches"
         return [batch.sums() for batch in self._kept]
 
     def reduced(self, sums: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-        """Of the `sums` of some ranks, in rank order. Raises UsageError as `reduce`."""
+        """Reduce the `sums` of several ranks, given in rank order. Raises UsageError as `reduce` does."""
         self._check_names(sums)
         batches, totals = self._merged(sums)
         averaged = {name for name in totals if self._reducer_of(name) is Reducer.AVG}
@@ -100,22 +100,23 @@ class MetricWindow:
         }
 
     def reduced_batches(self, by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, float | None]]:
-        """Batch by batch, of the `kept_sums` of some ranks."""
+        """Reduce the `kept_sums` of several ranks; return one dict per batch."""
         return [self.reduced(batch) for batch in _aligned(by_rank)]
 
     def reset(self) -> None:
-        """As new; names may be others from here on."""
+        """Remove all batches; the next ones may have other names."""
+        # self._folds may keep old names: `_begin` sets the folds of the names that come next
         self.batches = 0
         self._totals.clear()
         if self._kept is not None:
             self._kept.clear()
 
     def state(self) -> dict[str, Any]:
-        """Numbers alone, and exact: a window that is restored from it goes on as if it had not been cut."""
+        """Return the window's exact content, as numbers only, for `restore`."""
         return {**self.sums(), "kept": [batch.sums() for batch in self._kept or []]}
 
     def restore(self, *states: Mapping[str, Any]) -> None:
-        """As saved by one rank, or by several ranks of a gang of another size: then sums and batches add up."""
+        """Restore the `state` of one rank, or the sum of several ranks' states after a change of the world size."""
         self.batches, self._totals = self._merged(states)
         self._folds = {name: self._fold(name) for name in self._totals}
         if self._kept is not None:
@@ -130,20 +131,22 @@ class MetricWindow:
         for name in metrics:
             if not isinstance(name, str):
                 raise UsageError(
-                    f"metric {name!r}: a name is a text, not {type(name).__name__}; return a dict with texts"
+                    f"metric {name!r}: a name is a str, not {type(name).__name__}; return a dict with str keys"
                 )
             self._folds[name] = self._fold(name)
             self._totals[name] = _START[self._reducer_of(name)]
 
     def _reducer_of(self, name: str) -> Reducer:
-        """A name without one is an error of `reduce`, where all ranks learn of it."""
+        """Return the reducer of a metric; AVG for a name without one."""
+        # A missing reducer is an error, but `reduce` raises it: there every rank gets the same error.
         return self._reducer if isinstance(self._reducer, Reducer) else self._reducer.get(name, Reducer.AVG)
 
     def _fold(self, name: str) -> Fold:
         return _FOLDS[self._reducer_of(name)]
 
     def _merged(self, sums: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, Total]]:
-        """In the order given, so that every rank rounds alike."""
+        """Add up the batches and totals of several ranks."""
+        # Always in the order given: floating-point sums depend on it, and every rank must get the same result.
         parts = [part["totals"] for part in sums if part["batches"]]
         totals = {name: self._folded(name, [part[name] for part in parts]) for name in (parts[0] if parts else ())}
         return sum(part["batches"] for part in sums), totals
@@ -182,7 +185,8 @@ def _window_restored(states: Sequence[Mapping[str, Any]]) -> MetricWindow:
 
 
 def _aligned(by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[Mapping[str, Any], ...]]:
-    """Batch by batch, aligned at the newest: a rank that a resume has added knows no older ones."""
+    """Return one tuple per batch with the part of each rank, the ranks' newest batches aligned."""
+    # A rank that a resume has added has no older batches, so missing parts are at the beginning.
     newest_first = zip_longest(*map(reversed, by_rank), fillvalue=MetricWindow().sums())
     return list(newest_first)[::-1]
 
@@ -191,28 +195,29 @@ def _aligned(by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[Mappi
 
 
 def scalar(value: Any) -> float | None:
-    """A number, or a tensor or array of one element, as a float; None for anything else."""
+    """Return a number, or a tensor or array of one element, as a float; None for any other value."""
     number = number_of(value)
     return None if number is None else float(number)
 
 
 def plain(value: Any) -> Any:
-    """A scalar as a float, anything else as it is."""
+    """Return a scalar as a float, and any other value unchanged."""
     number = scalar(value)
     return value if number is None else number
 
 
 def number_of(value: Any) -> float | torch.Tensor | None:
-    """As `scalar`; a tensor of another device stays there, 0-dim and without a graph: nothing waits for it."""
+    """Return what `scalar` returns; a tensor on another device stays there, as a detached 0-dim tensor."""
+    # It stays there because float() would wait for the GPU in every batch.
     if isinstance(value, torch.Tensor):
-        if value.is_cpu and not value.ndim:  # the ordinary one, with one question less in each batch
+        if value.is_cpu and not value.ndim:  # the usual case, with one check less per batch
             number = value.item()
             return None if type(number) is complex else float(number)
         if value.numel() != 1 or value.is_complex():
             return None
         if value.is_cpu:
             return float(value.item())
-        return value.detach().reshape(()) if value.ndim else value.detach()  # a view costs microseconds
+        return value.detach().reshape(()) if value.ndim else value.detach()  # reshape only if needed: it costs time
     if isinstance(value, (float, int)):
         return float(value)
     if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 and value.dtype.kind in "biuf":
@@ -224,8 +229,8 @@ def _no_number(name: str, value: Any) -> str:
     several = isinstance(value, (torch.Tensor, np.ndarray))
     kind = f"{type(value).__name__} of shape {tuple(value.shape)}" if several else type(value).__name__
     return (
-        f"evaluate_batch: metric '{name}' is no number but {'None' if value is None else kind}; return a number or "
-        f"a tensor of one element (context.wrap_reducer makes metrics of anything else)"
+        f"evaluate_batch: metric '{name}' is {'None' if value is None else kind}, not a number; return a number or "
+        f"a tensor of one element (for anything else use context.wrap_reducer)"
     )
 
 
@@ -246,7 +251,7 @@ def _extreme(
     total: float | torch.Tensor,
     value: float | torch.Tensor,
 ) -> float | torch.Tensor:
-    """NaN stays NaN, unlike with Python's max and min."""
+    """Return the larger or smaller value; NaN if either is NaN, unlike Python's max and min."""
     if isinstance(value, torch.Tensor):
         known = total if isinstance(total, torch.Tensor) else torch.full_like(_precise(value), total)
         return of_tensors(known, value)
@@ -267,7 +272,7 @@ _START = {Reducer.AVG: 0.0, Reducer.SUM: 0.0, Reducer.MAX: -math.inf, Reducer.MI
 def _precise(value: torch.Tensor) -> torch.Tensor:
     try:
         return value.to(torch.float64)
-    except TypeError:  # Apple's GPUs have none
+    except TypeError:  # Apple's GPUs have no float64
         return value.to(torch.float32)
 
 
@@ -275,8 +280,8 @@ def _checked(reducer: Any) -> Reducer | Mapping[str, Reducer]:
     for given in reducer.values() if isinstance(reducer, Mapping) else [reducer]:
         if not isinstance(given, Reducer):
             raise UsageError(
-                f"evaluation_reducer: {given!r} is no Reducer; return one of {', '.join(map(str, Reducer))}, or a dict "
-                f"with one for each metric (functions go through context.wrap_reducer)"
+                f"evaluation_reducer: {given!r} is not a Reducer; return one of {', '.join(map(str, Reducer))}, or a "
+                f"dict with one for each metric (pass functions to context.wrap_reducer)"
             )
     return reducer  # type: ignore[no-any-return]
 
@@ -286,8 +291,9 @@ def _listed(names: Iterable[Any]) -> list[str]:
 
 
 class MetricsLog:
-    """The trial's metrics file; rank 0 only. Writing raises Overtaken once a later attempt has begun: its gang reports
-    the same batches.
+    """The trial's metrics file; rank 0 only.
+
+    Writing raises Overtaken once a later attempt has begun, because that attempt's gang reports the same batches.
     """
 
     def __init__(self, trial: TrialFolder, attempt: int) -> None:
@@ -295,25 +301,25 @@ class MetricsLog:
         self._attempt = attempt
         self._journal = Journal(trial.journal)
         self._journal_bytes = 0
-        """When it was read last: it only grows."""
+        """The journal's size when it was last read; as it only grows, an equal size means no new entries."""
 
     def begin_at(self, *, trained: int, validated: int) -> None:
-        """Training begins, with a checkpoint: what was reported beyond it is void from now on, and is run again."""
+        """Record that training begins at a checkpoint: earlier reports beyond these batches become void."""
         self._append({"kind": BEGINS, "trained": trained, "validated": validated})
 
     def validations(self, metric: str) -> dict[int, float]:
-        """Batches -> the value of `metric` at each validation so far."""
+        """Return the value of `metric` at each past validation, by the number of batches trained."""
         return validations(self._path, metric)
 
     def report(self, kind: str, steps: int, total: int, metrics: Mapping[str, Any], **facts: float) -> None:
-        """`kind`: training or validation; `total`: batches of the whole trial; `facts`: fields beside the metrics.
+        """Append a report. `kind`: training or validation; `total`: batches of the whole trial; `facts`: more fields.
 
-        What JSON cannot hold becomes null.
+        Values that JSON cannot represent become null.
         """
         self._append({"kind": kind, "steps": steps, "total": total, "metrics": spelled(metrics), **facts})
 
     def flush(self) -> None:
-        """Make the reports durable: before a checkpoint, behind which a resumed run does not look."""
+        """Flush the reports to disk. Call before a checkpoint is committed: a resumed run does not repeat them."""
         flush_file(self._path)
 
     def _append(self, record: Mapping[str, Any]) -> None:
@@ -321,7 +327,7 @@ class MetricsLog:
         append_line(self._path, {**record, "attempt": self._attempt, "time": time.time()}, durable=False)
 
     def _insist_on_last_attempt(self) -> None:
-        """Outside a job there is no journal."""
+        # Without a job there is no journal, and no other attempt that could write.
         with suppress(FileNotFoundError):
             size = self._journal.path.stat().st_size
             if size != self._journal_bytes:
@@ -330,7 +336,7 @@ class MetricsLog:
 
 
 def spelled(value: Any) -> Any:
-    """As JSON holds it: upstream's words for NaN and the infinities, lists for arrays, null for what has no form."""
+    """Return `value` for JSON: upstream's words for NaN and infinities, lists for arrays, None for other objects."""
     if isinstance(value, float):
         return as_written(float(value))
     if isinstance(value, (str, int, type(None))):

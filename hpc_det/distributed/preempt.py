@@ -1,9 +1,14 @@
-"""The agreement to stop: all ranks leave their loops at the same tick, without a collective in the step.
+"""The agreement to stop: all ranks end their loops at the same tick, without a collective in each step.
 
-A tick is one call of `should_stop`; every rank makes the same calls. A notice (from the agent, or a signal) is sent to
-rank 0. Rank 0 proposes a tick a little ahead; each rank answers whether it is past it already; rank 0 sends the verdict
-to all: stop, only if nobody was late. Otherwise it proposes again, twice as far ahead. A rank that comes to a proposed
-tick waits there for the verdict, so no rank can run on alone. Between notices the cost is one comparison.
+A tick is one call of `should_stop`; every rank makes the same calls. The protocol has rounds:
+
+1. A notice (from the agent, or of a signal) is sent to rank 0.
+2. Rank 0 proposes a tick: in round n, its current tick + 2**n.
+3. Each rank answers whether it has reached that tick already.
+4. Rank 0 sends the verdict to all: stop at that tick if no rank was late. Otherwise the next round begins.
+
+A rank that reaches a proposed tick waits there for the verdict, so no rank runs ahead alone. While no stop is proposed,
+a tick costs one comparison.
 """
 
 from __future__ import annotations
@@ -18,15 +23,15 @@ from hpc_det.distributed.gang_messages import FOREVER, GangMessages, RankGone
 from hpc_det.node.heartbeat import Phase, Progress
 
 ANSWER_S = 300.0
-"""For a rank to answer a proposal, which a thread does that has nothing else to do."""
+"""Seconds within which a rank answers a proposal. An otherwise idle thread answers, so training does not delay it."""
 
 
 class _Closed(Exception):
-    """Nobody asks for a stop any more."""
+    """Raised in the agreement's thread when the agreement is closed."""
 
 
 class StopAgreement:
-    """`name`: no other agreement over the same messages has it."""
+    """One rank's part in the agreement. `name` distinguishes it from other agreements over the same messages."""
 
     def __init__(self, messages: GangMessages, name: str = "stop") -> None:
         self._messages = messages
@@ -39,28 +44,30 @@ class StopAgreement:
         self._settled = False
         self._noticed = False
         self.deadline: float | None = None
-        """When this process will be gone, as far as whoever has given notice knows; seconds since the epoch."""
+        """Time at which this process is expected to be killed, in seconds since the epoch; None if not known."""
         self._changed = threading.Condition()
         self._problem: str | None = None
-        """Why there is no agreement."""
+        """The reason why no agreement is possible; None while there is none."""
         self._is_closed = False
         self._thread = threading.Thread(target=self._agree, name="stop-agreement", daemon=True)
         self._thread.start()
 
     @property
     def stopped(self) -> bool:
-        """Whether `should_stop` has said so; a tick beyond the end of training may be settled, and never come."""
+        """Return whether `should_stop` has returned True."""
+        # Settled alone is not enough: the settled tick may be beyond the end of training, and never be reached.
         return self._settled and self._tick >= self._stop_at
 
     def should_stop(self) -> bool:
-        """Called at the same points by every rank; all get the same answer at the same call."""
+        """Return whether to stop now. Every rank calls this at the same points and gets the same answer at each."""
         self._tick += 1
         return self._tick >= self._stop_at and self._verdict()
 
     @contextmanager
     def steps(self, phase: Phase, first: int = 0) -> Iterator[None]:
-        """Around a loop over batches from number `first` on, of all ranks, in which `should_stop` or `step` tells of
-        each.
+        """Mark a loop over batches, from number `first` on, that calls `should_stop` or `step` once per batch.
+
+        Every rank runs the loop.
         """
         self._border()
         self._first = first
@@ -73,29 +80,30 @@ class StopAgreement:
         self._warm.add(phase)
 
     def step(self) -> None:
-        """Done, in a loop in which not every rank has as many."""
+        """Count a step of a loop in which ranks may have different numbers of steps, so that ticks do not count it."""
         self._alone += 1
 
     def _border(self) -> None:
-        """Let the hang detector distinguish ranks before, inside and after a loop."""
+        """Count a loop's start or end as a step: the hang detector then sees which ranks are before, in or after it."""
         self._borders += 1
         self._began, self._alone = self._tick + self._borders, 0
 
     @property
     def progress(self) -> Progress:
-        """Read by another thread. The first tick of a loop may come before its first step."""
+        """This rank's progress, read by another thread."""
         steps = self._tick + self._borders
+        # The first tick of a loop may come before its first step, so one tick does not yet show that a step is done.
         warm = self._phase in self._warm or self._alone > 0 or steps > self._began + 1
         batch = self._first + (self._alone or steps - self._began)
         return Progress(self._phase, steps, self._alone, warm and self._phase != "between steps", batch)
 
     @property
     def noticed(self) -> bool:
-        """Whether a stop is on its way: each rank learns it in its own time, so alone it decides nothing."""
+        """Whether a stop has been proposed. Ranks see it at different times, so a rank must not act on it alone."""
         return self._noticed
 
     def close(self) -> None:
-        """After the last tick of all ranks: its thread ends."""
+        """End the agreement's thread. Call after the last tick of all ranks."""
         self._is_closed = True
         self._messages.wake()
         self._thread.join()
@@ -121,18 +129,20 @@ class StopAgreement:
             self._fail(str(error))
 
     def _propose(self, round_: int) -> bool:
-        """One round; True when it settled the tick."""
+        """Run one round; return True if it settled the tick."""
         if self._messages.rank == 0:
             self._messages.to_all(self._kind("proposal"), [round_, self._tick + 2**round_])
         tick = self._from_rank_0("proposal", round_, FOREVER)
         self._noticed = True
         self._stop_at = tick
-        # The main thread counts first and compares then, we compare in the other order: one of us sees the other.
+        # The main thread increments its tick and then compares; this thread sets `_stop_at` and then compares. In
+        # whatever order they run, at least one of them sees the other's change.
         self._messages.to_rank_0(self._kind("answer"), [round_, self._tick >= tick])
         if self._messages.rank == 0:
             self._messages.to_all(self._kind("verdict"), [round_, self._judge(round_)])
+        # Twice the limit: rank 0 itself waits up to ANSWER_S for the answers before it sends the verdict.
         verdict = self._from_rank_0("verdict", round_, 2 * ANSWER_S)
-        if isinstance(verdict, str):
+        if isinstance(verdict, str):  # rank 0 did not get all answers
             raise RankGone(verdict)
         with self._changed:
             self._settled = verdict
@@ -141,7 +151,7 @@ class StopAgreement:
         return self._settled
 
     def _judge(self, round_: int) -> bool | str:
-        """On rank 0: whether nobody was late; or why not all have answered."""
+        """Return whether no rank was late, or the reason why answers are missing. On rank 0 only."""
         try:
             answers = self._messages.from_all(
                 self._kind("answer"),
@@ -155,7 +165,7 @@ class StopAgreement:
         return not any(late for _, late in answers)
 
     def _from_rank_0(self, kind: str, round_: int, limit_s: float) -> Any:
-        """Its value of this round."""
+        """Return rank 0's value of this kind in this round."""
         return self._messages.from_rank_0(
             self._kind(kind),
             f"sent the {kind} of a stop",
@@ -165,7 +175,7 @@ class StopAgreement:
         )[1]
 
     def _fail(self, problem: str) -> None:
-        """A rank that waits at a tick raises it; at the end of the run nobody does."""
+        """Record why no agreement is possible; a rank that waits at a tick then raises RankGone with this reason."""
         with self._changed:
             self._problem = problem
             self._changed.notify_all()
@@ -179,12 +189,12 @@ class StopAgreement:
 
 
 class ForcedStop(StopAgreement):
-    """Also stops at a tick that all ranks know beforehand, without an agreement. Other stops are agreed on as usual."""
+    """An agreement that can also stop at a tick that all ranks know beforehand. Other stops are agreed on as usual."""
 
     _forced_at = math.inf
 
     def force(self) -> None:
-        """Every rank calls this between the same two ticks: the next one stops."""
+        """Make the next tick stop. Every rank calls this between the same two ticks."""
         self._forced_at = self._tick + 1
 
     @property
@@ -200,5 +210,5 @@ class ForcedStop(StopAgreement):
 
 
 def give_notice(messages: GangMessages, name: str = "stop") -> None:
-    """Ask for a stop; any rank may, and more than once."""
+    """Ask for a stop. Any rank may call this, also repeatedly."""
     messages.to_rank_0(f"{name}: notice", None)

@@ -1,5 +1,6 @@
-"""A rank's process before torch is imported, beside its training, and after it failed: its log, the connection to its
-agent, the stop signals, and the note of a failure.
+"""A rank's process outside of its training: its log, its connection to the agent, stop signals and recorded failures.
+
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
 @dataclass(frozen=True, kw_only=True)
 class RankProcess:
-    """What the rank's process sets up before torch is imported."""
+    """The parts of a rank's process that exist before torch is imported."""
 
     attempt: Attempt
     signals: SignalPipe
@@ -36,13 +37,16 @@ class RankProcess:
     heartbeat: Heartbeat
 
     def report_exit(self, code: int) -> None:
-        """Send the exit code to the agent, after the output is flushed: the agent then kills a failed rank."""
+        """Send the exit code to the agent. Output is flushed first, because the agent then kills a failed rank."""
         flush_output()
         report_exit(self.line, code)
 
 
 def join_gang(env: Mapping[str, str]) -> RankProcess:
-    """Say hello to the agent. From now on what this process prints goes to its log, and signals wait to be read."""
+    """Connect to the agent and report this rank to it.
+
+    From then on the output of this process goes to the rank's log, and stop signals wait in a pipe.
+    """
     attempt, rank = Attempt.from_env(env), int(env["RANK"])
     take_umask_of(attempt.trial.path)
     log_to(attempt.trial.rank_log(attempt.number, rank))
@@ -58,18 +62,19 @@ def join_gang(env: Mapping[str, str]) -> RankProcess:
 
 
 def _let_go(*lines: Line) -> None:
-    """A forked child, a DataLoader's worker, is no rank: its end of the line would hide that the rank is gone."""
+    """Close inherited connections in a forked child, such as a DataLoader's worker."""
+    # Its copy of a connection would keep it open after the rank has exited, so the agent would not notice the exit.
     for line in lines:
         line.connection.close()
 
 
 class StopListener:
-    """A thread that waits for a stop from the agent or a signal to this process, and gives notice
+    """A thread that waits for a stop request from the agent, or a signal to this process, and gives notice of it
     (hpc_det.distributed.preempt).
     """
 
     def __init__(self, signals: SignalPipe, line: Line | None, give_notice: Callable[[float | None], None]) -> None:
-        """`give_notice` takes the deadline, where it is known."""
+        """`give_notice` takes the deadline in seconds since the epoch; None if it is not known."""
         self._signals = signals
         self._line = line
         self._give_notice = give_notice
@@ -78,7 +83,7 @@ class StopListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Hear nothing any more."""
+        """End the thread; later requests and signals are ignored."""
         os.write(self._end_by, b"end")
         self._thread.join()
         os.close(self._end)
@@ -99,17 +104,17 @@ class StopListener:
                 self._on_line(self._line)
 
     def _on_signals(self, received: list[signal.Signals]) -> None:
-        """The agent tells all ranks to stop; without one the gang was started by hand, and this rank speaks for it."""
+        """Forward signals to the agent, which notifies all ranks; a rank without an agent gives notice itself."""
         for number in received:
             if self._line:
                 self._line.send({"signal": number.name})
-            else:
+            else:  # the gang was started by hand, without an agent
                 self._give_notice(None)
 
     def _on_line(self, line: Line) -> None:
         messages = line.receive_some()
         if messages is None:
-            print("hpc-det: the node agent is gone; this rank leaves", file=sys.stderr, flush=True)
+            print("hpc-det: the node agent has exited; this rank exits", file=sys.stderr, flush=True)
             os._exit(1)
         for message in messages:
             if "stop" in message.head:
@@ -117,7 +122,7 @@ class StopListener:
 
 
 def note_error(attempt: Attempt, rank: int | None, error: BaseException) -> None:
-    """What ended the rank, for the job to see. `rank` None: there is none yet."""
+    """Record the error that ended the rank in the attempt. `rank` None: the process had no rank yet."""
     if full := full_disk.cause_in(error):
         trace = "".join(traceback.format_exception(error))
         failure = failure_now(rank, full_disk.sentence(full), traceback=trace, disk_full=True)
@@ -130,7 +135,7 @@ def note_error(attempt: Attempt, rank: int | None, error: BaseException) -> None
 
 
 def log_to(path: Path) -> None:
-    """Everything this process and its children print, from now on."""
+    """Send everything that this process and its children print from now on to the file `path`."""
     make_folders(path.parent)
     descriptor = open_log(path)
     os.dup2(descriptor, 1)
@@ -139,7 +144,8 @@ def log_to(path: Path) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Without interpreter shutdown, where gloo's threads abort in 5 of 24 runs after a good training (measured)."""
+    """Flush the output and exit with `code`, without shutting down the interpreter."""
+    # During interpreter shutdown gloo's threads abort in 5 of 24 runs after a successful training (measured).
     flush_output()
     os._exit(code)
 

@@ -1,6 +1,6 @@
-"""The random number generators of a rank (Python's, numpy's, torch's, the GPU's): their seeds and their states.
+"""The random number generators of a rank (Python, numpy, torch and the GPU): their seeds and their states.
 
-States are tensors and numbers, which load without pickle.
+A state consists of tensors and numbers, which load without pickle.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """`seed`: 0 .. 2**32-1 (numpy's range)."""
+    """Seed Python, numpy and torch, GPUs included, with `seed`: 0 to 2**32 - 1 (numpy's range)."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
 def rng_state() -> dict[str, Any]:
-    """Everything `restore_rng` needs, as tensors and numbers (loadable with weights_only=True)."""
+    """Return the states that `restore_rng` takes, as tensors and numbers (loadable with weights_only=True)."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    # `restore_rng` assumes these formats, the only ones that numpy and Python 3 write
     assert name == "MT19937"
     assert version == 3
     state: dict[str, Any] = {
@@ -45,7 +46,7 @@ def rng_state() -> dict[str, Any]:
 
 @contextmanager
 def unchanged_generators() -> Iterator[None]:
-    """After the block they are as before it, whatever was drawn within."""
+    """Restore the generators at the end of the block to their states at its start."""
     before = rng_state()
     yield
     restore_rng(before)
@@ -63,22 +64,22 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 
 def mixed_seed(*key: int | str) -> int:
-    """64 bits to which every part of `key` contributes; the same on every machine and with every version."""
-    text = repr([str(part) for part in key])  # a number of numpy's is no other than Python's
+    """Return 64 bits that depend on every part of `key`, and are the same on every machine and with every version."""
+    text = repr([str(part) for part in key])  # str: repr distinguishes numpy's integers from Python's
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def seed_generators(seed: int) -> None:
-    """Python's, numpy's and torch's CPU generator. `seed`: 64 bits, of which torch's takes the lower half."""
+    """Seed Python, numpy and torch's CPU generator with `seed`, 64 bits; torch uses only the lower half."""
     random.seed(seed)
-    # All three are the Mersenne Twister; without one more word numpy's numbers would be the same as Python's.
+    # All three are Mersenne Twisters; without the additional word numpy would draw the same numbers as Python.
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed looks after GPUs too, at a hundred times the cost
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed also seeds GPUs, at a hundred times the cost
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Those generators, seeded for the time of the block and put back after it."""
+    """Seed the CPU generators (see `seed_generators`) for the block and restore them after it, also on errors."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     seed_generators(seed)
     try:

@@ -1,4 +1,4 @@
-"""Once per rank: PyTorchTrial, its context, data and the training loop."""
+"""The API for trials in PyTorch: PyTorchTrial, its context, data, the Trainer and checkpoint loading."""
 
 from hpc_det.distributed.metrics import Reducer
 from hpc_det.pytorch import samplers

@@ -1,8 +1,8 @@
-"""Samplers for data sets that shard, repeat and skip by themselves, without `hpc_det.pytorch.DataLoader`.
+"""Samplers for data sets that shard, repeat and skip themselves, without `hpc_det.pytorch.DataLoader`.
 
-Put together in this order: shuffle, repeat, shard, batch, skip. Repeat after shuffling, else the shuffle waits for the
-end of an endless stream; shard after repeating, else ranks end their epochs at different batches; skip last, so that it
-happens once and not in every epoch. Names, arguments and orders are those of `determined.pytorch.samplers`.
+Combine them in this order: shuffle, repeat, shard, batch, skip. Repeat after shuffling, because a shuffle reads its
+input to the end. Shard after repeating, because otherwise ranks end their epochs at different batches. Skip last, so
+that it happens once and not in every epoch. Names, arguments and orders are those of `determined.pytorch.samplers`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Batch = list[int]
 
 
 class _Around(Sampler[T]):
-    """A sampler around another one, or around anything that can be iterated again and has a length."""
+    """A sampler that wraps another sampler, or any iterable that can be iterated repeatedly and has a length."""
 
     def __init__(self, sampler: Iterable[T]) -> None:
         self._sampler: Any = sampler
@@ -29,10 +29,10 @@ class _Around(Sampler[T]):
 
 
 class RepeatSampler(_Around[T]):
-    """Repeats the sampler without end; an empty one ends at once. Its length is that of one epoch."""
+    """Repeats the sampler endlessly; an empty one ends at once. Its length is that of one epoch."""
 
     def __iter__(self) -> Iterator[T]:
-        empty = False
+        empty = False  # an empty sampler would otherwise loop forever without yielding
         while not empty:
             empty = True
             for item in self._sampler:
@@ -48,9 +48,9 @@ class RepeatBatchSampler(RepeatSampler[Batch]):
 
 
 class DistributedSampler(_Around[T]):
-    """The items of one rank: those at the places rank, rank + num_workers, rank + 2 * num_workers, ... of the sampler.
+    """The items of one rank: the items rank, rank + num_workers, rank + 2 * num_workers, ... of the sampler.
 
-    `num_workers` is the number of ranks. Raises ValueError for a rank that is not below it.
+    `num_workers` is the number of ranks. Raises ValueError if `rank` is not below it.
     """
 
     def __init__(self, sampler: Iterable[T], num_workers: int, rank: int) -> None:
@@ -77,7 +77,7 @@ class DistributedBatchSampler(DistributedSampler[Batch]):
 
 
 class SkipSampler(_Around[T]):
-    """Leaves out the first `skip` items each time it is iterated. Its length counts them, too."""
+    """Skips the first `skip` items in each iteration. Its length includes them."""
 
     def __init__(self, sampler: Iterable[T], skip: int) -> None:
         super().__init__(sampler)
@@ -88,16 +88,16 @@ class SkipSampler(_Around[T]):
 
 
 class SkipBatchSampler(SkipSampler[Batch]):
-    """SkipSampler for batches; to be preferred, since training is counted in batches."""
+    """SkipSampler for batches. Prefer it to SkipSampler, because training is counted in batches."""
 
     def __init__(self, batch_sampler: Iterable[Batch], skip: int) -> None:
         super().__init__(batch_sampler, skip)
 
 
 class ReproducibleShuffleSampler(_Around[T]):
-    """Shuffles anew at each iteration. All orders follow from `seed` (0 .. 2**32-1).
+    """Shuffles again in each iteration. All orders follow from `seed`, 0 to 2**32 - 1.
 
-    They are those of one `numpy.random.RandomState(seed)`, which each time shuffles the items in the sampler's order.
+    They are those of one `numpy.random.RandomState(seed)`, which shuffles the items in the sampler's order each time.
     """
 
     def __init__(self, sampler: Iterable[T], seed: int) -> None:
@@ -107,12 +107,12 @@ class ReproducibleShuffleSampler(_Around[T]):
     def __iter__(self) -> Iterator[T]:
         sampled = list(self._sampler)
         order = np.arange(len(sampled))
-        self._random.shuffle(order)  # the same swaps as on a list, many times as fast
+        self._random.shuffle(order)  # the same swaps as on a list, but many times faster
         return iter([sampled[place] for place in order.tolist()])
 
 
 class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler[Batch]):
-    """ReproducibleShuffleSampler for batches; prefer to shuffle records, which mixes better."""
+    """ReproducibleShuffleSampler for batches. Prefer to shuffle records, which mixes them better."""
 
     def __init__(self, batch_sampler: Iterable[Batch], seed: int) -> None:
         super().__init__(batch_sampler, seed)

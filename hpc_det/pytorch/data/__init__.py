@@ -1,8 +1,8 @@
-"""One rank's data in an order that survives everything: a function of the trial's seed and the epoch, at a position.
+"""One rank's data in a reproducible order: a function of the trial's seed and the epoch, continued at any position.
 
-A global batch is the next `global_batch_size` records of the epoch's order; each rank takes a contiguous share of it.
-The position says how many of them are done, so that a resume, also on another number of ranks, goes on at the right
-record: nothing twice, nothing left out.
+A global batch consists of the next `global_batch_size` records in the epoch's order; each rank gets a contiguous share
+of it. The position counts the records that are done. A run that resumes, also on another number of ranks, continues at
+the right record: no record is repeated or skipped.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 ALONE = Distributed()
+"""A gang of one rank."""
 
 TorchData = dict[str, Any] | list[Any] | tuple[Any, ...] | torch.Tensor
 
@@ -43,30 +44,33 @@ class TrainingData(Protocol):
 
     loads_in_workers: bool
     is_shared_out: bool
-    """By us: then positions are exact, and each batch takes as many of its micro batches as it has."""
+    """Whether hpc_det divides the data among the ranks.
+
+    Then positions are exact, and `train_batch` must take exactly the micro batches that make up a batch.
+    """
 
     @property
     def batches_per_epoch(self) -> int | Fraction | None:
-        """Not whole where the last batch of an epoch is also the first of the next. None: epochs never end."""
+        """Batches per epoch; a fraction if an epoch's last batch continues in the next one. None: epochs never end."""
         ...
 
     def whole_batches(self, position: Position) -> int:
-        """How many from `position` on are of one size and of one epoch; 0: the next one is not."""
+        """Return the number of whole batches from `position` on within the epoch; 0 if the next one is not whole."""
         ...
 
     def after(self, position: Position, batches: int = 1) -> Position:
-        """Where training is after the batch at `position`, or after some of the `whole_batches` from there."""
+        """Return the position after `batches` batches from `position`: 1, or at most `whole_batches(position)`."""
         ...
 
     def batches(self, position: Position) -> Iterator[Any]:
-        """This rank's batches (micro batches, where several make one) from `position` on, without end.
+        """Yield this rank's batches (micro batches, if several make up one) from `position` on, endlessly.
 
-        Of no use on a rank that has no loader, here and below.
+        On a rank without a loader the batches must not be taken. This also applies to the methods below.
         """
         ...
 
     def close(self) -> None:
-        """Ends worker processes. May be called again, and `batches` after it."""
+        """End the worker processes. Repeated calls are allowed, and `batches` may be called afterwards."""
         ...
 
 
@@ -75,28 +79,29 @@ class ValidationData(Protocol):
 
     loads_in_workers: bool
     length: int | None
-    """Rounds of this rank; None where nobody knows."""
+    """The rounds of this rank; None if the loader has no length."""
 
     def batches(self) -> Iterator[Any]:
-        """This rank's share, once; over all ranks every record once. A loader of the user's own: all of it.
+        """Yield this rank's share once; the shares of all ranks contain each record once.
 
-        Where ranks evaluate together: as many as their rounds take, see `Evaluation`.
+        An external loader yields all of its batches. If ranks evaluate together, the number of batches is the number
+        that their rounds take (see `Evaluation`).
         """
         ...
 
     def rounds(self, batches: Iterator[Any] | None) -> Iterator[tuple[Any, bool]]:
-        """For each evaluation what it takes its batches from, which is `batches`, and whether it counts.
+        """Yield, for each evaluation, the iterator to take its batches from, and whether its result counts.
 
-        `batches`: those of `batches()`; None on a rank without a loader.
+        `batches`: the iterator from `batches()`; None on a rank without a loader.
         """
         ...
 
     def whole(self) -> Iterable[Any]:
-        """All batches, not shared out."""
+        """Return all batches of the data set, not only this rank's share."""
         ...
 
     def close(self) -> None:
-        """Ends worker processes, also those of a pass that was abandoned."""
+        """End the worker processes, including those of an abandoned pass."""
         ...
 
 
@@ -110,12 +115,13 @@ def training_data(
     per_batch: int = 1,
     same_size: bool = False,
 ) -> TrainingData:
-    """Collective over `gang`; `rank` and `size` are those of data parallelism.
+    """Return this rank's training data. Collective over `gang`.
 
-    Without a loader the rank only counts, as those do that have one. `per_batch`: batches of the loader that make one
-    of training. `same_size`: all have to be of one size, which is the user's to see to in a loader of their own.
+    `rank` and `size` are those of data parallelism. A rank without a loader only counts positions, like the others.
+    `per_batch`: batches of the loader that make up one batch of training. `same_size`: all batches must have the same
+    size; for an external loader this is not checked.
 
-    Raises UsageError for too few records, and where ranks do not load the same.
+    Raises UsageError for too few records, and if ranks do not load the same data.
     """
     shapes = Shapes.gathered("training", loader, rank, gang)
     shapes.check()
@@ -140,15 +146,16 @@ def validation_data(
     evaluation: Evaluation = Evaluation.APART,
     per_batch: int = 1,
 ) -> ValidationData:
-    """Collective over `gang`; `rank` and `size` are those of data parallelism.
+    """Return this rank's validation data. Collective over `gang`.
 
-    Where a rank has no loader, all evaluate equally often. `per_batch`: batches of the loader in one evaluation of a
-    pipeline.
+    `rank` and `size` are those of data parallelism. If a rank has no loader, all ranks evaluate together. `per_batch`:
+    batches of the loader in one evaluation of a pipeline.
 
-    Raises UsageError for too few records, and where ranks evaluate together and do not load the same.
+    Raises UsageError for too few records, and if ranks evaluate together and do not load the same data.
     """
     shapes = Shapes.gathered("validation", loader, rank, gang)
     if evaluation is Evaluation.APART and not shapes.all_load:
+        # A rank without a loader is part of the model of a rank with one, so it must take part in each evaluation.
         evaluation = Evaluation.TOGETHER
     if evaluation is not Evaluation.APART:
         shapes.check()

@@ -1,4 +1,4 @@
-"""What ranks tell each other of their loaders, so that all see the same epochs, also those that load nothing."""
+"""The shapes of all ranks' loaders, exchanged so that all ranks count the same epochs, also those that load nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpc_det.pytorch.data.external_loader import length_of
 
 @dataclass(frozen=True)
 class Shape:
-    """A loader, as far as where its epochs and batches end."""
+    """The attributes of a loader that determine where its epochs and batches end."""
 
     name: str
-    """What it counts: "records"; of a batch sampler "batches"; of a loader of the user's own "own batches"."""
+    """The items it counts: "records"; for a batch sampler "batches"; for an external loader "own batches"."""
     length: int | None
-    """Of an epoch; None where it does not say."""
+    """Items per epoch; None if the loader has no length."""
     batch_size: int = 1
     drop_last: bool = False
 
@@ -29,11 +29,11 @@ class Shape:
         return f"{self.length} records with batch_size={self.batch_size} and drop_last={self.drop_last}"
 
     def fits(self, other: Shape) -> bool:
-        """Whether one training may use both. Of loaders of the user's own the shortest says where an epoch ends."""
+        """Return whether one training may use both. External loaders may differ: the shortest one ends the epoch."""
         return self == other or self.name == other.name == OWN
 
     def stand_in(self, kind: str) -> DataLoader | Iterable[Any]:
-        """A loader of this shape that refuses to load; `kind`: see `Shapes`."""
+        """Return a loader of this shape that raises UsageError when it loads; `kind`: see `Shapes`."""
         nothing: Any = Nothing(kind, self.length)
         if self.name == OWN:
             return nothing  # type: ignore[no-any-return]
@@ -43,7 +43,7 @@ class Shape:
 
 
 class Nothing:
-    """As long as the data that a rank does not load."""
+    """A data set with a length but no data, for a rank that does not load."""
 
     def __init__(self, kind: str, length: int | None) -> None:
         self._kind = kind
@@ -69,41 +69,41 @@ def shape_of(loader: DataLoader | Iterable[Any]) -> Shape:
 
 
 class Shapes:
-    """Of the loaders of all ranks."""
+    """The shapes of the loaders of all ranks."""
 
     def __init__(self, kind: str, told: list[tuple[int, Shape | None]]) -> None:
-        """`told`: by rank its data-parallel rank, and its loader if it has one; `kind`: "training" or "validation"."""
+        """`kind`: "training" or "validation". The list has each rank's data-parallel rank and shape (None: no loader)."""
         self._kind = kind
         self._told = told
         self.all_load = all(shape for _, shape in told)
         self.lengths = [shape.length for _, shape in told if shape]
-        """Of the ranks that load."""
+        """The lengths on the ranks that load."""
 
     @classmethod
     def gathered(cls, kind: str, loader: DataLoader | Iterable[Any] | None, rank: int, gang: Distributed) -> Shapes:
-        """Collective over `gang`. `rank`: the data-parallel one."""
+        """Return the shapes of all ranks. Collective over `gang`. `rank`: the data-parallel rank."""
         own = None if loader is None else asdict(shape_of(loader))
         return cls(kind, [(part, shape and Shape(**shape)) for part, shape in gang.gather_json((rank, own))])
 
     def check(self) -> None:
-        """Raises UsageError where a part of the data has no loader, or ranks load different things."""
+        """Raise UsageError if a data-parallel rank has no loader, or if ranks load different data."""
         if problems := [*_parts_without(self._told), *_disagreements(self._told)]:
             raise UsageError([f"build_{self._kind}_data_loader: {problem}" for problem in problems])
 
     @property
     def shortest(self) -> int | None:
-        """Of the lengths that are known."""
+        """The smallest known length; None if none is known."""
         return min((length for length in self.lengths if length is not None), default=None)
 
     def stand_in(self, rank: int) -> DataLoader | Iterable[Any]:
-        """For the loader of the same data-parallel rank, on a rank that has none."""
+        """Return a stand-in for the loader of data-parallel rank `rank`, for a rank without a loader."""
         return next(shape for part, shape in self._told if part == rank and shape).stand_in(self._kind)
 
 
 def _parts_without(told: list[tuple[int, Shape | None]]) -> Iterator[str]:
     if missing := sorted({part for part, _ in told} - {part for part, shape in told if shape}):
         parts = ", ".join(map(str, missing))
-        where = f"of data-parallel rank {parts}" if any(shape for _, shape in told) else "at all"
+        where = f"with data-parallel rank {parts}" if any(shape for _, shape in told) else "at all"
         yield f"it returned None, and no rank {where} loads data; return a loader on one rank of each"
 
 
@@ -114,6 +114,6 @@ def _disagreements(told: list[tuple[int, Shape | None]]) -> Iterator[str]:
         if not shape.fits(first):
             yield (
                 f"rank {first_rank} loads {first}, and rank {rank} {shape}; return a loader of the same data with "
-                f"the same arguments on all ranks that load, which get their shares of it"
+                f"the same arguments on all ranks that load: each rank gets its share automatically"
             )
             return

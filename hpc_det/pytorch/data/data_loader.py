@@ -1,4 +1,4 @@
-"""hpc_det's DataLoader: what the user asks for. What a rank gets of it is in `hpc_det.pytorch.data`."""
+"""hpc_det's DataLoader: the data set, batch size and order that a user asks for, before it is divided among ranks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from hpc_det.pytorch.data.workers import ClosableLoader, WorkerInit, rank_loader
 
 
 class DataLoader:
-    """As torch's, for map-style datasets; sharding, shuffling, repeating and resuming are the loop's.
+    """A DataLoader like torch's, for map-style data sets; the loop shards, shuffles, repeats and resumes.
 
-    `batch_size` is per slot. The order of an epoch is a function of the trial's seed and the epoch alone, also with a
-    `sampler` or `batch_sampler`: that is iterated with the global generators seeded for the epoch and put back after
-    it. A batch of a `batch_sampler` goes to one rank whole. What workers draw from the global generators, as random
-    augmentation does, is the same after a resume and with any number of them. Memory is pinned where there is a GPU,
-    unless `pin_memory` is False.
+    `batch_size` is per slot. The order of an epoch is a function of the trial's seed and the epoch alone. This includes
+    a `sampler` or `batch_sampler`: it is iterated with the global generators seeded for the epoch and restored
+    afterwards. A batch of a `batch_sampler` goes to one rank as a whole. Numbers that workers draw from the global
+    generators, for example for random augmentation, are the same after a resume and with any number of workers. Memory
+    is pinned if there is a GPU, unless `pin_memory` is False.
 
-    By itself, in `iter` and `len`, it is torch's loader with the same arguments, which `generator` is for.
+    Outside the loop, `iter` and `len` behave like those of torch's loader with the same arguments; only there
+    `generator` is used.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class DataLoader:
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
     ) -> None:
-        """Raises UsageError for an IterableDataset, for batch_size=None, and where torch raises ValueError."""
+        """Raises UsageError for an IterableDataset, for batch_size=None, and where torch would raise ValueError."""
         problems = [*_problems_of_data(dataset, batch_size, batch_sampler), *_problems_of_order(sampler, shuffle)]
         if batch_sampler is not None:
             problems += _problems_of_batches(batch_size, shuffle, sampler, drop_last)
@@ -54,7 +55,7 @@ class DataLoader:
             raise UsageError([f"DataLoader: {problem}" for problem in problems])
         self.dataset = dataset
         self.batch_size = batch_size or 1
-        """Items of one rank in a batch: records; with a batch_sampler one batch of its."""
+        """Items of one rank in a batch: records, or with a batch_sampler one of its batches."""
         self.shuffle = shuffle
         self.sampler = sampler
         self.batch_sampler = batch_sampler
@@ -66,7 +67,7 @@ class DataLoader:
             "num_workers": num_workers,
             "collate_fn": collate_fn,
             "pin_memory": pin_memory is not False and torch.cuda.is_available(),
-            "timeout": timeout if num_workers else 0,  # without workers torch refuses any
+            "timeout": timeout if num_workers else 0,  # torch rejects a timeout without workers
             "worker_init_fn": WorkerInit(worker_init_fn),
             "multiprocessing_context": multiprocessing_context,
             "prefetch_factor": prefetch_factor,
@@ -74,17 +75,18 @@ class DataLoader:
         }
         self._local: torch.utils.data.DataLoader[Any] | None = None
         try:
+            # Made only to raise torch's own errors now, in the user's __init__ call, and not when training begins.
             torch.utils.data.DataLoader(dataset, batch_sampler=[], **self._options)
         except ValueError as error:
             raise UsageError(f"DataLoader: {error}") from None
 
     def __len__(self) -> int:
-        """Batches of the whole dataset on one rank."""
+        """Return the batches of the whole data set on one rank."""
         items = self.items(seed=0)
         return self.share(items, size=1).batches_per_epoch(items.nominal_length)
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass over the whole dataset, by torch's rules."""
+        """Yield the batches of one pass over the whole data set, as torch's loader does."""
         if self._local is None:
             self._local = torch.utils.data.DataLoader(
                 self.dataset,
@@ -101,9 +103,9 @@ class DataLoader:
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0, *, seed: int = 0
     ) -> torch.utils.data.DataLoader[Any]:
-        """A torch loader of one rank's batches, after `skip` global batches; `repeat`: without end, as in training.
+        """Return a torch loader of one rank's batches after `skip` global batches; `repeat`: endlessly, as in training.
 
-        The order is the one of a trial with that seed; without `repeat` always that of its first epoch.
+        The order is that of a trial with this seed; without `repeat` always that of its first epoch.
         """
         items = self.items(seed)
         if not repeat:
@@ -119,7 +121,7 @@ class DataLoader:
     # --- for training and validation
 
     def items(self, seed: int) -> Items:
-        """What an epoch consists of. Raises UsageError where it has no length."""
+        """Return the items of an epoch. Raises UsageError if the sampler or data set has no length."""
         if self.batch_sampler is not None:
             return Drawn("batches", _with_length(self.batch_sampler), seed)
         if self.sampler is not None:
@@ -127,14 +129,14 @@ class DataLoader:
         return Records(len(_with_length(self.dataset)), seed if self.shuffle else None)
 
     def share(self, items: Items, size: int) -> Share:
-        """How training cuts them for `size` ranks."""
+        """Return how training divides the items among `size` ranks."""
         rest = Rest.DROPPED if self.drop_last else Rest.SHORT
         if self.batch_sampler is not None:
-            rest = Rest.FILLED
+            rest = Rest.FILLED  # whole batches of the sampler cannot be made shorter
         return Share(items, per_slot=self.batch_size, size=size, rest=rest)
 
     def torch_loader(self, batches: IndexBatches, *seed: int | str) -> ClosableLoader:
-        """`seed`: what the random numbers of workers depend on, besides the batch."""
+        """Return a loader of `batches`. `seed` and the key of a batch determine the random numbers of its workers."""
         return rank_loader(
             self.dataset, batches, *seed, items_are_batches=self.batch_sampler is not None, **self._options
         )
@@ -149,7 +151,7 @@ OWN_LOADER = (
 def _problems_of_data(dataset: Any, batch_size: int | None, batch_sampler: Any) -> Iterator[str]:
     if isinstance(dataset, IterableDataset):
         yield (
-            "an IterableDataset has no records to count, so a resume could not find its place; "
+            "an IterableDataset has no records to count, so a resumed run could not find its position; "
             f"use a map-style dataset, or {OWN_LOADER}"
         )
     if batch_size is None and batch_sampler is None:
@@ -160,16 +162,16 @@ def _problems_of_data(dataset: Any, batch_size: int | None, batch_sampler: Any) 
 
 def _problems_of_order(sampler: Any, shuffle: bool) -> Iterator[str]:
     if sampler is not None and shuffle:
-        yield "a sampler and shuffle=True both set the order; leave one out"
+        yield "a sampler and shuffle=True both set the order; remove one of them"
     if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         yield (
-            f"the sampler shares out the records to {sampler.num_replicas} ranks, which training does itself; "
-            f"leave it out, or give one of all records"
+            f"the sampler divides the records among {sampler.num_replicas} ranks, which training does itself; "
+            f"remove it, or pass a sampler of all records"
         )
 
 
 def _problems_of_batches(batch_size: int | None, shuffle: bool, sampler: Any, drop_last: bool) -> Iterator[str]:
-    """With a batch sampler."""
+    """Yield the problems of arguments that conflict with a batch sampler."""
     others = {
         f"batch_size={batch_size}": batch_size != 1,
         "shuffle=True": shuffle,
@@ -177,12 +179,12 @@ def _problems_of_batches(batch_size: int | None, shuffle: bool, sampler: Any, dr
         "drop_last=True": drop_last,
     }
     if given := [name for name, is_given in others.items() if is_given]:
-        yield f"a batch_sampler makes the batches, which {', '.join(given)} would, too; leave one out"
+        yield f"a batch_sampler makes the batches, and so would {', '.join(given)}; remove one of them"
 
 
 def _with_length(sized: Any) -> Any:
     if length_of(sized) is None:
         raise UsageError(
-            f"DataLoader: {type(sized).__name__} has no len(), which tells where an epoch ends; give it a __len__"
+            f"DataLoader: {type(sized).__name__} has no len(), so the end of an epoch is unknown; give it a __len__"
         )
     return sized

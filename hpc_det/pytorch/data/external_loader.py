@@ -1,7 +1,8 @@
-"""Loaders that are not ours: they shard, shuffle and skip by themselves, and are taken as they are.
+"""External loaders: loaders other than hpc_det's, which shard, shuffle and skip themselves and are used unchanged.
 
-For PyTorchTrial they also find their place again by themselves (ExternalTraining, ExternalValidation). RaySGD's
-operators are put back to their place: a pass that a snapshot left open is replayed (ReplayedLoader).
+Under PyTorchTrial they must also find their position after a resume themselves (ExternalTraining, ExternalValidation).
+Under RaySGD's operators they are restored to their position: a pass that was open at a snapshot is replayed
+(ReplayedLoader).
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from hpc_det.pytorch.data.workers import end_workers, shield, with_live_workers
 
 
 def length_of(loader: object) -> int | None:
-    """Its len(); None where it has none, as torch's loader of an IterableDataset without one."""
+    """Return len(loader); None if it has none, such as torch's loader of an IterableDataset without a length."""
     try:
         length = len(loader)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         return None
     if hasattr(loader, "_IterableDataset_len_called"):
-        # torch warns at every batch beyond a length that was asked for, and training goes on beyond it.
+        # Once len() was called, torch warns at every batch beyond it; training continues beyond it.
         loader._IterableDataset_len_called = None
     return length
 
 
 class ExternalLoader:
-    """A loader of the user's own, and the iterator over it that is open."""
+    """An external loader and the open iterator over it."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         shield(loader)
@@ -46,12 +47,12 @@ class ExternalLoader:
         self.loads_in_workers = bool(getattr(loader, "num_workers", 0))
 
     def close(self) -> None:
-        """End worker processes."""
+        """End the worker processes."""
         end_workers(self._iterator)
         self._iterator = None
 
     def _begin(self) -> Iterator[Any]:
-        """Return a new iterator; the former one ends, unless it is used again, as with persistent workers."""
+        """Return a new iterator. The previous one is ended, unless torch reuses it, as with persistent workers."""
         loader, begin = self._loader, functools.partial(iter, self._loader)
         iterator: Iterator[Any] = with_live_workers(loader, begin) if isinstance(loader, DataLoader) else begin()
         if iterator is not self._iterator:
@@ -61,10 +62,13 @@ class ExternalLoader:
 
 
 class _OfTrial(ExternalLoader):
+    """An external loader of a trial."""
+
     kind: ClassVar[str]
+    """ "training" or "validation"."""
 
     def _endless(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """One that comes to its end is iterated again."""
+        """Yield the iterator's batches, then iterate the loader again, endlessly."""
         again = ""
         while True:
             empty = True
@@ -73,7 +77,7 @@ class _OfTrial(ExternalLoader):
                 yield batch
             if empty:
                 raise self._problem(
-                    f"gives no batch{again}; return a loader that can be iterated over and over, or that never ends"
+                    f"gives no batch{again}; return a loader that can be iterated repeatedly, or that never ends"
                 )
             iterator = self._begin()
             again = " when it is iterated again"
@@ -83,7 +87,7 @@ class _OfTrial(ExternalLoader):
 
 
 class ExternalTraining(_OfTrial):
-    """Counts batches."""
+    """Training data from an external loader (see TrainingData). A position counts batches."""
 
     kind = "training"
     is_shared_out = False
@@ -95,7 +99,7 @@ class ExternalTraining(_OfTrial):
             raise self._problem("has no batches; training needs at least one")
 
     def whole_batches(self, position: Position) -> int:
-        """Without a length: of an epoch that never ends."""
+        """Return the batches left in the epoch; sys.maxsize without a length, because the epoch never ends."""
         return sys.maxsize if self.batches_per_epoch is None else self.batches_per_epoch - position.done
 
     def after(self, position: Position, batches: int = 1) -> Position:
@@ -105,17 +109,21 @@ class ExternalTraining(_OfTrial):
         return Position(position.epoch, done)
 
     def batches(self, position: Position) -> Iterator[Any]:
-        """Its iterator is made here, not at the first batch: that may draw random numbers."""
+        """Return the batches from the loader's beginning: it must find `position` itself."""
+        # The iterator is made now, not at the first batch, because making it may draw random numbers.
         return self._endless(self._begin())
 
 
 class ExternalValidation(_OfTrial):
-    """Each rank's own loader, all of it."""
+    """Validation data from an external loader: each rank evaluates its whole loader (see ValidationData)."""
 
     kind = "validation"
 
     def __init__(self, loader: Iterable[Any], rounds: Rounds, size: int) -> None:
-        """`size`: ranks; the only one must have a batch, and each where all evaluate together."""
+        """`size`: number of ranks. Raises UsageError for an empty loader on the only rank, or if all evaluate together.
+
+        An empty loader on one of several ranks is allowed if each evaluates alone.
+        """
         super().__init__(loader)
         self._rounds = rounds
         self._together = rounds.number is not None
@@ -136,11 +144,11 @@ class ExternalValidation(_OfTrial):
 
 
 class ReplayedLoader(ExternalLoader):
-    """A loader whose passes are replayed: begun alike, and so many batches skipped.
+    """A loader whose passes are replayed: started in the same state, with the batches that were done skipped.
 
-    What is replayed: torch's, numpy's and Python's generators, those of the loader and its sampler, `set_epoch`. A
-    sampler, data set or iterator that keeps any other state begins anew, as an iterator that can be iterated only once
-    does.
+    The replayed state: torch's, numpy's and Python's generators, those of the loader and its sampler, and `set_epoch`.
+    A sampler, data set or iterator with any other state starts from its beginning, as does an iterator that can be
+    iterated only once.
     """
 
     counts: ClassVar[str] = "batches"
@@ -159,7 +167,9 @@ class ReplayedLoader(ExternalLoader):
         return self._begin()
 
     def _start_workers(self) -> None:
-        """Before the pass: torch draws a seed for persistent workers in their first pass alone."""
+        """Start persistent workers before the pass, without changing any generator."""
+        # torch draws a seed for persistent workers in their first pass only. A replayed pass that is not the first one
+        # must not draw it.
         states = [generator.get_state() for generator in self.generators]
         with unchanged_generators():
             self._begin()
@@ -167,7 +177,10 @@ class ReplayedLoader(ExternalLoader):
             generator.set_state(state)
 
     def resume(self, epoch: int, done: int, began: dict[str, Any] | None) -> Iterator[Any]:
-        """Global generators are what they were, afterwards; those of the loader are the caller's to put back."""
+        """Return an iterator of `epoch` after `done` batches, started in the state `began`.
+
+        Global generators are restored afterwards; the caller restores the generators of the loader.
+        """
         with unchanged_generators():
             if began:
                 restore_rng(began["rng"])
@@ -184,7 +197,8 @@ class ReplayedLoader(ExternalLoader):
         return done + 1
 
     def left(self, done: int) -> int | None:
-        """An iterable data set's word is not taken for it: torch itself takes that for a guess."""
+        """Return the number of batches left; None if it is unknown."""
+        # torch treats the length of an IterableDataset as a guess, and so does this.
         if isinstance(getattr(self._loader, "dataset", None), IterableDataset):
             return None
         length = length_of(self._loader)
@@ -192,7 +206,7 @@ class ReplayedLoader(ExternalLoader):
 
 
 def generators_of(loader: Iterable[Any]) -> list[torch.Generator]:
-    """Each once: torch gives its samplers the loader's."""
+    """Return the generators of the loader and its samplers, each once: torch passes the loader's to its samplers."""
     owners = [loader, *_samplers(loader), *(getattr(sampler, "sampler", None) for sampler in _samplers(loader))]
     found = (getattr(owner, "generator", None) for owner in owners)
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())

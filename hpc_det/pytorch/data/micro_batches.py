@@ -1,7 +1,7 @@
-"""How many batches of the loader make one batch of training, and how often a rank evaluates in a validation.
+"""The number of loader batches that make up one training batch, and of evaluations per rank in a validation.
 
-Gradient accumulation and pipelines take several micro batches for one batch; in a validation ranks evaluate each on
-their own, or together, and then equally often.
+Gradient accumulation and pipelines use several micro batches per batch. In a validation each rank evaluates alone, or
+all ranks evaluate together and then equally often.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 
 class MicroBatches:
-    """A batch is the next `per_batch` micro batches, of which the last may be of the next epoch.
+    """Training data whose batch is the next `per_batch` micro batches; the last ones may belong to the next epoch.
 
-    Positions are those of the micro batches, so a resume with another `per_batch` goes on at the right one, too.
+    A position counts records (or the external loader's batches), as that of micro batches does, so a resume with
+    another `per_batch` also continues at the right micro batch.
     """
 
     def __init__(self, loading: TrainingData, per_batch: int) -> None:
-        """Raises UsageError where an epoch does not make one batch."""
+        """Raises UsageError if an epoch has fewer than `per_batch` micro batches."""
         self._loading = loading
         self._per_batch = per_batch
         self.loads_in_workers = loading.loads_in_workers
@@ -45,15 +46,16 @@ class MicroBatches:
         count = batches * self._per_batch
         if count <= self._loading.whole_batches(position):
             return self._loading.after(position, count)
+        # One by one, because an epoch's last micro batches may have another size.
         end = position
         for _ in range(count):
             end = self._loading.after(end)
         if end.epoch > position.epoch + 1:
-            raise self._too_few(f"a batch would end epoch {position.epoch} and epoch {position.epoch + 1}, too")
+            raise self._too_few(f"a batch would end both epoch {position.epoch} and epoch {position.epoch + 1}")
         return end
 
     def batches(self, position: Position) -> Iterator[Any]:
-        """The micro batches, one by one."""
+        """Yield the micro batches, one by one."""
         return self._loading.batches(position)
 
     def close(self) -> None:
@@ -62,15 +64,15 @@ class MicroBatches:
     def _too_few(self, what: str) -> UsageError:
         return UsageError(
             f"build_training_data_loader: {what}; {self._per_batch} micro batches make a batch "
-            f"(gradient_accumulation_steps); use fewer of them, smaller ones, or more data"
+            f"(gradient_accumulation_steps); use fewer or smaller micro batches, or more data"
         )
 
 
 class Counted:
-    """An iterator of training's micro batches, which knows how many each batch took."""
+    """An iterator of training's micro batches that counts how many each batch took."""
 
     def __init__(self, batches: Iterator[Any], per_batch: int | None) -> None:
-        """`per_batch`: how many each has to take; None: as many as it likes."""
+        """`per_batch`: micro batches that each batch has to take; None: any number."""
         self._batches = batches
         self._per_batch = per_batch
         self._taken = 0
@@ -83,44 +85,45 @@ class Counted:
         return next(self._batches)
 
     def end_batch(self, number: int) -> None:
-        """After batch `number`. Raises UsageError where it took too few or too many: the next would be another one."""
+        """End batch `number`. Raises UsageError if it took too few or too many micro batches."""
+        # With a wrong number all later batches would consist of other micro batches than their positions say.
         taken, self._taken = self._taken, 0
         if self._per_batch not in (None, taken):
             raise UsageError(
-                f"train_batch: batch {number} took {taken} micro batches from dataloader_iter, and {self._per_batch} "
-                f"make a batch (gradient_accumulation_steps); take one in each call, or, after "
-                f"context.disable_auto_grad_accumulation() and in a pipeline, which are called once, all of them"
+                f"train_batch: batch {number} took {taken} micro batches from dataloader_iter, but {self._per_batch} "
+                f"make a batch (gradient_accumulation_steps); take one per call. If train_batch is called once per "
+                f"batch (in a pipeline, or after context.disable_auto_grad_accumulation()), take all of them"
             )
 
 
 class Evaluation(Enum):
-    """Who takes part in one call of evaluate_batch."""
+    """The ranks that take part in one call of evaluate_batch."""
 
-    APART = "one rank: it has as many rounds as batches"
+    APART = "one rank: its number of rounds is its number of batches"
     TOGETHER = "all ranks, one batch each: as many rounds as the longest share has batches"
-    PIPELINED = "all ranks, several whole micro batches each: as many rounds as the shortest share makes"
+    PIPELINED = "all ranks, several whole micro batches each: as many rounds as the shortest share allows"
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Of one rank."""
+    """The evaluations of one rank in one validation."""
 
     number: int | None = None
-    """None: until the batches come to their end."""
+    """The number of rounds; None: until the batches end."""
     counted: int = 0
-    """So many count; in those after them the rank keeps the others company."""
+    """The number of rounds whose results count; in later rounds the rank only takes part for the other ranks."""
     per_round: int = 1
-    """Batches."""
+    """Batches per round."""
 
     @property
     def taken(self) -> int:
-        """Batches in all, where their number is known."""
+        """The total number of batches, if the number of rounds is known; otherwise 0."""
         return (self.number or 0) * self.per_round
 
     def of(self, batches: Iterator[Any] | None) -> Iterator[tuple[Any, bool]]:
-        """For each: what its evaluation takes batches from, which is `batches`, and whether it counts.
+        """Yield, for each round, the iterator to take its batches from, and whether its result counts.
 
-        Raises UsageError for one that takes none, where it is their end that ends the rounds.
+        If the rounds end with the batches, a round that takes no batch raises UsageError.
         """
         if self.number is None:
             return _until_the_end(iter(()) if batches is None else batches)
@@ -128,16 +131,17 @@ class Rounds:
 
 
 def rounds_of(evaluation: Evaluation, own: int | None, lengths: list[int | None], per_batch: int) -> Rounds:
-    """`own`: batches of this rank; `lengths`: of all that load. `per_batch`: of a pipeline, for one evaluation.
+    """Return the rounds of this rank. `own`: its number of batches; `lengths`: those of all ranks that load.
 
-    Raises UsageError where ranks evaluate together and one has no batch, or does not say how many it has.
+    `per_batch`: batches in one evaluation of a pipeline. Raises UsageError if ranks evaluate together and one has no
+    batch or no known length.
     """
     if evaluation is Evaluation.APART:
         return Rounds()
     known = [length for length in lengths if length is not None]
     if len(known) < len(lengths):
         raise UsageError(
-            "build_validation_data_loader: a loader has no len(), and all ranks have to evaluate equally often; "
+            "build_validation_data_loader: a loader has no len(), but all ranks have to evaluate equally often; "
             "give it a __len__, on all ranks that load"
         )
     if evaluation is Evaluation.TOGETHER:
@@ -145,14 +149,15 @@ def rounds_of(evaluation: Evaluation, own: int | None, lengths: list[int | None]
     number = min(known) // per_batch
     if not number:
         raise UsageError(
-            f"build_validation_data_loader: a rank has {min(known)} whole micro batches, and one evaluation of the "
-            f"pipeline takes {per_batch} (gradient_accumulation_steps); use fewer of them, smaller ones, or more data"
+            f"build_validation_data_loader: a rank has {min(known)} whole micro batches, but one evaluation of the "
+            f"pipeline takes {per_batch} (gradient_accumulation_steps); use fewer or smaller micro batches, or more "
+            f"data"
         )
     return Rounds(number, counted=number, per_round=per_batch)
 
 
 class Ahead:
-    """An iterator that knows whether there is one more."""
+    """An iterator with one item of lookahead, so that it can report whether there is another item."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -178,5 +183,5 @@ def _until_the_end(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
     while ahead.has_more():
         before = ahead.given
         yield ahead, True
-        if ahead.given == before:  # it would never come to an end
+        if ahead.given == before:  # otherwise this loop would never end
             raise UsageError("evaluate_batch: it took no batch from dataloader_iter; take one in each call")

@@ -1,8 +1,8 @@
-"""The items of each epoch in their order: the records of a data set, or what a sampler of the user's own yields.
+"""The items of each epoch in their order: the records of a data set, or the items that a user's sampler yields.
 
-The order of shuffled records is a permutation that is computed where it is looked at and stored nowhere. It is a
-function of (seed, epoch, length) alone, independent of every global generator and the same with every version of numpy,
-so that a resume may start in the middle of the epoch at once.
+The order of shuffled records is a permutation that is computed on access and not stored. It is a function of (seed,
+epoch, length) alone, independent of every global generator and the same with every version of numpy. So a resumed run
+can start in the middle of an epoch at once.
 """
 
 from __future__ import annotations
@@ -22,34 +22,37 @@ Numbers = NDArray[np.int64]
 Bits = NDArray[np.uint64]
 
 CHUNK = 2**16
-"""Items that stand in a list at once."""
+"""Items of a sampler that are held in a Python list at a time."""
 SORTED_UP_TO = 2**14
-"""A list of this length costs 128 KiB and half a millisecond, and looking it up costs nothing."""
+"""Longest epoch whose order is stored, as a sorted array: 128 KiB, half a millisecond, and a look-up costs nothing."""
 ROUNDS = 8
-"""With four, statistics of pairs tell a cipher of some dozen numbers from chance; with eight they do not."""
+"""Rounds of the Feistel cipher. With four, statistics of pairs distinguish a cipher of a few dozen numbers from chance;
+with eight they do not.
+"""
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""The increment of SplitMix64."""
 
 
 class Items(Protocol):
-    """The items of every epoch, by epoch and place."""
+    """The items of every epoch, indexed by epoch and place."""
 
     name: str
-    """In the plural, for messages."""
+    """The name of the items, a plural for messages."""
 
     @property
     def nominal_length(self) -> int:
-        """Items of an epoch, as the data set or the sampler tells it."""
+        """Items per epoch according to len() of the data set or the sampler."""
         ...
 
     def length(self, epoch: int) -> int: ...
 
     def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
-        """The items at these places, in rows as in `places` (two dimensions)."""
+        """Return the items at `places`, a two-dimensional array, in rows of the same shape."""
         ...
 
 
 class Records:
-    """Record numbers 0 .. length-1; in their own order, or with a seed in another one each epoch. Nothing is stored."""
+    """Record numbers 0 to length - 1: in this order, or with a seed in another order each epoch. None are stored."""
 
     name = "records"
 
@@ -73,10 +76,10 @@ class Records:
 
 
 class Drawn:
-    """What a sampler yields, an epoch at a time: at most the `len()` that it has at that epoch.
+    """The items that a sampler yields, one epoch at a time: at most as many as its `len()` at that epoch.
 
     It is iterated with the global generators seeded from (seed, epoch), so that torch's random samplers are functions
-    of these. For a sampler that keeps a state of its own the epochs before are iterated first, after a resume too.
+    of both. For a sampler that may have other state, earlier epochs are iterated first, also after a resume.
     """
 
     def __init__(self, name: str, sampler: Iterable[Any], seed: int) -> None:
@@ -86,7 +89,7 @@ class Drawn:
         self._next_epoch = 0
         self._lengths: dict[int, int] = {}
         self._drawn: dict[int, Sequence[Any] | Numbers] = {}
-        """By epoch; those before the last one that was looked at are gone."""
+        """The items by epoch; epochs before the one last accessed are removed."""
 
     @property
     def nominal_length(self) -> int:
@@ -112,8 +115,8 @@ class Drawn:
         if not _is_stateless(self._sampler):
             if epoch < self._next_epoch:
                 raise UsageError(
-                    f"DataLoader: {type(self._sampler).__name__} has given the {self.name} of epoch "
-                    f"{self._next_epoch - 1} already and cannot go back to epoch {epoch}; make a new DataLoader"
+                    f"DataLoader: {type(self._sampler).__name__} has already yielded the {self.name} of epoch "
+                    f"{self._next_epoch - 1} and cannot go back to epoch {epoch}; make a new DataLoader"
                 )
             for earlier in range(self._next_epoch, epoch):
                 self._iterated(earlier)
@@ -124,11 +127,13 @@ class Drawn:
     def _iterated(self, epoch: int) -> Sequence[Any] | Numbers:
         with seeded(mixed_seed("sampler", self._seed, epoch)):
             set_epoch(self._sampler, epoch)
-            most = self.nominal_length
+            most = self.nominal_length  # after set_epoch, which may change the length
             return _compact(self._sampler, most)
 
 
 class _Checked:
+    """Items that forward to other items; subclasses check what passes through."""
+
     def __init__(self, items: Items) -> None:
         self._items = items
         self.name = items.name
@@ -142,39 +147,39 @@ class _Checked:
 
 
 class Nominal(_Checked):
-    """Items whose epochs are as long as the sampler says, where other ranks go by its word."""
+    """Items whose epochs must have the length that the sampler reports, because other ranks rely on it."""
 
     def length(self, epoch: int) -> int:
-        """Raises UsageError where it is not so."""
+        """Return the epoch's length. Raises UsageError if it is not the nominal length."""
         length = super().length(epoch)
         if length != self.nominal_length:
             raise UsageError(
-                f"DataLoader: the sampler gives {length} {self.name} in epoch {epoch}, and its len() was "
-                f"{self.nominal_length}, which other ranks go by here; give as many in every epoch"
+                f"DataLoader: the sampler yields {length} {self.name} in epoch {epoch}, but its len() was "
+                f"{self.nominal_length}, which other ranks rely on; yield the same number in every epoch"
             )
         return length
 
 
 class SameSize(_Checked):
-    """Batches of a batch sampler that all have as many records as the first one that was looked at."""
+    """Batches of a batch sampler that must all have as many records as the first one accessed."""
 
     _size: int | None = None
 
     def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
-        """Raises UsageError where it is not so."""
+        """Return the batches. Raises UsageError if one has another size."""
         rows = super().rows(epoch, places)
         for size in (len(batch) for row in rows for batch in row):
             self._size = self._size or size
             if size != self._size:
                 raise UsageError(
-                    f"DataLoader: the batch sampler gives batches of {self._size} and of {size} records, and a "
-                    f"pipeline takes one size only; use drop_last=True in it"
+                    f"DataLoader: the batch sampler yields batches of {self._size} and of {size} records, but a "
+                    f"pipeline takes one size only; set drop_last=True in it"
                 )
         return rows
 
 
 def set_epoch(sampler: Any, epoch: int) -> None:
-    """Also inside a batch sampler, which holds its sampler as `sampler` (torch.utils.data.BatchSampler)."""
+    """Call `set_epoch` of the sampler and of samplers inside it (attribute `sampler`, as torch's BatchSampler has)."""
     while sampler is not None:
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
@@ -194,9 +199,10 @@ STATELESS = (
 
 
 def _is_stateless(sampler: Any) -> bool:
-    """Whether it yields the same again in an epoch that it is set to: then a resume need not iterate the epochs before.
+    """Return whether the sampler's items in an epoch depend only on the epoch and the global generators.
 
-    Not those with a generator of their own, nor subclasses, which may keep what they like.
+    Then a resumed run need not iterate earlier epochs. Samplers with their own generator do not qualify, nor do
+    subclasses, which may have any state.
     """
     if type(sampler) is data.BatchSampler:
         return _is_stateless(sampler.sampler)
@@ -204,8 +210,8 @@ def _is_stateless(sampler: Any) -> bool:
 
 
 def _compact(sampler: Iterable[Any], most: int) -> Sequence[Any] | Numbers:
-    """At most so many items; whole numbers as an array, which takes a fifth of the memory of a list."""
-    iterator = islice(sampler, most + 1)  # one more: the sampler's own shall come to its end
+    """Return at most `most` items: integers as an array, which takes a fifth of the memory of a list."""
+    iterator = islice(sampler, most + 1)  # one more, so that the sampler's own iterator runs to its end
     chunks: list[Numbers] = []
     while chunk := list(islice(iterator, CHUNK)):
         if not all(type(item) is int for item in chunk):
@@ -218,13 +224,15 @@ def _compact(sampler: Iterable[Any], most: int) -> Sequence[Any] | Numbers:
 
 
 class Order(Protocol):
+    """A permutation of record numbers."""
+
     def __getitem__(self, positions: Numbers, /) -> Numbers:
-        """The records at these positions of the epoch, in the shape of `positions`."""
+        """Return the records at these positions of the epoch, in the shape of `positions`."""
         ...
 
 
 def epoch_order(seed: int, epoch: int, length: int) -> Order:
-    """A permutation of 0 .. length-1, for lengths below 2**62."""
+    """Return a permutation of 0 to length - 1, for lengths below 2**62."""
     start = np.uint64(mixed_seed("order of records", seed, epoch))
     if length <= SORTED_UP_TO:
         return _by_sorting(start, length)
@@ -232,15 +240,19 @@ def epoch_order(seed: int, epoch: int, length: int) -> Order:
 
 
 def _by_sorting(start: np.uint64, length: int) -> Order:
-    """Every permutation equally likely; the keys differ, since `_mixed` is one to one."""
+    """Return a stored permutation; every permutation is equally likely."""
+    # No two keys are equal, because `_mixed` is one to one: so the order does not depend on numpy's sorting algorithm.
     order: Order = np.argsort(_stream(start, length))
     return order
 
 
 class FeistelOrder:
-    """A Feistel cipher over the numbers below `high` * 2**bits, the fewest that hold the length (Black and Rogaway,
-    "Ciphers with Arbitrary Finite Domains", 2002). A number beyond the length is enciphered again until it is not:
-    one in some thousands, as high and 2**bits are near the root of the length.
+    """A permutation that is computed on access, by a Feistel cipher (Black and Rogaway, "Ciphers with Arbitrary Finite
+    Domains", 2002).
+
+    Its domain is the numbers below `high` * 2**bits, the smallest such domain that includes the length. A result beyond
+    the length is enciphered again until it is within. This affects one number in some thousands, because `high` and
+    2**bits are close to the square root of the length.
     """
 
     def __init__(self, start: np.uint64, length: int) -> None:
@@ -265,17 +277,17 @@ class FeistelOrder:
         for low_key, high_key in self._keys:
             low ^= _mixed(high + low_key) >> self._top
             high += (_mixed(low + high_key) >> np.uint64(32)) * self._high >> np.uint64(32)
-            high = np.minimum(high, high - self._high)  # modulo self._high: below it, the difference wraps around
+            high = np.minimum(high, high - self._high)  # modulo self._high: if high is smaller, the difference wraps
         return (high << self._bits) | low
 
 
 def _stream(start: np.uint64, count: int) -> Bits:
-    """The first `count` numbers of SplitMix64 (Steele, Lea and Flood 2014) from `start`."""
+    """Return the first `count` numbers of SplitMix64 (Steele, Lea and Flood 2014) from `start`."""
     return _mixed(np.arange(count, dtype=np.uint64) * GOLDEN + start)
 
 
 def _mixed(numbers: Bits) -> Bits:
-    """SplitMix64's finalizer: one to one, each bit of the result depends on all bits of the number."""
+    """Return SplitMix64's finalizer of each number: one to one, each bit of the result depends on all input bits."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

@@ -1,11 +1,11 @@
-"""How the items of an epoch are cut into global batches, and those into the shares of ranks.
+"""The partition of an epoch's items into global batches, and of these into the shares of ranks.
 
-The position counts items, not batches, so that a resume, also on another number of ranks, goes on at the right one:
-nothing twice, nothing left out.
+A position counts items, not batches, so that a run that resumes, also on another number of ranks, continues at the
+right item: none is repeated or skipped.
 
-IndexBatches (TrainingBatches, OnePass, SoMany) are batch samplers: which items this rank gets in each batch, looked up
-some thousand at a time. Each yields (key, items). The key names the batch in the whole of training, or of a validation,
-for its random numbers.
+IndexBatches (TrainingBatches, OnePass, SoMany) are batch samplers: they yield the items of this rank in each batch,
+looked up a few thousand at a time, as (key, items). The key identifies the batch in the whole training or validation;
+its random numbers depend on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.order import Items, Numbers
 
 BLOCK = 8192
-"""Items that are looked up at once, which takes less than a millisecond: numpy's cost per call disappears in it."""
+"""Items looked up at once. This takes less than a millisecond, and numpy's cost per call becomes negligible."""
 
 Key = tuple[int, int]
 KeyedBatch = tuple[Key, list[Any]]
@@ -30,9 +30,9 @@ KeyedBatch = tuple[Key, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where training is: `done` items of epoch `epoch` are done, all epochs before it are over.
+    """A position in training: `done` items of epoch `epoch` are done, and all earlier epochs are complete.
 
-    An item is a record; with a batch sampler or a loader of the user's own it is a batch.
+    An item is a record; with a batch sampler or an external loader it is a batch.
     """
 
     epoch: int = 0
@@ -40,10 +40,10 @@ class Position:
 
 
 class Rest(Enum):
-    """What becomes of the items at the end of an epoch that do not make a whole global batch."""
+    """The use of items at the end of an epoch that do not fill a whole global batch."""
 
     SHORT = "a shorter batch"
-    """Too few to give each rank one go with the batch before them."""
+    """If there are fewer than ranks, they join the previous batch."""
     DROPPED = "no batch"
     FILLED = "a batch with the first items of the next epoch"
 
@@ -53,10 +53,10 @@ Stretch = tuple[int, int, int]
 
 
 class Share:
-    """The cut of a training set for `size` ranks.
+    """The partition of a training set for `size` ranks.
 
-    Where too few are left of an epoch for a batch of their own and the batch before them is done already, as after a
-    resume on more ranks, they are filled up from the next epoch, whatever the rule. So no batch ends two epochs.
+    If the items left in an epoch are too few for a batch and the previous batch is done already, as can happen after a
+    resume on more ranks, they are filled up from the next epoch, whatever `rest` is. So no batch ends two epochs.
     """
 
     def __init__(self, items: Items, *, per_slot: int, size: int, rest: Rest) -> None:
@@ -66,16 +66,17 @@ class Share:
         self.size = size
         self.rest = rest
         self.whole = per_slot * size
-        """Items of a whole global batch."""
+        """Items in a whole global batch."""
         self.least = size if rest is Rest.SHORT else self.whole
-        """Items of the smallest global batch, so also of the smallest epoch."""
+        """Items in the smallest global batch, and therefore in the smallest epoch."""
         self._one_more = {Rest.SHORT: size, Rest.DROPPED: self.whole, Rest.FILLED: 1}[rest]
-        """So many items left at the end of an epoch make for one more batch."""
+        """The smallest number of items left at the end of an epoch that make up one more batch."""
         self._epoch = -1
         self._last_plain = 0
 
     def after(self, position: Position) -> Position:
-        """Where training is after the global batch at `position`."""
+        """Return the position after the global batch at `position`."""
+        # Called for every batch: within an epoch the length is not looked up again.
         end = position.done + self.whole
         if position.epoch != self._epoch:
             self._epoch = position.epoch
@@ -86,10 +87,11 @@ class Share:
         return self._at(epoch, end) if epoch == position.epoch else Position(epoch, end)
 
     def stretches(self, position: Position) -> list[Stretch]:
-        """The items of the global batch at `position`."""
+        """Return the items of the global batch at `position`."""
         epoch, done = position.epoch, position.done
         length = self._length(epoch)
         if length - done < self.least:
+            # One less than the next epoch has: the batch must not end that epoch, too.
             taken = min(self.whole - (length - done), self._length(epoch + 1) - 1)
             return [(epoch, done, length), (epoch + 1, 0, taken)]
         end = min(done + self.whole, length)
@@ -98,13 +100,13 @@ class Share:
         return [(epoch, done, end)]
 
     def whole_batches(self, position: Position) -> int:
-        """How many global batches from `position` on are whole and of one epoch."""
+        """Return the number of whole global batches from `position` on within its epoch."""
         full, left = divmod(self._length(position.epoch) - position.done, self.whole)
-        joined = self.rest is Rest.SHORT and 0 < left < self.size
+        joined = self.rest is Rest.SHORT and 0 < left < self.size  # the last whole batch takes the rest
         return max(full - joined, 0)
 
     def after_whole(self, position: Position, batches: int) -> Position:
-        """After so many of `whole_batches`."""
+        """Return the position after `batches` of the `whole_batches`."""
         return self._at(position.epoch, position.done + batches * self.whole)
 
     def batches_per_epoch(self, length: int) -> int:
@@ -112,27 +114,27 @@ class Share:
         return full + (left >= self._one_more)
 
     def part(self, rank: int, stretches: list[Stretch]) -> list[Stretch]:
-        """The contiguous part of one rank; the first ranks have one item more where they do not come out even."""
+        """Return the contiguous part of one rank; if it does not divide evenly, the first ranks have one item more."""
         each, more = divmod(sum(end - first for _, first, end in stretches), self.size)
         begin = rank * each + min(rank, more)
         return _between(stretches, begin, begin + each + (rank < more))
 
     def of_same_size(self) -> Share:
-        """The same for batches of one size alone. Raises UsageError where an epoch ends with one of another size."""
+        """Return this partition with batches of one size only. Raises UsageError if an epoch ends with another size."""
         if self.rest is not Rest.SHORT:
             return self
         length = self.items.nominal_length
         if left := length % self.whole:
             raise UsageError(
                 f"build_training_data_loader: {length} {self.items.name} make micro batches of {self.per_slot} per "
-                f"slot on {self.size} slots, which leaves {left} for one of another size, and a pipeline takes one "
+                f"slot on {self.size} slots, which leaves {left} for one of another size, but a pipeline takes one "
                 f"size only; use drop_last=True"
             )
-        # After a resume on other slots epochs do not come out even any more.
+        # FILLED, because after a resume on another number of slots epochs no longer end with a whole batch.
         return Share(self.items, per_slot=self.per_slot, size=self.size, rest=Rest.FILLED)
 
     def check(self, length: int) -> None:
-        """Raises UsageError for a `length` of an epoch that makes no batch."""
+        """Raise UsageError if an epoch of `length` items makes no batch."""
         if length >= self.least:
             return
         name = self.items.name
@@ -150,14 +152,14 @@ class Share:
         return length
 
     def _at(self, epoch: int, end: int) -> Position:
-        """`end` items of the epoch are done; with none left to make a batch of, it is over."""
+        """Return the position after `end` items of the epoch; if they leave no batch, the next epoch's beginning."""
         left = self._length(epoch) - end
         over = left < self.whole if self.rest is Rest.DROPPED else not left
         return Position(epoch + 1) if over else Position(epoch, end)
 
 
 def _between(stretches: list[Stretch], begin: int, end: int) -> list[Stretch]:
-    """Items begin .. end-1 of all that the stretches hold."""
+    """Return items `begin` to `end` - 1 of the concatenated stretches."""
     found = []
     for epoch, first, last in stretches:
         low, high = max(first + begin, first), min(first + end, last)
@@ -168,7 +170,7 @@ def _between(stretches: list[Stretch], begin: int, end: int) -> list[Stretch]:
 
 
 class IndexBatches(Protocol):
-    """A batch sampler of one rank, with keys."""
+    """A batch sampler of one rank that yields keys with its batches."""
 
     def __len__(self) -> int: ...
 
@@ -176,7 +178,7 @@ class IndexBatches(Protocol):
 
 
 class TrainingBatches:
-    """This rank's batches from `position` on, without end. Key: the position, as (epoch, done)."""
+    """This rank's batches from `position` on, endlessly. The key is the position, as (epoch, done)."""
 
     def __init__(self, share: Share, *, rank: int, position: Position) -> None:
         self._share = share
@@ -184,7 +186,7 @@ class TrainingBatches:
         self._position = position
 
     def __len__(self) -> int:
-        """Of one epoch."""
+        """Return the batches per epoch."""
         return self._share.batches_per_epoch(self._share.items.nominal_length)
 
     def __iter__(self) -> Iterator[KeyedBatch]:
@@ -205,19 +207,22 @@ class TrainingBatches:
         return _rows(self._share.items, position.epoch, firsts, self._share.per_slot)
 
     def _other(self, stretches: list[Stretch]) -> list[Any]:
-        """Of a batch that is not whole, or of two epochs."""
+        """Return this rank's items of a batch that is not whole, or spans two epochs."""
         parts = self._share.part(self._rank, stretches)
         rows = (_rows(self._share.items, epoch, np.array([first]), end - first) for epoch, first, end in parts)
         return [item for (row,) in rows for item in row]
 
 
 class OnePass:
-    """Every `size`-th batch of epoch 0, from the `rank`-th on: over all ranks every item once. Key: (0, number)."""
+    """Every `size`-th batch of epoch 0 from batch `rank` on; all ranks together yield each item once.
+
+    The key is (0, number of the batch).
+    """
 
     def __init__(
         self, items: Items, *, per_slot: int, rank: int, size: int, skip: int = 0, drop_last: bool = False
     ) -> None:
-        """`skip`: batches that each rank leaves out at the start."""
+        """`skip`: batches that each rank skips at the start."""
         self._items = items
         self._per_slot = per_slot
         self._size = size
@@ -234,7 +239,7 @@ class OnePass:
             some = whole[begin : begin + _at_once(self._per_slot)]
             firsts = np.arange(some.start, some.stop, some.step) * self._per_slot
             yield from zip(((0, number) for number in some), _rows(self._items, 0, firsts, self._per_slot), strict=True)
-        for number in self._numbers(length)[len(whole) :]:  # the last one, if it is a short one
+        for number in self._numbers(length)[len(whole) :]:  # the last batch, if it is shorter
             first = number * self._per_slot
             yield (0, number), _rows(self._items, 0, np.array([first]), length - first)[0]
 
@@ -244,7 +249,7 @@ class OnePass:
 
 
 class SoMany:
-    """So many batches of `own`, and where these are too few, the first ones of `more`."""
+    """The first `number` batches of `own`, continued with those of `more` if `own` has fewer."""
 
     def __init__(self, own: OnePass, more: OnePass, number: int) -> None:
         self._batches = own, more
@@ -258,10 +263,10 @@ class SoMany:
 
 
 class ForTorch:
-    """As the batch sampler of a torch DataLoader."""
+    """IndexBatches in the form of a batch sampler for torch's DataLoader."""
 
     def __init__(self, batches: IndexBatches, *, keyed: bool, items_are_batches: bool) -> None:
-        """`keyed`: with the keys; `items_are_batches`: each batch has one item, which is what the dataset is asked."""
+        """`keyed`: yield the keys, too; `items_are_batches`: a batch is one item, which the data set receives alone."""
         self._batches = batches
         self._keyed = keyed
         self._items_are_batches = items_are_batches
@@ -280,5 +285,5 @@ def _at_once(per_slot: int) -> int:
 
 
 def _rows(items: Items, epoch: int, firsts: Numbers, width: int) -> list[list[Any]]:
-    """The `width` items from each of `firsts` on."""
+    """Return, for each of `firsts`, the `width` items from there on."""
     return items.rows(epoch, firsts[:, None] + np.arange(width))

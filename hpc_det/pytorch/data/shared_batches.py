@@ -1,4 +1,4 @@
-"""A rank's share of what an hpc_det DataLoader loads."""
+"""One rank's share of the data that an hpc_det DataLoader loads."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from hpc_det.pytorch.data.workers import ClosableLoader
 
 
 class SharedTraining:
+    """The training data of one rank (see TrainingData)."""
+
     is_shared_out = True
 
     def __init__(
@@ -27,7 +29,7 @@ class SharedTraining:
         by_its_word: bool = False,
         same_size: bool = False,
     ) -> None:
-        """`by_its_word`: ranks that load nothing go by the length that it says."""
+        """`by_its_word`: other ranks load nothing and rely on the loader's length, so each epoch must have it."""
         self._loader = loader
         self._rank = rank
         self._seed = seed
@@ -46,11 +48,11 @@ class SharedTraining:
         return self._share.after(position) if batches == 1 else self._share.after_whole(position, batches)
 
     def batches(self, position: Position) -> Iterator[Any]:
-        """Raises UsageError for a position that the epoch does not have."""
+        """Raises UsageError for a position beyond the end of the epoch."""
         length = self._items.length(position.epoch)
         if position.done >= length:
             raise UsageError(
-                f"build_training_data_loader: epoch {position.epoch} has {length} {self._items.name}, of which the "
+                f"build_training_data_loader: epoch {position.epoch} has {length} {self._items.name}, but the "
                 f"checkpoint has trained {position.done}; resume with the data that it was trained on"
             )
         self.close()
@@ -64,6 +66,8 @@ class SharedTraining:
 
 
 class SharedValidation:
+    """The validation data of one rank (see ValidationData)."""
+
     def __init__(
         self,
         loader: DataLoader,
@@ -84,7 +88,8 @@ class SharedValidation:
         self._rounds = rounds = rounds_of(evaluation, len(own), [len(share) for share in shares], per_batch)
         self.length: int | None = len(own) if rounds.number is None else rounds.number
         self.left_out = _left_out(items, loader.batch_size, size, rounds) if pipelined else ""
-        """What nobody evaluates, in words."""
+        """The items that are not evaluated, as text; empty if all are."""
+        # A rank with fewer batches than rounds repeats some, whose results do not count: all must evaluate together.
         batches = SoMany(own, whole, rounds.taken) if together else own
         self._share = loader.torch_loader(batches, "validation", seed)
         self._whole = loader.torch_loader(whole, "validation", seed)
@@ -113,7 +118,7 @@ def _items(loader: DataLoader, seed: int, *, by_its_word: bool, same_size: bool)
 
 
 def _left_out(items: Items, per_slot: int, size: int, rounds: Rounds) -> str:
-    """By a pipeline."""
+    """Return the items that a pipeline does not evaluate, as text."""
     left = items.nominal_length - rounds.taken * per_slot * size
     if not left:
         return ""

@@ -1,4 +1,4 @@
-"""Loader processes: deaf to stop signals, ended on request, their random numbers a function of the batch alone."""
+"""Loader processes: they ignore stop signals, end on request, and seed their random numbers for each batch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from hpc_det.node.process import STOP_SIGNALS
 from hpc_det.pytorch.data.partition import ForTorch, IndexBatches, Key
 
 FIRST_WORD_S = 30.0
-"""A worker says its first word some milliseconds after its fork; one that is silent for so long hangs in it."""
+"""Seconds until a silent worker counts as hung in its fork. A worker reports some milliseconds after its fork."""
 TRIES = 3
+"""Attempts to start the workers."""
 
 
 class WorkerInit:
-    """Workers leave the stop signals to their rank: a dead worker would end it before it has saved."""
+    """A worker_init_fn with which workers ignore stop signals and leave them to their rank."""
+
+    # A worker that died of a signal would end its rank before the rank has saved.
 
     def __init__(self, own: Callable[[int], None] | None) -> None:
-        """`own`: the user's worker_init_fn."""
+        """`own`: the user's worker_init_fn, called last."""
         self._own = own
         self.first_words: int | None = None
-        """The end of a pipe that forked workers say their first word to."""
+        """Write end of a pipe to which each forked worker writes one byte when it starts; None while none is forked."""
 
     def __call__(self, worker_id: int) -> None:
         if self.first_words is not None:
@@ -40,23 +43,23 @@ class WorkerInit:
             os.close(self.first_words)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # inherited: `_listened` forks with them blocked
         if self._own:
             self._own(worker_id)
 
 
 def shield(loader: object) -> None:
-    """The same for the workers of a torch DataLoader that is not ours."""
+    """Make the workers of an external torch DataLoader ignore stop signals, too."""
     if isinstance(loader, torch.utils.data.DataLoader) and not isinstance(loader.worker_init_fn, WorkerInit):
         loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
 
 
 def with_live_workers(loader: torch.utils.data.DataLoader[Any], iterate: Callable[[], Any]) -> Any:
-    """What `iterate` makes, an iterator of `loader`, once more where a worker hangs in its fork.
+    """Return `iterate()`, an iterator of `loader`; call it again if a worker hangs in its fork.
 
-    CPython 3.11.7, among others before 3.12, leaves a forked process in a lock that another thread held at that moment,
-    as gloo's does now and then after a collective (python/cpython 112275; 1 of 5928 forks). Nobody would notice. Raises
-    HpcDetError when it happens again and again.
+    CPython before 3.12, 3.11.7 among others, can leave a forked process waiting for a lock that another thread held at
+    that moment, as gloo's threads sometimes do after a collective (python/cpython 112275; 1 of 5928 forks). Otherwise
+    the run would hang without an error. Raises HpcDetError if a worker hangs TRIES times.
     """
     init, has_workers = loader.worker_init_fn, loader.persistent_workers and loader._iterator is not None
     if not isinstance(init, WorkerInit) or has_workers or not _forks(loader):
@@ -65,12 +68,12 @@ def with_live_workers(loader: torch.utils.data.DataLoader[Any], iterate: Callabl
         iterator, hang = _listened(init, iterate)
         if not hang:
             return iterator
-        print("hpc-det: a loader process hangs in its fork; all of them are started anew", file=sys.stderr, flush=True)
+        print("hpc-det: a loader process hangs in its fork; restarting all of them", file=sys.stderr, flush=True)
         end_workers(iterator)
         loader._iterator = None
     raise HpcDetError(
-        f"num_workers: {loader.num_workers} loader processes did not begin within {FIRST_WORD_S:g} s, {TRIES} times; "
-        f'give the DataLoader multiprocessing_context="forkserver", or num_workers=0'
+        f"num_workers: {loader.num_workers} loader processes did not start within {FIRST_WORD_S:g} s, {TRIES} times; "
+        f'pass multiprocessing_context="forkserver" to the DataLoader, or use num_workers=0'
     )
 
 
@@ -80,19 +83,17 @@ def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
 
 
 def _listened(init: WorkerInit, iterate: Callable[[], Any]) -> tuple[Any, bool]:
-    """An iterator, and whether one of its workers hangs. One that died before its first word is torch's to report.
-
-    Workers are forked with the stop signals blocked. One that hangs in its fork still has the handlers of the rank: the
-    TERM with which torch ends it would arrive at the rank, as a preemption.
-    """
+    """Return an iterator, and whether one of its workers hangs. A worker that died early is left to torch to report."""
     listening, init.first_words = os.pipe()
     try:
+        # A worker that hangs in its fork still has the rank's signal handlers. The SIGTERM with which torch ends it
+        # would reach the rank through them, as a preemption. So workers are forked with the stop signals blocked.
         former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             iterator = iterate()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
-            os.close(init.first_words)
+            os.close(init.first_words)  # so that the pipe ends when all workers have closed their copies
             init.first_words = None
         return iterator, _is_one_silent(listening, len(getattr(iterator, "_workers", ())))
     finally:
@@ -106,24 +107,25 @@ def _is_one_silent(listening: int, workers: int) -> bool:
         if not poll.poll(max(end - time.monotonic(), 0) * 1000):
             return True
         words = os.read(listening, workers)
-        if not words:  # the others have ended
+        if not words:  # end of the pipe: the remaining workers have exited
             return False
         workers -= len(words)
     return False
 
 
 class SeededDataset(Dataset[Any]):
-    """The user's dataset in a worker, which seeds Python's, numpy's and torch's generators before each batch.
+    """The user's data set in a worker; seeds Python's, numpy's and torch's generators before each batch.
 
     So random augmentation, of records and in collate_fn, is the same after a resume and with any number of workers.
-    Attributes are those of the user's dataset, also for a worker_init_fn that sets some.
+    Attributes are those of the user's data set, also when a worker_init_fn sets them.
     """
 
     def __init__(self, dataset: Dataset[Any], *seed: int | str) -> None:
+        # vars(), because __setattr__ forwards to the user's data set
         vars(self).update(_seeded_dataset=dataset, _seed_of_batches=seed)
 
     def __getitems__(self, keyed: tuple[Key, Any]) -> Any:
-        """torch's fetcher hands over what the batch sampler yields."""
+        """Return the records of a batch. torch's fetcher passes what the batch sampler yields."""
         key, indices = keyed
         seed_generators(mixed_seed(*self._seed_of_batches, *key))
         fetch = getattr(self._seeded_dataset, "__getitems__", None)
@@ -136,7 +138,7 @@ class SeededDataset(Dataset[Any]):
         return len(self._seeded_dataset)
 
     def __getattr__(self, name: str) -> Any:
-        # While it is unpickled there is no dataset yet; what pickle asks for (__getstate__) is not the dataset's.
+        # During unpickling there is no data set yet, and pickle's own attributes (__getstate__) are not the data set's.
         if name.startswith("__") or name == "_seeded_dataset":
             raise AttributeError(name)
         return getattr(self._seeded_dataset, name)
@@ -146,7 +148,7 @@ class SeededDataset(Dataset[Any]):
 
 
 class ClosableLoader(torch.utils.data.DataLoader[Any]):
-    """torch's, whose workers can be ended at any time, also of iterations that were left half-way."""
+    """torch's DataLoader with workers that can be ended at any time, also those of unfinished iterations."""
 
     def __init__(self, dataset: Any, **options: Any) -> None:
         self._iterations: WeakSet[Any] = WeakSet()
@@ -158,36 +160,36 @@ class ClosableLoader(torch.utils.data.DataLoader[Any]):
         return iteration
 
     def close(self) -> None:
-        """It can be iterated anew afterwards."""
+        """End all workers. The loader can be iterated again afterwards."""
         for iteration in list(self._iterations):
             end_workers(iteration)
         self._iterations.clear()
-        self._iterator = None  # torch keeps the one with persistent workers
+        self._iterator = None  # torch keeps this one for persistent workers
 
 
 def rank_loader(
     dataset: Dataset[Any], batches: IndexBatches, *seed: int | str, items_are_batches: bool = False, **options: Any
 ) -> ClosableLoader:
-    """Return a loader of one rank's batches. `options`: as torch's DataLoader takes them, `num_workers` among them.
+    """Return a loader of one rank's batches. `options`: those of torch's DataLoader, including `num_workers`.
 
-    `seed`: what the random numbers of workers depend on, besides the key of the batch.
+    `seed` and the key of a batch determine the random numbers that workers draw for it.
     """
     keyed = options["num_workers"] > 0
     return ClosableLoader(
         SeededDataset(dataset, *seed) if keyed else dataset,
         batch_sampler=ForTorch(batches, keyed=keyed, items_are_batches=items_are_batches),
-        # Creating an iterator draws from it; the global one must not move for that.
+        # Creating an iterator draws from its generator; the global one must not be used for that.
         generator=torch.Generator().manual_seed(mixed_seed(*seed)),
         **options,
     )
 
 
 def end_workers(iterator: Any) -> None:
-    """Of torch's iterators; others have none. Workers that do not end by themselves in time are killed."""
+    """End the workers of a torch iterator; kill those that do not exit in time. Other iterators are left unchanged."""
     if not hasattr(iterator, "_shutdown_workers"):
         return
     iterator._shutdown_workers()
     for worker in iterator._workers:
-        if worker.is_alive():  # it is deaf to the SIGTERM that torch sends
+        if worker.is_alive():  # workers ignore the SIGTERM that torch sends
             worker.kill()
             worker.join()
