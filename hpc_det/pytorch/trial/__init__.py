@@ -1,1 +1,1 @@
-"""What users write and call: the trial, its context, callbacks and reducers."""
+"""The classes that users write and call: PyTorchTrial, its context, callbacks and metric reducers."""

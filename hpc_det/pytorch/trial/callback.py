@@ -1,4 +1,4 @@
-"""Hooks into the loop, with state that is part of every checkpoint."""
+"""Callbacks: hooks that the training loop calls, with state that each checkpoint contains."""
 
 from __future__ import annotations
 
@@ -12,59 +12,128 @@ from hpc_det.pytorch.profiling.timer import CALLBACKS, Timed, untimed
 
 
 class PyTorchCallback:
-    """Override what is needed. A callback is saved and restored under its name in `build_callbacks()`.
+    """The base class of callbacks. Subclass it, override the hooks that are needed, and return instances from
+    `build_callbacks()`.
 
-    Hooks run on every rank, unless they say otherwise, in the order in which they stand here.
+    Every rank builds the callbacks and runs each hook, unless the hook's documentation names its ranks. If a trial has
+    several callbacks, a hook runs in the order of `build_callbacks()`. Checkpoints contain the state of a callback
+    under its key in `build_callbacks()`.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps; asked of rank 0's callback."""
+        """Return the state that a checkpoint keeps for this callback; the default is an empty dict.
+
+        The values may be tensors, numpy arrays, numbers, strings, lists and dicts. A checkpoint of a PyTorchTrial
+        contains the state of rank 0, one of a DeepSpeedTrial the state of each rank. The method is also called when
+        nothing is saved (at the start, before a validation), so it must not change anything.
+        """
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Every rank gets what rank 0 saved."""
+        """Restore a value that `state_dict` returned. Called on every rank, before `on_training_start`.
+
+        It is also called when a stop interrupts a validation: the state is then put back to that before the validation.
+
+        Args:
+            state_dict: The state that rank 0 saved; with a DeepSpeedTrial, the state that this rank saved, or that of
+                rank 0 if the gang had fewer ranks when it was saved.
+        """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Before the data loaders are built; (0, None) in a run that starts anew."""
+        """Run before the data loaders are built and before any state is restored.
+
+        Args:
+            first_batch_idx: Number of the first batch that this process trains; 0 if the trial does not resume.
+            checkpoint_uuid: UUID of the checkpoint that the trial resumes from; None if it does not resume.
+        """
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        """`checkpoint` is the content of state_dict.pth, before any of it is applied. It may be changed."""
+        """Run before the state of a checkpoint is applied.
+
+        Args:
+            checkpoint: The content of state_dict.pth; of rank-R.pth for a DeepSpeedTrial. Changes take effect.
+        """
 
     def on_training_start(self) -> None:
-        """Everything is restored; once for each start of the process."""
+        """Run once per process, after all state is restored and before the first batch."""
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
-        """Before the first batch of an epoch; not after a resume inside one."""
+        """Run before the first batch of an epoch. Not called if the process resumes inside the epoch.
+
+        Args:
+            epoch_idx: Number of the epoch, from 0.
+        """
 
     def on_training_epoch_end(self, epoch_idx: int) -> None:
-        """After the last batch of an epoch and the scheduler steps."""
+        """Run after the last batch of an epoch and the steps of the learning-rate schedulers.
+
+        Args:
+            epoch_idx: Number of the epoch, from 0.
+        """
 
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        """At each report: the means, and the metrics of each batch since the last report, averaged over ranks."""
+        """Run at each report of training metrics (`scheduling_unit`, 100 batches by default).
+
+        Args:
+            avg_metrics: The reported metrics by name: means over the ranks and over the batches since the last report,
+                and the metrics of reducers.
+            batch_metrics: The metrics of each batch since the last report, oldest first, averaged over the ranks.
+                With `optimizations.average_training_metrics: false` both arguments contain the batch metrics of rank 0
+                alone (with a pipeline, of the first rank that reports metrics).
+        """
 
     def on_validation_start(self) -> None:
-        """Before the validation. One that a stop interrupts is done again, from its start, after the resume."""
+        """Run before a validation. If a stop interrupts the validation, it is repeated from its start after the resume.
+
+        Models are still in training mode.
+        """
 
     def on_validation_epoch_start(self) -> None:
-        """Before the first batch of the validation; not where the trial has `evaluate_full_dataset`."""
+        """Run before the first batch of a validation, with models in eval mode and without gradients.
+
+        Not called if the trial implements `evaluate_full_dataset`.
+        """
 
     def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        """What this rank's calls of `evaluate_batch` returned."""
+        """Run after the last batch of a validation. Not called if the trial implements `evaluate_full_dataset`.
+
+        Args:
+            outputs: The values that `evaluate_batch` returned on this rank, in the order of the batches.
+        """
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        """The metrics reduced over all ranks."""
+        """Run after a validation that was not interrupted.
+
+        Args:
+            metrics: The validation metrics by name, reduced over all ranks; the same on every rank.
+        """
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        """Rank 0: `checkpoint` is what state_dict.pth will hold. It may be changed."""
+        """Run before a checkpoint is written: on rank 0, with a DeepSpeedTrial on every rank.
+
+        Args:
+            checkpoint: The future content of state_dict.pth; of rank-R.pth for a DeepSpeedTrial. Changes take effect.
+        """
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """Rank 0: the files are written and not yet committed. Files added here become part of the checkpoint."""
+        """Run when the files of a checkpoint are written but not yet committed: on rank 0, with a DeepSpeedTrial on
+        every rank.
+
+        If any rank overrides this hook, checkpoints are not written asynchronously: training waits for the commit.
+
+        Args:
+            checkpoint_dir: Path of the checkpoint's folder. Files added to it become part of the checkpoint.
+        """
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """The checkpoint is committed."""
+        """Run after a checkpoint is committed, at the next boundary of reports, validations or saves.
+
+        Args:
+            uuid: UUID of the checkpoint, which is also the name of its folder.
+        """
 
     def on_trial_shutdown(self) -> None:
-        """At the end of the process's run, whatever ends it."""
+        """Run when the training loop of this process ends: when it is finished, stopped, or failed."""
 
 
 HOOKS = [name for name in vars(PyTorchCallback) if name.startswith("on_")]
@@ -74,22 +143,23 @@ FORMER_NAMES = {
     "on_validation_step_start": "on_validation_start",
     "on_validation_step_end": "on_validation_end",
 }
-"""Determined's names before 0.17."""
+"""Determined's names of hooks before its release 0.17, each with the name used today."""
 
 
 class Callbacks:
-    """All callbacks of a trial. Hooks that nobody overrides cost nothing."""
+    """All callbacks of a trial. Calling a hook that no callback overrides costs almost nothing."""
 
     def __init__(self, callbacks: Mapping[str, PyTorchCallback], timed: Timed = untimed) -> None:
-        """Raises UsageError for what is no callback."""
+        """Store the callbacks by name; `timed` wraps each hook for profiling. Raises UsageError for other objects."""
         problems = [
-            f"build_callbacks: '{name}' is {type(callback).__name__}, no PyTorchCallback; derive it from that class"
+            f"build_callbacks: '{name}' is {type(callback).__name__}, not a PyTorchCallback; derive it from that class"
             for name, callback in callbacks.items()
             if not isinstance(callback, PyTorchCallback)
         ]
         if problems:
             raise UsageError(problems)
         self._callbacks = callbacks
+        # Resolved once: hooks that are not overridden have an empty list, so that the loop calls nothing for them.
         self._methods = {
             hook: [
                 timed(f"{CALLBACKS}{type(callback).__name__}.{hook}", method)
@@ -100,27 +170,33 @@ class Callbacks:
         }
 
     def call(self, hook: str, *arguments: Any) -> None:
+        """Call this hook of each callback that overrides it, in the order of `build_callbacks()`."""
         for method in self._methods[hook]:
             method(*arguments)
 
     def overrides(self, *hooks: str) -> bool:
-        """Whether any callback does something at any of the hooks."""
+        """Return whether any callback overrides any of the hooks, also under a former name."""
         return any(self._methods[hook] for hook in hooks)
 
     def state(self) -> dict[str, Any]:
+        """Return the `state_dict()` of each callback by its name."""
         return {name: callback.state_dict() for name, callback in self._callbacks.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Load the value of each callback in `state`; warn about a callback that can load state but has none there."""
         for name, callback in self._callbacks.items():
             if name in state:
                 callback.load_state_dict(state[name])
-            elif _overrides(callback, "load_state_dict"):
-                warnings.warn(f"callback '{name}' has no state in the checkpoint and starts anew", stacklevel=2)
+            elif _overrides(callback, "load_state_dict"):  # others have no state to miss
+                warnings.warn(
+                    f"callback '{name}' has no state in the checkpoint and keeps its initial state", stacklevel=2
+                )
 
 
 def _methods(callback: PyTorchCallback, hook: str) -> list[Callable[..., None]]:
-    """What of `callback` runs at `hook`: its override, and one under a former name."""
+    """Return the methods of `callback` that run at `hook`: its override, and one under a former name."""
     methods = [getattr(callback, hook)] if _overrides(callback, hook) else []
+    # Determined once called on_training_epoch_start without arguments; callbacks written for that still work.
     if hook == "on_training_epoch_start" and methods and not inspect.signature(methods[0]).parameters:
         warnings.warn(f"{type(callback).__name__}.{hook} should take epoch_idx", DeprecationWarning, stacklevel=4)
         methods = [_without_arguments(methods[0])]
@@ -132,8 +208,10 @@ def _methods(callback: PyTorchCallback, hook: str) -> list[Callable[..., None]]:
 
 
 def _overrides(callback: PyTorchCallback, name: str) -> bool:
+    """Return whether the class of `callback` overrides the method, or the instance has an attribute of that name."""
     return getattr(type(callback), name) is not getattr(PyTorchCallback, name) or name in vars(callback)
 
 
 def _without_arguments(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that accepts any arguments and calls `method` without any."""
     return lambda *arguments: method()

@@ -1,4 +1,4 @@
-"""Metrics of a trial's own making: collected on every rank, reduced on rank 0, known to all."""
+"""Metrics that are not means over batches: collected on every rank, reduced on rank 0, sent to all ranks."""
 
 from __future__ import annotations
 
@@ -22,41 +22,66 @@ from hpc_det.errors import HpcDetError, UsageError
 
 
 class MetricReducer(ABC):
-    """A metric over many batches and all ranks, such as the area under a curve. Wrap an instance in `wrap_reducer`.
+    """The base class of metrics that are computed from many batches of all ranks, such as the area under a curve.
 
-    The trial feeds it by a method of its own, `update` by custom. Tensors go from rank to rank on the CPU.
+    Subclass it and pass an instance to `context.wrap_reducer`. The subclass also defines the method by which the trial
+    adds values on each rank, called `update` by convention.
     """
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget all updates: before each stretch of training that is reported, and before each validation."""
+        """Delete all collected values. Called at the start, after each training report and before each validation."""
 
     @abstractmethod
     def per_slot_reduce(self) -> Any:
-        """What `cross_slot_reduce` needs of this rank: anything that pickle takes."""
+        """Return this rank's contribution to `cross_slot_reduce`: any object that can be pickled.
+
+        Tensors in nested dicts, lists and tuples are detached and moved to the CPU before they are sent to rank 0.
+        """
 
     @abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """On rank 0: the metric, or a dict of metrics where no name was given, from all ranks' parts in rank order."""
+        """Return the metric, or a dict of metrics if `wrap_reducer` was called without a name. Called on rank 0 only.
+
+        Scalars (numbers, and tensors or arrays of one element) are reported as floats, other values as they are.
+
+        Args:
+            per_slot_metrics: The return values of `per_slot_reduce` of all ranks, in rank order. After a resume on
+                another number of ranks, the first training report has further entries: one for each rank of the gang
+                that saved the checkpoint, with the values that it had collected since its last report.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """The updates so far: the attributes of this object, as far as a checkpoint can hold them."""
+        """Return the collected values for a checkpoint; by default all attributes of this object.
+
+        The default leaves out attributes that a checkpoint cannot contain, and warns about them.
+        """
         return _held({name: _plain_container(value) for name, value in vars(self).items()}, type(self).__name__)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a value that `state_dict` returned; by default, set the attributes of this object.
+
+        Args:
+            state_dict: The return value of `state_dict`.
+        """
         for name, value in state_dict.items():
             setattr(self, name, _like(getattr(self, name, None), value))
 
 
 class FunctionReducer(MetricReducer):
-    """The form for a plain function: it gets the list of all updates, as if one rank had seen all batches in order."""
+    """A reducer that passes the list of all updates to a function, as if one rank had seen all batches in order."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        """Store the function, which returns the metric for the list of all updates."""
         self._function = function
         self._updates: list[Any] = []
 
     def update(self, value: Any) -> None:
-        """Once a batch, on every rank."""
+        """Add the value of one batch; call it once per batch on every rank. Tensors in it are detached.
+
+        Args:
+            value: Any object that can be pickled.
+        """
         self._updates.append(_detached(value))
 
     def reset(self) -> None:
@@ -66,6 +91,8 @@ class FunctionReducer(MetricReducer):
         return self._updates
 
     def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:
+        # The n-th updates of all ranks belong to the n-th global batch: so round by round is the order of the data.
+        # In a validation some ranks may have one batch less.
         nothing = object()
         rounds = zip_longest(*per_slot_metrics, fillvalue=nothing)
         return self._function([update for each in rounds for update in each if update is not nothing])
@@ -78,7 +105,7 @@ class FunctionReducer(MetricReducer):
 
 
 class Reducers:
-    """The wrapped reducers of a trial, in that order."""
+    """The wrapped reducers of a trial, in the order of wrapping."""
 
     def __init__(self) -> None:
         self._wrapped: list[_Wrapped] = []
@@ -90,20 +117,21 @@ class Reducers:
         for_training: bool = True,
         for_validation: bool = True,
     ) -> MetricReducer:
-        """The reducer, made from the function if it is one.
+        """Register a reducer and return it; a function is wrapped in a FunctionReducer.
 
-        Raises UsageError for what is neither, what is wrapped already, and what serves nothing.
+        Raises UsageError for any other object, for a reducer that is wrapped already, for a name that another reducer
+        of training or of validation has, and if both `for_training` and `for_validation` are False.
         """
         if inspect.isclass(reducer) or not (isinstance(reducer, MetricReducer) or callable(reducer)):
             raise UsageError(
                 f"wrap_reducer: {reducer!r} is neither a function nor an instance of a subclass of MetricReducer; "
-                f"give one of those"
+                f"pass one of these"
             )
         if any(reducer is known.reducer for known in self._wrapped):
             raise UsageError(f"wrap_reducer: this {type(reducer).__name__} is wrapped already; wrap it once")
         if not for_training and not for_validation:
             raise UsageError(
-                f"wrap_reducer: {_called(reducer, name)} is neither for training nor for validation; leave out "
+                f"wrap_reducer: {_called(reducer, name)} is used neither for training nor for validation; leave out "
                 f"for_training=False or for_validation=False"
             )
         self._check_name(name, for_training, for_validation)
@@ -112,36 +140,42 @@ class Reducers:
         return made
 
     def _check_name(self, name: str | None, for_training: bool, for_validation: bool) -> None:
+        """Raise UsageError if another reducer reports the metric `name` in training or in validation."""
         for known in self._wrapped:
             meet = (known.for_training and for_training) or (known.for_validation and for_validation)
             if name is not None and name == known.name and meet:
                 raise UsageError(
-                    f"wrap_reducer: the metric {name!r} is that of another reducer already ({known.called}); give each "
-                    f"a name of its own"
+                    f"wrap_reducer: the name {name!r} is already used by another reducer ({known.called}); give each "
+                    f"reducer a different name"
                 )
 
     @property
     def wrapped(self) -> list[MetricReducer]:
+        """The reducers, in the order of wrapping."""
         return [each.reducer for each in self._wrapped]
 
     def reset(self, *, training: bool) -> None:
+        """Reset the reducers of training, or those of validation."""
         for each in self._serving(training=training):
             each.reducer.reset()
             if training:
                 each.carried = []
 
     def reduce(self, distributed: Distributed, *, training: bool) -> dict[str, Any]:
-        """Collective, unless there are none: metrics by name, the same on every rank; numbers are floats.
+        """Return the metrics of the reducers by name, the same on every rank; scalars are floats.
 
-        What a reducer raises on one rank is raised there, and an HpcDetError with its words on all others.
+        Collective, unless no reducers are wrapped for this. If a reducer raises an exception on one rank, that rank
+        raises the same exception, and all other ranks raise an HpcDetError with its text.
         """
         serving = self._serving(training=training)
         if not serving:
             return {}
+        # Failures travel with the values: a rank that raised before the gather would leave the others blocked in it.
         slots, failure = _attempt(lambda: [each.slots(training=training) for each in serving])
         gathered = distributed.gather((slots, _for_others(failure, distributed.rank)))
         metrics, failed = None, None
         if gathered is not None:
+            # All ranks raise the failure of the lowest rank, so that their logs agree.
             failed = next((failed for _, failed in gathered if failed), None)
             if failed is None:
                 metrics, failure = _attempt(lambda: _metrics(serving, [slots for slots, _ in gathered]))
@@ -152,20 +186,23 @@ class Reducers:
         return metrics  # type: ignore[no-any-return]
 
     def state(self) -> list[dict[str, Any]]:
-        """The open stretch of training."""
+        """Return the state of each reducer of training: the values collected since the last report."""
         return [each.state() for each in self._serving(training=True)]
 
     def restore(self, *states: Sequence[Mapping[str, Any]]) -> None:
-        """As saved by this rank; or by several, of a gang of another size: each then counts as one more slot.
+        """Restore return values of `state`: that of this rank, or those of all ranks of a gang of another size.
 
-        Raises HpcDetError where the trial wraps another number of reducers than it did.
+        In the second case the values of each of those ranks are kept aside, and added to the next training report as if
+        they came from additional ranks. Raises HpcDetError if the number of reducers differs from that of the trial.
         """
         serving = self._serving(training=True)
         for state in states:
             if len(state) != len(serving):
                 raise HpcDetError(
-                    f"the checkpoint holds {len(state)} reducers for training, the trial wraps {len(serving)}"
+                    f"the checkpoint contains {len(state)} reducers for training, but the trial wraps {len(serving)}"
                 )
+            # Each reducer loads the ranks' states in turn, and their values are moved to `carried` in between: there is
+            # no general way to merge the states themselves.
             for each, own in zip(serving, state, strict=True):
                 each.restore(own)
                 if len(states) > 1:
@@ -173,10 +210,11 @@ class Reducers:
 
     @contextlib.contextmanager
     def set_aside(self, shared: Iterable[object] = (), *, in_training_only: bool = True) -> Iterator[None]:
-        """For a validation in the middle of training: what reducers that serve both have of training comes back.
+        """Restore the reducers of both training and validation after the block, so that a validation in the middle of
+        training does not change the values that they have collected from training batches.
 
-        `shared`: what reducers may hold and training goes on to change, such as models. `in_training_only=False`: also
-        what those that serve validation alone have of it.
+        `shared` are objects that reducers may refer to and that must not be copied, such as models. With
+        `in_training_only=False` the reducers of validation alone are restored, too.
         """
         serving = (each for each in self._wrapped if each.for_validation)
         both = [each.reducer for each in serving if each.for_training or not in_training_only]
@@ -186,40 +224,50 @@ class Reducers:
             yield
         finally:
             for reducer, former in zip(both, attributes, strict=True):
+                # Attributes that the validation added are deleted, too.
                 vars(reducer).clear()
                 vars(reducer).update(former)
 
     def _serving(self, *, training: bool) -> list[_Wrapped]:
+        """Return the reducers of training, or those of validation."""
         return [each for each in self._wrapped if (each.for_training if training else each.for_validation)]
 
 
 @dataclass
 class _Wrapped:
+    """A wrapped reducer with the arguments of `wrap_reducer`."""
+
     reducer: MetricReducer
     name: str | None
     for_training: bool
     for_validation: bool
     called: str
+    """Text that names the reducer in messages."""
     carried: list[Any] = field(default_factory=list)
-    """Parts of ranks that this gang no longer has, of the open stretch of training."""
+    """Contributions to the next training report of ranks of the gang that saved the checkpoint, if its size differs."""
 
     def slots(self, *, training: bool) -> list[Any]:
+        """Return the contributions of this rank, in training after the carried ones."""
         own = _detached(self.reducer.per_slot_reduce(), torch.device("cpu"))
         return [*self.carried, own] if training else [own]
 
     def metrics(self, slots: list[Any]) -> dict[str, Any]:
+        """Return the reduced metrics by name.
+
+        Raises UsageError if the reducer has a name and returned a dict, or has no name and returned something else.
+        """
         result = self.reducer.cross_slot_reduce(slots)
         if self.name is None:
             if not isinstance(result, Mapping):
                 raise UsageError(
-                    f"{self.called}: has no name and returned {type(result).__name__}; return a dict of metrics, or "
-                    f"call wrap_reducer with name=..."
+                    f"{self.called}: has no name, and cross_slot_reduce returned {type(result).__name__}; return a dict "
+                    f"of metrics, or call wrap_reducer with name=..."
                 )
             return {name: plain(value) for name, value in result.items()}
         if isinstance(result, Mapping):
             raise UsageError(
-                f"{self.called}: has a name and returned a dict of {sorted(map(str, result))}; return one metric, or "
-                f"call wrap_reducer without a name"
+                f"{self.called}: has a name, and cross_slot_reduce returned a dict of {sorted(map(str, result))}; "
+                f"return one metric, or call wrap_reducer without a name"
             )
         return {self.name: plain(result)}
 
@@ -232,12 +280,14 @@ class _Wrapped:
         self.carried += state.get("carried", [])
 
     def carry(self) -> None:
-        """A copy: `reset` may clear what the reducer has handed out."""
+        """Move the restored values of a rank from the reducer to `carried`."""
+        # A copy, since `reset` may clear the same object in place.
         self.carried.append(copy.deepcopy(_detached(self.reducer.per_slot_reduce(), torch.device("cpu"))))
         self.reducer.reset()
 
 
 def _metrics(wrapped: list[_Wrapped], by_rank: list[list[list[Any]]]) -> dict[str, Any]:
+    """Return the metrics of all reducers from the contributions by rank, reducer and slot."""
     metrics: dict[str, Any] = {}
     for each, slots in zip(wrapped, zip(*by_rank, strict=True), strict=True):
         metrics = joined(metrics, each.metrics([slot for rank in slots for slot in rank]), "another reducer")
@@ -245,7 +295,7 @@ def _metrics(wrapped: list[_Wrapped], by_rank: list[list[list[Any]]]) -> dict[st
 
 
 def joined(metrics: Mapping[str, Any], of_reducers: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Raises UsageError for a name that both have. `source`: of `metrics`."""
+    """Return both dicts merged. Raises UsageError for names in both; `source` names the origin of `metrics`."""
     if both := sorted(metrics.keys() & of_reducers.keys()):
         raise UsageError(
             f"wrap_reducer: {source} and a reducer both return the metric {', '.join(map(repr, both))}; rename one of "
@@ -255,6 +305,7 @@ def joined(metrics: Mapping[str, Any], of_reducers: Mapping[str, Any], source: s
 
 
 def _called(reducer: Any, name: str | None) -> str:
+    """Return the text that names a reducer in messages."""
     kind = type(reducer).__name__ if isinstance(reducer, MetricReducer) else getattr(reducer, "__name__", "function")
     return f"reducer {kind}" if name is None else f"reducer {kind} for metric '{name}'"
 
@@ -263,7 +314,7 @@ def _called(reducer: Any, name: str | None) -> str:
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """All ranks learn of a failure together: none waits for one that is gone."""
+    """Return the function's result and None, or None and the exception that it raised."""
     try:
         return function(), None
     except Exception as failure:
@@ -271,7 +322,8 @@ def _attempt(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def _for_others(failure: Exception | None, rank: int) -> HpcDetError | None:
-    """Words alone: an exception of the user's may not go through pickle."""
+    """Return the failure as an HpcDetError that can be sent to the other ranks, or None if there is none."""
+    # Only the text is sent, since a user's exception may not be picklable.
     if failure is None or isinstance(failure, HpcDetError):
         return failure
     return HpcDetError(f"a metric reducer failed on rank {rank}: {type(failure).__name__}: {failure}")
@@ -281,12 +333,12 @@ def _for_others(failure: Exception | None, rank: int) -> HpcDetError | None:
 
 
 def _plain_container(value: Any) -> Any:
-    """As a checkpoint holds it; `_like` reverses it."""
+    """Return a deque as a list and a defaultdict as a dict, for a checkpoint; `_like` reverses it."""
     return list(value) if isinstance(value, deque) else dict(value) if isinstance(value, defaultdict) else value
 
 
 def _like(known: Any, value: Any) -> Any:
-    """`value` on the device, or in the kind of container, of what it replaces."""
+    """Return `value` on the device, or in the container type, of the value `known` that it replaces."""
     if isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor):
         return value.to(known.device)
     if isinstance(known, deque):
@@ -297,7 +349,7 @@ def _like(known: Any, value: Any) -> Any:
 
 
 def _detached(value: Any, device: torch.device | None = None) -> Any:
-    """With the tensors in dicts, lists and tuples cut from their graphs, and on `device` if given."""
+    """Return `value` with all tensors in dicts, lists and tuples detached, and moved to `device` if given."""
     if isinstance(value, torch.Tensor):
         return value.detach() if device is None else value.detach().to(device)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -310,23 +362,25 @@ def _detached(value: Any, device: torch.device | None = None) -> Any:
 
 
 def _copied(value: Any, known: Mapping[int, object]) -> Any:
-    """Deep, but for what is `known` by its id(), so that `reset` may clear the original; what cannot be copied is not
-    cleared by any.
+    """Return a deep copy of `value`, in which the `known` objects (by their id()) are shared, not copied.
+
+    Return `value` itself if it cannot be copied.
     """
     try:
+        # The memo of deepcopy maps ids to copies: known objects are entered as copies of themselves.
         return copy.deepcopy(value if id(value) in known else _detached(value), {**known})
     except Exception:
-        return value
+        return value  # such as a generator or a lock: then `reset` and updates change the original
 
 
 def _held(state: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """The part of `state` that a checkpoint can hold, with a warning that names the rest."""
+    """Return the entries of `state` that a checkpoint can contain; warn about the others."""
     held = {name: value for name, value in state.items() if not any(not_loadable(value, name))}
     if left_out := sorted(state.keys() - held.keys()):
         warnings.warn(
-            f"{owner}: a checkpoint cannot hold its {', '.join(left_out)}, so a resume in the middle starts without; "
-            f"keep updates as tensors, arrays, numbers, texts, lists and dicts, or implement state_dict and "
-            f"load_state_dict with such",
+            f"{owner}: a checkpoint cannot contain its {', '.join(left_out)}, so a resume between two reports starts "
+            f"without these values; use tensors, arrays, numbers, strings, lists and dicts, or implement state_dict "
+            f"and load_state_dict with values of these types",
             stacklevel=2,
         )
     return held

@@ -1,8 +1,9 @@
-"""The folder that TensorBoard shows: reported metrics, a trial's own events through one writer, traces of the profiler.
+"""The TensorBoard folder of a rank: reported metrics, the trial's own events, and traces of torch's profiler.
 
-A checkpoint holds how long each event file was. A resume cuts off what was written after it, whatever its steps count:
-that is run again, and written again. TensorBoard's own way, to purge by steps, would hide what counts records, show
-twice what counts from 0, and know nothing of what other readers of the files see.
+A checkpoint contains the length of each event file. A resume truncates the files to these lengths, since the training
+after the checkpoint is repeated and writes its events again. TensorBoard's own mechanism, `purge_step`, is not used: it
+hides events by their step, which is wrong for steps that count records or start at 0 again, and other readers of the
+files ignore it.
 """
 
 from __future__ import annotations
@@ -26,31 +27,37 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _OURS = ".hpc_det"
-"""What the names of the writer's files end with; a trial may have others write here, too, which nobody cuts."""
+"""Suffix of the event files of this module's writer. Files of other writers in the folder are never truncated."""
 
 
 class TensorBoard:
-    """Nothing is imported, written or started before the first event. Without tensorboard reports are left out."""
+    """The event files of one rank.
+
+    The package tensorboard is imported, and its writer's thread started, at the first event. If the package is not
+    installed, `report` writes nothing.
+    """
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder` None: off cluster."""
+        """Store the folder; None if the context was made without a run (`from_config`)."""
         self._folder = folder
         self._writer: SummaryWriter | None = None
         self._suffix = f".{uuid4().hex}{_OURS}"
-        """Of the files that this process writes."""
+        """Suffix of the event files of this process, which `cut` does not truncate."""
         self.enabled = True
-        """Whether `report` writes."""
+        """Whether `report` writes events."""
 
     @property
     def folder(self) -> Path:
-        """Raises UsageError off cluster."""
+        """The folder of the event files. Raises UsageError if the context was made without a run."""
         if self._folder is None:
-            raise UsageError("get_tensorboard_path: there is none off cluster, since no run has a folder for it")
+            raise UsageError(
+                "get_tensorboard_path: this context was made without a run (from_config), so it has no folder"
+            )
         return self._folder
 
     @property
     def writer(self) -> SummaryWriter:
-        """Raises UsageError without tensorboard, or off cluster."""
+        """The writer of this process. Raises UsageError without the package tensorboard, or without a folder."""
         if (writer := self._opened()) is None:
             raise UsageError(
                 "get_tensorboard_writer: the package tensorboard is not installed; "
@@ -59,14 +66,14 @@ class TensorBoard:
         return writer
 
     def position(self) -> dict[str, int]:
-        """The length [bytes] of each event file of the writer, of this process and earlier ones, by name."""
+        """Return the lengths, in bytes, of the event files of this process and of earlier ones, by file name."""
         self.flush()
         return {file.name: file.stat().st_size for file in self._files()}
 
     def cut(self, position: Mapping[str, int]) -> None:
-        """Off the files of earlier processes, what was written after that; all of it, where it names no such file.
+        """Truncate the event files of earlier processes to the lengths in `position`; to 0 if a file is not in it.
 
-        What this process has written stays: a trial may do so before it is resumed.
+        The file of this process is kept as it is: a trial may write events before its state is restored.
         """
         for file in self._files():
             length = position.get(file.name, 0)
@@ -74,7 +81,11 @@ class TensorBoard:
                 os.truncate(file, length)
 
     def report(self, kind: str, steps: int, metrics: Mapping[str, Any]) -> None:
-        """The scalars among `metrics`, named as upstream does. `kind`: training or validation."""
+        """Write an event for each scalar in `metrics`. `kind` is "training" or "validation", `steps` the batch.
+
+        Names are Determined's: "Determined/" before each, and "val_" before those of a validation that do not start
+        with "val".
+        """
         writer = self._opened() if self.enabled and self._folder else None
         if writer is None:
             return
@@ -84,18 +95,20 @@ class TensorBoard:
                 writer.add_scalar(f"Determined/{'val_' if validation else ''}{name}", number, steps)
 
     def flush(self) -> None:
+        """Write buffered events to the file."""
         if self._writer:
             self._writer.flush()
 
     def close(self) -> None:
-        """Everything is on disk, and the writer's thread has ended."""
+        """Write all events and end the writer's thread."""
         if self._writer:
             self._writer.close()
 
     def _opened(self) -> SummaryWriter | None:
-        """None without tensorboard."""
+        """Return the writer, created at the first call; None if the package tensorboard is not installed."""
         if self._writer is None:
             try:
+                # Imported here: the package is optional, and its import takes time.
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 return None
@@ -104,50 +117,63 @@ class TensorBoard:
         return self._writer
 
     def _files(self) -> Iterator[Path]:
+        """Return the event files of this process and of earlier ones."""
         return self._folder.glob(f"*{_OURS}") if self._folder else iter(())
 
 
 class Profiler:
-    """torch's profiler around the training loop.
+    """A torch profiler around the training loop.
 
-    Entered once for the whole loop, so that a schedule of wait, warm-up and active steps counts batches: those of
-    this process, from 0. A stop in the middle of the active ones leaves a trace of those that there were; what follows
-    the last batch, the save above all, is in it as one step more.
+    The profiler is started once for the whole loop, so a schedule of wait, warm-up and active steps counts the batches
+    of this process from 0. If training stops during the active steps, the trace contains the steps so far; the work
+    after the last batch, mainly the save, appears as one more step.
     """
 
     def __init__(self, folder: Path | None) -> None:
+        """Store the folder of the traces; None if the context was made without a run."""
         self._folder = folder
         self._profile: torch.profiler.profile | None = None
         self.running = False
+        """Whether the profiler is started and not yet stopped."""
 
     def set(self, *arguments: Any, **options: Any) -> None:
-        """What torch.profiler.profile takes; `on_trace_ready` is ours. Raises UsageError off cluster."""
+        """Create the profiler with arguments of torch.profiler.profile, of which `on_trace_ready` is ignored.
+
+        Raises UsageError if the context was made without a run.
+        """
         if self._folder is None:
-            raise UsageError("set_profiler: there is no folder for traces in a context without a run")
+            raise UsageError(
+                "set_profiler: this context was made without a run (from_config), so it has no folder for traces"
+            )
         if options.pop("on_trace_ready", None) is not None:
-            warnings.warn("set_profiler: on_trace_ready is not used; traces go to the TensorBoard folder", stacklevel=3)
+            warnings.warn(
+                "set_profiler: on_trace_ready is ignored; traces are written to the TensorBoard folder", stacklevel=3
+            )
         self._profile = torch.profiler.profile(*arguments, on_trace_ready=self._keep, **options)
 
     def start(self) -> None:
+        """Start the profiler, if one is set."""
         if self._profile:
             self._profile.start()
             self.running = True
 
     def step(self) -> None:
-        """After each batch while it is running."""
+        """Mark the end of a batch. Call it while the profiler is running."""
         if self._profile:
             self._profile.step()
 
     def stop(self) -> None:
+        """Stop the profiler, which writes the trace of unfinished active steps. May be called again."""
         if self.running and self._profile:
             self.running = False
             self._profile.stop()
 
     def _keep(self, profile: torch.profiler.profile) -> None:
-        """A trace under the name by which TensorBoard knows it, whole or not at all: a job may end on the way."""
+        """Write a trace under a file name that TensorBoard recognizes."""
         assert self._folder
         make_folders(self._folder)
         worker, now = f"{socket.gethostname()}_{os.getpid()}", time.time_ns()
+        # Renamed when complete: the job may end during the export, and a partial trace cannot be read.
         partial = self._folder / f".{worker}.{now}.partial"
         profile.export_chrome_trace(str(partial))
         partial.rename(self._folder / f"{worker}.{now}.pt.trace.json")
