@@ -1,12 +1,11 @@
-"""RaySGD's TorchTrainer and TrainingOperator on the nodes that Slurm, PBS or this machine give.
+"""RaySGD's TorchTrainer and TrainingOperator, running on Slurm, on PBS or on the local machine.
 
-operator   what users write: models, data, steps
-driver     what their program talks to: it asks ranks, and goes on with others where some are lost
-rank       what one process of the gang does
-capacity   where the nodes come from: this machine, the allocation, gang jobs, pools
-tune       searches over trainers
-
-On a node runs the agent of hpc_det.sgd.elastic.
+operator   TrainingOperator, the class that users derive from: models, data, training steps
+driver     the user's program: TorchTrainer and fit, which send calls to the ranks and replace lost gangs
+rank       one process of the gang: it runs the operator
+elastic    the node agent: it starts and ends the ranks of one node, and is connected to the driver
+capacity   sources of nodes: this machine, the current allocation, gang jobs, pools of one-node jobs
+tune       hyperparameter searches over trainers
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """On first use: node agents, and trials of a search, wait for no library that they do not need."""
+    """Import a public name on first use, so that node agents and search trials do not load torch needlessly."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

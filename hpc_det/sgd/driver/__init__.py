@@ -1,8 +1,11 @@
-"""In the user's program: who is asked, and who goes on where a gang is lost.
+"""The driver: the user's program, which sends calls to the ranks and forms a new gang when one is lost.
 
-trainer, fitting   TorchTrainer and fit: what a user calls
-opening            from their arguments to a gang that stands
-nodes              agents that have come; gang: ranks that are formed over them, and watched
-elastic            another gang where one is lost; failures: why, and how the driver leaves
-calls              what is asked of all ranks, and what a later program need not ask again
+trainer   TorchTrainer
+fitting   fit: a function of the user on every rank
+opening   checks the arguments of both and starts the first gang
+nodes     the node agents that are connected
+gang      the ranks of one generation: forming, calling, watching and ending them
+elastic   a gang that is formed again when it is lost, and restored from the newest snapshot
+failures  the kinds of failures, and the exit of the driver
+calls     calls to all ranks, reduced results, and the record of calls that a restarted program does not repeat
 """

@@ -1,11 +1,12 @@
-"""Calls on all ranks, their results as one, and rounds of calls.
+"""Calls to all ranks, the reduction of their results, and rounds of calls.
 
-Rounds are those of TorchTrainer.remaining(): a program that starts again begins the round again in which it had ended.
-Each call that changes the state ends with a snapshot, and that holds a record of the round: the calls so far, and their
-results. A later program makes the same calls: those of the record return its results, and the others are made.
+A round is one iteration over TorchTrainer.remaining(). A restarted program repeats the round in which the earlier one
+ended. Each call that changes the state ends with a snapshot, which contains a record of the round: the calls so far,
+and their results. The restarted program makes the same calls: recorded calls return the recorded results, later calls
+are sent to the ranks.
 
-RUN/round      "TOKEN CALLS" of the round that has ended last, which no snapshot says. It has no seal: all that it can
-               change is whether a round is begun again.
+RUN/round      "TOKEN CALLS" of the last round that was completed; no snapshot contains that it was. The file has no
+               seal: a forged one can only change whether a round is repeated.
 """
 
 from __future__ import annotations
@@ -30,33 +31,38 @@ from hpc_det.sgd.operator.options import NUM_SAMPLES
 _log = logging.getLogger("hpc_det.sgd")
 
 MOST_BYTES = 2**19
-"""Of a record, about: it is sent with every snapshot, in the head of a message (hpc_det.node.frames.LONGEST_HEAD)."""
+"""Approximate limit of a record in bytes: it is sent with each snapshot in the head of a message, which is limited
+(hpc_det.node.frames.LONGEST_HEAD)."""
 
 _COMPARED = ("num_steps", "profile")
+"""Arguments that must be equal for a call to count as the recorded one."""
 
 _RESTARTS = ("train", "load_state_dict")
-"""Outside of a round these make another training of it, in which a round that was open has no place."""
+"""Methods that invalidate the record of an open round if they are called outside of a round."""
 
 
 class Call(NamedTuple):
-    """A method of the Runner on all ranks; `then` makes what the program gets of their results."""
+    """A call of a Runner method on all ranks."""
 
     method: str
+    """Name of the Runner's method."""
     arguments: Mapping[str, Any]
+    """Its keyword arguments."""
     then: Callable[[list[Any]], Any] = list
+    """Makes the result for the program from the ranks' results in rank order."""
 
     @property
     def name(self) -> str:
-        """The same in a later program, if that calls the same."""
+        """A text by which a restarted program recognizes the same call."""
         compared = [f"{name}={self.arguments[name]}" for name in _COMPARED if name in self.arguments]
         return f"{self.method}({', '.join(compared)}) -> {self.then.__name__}"
 
 
 def reduce(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rank 0's keys: `num_samples` summed, other numbers averaged, anything else rank 0's.
+    """Return one result from those of all ranks, with the keys of rank 0's.
 
-    The mean over ranks is unweighted, and leaves out NaN and ranks without that key: the mean of the ranks' means, not
-    of all samples. It is a numpy.float64.
+    `num_samples` is summed; other numbers are averaged; any other value is rank 0's. The mean, a numpy.float64, is
+    unweighted over the ranks that have the key and a value other than NaN; so it is not the mean over all samples.
     """
     return {name: _reduced(name, value, results) for name, value in results[0].items()}
 
@@ -74,56 +80,64 @@ def _mean(numbers: Sequence[Any]) -> np.float64:
 
 
 class _Recorded(NamedTuple):
+    """A call that the state contains."""
+
     name: str
+    """Call.name."""
     epochs_done: int
-    """After the call."""
+    """Completed passes over the training data after the call."""
     result: str
-    """A pickle, in base 85."""
+    """The pickled result in base 85."""
 
 
 class Rounds:
+    """The current round, its record, and the replay of a record after a restart."""
+
     def __init__(self, ended: Path, *, is_durable: bool) -> None:
-        """`ended`: the file that names the round that has ended last; `is_durable`: a later program may need it."""
+        """`ended`: path of RUN/round; `is_durable`: whether a later program may continue this run."""
         self._is_durable = is_durable
         self._ended = ended
         self._token = ""
         self._calls: list[_Recorded] = []
         self._epoch = self._made = 0
-        """The number that the program was given, and how many of the calls this program has made."""
+        """Number of the round's epoch; how many calls of the round this program has made."""
+        # open: the program is in the round; recorded: its calls are recorded; left: an earlier program did not end it
         self._is_open = self._is_recorded = self._is_left = False
 
-    # --- what the program does
+    # --- called by the program
 
     def next_epoch(self, epochs_done: int) -> int:
-        """Of the round that an earlier program has left, or else of a new one."""
+        """Return the epoch of the round that an earlier program did not complete, or of a new round."""
         return self._epoch if self._is_left else epochs_done
 
     @contextmanager
     def opened(self, epoch: int) -> Iterator[None]:
-        """While the program is in that round. One that is left by `break` or an exception has not ended."""
+        """Open the round while the program is in the `with` block. A round left by `break` or an exception is not
+        completed."""
         if not self._is_left:
             self._token, self._epoch, self._calls = secrets.token_hex(8), epoch, []
         self._made, self._is_open, self._is_recorded, self._is_left = 0, True, True, False
         try:
             yield
-        except GeneratorExit:
+        except GeneratorExit:  # the loop over remaining() was left
             self._is_open = False
             raise
         self._end()
 
     def once(self, call: Call, make: Callable[[], Any]) -> Any:
-        """The result that is recorded for this call; without one what `make` returns."""
+        """Return the recorded result of this call, or the result of `make()` if none is recorded."""
         if not self._is_replaying:
             return make()
         recorded = self._calls[self._made]
         try:
             if recorded.name != call.name:
-                raise LookupError(f"{call.name} is called now where it was {recorded.name}")
+                raise LookupError(f"the program now calls {call.name}, and the recorded call is {recorded.name}")
+            # The snapshot that contains the record is sealed with the run's key, so unpickling is safe.
             result = pickle.loads(base64.b85decode(recorded.result))
         except Exception as error:
             _log.warning(
-                "epoch %d is begun again, and %s: from here on all calls are made, on a state that contains %d calls "
-                "of this epoch already",
+                "epoch %d is repeated, but %s: from here on all calls are made, on a state that already contains %d "
+                "calls of this epoch",
                 self._epoch,
                 error,
                 len(self._calls),
@@ -134,7 +148,7 @@ class Rounds:
         return result
 
     def epochs_done(self, of_state: int) -> int:
-        """After the calls that this program has made."""
+        """Return the completed passes after the calls that this program has made; `of_state`: those of the state."""
         if not self._is_replaying:
             return of_state
         return self._calls[self._made - 1].epochs_done if self._made else self._epoch
@@ -142,7 +156,7 @@ class Rounds:
     # --- what becomes of the state
 
     def add(self, call: Call, result: Any, epochs_done: int) -> None:
-        """The call is in the state from now on."""
+        """Add a call to the record: the state contains it now."""
         if not self._is_open:
             if call.method in _RESTARTS:
                 self.forget()
@@ -152,53 +166,57 @@ class Rounds:
         try:
             pickled = base64.b85encode(cloudpickle.dumps(result)).decode()
             self._calls.append(_Recorded(call.name, epochs_done, pickled))
-            problem = "" if self._bytes <= MOST_BYTES else f"its results have more than {MOST_BYTES} bytes"
-        except Exception as error:
+            problem = "" if self._bytes <= MOST_BYTES else f"its results have {self._bytes} bytes, more than {MOST_BYTES}"
+        except Exception as error:  # pickle raises exceptions of many types
             problem = f"the result of {call.name} cannot be pickled: {error}"
         self._made = len(self._calls)
         if problem:
-            _log.warning("a program that starts again will not begin epoch %d again: %s", self._epoch, problem)
+            _log.warning("a restarted program will not repeat epoch %d, but start the next one: %s", self._epoch, problem)
             self.forget()
 
     def forget(self) -> None:
-        """The record does not fit the state, until the next round."""
+        """Discard the record; nothing is recorded until the next round."""
         self._calls, self._made, self._is_recorded, self._is_left = [], 0, False, False
 
     def record(self) -> dict[str, Any]:
-        """For the snapshot of the state; empty without a round."""
+        """Return the record for a snapshot; empty if no call is recorded."""
         return {"token": self._token, "epoch": self._epoch, "calls": [*self._calls]} if self._calls else {}
 
     def resume(self, record: Mapping[str, Any]) -> None:
-        """With the record of the snapshot that this program goes on from."""
+        """Continue with the record in the snapshot that this program starts from."""
         if not record:
             return
         self._token, self._epoch = record["token"], record["epoch"]
         self._calls = [_Recorded(*call) for call in record["calls"]]
         try:
             self._is_left = self._ended.read_text() != self._mark
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # no round was completed, or the file is damaged: repeat the round
             self._is_left = True
         if not self._is_left:
             self.forget()
 
     @property
     def _is_replaying(self) -> bool:
+        """True if the next call is a recorded one."""
         return self._is_open and self._made < len(self._calls)
 
     @property
     def _bytes(self) -> int:
+        """The approximate size of the record in bytes."""
         return sum(len(call.name) + len(call.result) for call in self._calls)
 
     @property
     def _mark(self) -> str:
-        """With fewer calls in the state the round has not ended: they are to be made."""
+        """The content of RUN/round once this round is completed."""
+        # It contains the number of calls: if the disk has an older state with fewer of them, the round is repeated.
         return f"{self._token} {len(self._calls)}"
 
     def _end(self) -> None:
+        """Complete the round, and note that in RUN/round."""
         self._is_open = False
         if self._calls and self._is_durable:
             try:
                 write_atomic(self._ended, self._mark, private=True)
             except OSError as error:
-                _log.warning("%s: %s; a program that starts now begins epoch %d again", self._ended, error, self._epoch)
+                _log.warning("%s: %s; a restarted program would repeat epoch %d", self._ended, error, self._epoch)
         self.forget()

@@ -1,7 +1,7 @@
-"""RaySGD's TorchTrainer: the driver of a training whose ranks may die, go and come.
+"""RaySGD's TorchTrainer: the driver of a training whose gang may lose and gain ranks.
 
-Arguments, methods and results are those of ray.util.sgd.torch.TorchTrainer in Ray 1.8; docs/sgd.md tells where this one
-differs.
+Arguments, methods and results are those of ray.util.sgd.torch.TorchTrainer in Ray 1.8; docs/sgd.md lists the
+differences.
 """
 
 from __future__ import annotations
@@ -36,24 +36,62 @@ _log = logging.getLogger("hpc_det.sgd")
 
 
 class TrainerIsShutDown(HpcDetError, RuntimeError):
-    """RaySGD raises RuntimeError."""
+    """A method was called after `shutdown`. Also a RuntimeError, which RaySGD raises."""
 
 
 class TorchTrainer:
-    """Blocks until the ranks are there. Arguments beyond RaySGD's:
+    """The driver of a gang of ranks that train a TrainingOperator.
 
-    executor: where the ranks run: "local", "allocation" (the job that this process is in), "slurm" or "pbs" (a job of
-        their own), or one of hpc_det.sgd.capacity; None: the allocation inside a job, else this machine.
-    min_workers: with fewer ranks the training waits; `num_workers` is the most.
-    run: a name below $HPC_DET_ROOT/sgd, or a path with a slash: where snapshots are kept and a driver that starts again
-        goes on. None: inside a job one of that job, else a temporary one, which goes with the trainer.
-    heartbeat_timeout_s: seconds without a message after which a node counts as lost.
-    startup_timeout_s: seconds to wait for ranks.
-    hang_timeout_s: seconds without a finished batch, or within `setup` or another call, after which the gang counts as
-        hung (None: 20 times the longest batch so far, at least 600 s; elsewhere 4 h after another rank has finished).
+    The constructor blocks until the gang is formed. When ranks die or nodes are taken away, the gang is formed again
+    from the newest snapshot, and the interrupted call is repeated. A trainer is also a context manager, which calls
+    `shutdown` at its end.
 
-    Raises BadArgument (a ValueError) with every mistake, NotEnoughRanks (a TimeoutError), and what a user's `setup`
-    raises. Nothing is left behind then.
+    Args:
+        training_operator_cls: The user's subclass of TrainingOperator; each rank creates one instance.
+        initialization_hook: A function without arguments that every rank calls first, before the process group
+            exists, for example to set environment variables. None: no hook.
+        config: The user's config, a dict that is passed to `setup` on each rank. `config[BATCH_SIZE]`, if given, is
+            the batch size in samples over all ranks; each rank receives its share. None: an empty dict.
+        num_workers: The largest number of ranks.
+        num_cpus_per_worker: CPUs that a rank takes on a node without GPUs.
+        use_gpu: Whether each rank takes a GPU. "auto": if the nodes have GPUs.
+        backend: "nccl", "gloo", or "auto" (nccl with GPUs, else gloo).
+        wrap_ddp: Whether `register` wraps models in DistributedDataParallel.
+        timeout_s: Seconds after which a collective fails. With GPUs the environment variable NCCL_TIMEOUT_S, if set,
+            overrides it.
+        use_fp16: True for torch's mixed precision, "apex" for NVIDIA's apex, False for float32.
+        use_tqdm: Whether rank 0 shows a progress bar; needs the package tqdm.
+        add_dist_sampler: Whether DataLoaders are sharded over the ranks.
+        scheduler_step_freq: When the default loop steps the scheduler: after each "batch", after each "epoch" (call of
+            `train`), or only by `update_scheduler` ("manual"). None: no schedulers may be registered.
+        use_local: Whether rank 0 runs in this process, for debugging.
+        executor: Where the ranks run: "local" (this machine), "allocation" (the job that this process is in), "slurm",
+            "pbs" or the name of another cluster profile (a job is submitted for them), an executor of submitit, or a
+            capacity of hpc_det.sgd.capacity. None: the allocation if this process is in a job with other hosts, else
+            this machine.
+        min_workers: The smallest number of ranks; with fewer the training waits for more.
+        run: A name below $HPC_DET_ROOT/sgd, or a path with a slash: the run folder, in which snapshots are kept and
+            from which a restarted program continues. None: in a job the run of that job, else a temporary run that
+            `shutdown` removes.
+        heartbeat_timeout_s: Seconds without a message after which a node counts as lost.
+        startup_timeout_s: Seconds to wait for `min_workers` ranks. None: 100 s, or without limit if the ranks' jobs
+            wait in a queue.
+        hang_timeout_s: Seconds without a finished batch, or in `setup` or another call, after which the gang counts as
+            hung. None: 20 times the longest batch so far, at least 600 s; outside of training and validation, 4 hours
+            after another rank has finished.
+        serialize_data_creation: An argument of RaySGD without effect; it only logs a warning.
+        **others: Arguments of earlier RaySGD releases, and misspelled ones, which raise BadArgument.
+
+    Attributes:
+        config: The user's config. Changes have effect when the gang is formed the next time.
+
+    Raises:
+        BadArgument: A ValueError that lists all invalid arguments. For arguments of earlier RaySGD releases it is also
+            a DeprecationWarning.
+        UsageError: `executor` cannot be used, or another program uses the run.
+        NotEnoughRanks: A TimeoutError; fewer than `min_workers` ranks started in time.
+        RetriesUsedUp: A RuntimeError; no gang could be formed.
+        Exception: Any exception that the user's `setup` or `initialization_hook` raises on a rank.
     """
 
     def __init__(
@@ -127,29 +165,35 @@ class TorchTrainer:
             hang_timeout_s=hang_timeout_s,
         )
         self._train_calls = 0
-        """By this program. The number of the state may be no greater after one: the state before it may be lost."""
+        """Number of `train` calls of this program. The gang's own count may go back, when a newer state is lost."""
         self._run = run_of(run, os.environ)
-        self._run.goes_with_driver()
+        self._run.goes_with_driver()  # a temporary run is removed even if this process is killed
         is_durable = not self._run.is_temporary or capacity.has_queue
         self._gang: ElasticGang | None = opened(self._run, capacity, patience, wanted, is_durable=is_durable)
         _alive.add(self)
 
     @property
     def epochs_done(self) -> int:
-        """Whole passes over the training data, by whatever driver of this run."""
+        """The number of completed passes over the training data, including those of earlier programs of this run."""
         gang = self._open_gang
         return gang.rounds.epochs_done(gang.epochs_done)
 
     @property
     def logs(self) -> Path:
-        """What ranks print stands there, in generation-G/rank-R.log; G is 1 until a rank dies or comes."""
+        """The folder of the ranks' logs, generation-G/rank-R.log. G is 1 for the first gang, 2 for the next, and so on."""
         return self._run.folder.logs
 
     def remaining(self, epochs: int) -> Iterator[int]:
-        """Yield the numbers of the epochs that are still to be trained, from 0; call `train()` at least once in each.
+        """Yield the numbers of the epochs that are still to be trained.
 
-        After a restart the first one is the epoch in which the earlier program of this run ended: the calls that it had
-        completed there return their recorded results. Raises UsageError for an epoch without a call of `train()`.
+        After a restart the first number is the epoch in which the earlier program of this run ended; calls that it had
+        completed in that epoch are not repeated, but return their recorded results.
+
+        Args:
+            epochs: The number of epochs of the whole training; the numbers are below it, from 0.
+
+        Raises:
+            UsageError: `train()` was not called in an epoch, so that the loop would never end.
         """
         rounds = self._open_gang.rounds
         while (epoch := rounds.next_epoch(self.epochs_done)) < epochs:
@@ -157,7 +201,10 @@ class TorchTrainer:
             with rounds.opened(epoch):
                 yield epoch
             if self._train_calls == calls:
-                raise UsageError("trainer.remaining: train() was not called in this round; it would go on for ever")
+                raise UsageError(
+                    f"trainer.remaining: train() was not called in epoch {epoch}, so the loop would never end; call it "
+                    f"in each round"
+                )
 
     def train(
         self,
@@ -167,10 +214,39 @@ class TorchTrainer:
         max_retries: int = 3,
         info: dict[str, Any] | None = None,
     ) -> Any:
-        """One pass over the training data, or the next `num_steps` batches of each rank: results reduced over ranks, or
-        a list in rank order. What a rank raises is raised here; ranks that die are tried again `max_retries` times.
+        """Train on the rest of the current pass over the training data, or on the next `num_steps` batches.
+
+        At the end of a pass the next call begins a new one. If ranks are lost, the whole call is repeated from the
+        state before it.
+
+        Args:
+            num_steps: Number of batches of each rank; a new pass begins as often as needed. None: to the end of the
+                pass.
+            profile: Whether to measure the parts of each step; the result then has the key `profile` with mean
+                durations in seconds. Training is slower because each part waits for the GPU.
+            reduce_results: Whether to return one dict instead of a list with one dict per rank.
+            max_retries: How often the call is repeated after a failure of a rank, a node or the network. Nodes that
+                the scheduler takes away do not count.
+            info: Passed to `train_epoch` and, as part of `batch_info`, to `train_batch`. Its key `num_epochs` is shown
+                in the progress bar.
+
+        Returns:
+            The result of `train_epoch`: by default `epoch` (passes begun, from 1), `batch_count`, `num_samples`, and
+            for each metric m its mean over samples, `m`, and its value for the last batch, `last_m`. Reduced over
+            ranks, `num_samples` is the sum, other numbers are the unweighted mean of the ranks' values without NaN,
+            and anything else is rank 0's. With `reduce_results=False`, a list of the ranks' results in rank order.
+
+        Raises:
+            AssertionError: `max_retries` is negative.
+            MissingLoader: `setup` has registered no train_loader. A RuntimeError and a ValueError.
+            RetriesUsedUp: A RuntimeError; the call failed more than `max_retries` times.
+            NotEnoughRanks: A TimeoutError; fewer than `min_workers` ranks were available in time.
+            StateLost: A RuntimeError; all nodes that held the newest state are lost, and no snapshot is on disk.
+            TrainerIsShutDown: A RuntimeError; `shutdown` was called before.
+            JobLeaves: A SystemExit with code 75; the scheduler takes all nodes of the job, and the state is saved.
+            Exception: Any exception that the user's code raises on a rank. It is not retried.
         """
-        assert max_retries >= 0, f"max_retries is {max_retries}; it has to be at least 0"
+        assert max_retries >= 0, f"max_retries is {max_retries}; it must be at least 0"
         self._train_calls += 1
         arguments = {"num_steps": num_steps, "profile": profile, "info": info}
         return self._open_gang.train(Call("train", arguments, _then(reduce_results)), max_retries)
@@ -182,26 +258,70 @@ class TorchTrainer:
         reduce_results: bool = True,
         info: dict[str, Any] | None = None,
     ) -> Any:
-        """The same over the validation data."""
+        """Evaluate the rest of the current pass over the validation data, or the next `num_steps` batches.
+
+        The call is repeated up to three times if ranks are lost.
+
+        Args:
+            num_steps: Number of batches of each rank. None: to the end of the pass.
+            profile: Whether to measure the parts of each step, as in `train`.
+            reduce_results: Whether to return one dict instead of a list with one dict per rank.
+            info: Passed to `validate` of the operator and, as part of `batch_info`, to `validate_batch`.
+
+        Returns:
+            The result of the operator's `validate`: by default `batch_count`, `num_samples`, `val_loss`,
+            `val_accuracy`, `last_val_loss` and `last_val_accuracy`; reduced over ranks as by `train`.
+
+        Raises:
+            MissingLoader: `setup` has registered no validation_loader. A RuntimeError and a ValueError.
+            Exception: Otherwise as `train`.
+        """
         arguments = {"num_steps": num_steps, "profile": profile, "info": info}
         return self._open_gang.change(Call("validate", arguments, _then(reduce_results)))
 
     def apply_all_workers(self, fn: Callable[[], Any]) -> list[Any]:
-        """`fn()` on each rank: results in rank order."""
+        """Call `fn()` on each rank and return the results in rank order.
+
+        Args:
+            fn: A function without arguments; it is sent to the ranks with cloudpickle.
+
+        Raises:
+            Exception: Any exception that `fn` raises on a rank; otherwise as `train`.
+        """
         results: list[Any] = self._open_gang.change(Call("apply", {"function": fn}))
         return results
 
     def apply_all_operators(self, fn: Callable[[TrainingOperator], Any]) -> list[Any]:
-        """`fn(operator)` on each rank: results in rank order."""
+        """Call `fn(operator)` on each rank and return the results in rank order.
+
+        Args:
+            fn: A function whose argument is the rank's operator; it is sent to the ranks with cloudpickle. Its changes
+                to models and optimizers survive the loss of a rank; other changes survive only if the operator's
+                `state_dict` contains them.
+
+        Raises:
+            Exception: Any exception that `fn` raises on a rank; otherwise as `train`.
+        """
         results: list[Any] = self._open_gang.change(Call("apply_operator", {"function": fn}))
         return results
 
     def update_scheduler(self, metric: float) -> None:
-        """`step(metric)` on every registered scheduler."""
+        """Call `step(metric)` on every registered scheduler of every rank.
+
+        Args:
+            metric: The argument of the schedulers' `step`, for example a validation loss for ReduceLROnPlateau.
+        """
         self._open_gang.change(Call("update_scheduler", {"metric": metric}))
 
     def get_model(self, to_cpu: bool = False) -> nn.Module | list[nn.Module]:
-        """A copy of the trained model, or models, on this process's GPU if it has one."""
+        """Return a copy of the trained model, or a list of copies if several models are registered.
+
+        The copies are not wrapped in DistributedDataParallel.
+
+        Args:
+            to_cpu: Whether the copies are on the CPU. False: on this process's GPU, if the ranks use GPUs and this
+                process has one.
+        """
         models = self._open_gang.ask("models", to_cpu=True)
         if not to_cpu and self._settings.use_gpu and torch.cuda.is_available():
             models = [model.cuda() for model in models]
@@ -209,40 +329,81 @@ class TorchTrainer:
         return models[0] if len(models) == 1 else list(models)
 
     def get_local_operator(self) -> TrainingOperator:
-        """Rank 0's, which lives in this process. Raises NotImplementedError without `use_local`."""
+        """Return the operator of rank 0, which is in this process.
+
+        Raises:
+            NotImplementedError: The trainer was created without `use_local=True`.
+        """
         operator = self._open_gang.local_operator
         if operator is None:
-            raise NotImplementedError("get_local_operator needs TorchTrainer(use_local=True)")
+            raise NotImplementedError("get_local_operator: no rank is in this process; use TorchTrainer(use_local=True)")
         return operator
 
     def state_dict(self) -> dict[str, Any]:
-        """Rank 0's, with tensors on the CPU."""
+        """Return the state of rank 0's operator, with tensors on the CPU.
+
+        Its keys are `epoch`, `operator`, `models` and `optimizers`, and, if they are used, `schedulers` and
+        `amp_native` or `amp_apex`.
+        """
         state: dict[str, Any] = self._open_gang.ask("state_dict")
         self._open_gang.note_read()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], blocking: bool = True) -> None:
-        """Into all ranks. It always blocks: an error would be lost otherwise."""
+        """Load a state into all ranks, on any number of them. An open pass over the training data is abandoned.
+
+        When this returns, the state is loaded, and on disk if the run is not temporary.
+
+        Args:
+            state_dict: A state that `state_dict` has returned.
+            blocking: Ignored; the call always blocks. RaySGD's default does not, and loses errors.
+
+        Raises:
+            UsageError: The state has other parts than the operator has registered.
+        """
         self._open_gang.load(state_dict)
 
     def save(self, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-        """`state_dict()` as a file of torch.save, replaced in one step."""
+        """Write `state_dict()` to a file in the format of torch.save, replacing the file atomically. Return `path`.
+
+        Args:
+            path: Path of the file, on this machine.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         write_state(self._open_gang.ask("state_dict"), Path(path))
         self._open_gang.note_read()
         return path
 
     def load(self, path: str | os.PathLike[str], weights_only: bool = True) -> None:
-        """What `save` wrote. `weights_only=False` runs whatever code the file says: only for files that you trust."""
+        """Load a file that `save` has written into all ranks.
+
+        Args:
+            path: Path of the file, on this machine.
+            weights_only: Whether to refuse files that contain other objects than tensors and plain data. False: the
+                file is unpickled, which can run any code; use it only for files that you trust.
+
+        Raises:
+            NoSuchState: A FileNotFoundError; the file does not exist.
+            HpcDetError: The file is not a state, or contains other objects.
+            UsageError: The state has other parts than the operator has registered.
+        """
         self.load_state_dict(read_state(Path(path), weights_only))
 
     def restore(self, *args: Any) -> None:
-        raise DeprecationWarning("restore is load now")
+        """Raise DeprecationWarning, as RaySGD does: use `load`."""
+        raise DeprecationWarning("TorchTrainer.restore was removed; use load")
 
     def shutdown(self, force: bool = False) -> None:
-        """End all ranks, agents and jobs. `force`: without waiting for the ranks to exit by themselves.
+        """End all ranks, node agents and jobs. Afterwards all methods raise TrainerIsShutDown, a RuntimeError.
 
-        If a Ctrl-C interrupts it, the rest is done when the program exits. Without a `run`: if an exception follows
-        training that was neither saved nor read, the newest snapshot is kept on disk; a warning names its folder.
+        If a Ctrl-C interrupts it, it is completed when the program exits. If the run is temporary, and an exception was
+        raised after training whose state the program has neither saved nor read, the newest snapshot is kept on disk; a
+        warning names its folder.
+
+        Args:
+            force: Whether to kill the ranks instead of waiting up to 5 seconds for them to exit.
         """
         self._end(force, after_error=isinstance(sys.exc_info()[1], Exception))
 
@@ -259,23 +420,37 @@ class TorchTrainer:
             self._run.remove_if_temporary()
 
     def _keep(self, gang: ElasticGang) -> None:
+        """Write the newest snapshot of a temporary run to the disk, and make the run permanent."""
         try:
             is_kept = gang.keep()
         except OSError as error:
-            _log.warning("the newest snapshot could not be kept: %s", error)
+            # no exception here: it would hide the one that ends the program
+            _log.warning("the newest snapshot could not be written to disk: %s", error)
             return
         if is_kept:
             self._run = self._run.kept()
             _log.warning(
-                "an exception came after train() call %d, and nothing was saved since; the newest snapshot is kept: "
-                "TorchTrainer(run=%r) goes on from it; remove that folder when you do not need it",
+                "an exception was raised after train() call %d, whose state was not saved; the newest snapshot is kept: "
+                "TorchTrainer(run=%r) continues from it; remove that folder when you do not need it",
                 gang.calls,
                 str(self._run.folder.path),
             )
 
     @classmethod
     def as_trainable(cls, *args: Any, override_tune_step: Callable[..., Any] | None = None, **kwargs: Any) -> type:
-        """A class for `tune_run` that makes one trainer with these arguments for each trial."""
+        """Return a Trainable class for `tune_run` that creates one trainer with these arguments for each trial.
+
+        A step of a trial is `train()` and `validate()`, and its metrics are the results of both.
+
+        Args:
+            *args: Positional arguments of the trainer.
+            override_tune_step: A function `f(trainer, info)` that replaces this step and returns the metrics, a dict;
+                `info` is `{"iteration": k}` with k from 0. None: the default step.
+            **kwargs: Arguments of the trainer. The config of the trial overlays `config`.
+
+        Raises:
+            WrongStep: A ValueError; `override_tune_step` does not have exactly two parameters.
+        """
         from hpc_det.sgd.tune.trainable import trainable_of
 
         return trainable_of(cls, *args, override_tune_step=override_tune_step, **kwargs)
@@ -288,18 +463,24 @@ class TorchTrainer:
 
     @property
     def _open_gang(self) -> ElasticGang:
+        """The gang. Raises TrainerIsShutDown after `shutdown`."""
         if self._gang is None:
-            raise TrainerIsShutDown("this trainer was shut down; make another one")
+            raise TrainerIsShutDown("this trainer was shut down; create another TorchTrainer")
         return self._gang
 
     def _settings_for(self, size: int) -> RankSettings:
-        """The rank's share of the batch is always that of the size which was asked for: no rounding adds up."""
+        """Return the ranks' settings for a gang of `size` ranks, with each rank's share of the batch size."""
         config = dict(self.config)
         if BATCH_SIZE in config:
+            # Divided from the requested size each time, so that rounding does not add up over several sizes.
             if config[BATCH_SIZE] % size:
                 share = config[BATCH_SIZE] // size
                 _log.warning(
-                    "a batch of %d on %d ranks is %d each, %d in all", config[BATCH_SIZE], size, share, share * size
+                    "config[BATCH_SIZE] is %d, which %d ranks do not divide: each trains %d samples, %d in all",
+                    config[BATCH_SIZE],
+                    size,
+                    share,
+                    share * size,
                 )
             config[BATCH_SIZE] //= size
         return replace(self._settings, config=config)
@@ -314,7 +495,8 @@ _alive: weakref.WeakSet[TorchTrainer] = weakref.WeakSet()
 
 @atexit.register
 def _shut_down_all() -> None:
-    """A driver that ends without `shutdown`, by an exception or by Ctrl-C, leaves nothing behind either."""
-    after_error = isinstance(getattr(sys, "last_value", None), Exception)  # no Ctrl-C, and no sys.exit
+    """Shut down the trainers of a program that ends without `shutdown`, by an exception or by Ctrl-C."""
+    # KeyboardInterrupt and SystemExit are not of type Exception: the user ended the program, so nothing is kept.
+    after_error = isinstance(getattr(sys, "last_value", None), Exception)
     for trainer in list(_alive):
         trainer._end(force=True, after_error=after_error)

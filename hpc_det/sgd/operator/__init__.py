@@ -1,8 +1,9 @@
-"""What users write, and what it is made of.
+"""TrainingOperator, the class that users derive from, and its parts.
 
-training_operator  models, data, steps; base is what of it no user overrides
-creators           functions instead of methods, as RaySGD's users know them
-options            keys, errors and options that users, operators and the driver share; mixed precision
-meters             what is averaged and timed, and the progress bar
-porting            what RaySGD's operators import
+training_operator  TrainingOperator: the default training and validation loops
+base               BaseOperator: registration, mixed precision and properties, which users do not override
+creators           operators built from creator functions, as in early RaySGD
+options            keys, errors and options shared by users, operators and the driver; mixed precision
+meters             weighted means, timers and the progress bar
+porting            names that RaySGD operators import from ray.util.sgd.utils
 """

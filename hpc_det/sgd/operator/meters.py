@@ -1,4 +1,4 @@
-"""What is measured in a pass: means over its batches, weighted by their samples; times; a progress bar."""
+"""Measurements of a training or validation call: sample-weighted means of metrics, timers, a progress bar."""
 
 from __future__ import annotations
 
@@ -17,27 +17,35 @@ from hpc_det.errors import UsageError
 from hpc_det.sgd.operator.options import BATCH_COUNT, EPOCH_IDX, NUM_SAMPLES, NUM_STEPS
 
 WINDOW = 10
-"""As many of the last times make the mean."""
+"""Number of most recent times that a mean is taken over, as in RaySGD."""
 
 _NOT_TIMED = contextlib.nullcontext()
 
 
 class AverageMeter:
-    """The weighted mean of some values, and the last of them.
+    """The weighted mean of a series of values, and the last value.
 
-    Values on a GPU are summed there, in float64: nothing waits for the device before `val`, `sum` or `avg` is read.
+    Tensors on a GPU are summed there in float64; only reading `val`, `sum` or `avg` waits for the device.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
+        """Remove all values."""
         self._val: Any = 0.0
         self._sum: Any = 0.0
         self.count: float = 0
+        """Sum of the weights."""
 
     def update(self, val: Any, n: float = 1) -> None:
-        """A number, a tensor of one element, or whatever can be multiplied by `n` and added, such as an array."""
+        """Add a value.
+
+        Args:
+            val: A number, a tensor of one element, or an object that can be multiplied by `n` and added, such as a
+                numpy array.
+            n: Weight of the value, usually the number of samples in the batch.
+        """
         number = val if type(val) is float else number_of(val)
         self._val = val if number is None else number
         self.count += n
@@ -47,6 +55,7 @@ class AverageMeter:
             self._sum = self._sum + self._val * n
 
     def _add_on_device(self, value: torch.Tensor, n: float) -> None:
+        """Add a tensor to the sum without copying it to the CPU, which would wait for the device."""
         if not isinstance(self._sum, torch.Tensor):
             self._sum = torch.full((), self._sum, dtype=torch.float64, device=value.device)
         self._sum.add_(value, alpha=n)
@@ -58,16 +67,17 @@ class AverageMeter:
 
     @property
     def sum(self) -> Any:
+        """The weighted sum of all values."""
         return plain(self._sum)
 
     @property
     def avg(self) -> Any:
-        """NaN before the first sample."""
+        """The weighted mean of all values; NaN if there is none."""
         return self.sum / self.count if self.count else math.nan
 
 
 class AverageMeterCollection:
-    """One AverageMeter for each metric of the batches."""
+    """One AverageMeter per metric name, for the metrics of a series of batches."""
 
     def __init__(self) -> None:
         self._meters: dict[str, AverageMeter] = {}
@@ -75,12 +85,20 @@ class AverageMeterCollection:
         self._samples: float = 0
 
     def update(self, metrics: Mapping[str, Any], n: float = 1) -> None:
-        """One batch of `n` samples; what the metrics say under `num_samples` comes before `n`.
+        """Add the metrics of one batch.
 
-        Raises UsageError for anything but a dict.
+        Args:
+            metrics: Values by name. The key `num_samples`, if present, is the weight and not a metric.
+            n: Weight of the batch if `metrics` has no `num_samples`.
+
+        Raises:
+            UsageError: `metrics` is not a mapping.
         """
-        if type(metrics) is not dict and not isinstance(metrics, Mapping):  # in every batch
-            raise UsageError(f"metrics of a batch are {type(metrics).__name__}; return a dict with names and numbers")
+        # This runs for every batch: `type(...) is dict` is much cheaper than isinstance with the Mapping ABC.
+        if type(metrics) is not dict and not isinstance(metrics, Mapping):
+            raise UsageError(
+                f"the metrics of a batch are {type(metrics).__name__}, not a dict; return a dict of names and numbers"
+            )
         n = metrics.get(NUM_SAMPLES, n)
         self._batches += 1
         self._samples += n
@@ -95,7 +113,7 @@ class AverageMeterCollection:
         return meter
 
     def summary(self) -> dict[str, Any]:
-        """`batch_count`, `num_samples`, and for each metric m: `m`, its mean over the samples, and `last_m`."""
+        """Return `batch_count`, `num_samples`, and for each metric m its mean over samples, `m`, and `last_m`."""
         result: dict[str, Any] = {BATCH_COUNT: self._batches, NUM_SAMPLES: self._samples}
         for name, meter in self._meters.items():
             result[str(name)] = meter.avg
@@ -103,11 +121,11 @@ class AverageMeterCollection:
         return result
 
 
-# --- times of the parts of a step, for `profile=True`
+# --- timers of the parts of a step, for `profile=True`
 
 
 class TimerStat:
-    """The last times of one part, in seconds."""
+    """The most recent durations of one part of a step, in seconds."""
 
     def __init__(self, window: int = WINDOW) -> None:
         self._times: deque[float] = deque(maxlen=window)
@@ -117,15 +135,14 @@ class TimerStat:
 
     @property
     def mean(self) -> float:
-        """NaN before the first one."""
+        """The mean of the durations in seconds; NaN if there is none."""
         return sum(self._times) / len(self._times) if self._times else float("nan")
 
 
 class TimerCollection:
-    """Timers by name. Off, as they are at first, they cost next to nothing.
+    """Timers by name. They are disabled until `enable` is called, and cost almost nothing then.
 
-    On, and with a GPU, each part waits for the device when it begins and when it ends: a GPU works behind the program,
-    and otherwise the first part to wait would show the time of all. Training under a profile is slower for that.
+    Enabled timers on a GPU synchronize with the device at the begin and the end of each part, so training is slower.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -134,17 +151,19 @@ class TimerCollection:
         self._on = False
 
     def enable(self) -> None:
+        """Measure all parts from now on."""
         self._on = True
 
     def disable(self) -> None:
+        """Measure nothing from now on; keep the recorded times."""
         self._on = False
 
     def reset(self) -> None:
-        """Forget all times."""
+        """Remove all times."""
         self._timers.clear()
 
     def record(self, name: str) -> AbstractContextManager[None]:
-        """Around a part of the work."""
+        """Return a context manager that measures the part `name` if the timers are enabled."""
         return self._timed(name) if self._on else _NOT_TIMED
 
     @contextlib.contextmanager
@@ -156,19 +175,23 @@ class TimerCollection:
         self._timers[name].push(time.perf_counter() - begun)
 
     def _wait_for_device(self) -> None:
+        # CUDA kernels run asynchronously: without this the first part that waits would show the time of all before it.
         if self._device:
             torch.cuda.synchronize(self._device)
 
     def stats(self) -> dict[str, float]:
-        """`mean_NAME_s` for each name."""
+        """Return the mean duration of each part in seconds, under the key `mean_NAME_s`."""
         return {f"mean_{name}_s": timer.mean for name, timer in self._timers.items()}
 
 
-# --- use_tqdm: a bar over the batches of a call
+# --- the progress bar over the batches of a call (use_tqdm)
 
 
 def bar_over(batches: Iterable[Any], info: Mapping[str, Any]) -> Bar:
-    """Titled "2/10e" for the second of `num_epochs` 10 in `info`, else "2e"; as long as is known."""
+    """Return a progress bar titled "2/10e" (second epoch of `info["num_epochs"]`), or "2e" without that key.
+
+    Its total is `info["__num_steps__"]`, else the length of `batches` if that has one.
+    """
     of_all = f"/{info['num_epochs']}" if "num_epochs" in info else ""
     total = info[NUM_STEPS]
     if total is None and isinstance(batches, Sized):
@@ -177,6 +200,8 @@ def bar_over(batches: Iterable[Any], info: Mapping[str, Any]) -> Bar:
 
 
 class NoBar:
+    """A progress bar that shows nothing."""
+
     def __enter__(self) -> NoBar:
         return self
 
@@ -184,14 +209,14 @@ class NoBar:
         pass
 
     def advance(self, metrics: Mapping[str, Any]) -> None:
-        """One batch is done."""
+        """Count one finished batch, with its metrics."""
 
 
 class Bar(NoBar):
-    """With the metrics of the last batch, which are read, and waited for, only when the bar is drawn."""
+    """A tqdm progress bar that shows the metrics of the last batch."""
 
     def __init__(self, title: str, batches: int | None) -> None:
-        from tqdm import tqdm
+        from tqdm import tqdm  # an optional dependency
 
         self._bar = tqdm(desc=title, total=batches, unit="batch", leave=False)
 
@@ -199,5 +224,5 @@ class Bar(NoBar):
         self._bar.close()
 
     def advance(self, metrics: Mapping[str, Any]) -> None:
-        if self._bar.update():
+        if self._bar.update():  # true if tqdm has drawn the bar: only then read the metrics, which waits for the GPU
             self._bar.set_postfix({name: plain(value) for name, value in metrics.items()})

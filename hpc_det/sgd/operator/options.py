@@ -1,7 +1,6 @@
-"""What users, operators and the driver share: keys of configs and results, errors, the options of operators, and the
-mixed precision that one of these asks for.
+"""Names shared by users, operators and the driver: keys of configs and results, errors, operator options, precision.
 
-Each error is also of the built-in kind which RaySGD raised for that mistake.
+Each error class also derives from the built-in exception that RaySGD raises for the same mistake.
 """
 
 from __future__ import annotations
@@ -17,116 +16,133 @@ import torch
 from hpc_det.errors import UsageError, nearest, shown
 
 BATCH_SIZE = "*batch_size"
-"""Key of the config: the batch size of all ranks together. In an operator's `setup` it is the rank's share."""
+"""Key of the config for the batch size in samples, over all ranks. In an operator's `setup` it is the rank's share."""
 
 NUM_SAMPLES = "num_samples"
-"""Of a batch: how many samples it had, its weight in the means. Of a result: the samples of all batches."""
+"""Key of metrics: the number of samples, of one batch (its weight in means) or in a result of all batches."""
 
 BATCH_COUNT = "batch_count"
+"""Key of a result: the number of batches that were trained or validated on a rank."""
 
 NUM_STEPS = "__num_steps__"
+"""Key of `info`: the argument `num_steps` of `train` or `validate`."""
 
 USE_FP16 = "__use_fp16__"
+"""Key of `info`: the argument `use_fp16` of TorchTrainer."""
 
 EPOCH_IDX = "epoch_idx"
-"""Keys of `info` beside the caller's own."""
+"""Key of `info`: the number of completed passes over the training data when the call began."""
 
 SCHEDULER_STEP_FREQS = ("batch", "epoch", "manual")
+"""Valid values of `scheduler_step_freq` besides None."""
 
 
 class BadArgument(UsageError, ValueError):
-    """A value that an argument cannot have."""
+    """An argument has an invalid value."""
 
 
 class BadModel(UsageError, AssertionError):
-    """What was registered as a model is none."""
+    """A registered model is not an nn.Module."""
 
 
 class NotSet(UsageError, RuntimeError):
-    """A default loop needs something that `setup` has not put there."""
+    """`setup` has not set an attribute that a default loop needs."""
 
 
 class MissingLoader(NotSet, ValueError):
-    """Training or validation without the loader for it."""
+    """`train` or `validate` was called, and no loader is registered for it."""
 
 
 class MissingApex(UsageError, ImportError):
-    """use_fp16="apex" without apex."""
+    """`use_fp16` is "apex", and apex cannot be imported."""
 
 
 def check_options(*, use_fp16: Any, use_tqdm: Any, scheduler_step_freq: Any) -> None:
-    """Raises BadArgument, a ValueError, with all that cannot be."""
+    """Check the options of operators. Raises BadArgument, a ValueError, that lists all problems."""
     if problems := [*problems_of(use_fp16, use_tqdm, scheduler_step_freq)]:
         raise BadArgument(problems)
 
 
 def problems_of(use_fp16: Any, use_tqdm: Any, scheduler_step_freq: Any) -> Iterator[str]:
+    """Yield a message for each invalid option."""
     if not isinstance(use_fp16, bool) and use_fp16 != "apex":
-        yield f"use_fp16: {shown(use_fp16)}; use True, False or 'apex'"
+        yield f"use_fp16: got {shown(use_fp16)}; use True, False or 'apex'"
     if use_tqdm and importlib.util.find_spec("tqdm") is None:
         yield f"use_tqdm: tqdm is not installed; run {sys.executable} -m pip install 'hpc_det[tqdm]'"
     if scheduler_step_freq not in (None, *SCHEDULER_STEP_FREQS):
         meant = nearest(str(scheduler_step_freq), SCHEDULER_STEP_FREQS)
         known = ", ".join(map(repr, SCHEDULER_STEP_FREQS))
-        yield f"scheduler_step_freq: {shown(scheduler_step_freq)}; use {known} or None. {meant}".rstrip(" .")
+        yield f"scheduler_step_freq: got {shown(scheduler_step_freq)}; use {known} or None. {meant}".rstrip(" .")
 
 
 UseFp16 = bool | Literal["apex"]
-"""True is torch's own mixed precision, "apex" is NVIDIA's."""
+"""True: torch's mixed precision; "apex": NVIDIA's apex.amp; False: float32."""
 
 
 class Amp:
-    """float16 and a scaler on a GPU; bfloat16 on a CPU, which has float32's range and needs no scaler."""
+    """torch's mixed precision: float16 with a gradient scaler on a GPU, bfloat16 without one on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
+        # bfloat16 has the exponent range of float32, so gradients do not underflow and need no scaling.
         on_gpu = device.type == "cuda"
         self._device_type = device.type
         self._dtype = torch.float16 if on_gpu else torch.bfloat16
         self.scaler = torch.amp.GradScaler(device.type, enabled=on_gpu)
-        """Where none is needed, one that is off and lets all pass."""
+        """The gradient scaler; on a CPU it is disabled and changes nothing."""
         self._stepped = False
 
     @property
     def amp(self) -> Amp:
-        """What stands for torch.cuda.amp in loops of RaySGD 1.8."""
+        """The object that training loops of RaySGD 1.8 use instead of torch.cuda.amp: it has `autocast()`."""
         return self
 
     def prepare(self, models: Sequence[torch.nn.Module], optimizers: Sequence[Any], options: dict[str, Any]) -> None:
-        """Nothing: torch changes neither, and the options are apex.amp's."""
+        """Do nothing: torch's mixed precision changes neither models nor optimizers, and the options are for apex."""
 
     def autocast(self) -> AbstractContextManager[Any]:
+        """Return torch.autocast for the device and its data type."""
         return torch.autocast(self._device_type, dtype=self._dtype)
 
     def backward(self, loss: torch.Tensor) -> None:
+        """Run the backward pass of the scaled loss."""
         self._update()
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizer: Any) -> None:
+        """Divide the gradients of the optimizer by the scale."""
         self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Any) -> None:
+        """Step the optimizer, unless one of its gradients is infinite or NaN."""
         self.scaler.step(optimizer)
         self._stepped = True
 
     def _update(self) -> None:
-        """The scale changes once after all optimizers' steps (torch.amp's rule): before the next backward pass."""
+        """Update the scale if an optimizer was stepped since the last update."""
+        # torch.amp requires one update after the steps of all optimizers. Which step is the last one is not known,
+        # so the update is made before the next backward pass or when the state is saved.
         if self._stepped:
             self.scaler.update()
             self._stepped = False
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of the scaler; empty on a CPU."""
         self._update()
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing happens where only one side has a scaler: a run may go from CPUs to GPUs."""
+        """Restore the state of the scaler; do nothing if the state is empty or the scaler is disabled."""
         self._stepped = False
+        # A run may move between CPUs and GPUs, so that only one of state and device has a scaler.
         if state and self.scaler.is_enabled():
             self.scaler.load_state_dict(state)
 
 
 class Apex:
-    """apex.amp, which its authors have given up for torch's own AMP: for those who still have it."""
+    """Mixed precision of NVIDIA's apex.amp, which its authors have deprecated in favour of torch.amp.
+
+    Its methods are those of Amp. Raises MissingApex, an ImportError, if apex cannot be imported.
+    """
 
     scaler = None
 
@@ -135,28 +151,33 @@ class Apex:
         self._optimizers: list[Any] = []
 
     def prepare(self, models: Sequence[torch.nn.Module], optimizers: Sequence[Any], options: dict[str, Any]) -> None:
-        """apex.amp changes both in place. Raises what it raises."""
+        """Call apex.amp.initialize, which changes models and optimizers in place; its exceptions are passed on."""
         self.amp.initialize(list(models), list(optimizers), **options)
         self._optimizers = list(optimizers)
 
     def autocast(self) -> AbstractContextManager[Any]:
+        """Return a context manager that does nothing: apex has patched the models."""
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
+        """Run the backward pass of the scaled loss; the gradients are unscaled when this returns."""
         with self.amp.scale_loss(loss, self._optimizers) as scaled:
             scaled.backward()
 
     def unscale(self, optimizer: Any) -> None:
-        """Its gradients are unscaled when `backward` returns."""
+        """Do nothing: `backward` has unscaled the gradients."""
 
     def step(self, optimizer: Any) -> None:
+        """Step the optimizer."""
         optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of apex.amp."""
         state: dict[str, Any] = self.amp.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of apex.amp."""
         self.amp.load_state_dict(state)
 
 
@@ -164,7 +185,10 @@ Precision = Amp | Apex
 
 
 def precision_for(use_fp16: UseFp16, device: torch.device) -> Precision | None:
-    """None for float32. Raises MissingApex, an ImportError."""
+    """Return the mixed precision that `use_fp16` selects, or None for float32.
+
+    Raises MissingApex, an ImportError, if it is "apex" and apex cannot be imported.
+    """
     if use_fp16 == "apex":
         return Apex()
     return Amp(device) if use_fp16 else None
@@ -175,6 +199,7 @@ def _apex_amp() -> Any:
         from apex import amp
     except ImportError as error:
         raise MissingApex(
-            f"use_fp16: 'apex' needs NVIDIA's apex with apex.amp ({error}); use True for torch's own mixed precision"
+            f"use_fp16: 'apex' needs NVIDIA's apex with apex.amp, which cannot be imported ({error}); "
+            f"use True for torch's mixed precision"
         ) from None
     return amp

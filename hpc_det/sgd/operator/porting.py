@@ -1,4 +1,4 @@
-"""What RaySGD's operators import from its utils, and nothing here needs."""
+"""Names that RaySGD operators import from ray.util.sgd.utils; hpc_det itself does not use them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 
 def override(cls: type) -> Callable[[Method], Method]:
-    """Decorator for a method that overrides one of `cls`. Raises BadArgument where there is none of that name."""
+    """Return a decorator that checks that the decorated method overrides a method of `cls`.
+
+    Raises BadArgument, a ValueError, if `cls` has no attribute of that name.
+    """
 
     def checked(method: Method) -> Method:
         if method.__name__ not in dir(cls):
-            raise BadArgument(f"{method.__name__} overrides no method of {cls.__name__}")
+            raise BadArgument(f"@override: {cls.__name__} has no method {method.__name__}; correct the method's name")
         return method
 
     return checked

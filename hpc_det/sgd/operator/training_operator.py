@@ -1,4 +1,4 @@
-"""TrainingOperator: what a user says of models, data and steps. Each rank has one."""
+"""TrainingOperator: the class in which users define models, data and training steps. Each rank has one instance."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ OnBatch = Callable[[Any, Mapping[str, Any]], Metrics]
 
 
 class TrainingOperator(BaseOperator):
-    """Derive from it, and register models, optimizers and data in `setup`.
+    """The user's training code on one rank. Derive a class from it, and register models and data in `setup`.
 
-    The default loops train `self.model` with `self.optimizer` on `self.criterion`. Override `train_batch` and
-    `validate_batch`, or `train_epoch` and `validate`, for anything else.
+    The default loops train `self.model` with `self.optimizer` on the loss `self.criterion`, and step `self.scheduler`;
+    set these attributes in `setup` from what `register` returns. Override `train_batch` and `validate_batch`, or
+    `train_epoch` and `validate`, for any other training.
+
+    TorchTrainer creates the operators; see BaseOperator for the constructor's arguments.
     """
 
     def train_epoch(
@@ -34,15 +37,35 @@ class TrainingOperator(BaseOperator):
         num_steps: int | None = None,
         epoch_idx: int = 0,
     ) -> Metrics:
-        """Trains on all batches of `iterator` and steps `self.scheduler`: the means of what `train_batch` returned.
+        """Train on all batches of `iterator` and step `self.scheduler` as `scheduler_step_freq` requires.
 
-        `num_steps` and `epoch_idx` are for the bar alone; what `info` says of them comes first.
+        An override may omit any argument but `iterator`: it receives only those that it declares.
+
+        Args:
+            iterator: Batches of the training loader, as many as this call of `TorchTrainer.train` trains.
+            info: The `info` of `TorchTrainer.train`, with `__num_steps__`, `__use_fp16__` and `epoch_idx` added.
+            num_steps: Number of batches, or None; used only for the progress bar if `info` lacks `__num_steps__`.
+            epoch_idx: Number of completed passes over the training data; used only for the progress bar if `info`
+                lacks `epoch_idx`.
+
+        Returns:
+            `batch_count`, `num_samples`, and for each metric m of `train_batch` its mean over samples, `m`, and its
+            value for the last batch, `last_m`. An override may return any dict.
+
+        Raises:
+            NotSet: A RuntimeError; `self.model`, `self.optimizer`, `self.criterion` or `self.scheduler` is needed and
+                not set.
+            UsageError: A batch does not have the form that the default `train_batch` takes, or an overridden
+                `train_batch` returned something other than a dict.
         """
         info = info or {}
         scheduler = self._scheduler_to_step()
+        # The default `train_batch` converts its metrics to numbers, which waits for the GPU in each batch; `_train`
+        # returns tensors.
         train_batch: OnBatch = self._train if self._has_default("train_batch") else self.train_batch
         meters = AverageMeterCollection()
         self._switch(training=True)
+        # Keys of `info` win: the runner sets them. The keyword arguments exist because RaySGD 1.8 has them.
         with self._bar(iterator, {NUM_STEPS: num_steps, EPOCH_IDX: epoch_idx, **info}) as bar:
             for batch_idx, batch in enumerate(iterator):
                 metrics = train_batch(batch, {"batch_idx": batch_idx, "global_step": self.global_step, **info})
@@ -56,11 +79,39 @@ class TrainingOperator(BaseOperator):
         return meters.summary()
 
     def train_batch(self, batch: Any, batch_info: Mapping[str, Any]) -> Metrics:
-        """One step on `batch`, (*features, target): `train_loss` and `num_samples`."""
+        """Train on one batch: forward pass, loss, backward pass, optimizer step.
+
+        Args:
+            batch: A tuple or list `(*features, target)`; the model is called with the features.
+            batch_info: `batch_idx` (number of the batch in this call, from 0), `global_step`, and all keys of `info`.
+
+        Returns:
+            `train_loss` and `num_samples`. An override returns a dict of numbers or one-element tensors; its
+            `num_samples` is the weight of the batch (1 if missing). Return tensors unconverted: converting them waits
+            for the GPU.
+
+        Raises:
+            NotSet: A RuntimeError; `self.model`, `self.optimizer` or `self.criterion` is not set.
+            UsageError: `batch` is not a tuple or list of at least two entries.
+        """
         return _as_numbers(self._train(batch, batch_info))
 
     def validate(self, val_iterator: Iterable[Any], info: Mapping[str, Any] | None = None) -> Metrics:
-        """Evaluates all batches of `val_iterator`: the means of what `validate_batch` returned."""
+        """Evaluate all batches of `val_iterator` in eval mode and without gradients.
+
+        Args:
+            val_iterator: Batches of the validation loader.
+            info: The `info` of `TorchTrainer.validate`, with `__num_steps__`, `__use_fp16__` and `epoch_idx` added.
+
+        Returns:
+            `batch_count`, `num_samples`, and for each metric m of `validate_batch` its mean over samples, `m`, and its
+            value for the last batch, `last_m`. An override may return any dict.
+
+        Raises:
+            NotSet: A RuntimeError; `self.model` or `self.criterion` is needed and not set.
+            UsageError: A batch does not have the form that the default `validate_batch` takes, or an overridden
+                `validate_batch` returned something other than a dict.
+        """
         info = info or {}
         validate_batch: OnBatch = self._evaluate if self._has_default("validate_batch") else self.validate_batch
         meters = AverageMeterCollection()
@@ -71,14 +122,23 @@ class TrainingOperator(BaseOperator):
         return meters.summary()
 
     def validate_batch(self, batch: Any, batch_info: Mapping[str, Any]) -> Metrics:
-        """Of `batch`, (*features, target): `val_loss`, `val_accuracy` and `num_samples`.
+        """Evaluate one batch.
 
-        Accuracy is the part of `target` that is where dimension 1 of the output is largest; NaN for a target that
-        cannot be that, as in a regression.
+        Args:
+            batch: A tuple or list `(*features, target)`; the model is called with the features.
+            batch_info: `batch_idx` (number of the batch in this call, from 0) and all keys of `info`.
+
+        Returns:
+            `val_loss`, `val_accuracy` and `num_samples`. The accuracy is the fraction of targets that equal the argmax
+            of the output over dimension 1; NaN if target and argmax have different shapes, as in a regression.
+
+        Raises:
+            NotSet: A RuntimeError; `self.model` or `self.criterion` is not set.
+            UsageError: `batch` is not a tuple or list of at least two entries.
         """
         return _as_numbers(self._evaluate(batch, batch_info))
 
-    # --- the default steps; their metrics are tensors, so that nothing waits for a GPU
+    # --- the default steps; their metrics stay tensors, because reading a number waits for the GPU
 
     def _train(self, batch: Any, batch_info: Mapping[str, Any]) -> Metrics:
         optimizer = self._own("optimizer")
@@ -99,52 +159,61 @@ class TrainingOperator(BaseOperator):
         return {"val_loss": loss, "val_accuracy": _accuracy(output, target), NUM_SAMPLES: len(features[0])}
 
     def _forward(self, features: list[Any], target: Any) -> tuple[torch.Tensor, Any]:
-        """The loss, and what the model gave."""
+        """Return the loss and the output of the model."""
         model, criterion = self._own("model"), self._own("criterion")
         with self.autocast():
             output = model(*features)
             return criterion(output, target), output
 
     def _on_device(self, batch: Any) -> Any:
+        """Return the batch on the rank's device. Raises UsageError if it is not `(*features, target)`."""
         if not isinstance(batch, (tuple, list)) or len(batch) < 2:
             raise UsageError(
-                f"a batch is {type(batch).__name__}, and the default train_batch and validate_batch take "
-                f"(*features, target); override them for this data"
+                f"a batch is {type(batch).__name__}, but the default train_batch and validate_batch take a tuple or "
+                f"list (*features, target); override them for this data"
             )
         return self._to_device(batch) if self._to_device else batch
 
-    # --- what the default loops need
+    # --- used by the default loops
 
     def _has_default(self, name: str) -> bool:
+        """Return whether the user's class does not override the method."""
+        # getattr of the instance: setup() may also have assigned a function to the name.
         return getattr(getattr(self, name), "__func__", None) is getattr(TrainingOperator, name)
 
     def _own(self, name: str) -> Any:
+        """Return the attribute that `setup` has set. Raises NotSet if it is missing or None."""
         value = getattr(self, name, None)
         if value is None:
             raise NotSet(
-                f"{type(self).__name__}: self.{name} is not set, and the default loops need it; set it in setup, "
+                f"{type(self).__name__}: self.{name} is not set, but the default loops need it; set it in setup, "
                 f"as in self.model, self.optimizer, ... = self.register(...), or override train_batch or train_epoch"
             )
         return value
 
     def _scheduler_to_step(self) -> Any:
-        """None where nothing is to be stepped. Raises NotSet where it cannot be known which."""
+        """Return the scheduler that the default loop steps, or None.
+
+        Raises NotSet if schedulers are registered and `self.scheduler` is not set.
+        """
         if self._scheduler_step_freq not in ("batch", "epoch"):
             return None
         return self._own("scheduler") if self._schedulers else getattr(self, "scheduler", None)
 
     def _switch(self, *, training: bool) -> None:
-        """`self.model`, or without one all that are registered."""
+        """Set train or eval mode of `self.model`, or of all registered models if that is not set."""
         model = getattr(self, "model", None)
+        # Without self.model the user's own loop trains the registered models, several of them in a GAN.
         for switched in self._wrapped if model is None else [model]:
             switched.train(training)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Collective. Inside, ranks may have different numbers of batches: DDP exchanges nothing in a forward pass.
+        """Disable DDP's communication in forward passes, so that ranks may have different numbers of batches.
 
-        All have rank 0's buffers, which DDP would have sent at the first batch. Nested, the inner one does nothing.
+        Collective: it first copies the buffers of rank 0 to all ranks. A nested call does nothing.
         """
+        # DDP sends the buffers of rank 0 at the first forward pass; a rank without batches would not take part.
         models = [model for model in self._wrapped if isinstance(model, DataParallel) and not model.alone]
         share_buffers(models)
         for model in models:
@@ -156,9 +225,10 @@ class TrainingOperator(BaseOperator):
                 model.alone = False
 
     def _bar(self, iterator: Iterable[Any], info: Mapping[str, Any]) -> NoBar:
+        """Return a progress bar on rank 0 with `use_tqdm`, else one that shows nothing."""
         return bar_over(iterator, info) if self._use_tqdm and self._world_rank == 0 else NoBar()
 
-    # --- other ways to an operator
+    # --- other ways to define an operator
 
     @classmethod
     def from_creators(
@@ -170,13 +240,26 @@ class TrainingOperator(BaseOperator):
         scheduler_creator: Creator | None = None,
         serialize_data_creation: bool = True,
     ) -> type[Any]:
-        """A class of this kind whose `setup` registers what functions of the config make.
+        """Return a subclass of this class whose `setup` registers what the creator functions return.
 
-        The fields of hpc_det.sgd.operator.creators.Creators say what each takes and returns. An operator has lists
-        `models`, `optimizers` and `schedulers`, the first of each as `model`, `optimizer` and `scheduler`, and
-        `criterion`.
+        Its operators have the read-only properties `models`, `optimizers` and `schedulers` (lists), `model`,
+        `optimizer` and `scheduler` (the first of each; `scheduler` may be None), and `criterion`.
 
-        Raises BadArgument, a ValueError, for one that cannot be called.
+        Args:
+            model_creator: `model_creator(config)` returns a model, or a tuple or list of models.
+            optimizer_creator: `optimizer_creator(models, config)` returns one or more optimizers; `models` is what
+                `model_creator` returned.
+            data_creator: `data_creator(config)` returns a training loader, or a tuple or list of a training and a
+                validation loader. None: no data is registered.
+            loss_creator: A loss class of torch.nn, called without arguments, or `loss_creator(config)` returns the
+                criterion. None: no criterion.
+            scheduler_creator: `scheduler_creator(optimizers, config)` returns one or more schedulers. None: no
+                scheduler.
+            serialize_data_creation: Whether `data_creator` runs on one rank of a node at a time (by a file lock), so
+                that only the first one downloads the data.
+
+        Raises:
+            BadArgument: A ValueError; a creator is not callable.
         """
         creators = Creators(
             model_creator, optimizer_creator, data_creator, loss_creator, scheduler_creator, serialize_data_creation
@@ -189,14 +272,16 @@ class TrainingOperator(BaseOperator):
 
 
 def _as_numbers(metrics: Metrics) -> Metrics:
+    """Return the metrics with tensors converted to numbers."""
     return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
 
 
 def _accuracy(output: Any, target: Any) -> torch.Tensor | float:
-    """In float64, so that 3 of 5 is 0.6."""
+    """Return the fraction of targets that equal the argmax of the output over dimension 1, or NaN."""
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor) or output.ndim < 2:
         return math.nan
     predicted = output.argmax(dim=1)
+    # float64, so that 3 correct of 5 is exactly 0.6
     return (predicted == target).double().mean() if predicted.shape == target.shape else math.nan
 
 
@@ -204,7 +289,10 @@ def _accuracy(output: Any, target: Any) -> torch.Tensor | float:
 
 
 def get_test_operator(operator_cls: type[TrainingOperator]) -> type[TrainingOperator]:
-    """Its `train_epoch` and `validate` are config["custom_func"](self, iterator, info)."""
+    """Return a subclass whose `train_epoch` and `validate` call `config["custom_func"](self, iterator, info)`.
+
+    Without a callable `custom_func` they return `{"done": 1}`.
+    """
 
     class TestingOperator(operator_cls):  # type: ignore[misc, valid-type]
         def train_epoch(self, iterator: Iterable[Any], info: Mapping[str, Any]) -> Metrics:
@@ -219,7 +307,11 @@ def get_test_operator(operator_cls: type[TrainingOperator]) -> type[TrainingOper
 
 
 def get_test_metrics_operator(operator_cls: type[TrainingOperator]) -> type[TrainingOperator]:
-    """Batch by batch it returns the next of config["scores"], or ["val_scores"], a sample, under config["key"]."""
+    """Return a subclass whose batches report prescribed scores under the metric name `config["key"]`.
+
+    Batch by batch, `train_batch` takes the next of `config["scores"]` and `validate_batch` the next of
+    `config["val_scores"]`; the reported value is the score divided by the number of samples.
+    """
 
     class TestMetricsOperator(operator_cls):  # type: ignore[misc, valid-type]
         def setup(self, config: dict[str, Any]) -> None:

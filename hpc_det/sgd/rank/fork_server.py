@@ -1,10 +1,12 @@
-"""A process of each node that has imported torch, and that ranks are forked from: a gang stands again in 0.1 s.
+"""The fork server: a process on each node that has imported torch and forks the ranks, which takes 0.1 s for a gang.
 
     python3 -m hpc_det.sgd.rank.fork_server FD BUFFER...
 
-It never touches a GPU nor starts a thread, so each rank begins as clean as a fresh interpreter. FD is its line to the
-node agent: {"fork": order}, {"end": generation}; it answers {"exited": rank, "code", "generation"},
-{"ended": generation}.
+It uses no GPU and starts no thread, so a forked rank is as clean as a fresh interpreter. FD is the socket to the node
+agent, BUFFER... are the file descriptors of the node's snapshot buffers.
+
+agent -> fork server: {"fork": order}, {"end": generation};
+fork server -> agent: {"exited": rank, "code", "generation"}, {"ended": generation}.
 """
 
 from __future__ import annotations
@@ -26,17 +28,19 @@ from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, end
 
 PRELOADED = (
     "hpc_det.sgd.rank.worker",
-    "torch._dynamo",  # which optimizers and DistributedDataParallel load at their first step
+    "torch._dynamo",  # optimizers and DistributedDataParallel import it at their first step
 )
 
 
 class Child(NamedTuple):
+    """A rank that was forked and has not exited."""
+
     rank: int
     generation: int
 
 
 class ForkServer:
-    """Forks ranks as the node agent orders, reports their exits, and ends them."""
+    """Forks ranks on request of the node agent, reports their exits, and ends them."""
 
     def __init__(self, line: Line, buffers: list[int]) -> None:
         self._line = line
@@ -49,6 +53,7 @@ class ForkServer:
         self._is_over = False
 
     def run(self) -> int:
+        """Serve the node agent until its connection ends, then end all descendants. Return the exit code."""
         while not self._is_over:
             for key, _ in self._selector.select():
                 key.data()
@@ -71,7 +76,7 @@ class ForkServer:
         self._children[pid] = Child(order["rank"], order["generation"])
 
     def _become_rank(self, order: dict[str, Any]) -> None:
-        """In the child: nothing of the fork server may be left, and nothing of it may return there."""
+        """In the forked child: close what belongs to the fork server, run the rank, and exit. Never returns."""
         code = 1
         try:
             ends_with_parent()
@@ -79,7 +84,7 @@ class ForkServer:
             self._selector.close()
             self._line.connection.close()
             os.setsid()
-            from hpc_det.sgd.rank import worker
+            from hpc_det.sgd.rank import worker  # loaded already: see PRELOADED
 
             code = worker.run({**order, "buffers": self._buffers})
         except BaseException:
@@ -88,8 +93,8 @@ class ForkServer:
             leave(code)
 
     def _end(self, generation: int) -> None:
-        """All ranks and all that they have started; a rank's own children would outlive it otherwise."""
-        end_descendants()
+        """End all ranks and their descendants, and report each rank as killed."""
+        end_descendants()  # not only the ranks: their own children, such as loader workers, would survive them
         for child in self._children.values():
             self._line.send({"exited": child.rank, "code": -signal.SIGKILL, "generation": child.generation})
         self._children.clear()
@@ -100,15 +105,16 @@ class ForkServer:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
-                if child := self._children.pop(pid, None):  # else a child of a rank that is gone
+                if child := self._children.pop(pid, None):  # else an orphan: a child of a rank that has exited
                     code = os.waitstatus_to_exitcode(status)
                     self._line.send({"exited": child.rank, "code": code, "generation": child.generation})
 
 
 def main(argv: list[str]) -> int:
+    """Run the fork server: `argv` is [FD, BUFFER...]. Return the exit code."""
     adopt_orphans()
     line = line_over(socket.socket(fileno=int(argv[0])))
-    # What an import makes stays: to look through it for garbage would take long, in each rank again.
+    # Imports make no garbage. Freezing their objects keeps the collector from traversing them, once in each rank.
     gc.disable()
     for module in PRELOADED:
         import_module(module)

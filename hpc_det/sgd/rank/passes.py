@@ -1,4 +1,4 @@
-"""One rank's batches: passes over its data that go on from call to call, and where a snapshot left them."""
+"""Passes of one rank over its data: they continue from call to call, and from the position in a snapshot."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from hpc_det.sgd.rank.shards import Shards, order_of, takes_any_order
 
 
 class Source(Protocol):
-    """What passes are made over."""
+    """The data that passes are made over."""
 
     counts: ClassVar[str]
-    """What `done` is a number of: samples of all ranks, or batches of this one."""
+    """Unit of `done`: "samples" of all ranks, or "batches" of this rank."""
     generators: list[torch.Generator]
-    """The user's, which are neither torch's nor numpy's global ones."""
+    """The random generators that the user gave to the loader, apart from the global ones of torch and numpy."""
 
     def begin(self, epoch: int) -> Iterator[Any]:
-        """A pass, the `epoch`-th counted from 0."""
+        """Return the batches of pass number `epoch`, from 0."""
         ...
 
     def resume(self, epoch: int, done: int, began: dict[str, Any] | None) -> Iterator[Any]:
-        """The rest of a pass that began as `began` says; None on a rank that did not exist then."""
+        """Return the rest of a pass; `began` is what `began()` returned, None on a rank that did not exist then."""
         ...
 
     def began(self) -> dict[str, Any]:
-        """What the open pass needs to be resumed, besides its number and `done`; for torch.save."""
+        """Return the data for resuming the open pass, besides its number and `done`, in a form for torch.save."""
         ...
 
     def after(self, done: int) -> int:
-        """`done` after one more batch."""
+        """Return `done` after one more batch."""
         ...
 
     def left(self, done: int) -> int | None:
-        """Batches of the pass that are left; None where only the end of the iterator tells."""
+        """Return the number of batches left in the pass; None if only the end of the iterator shows it."""
         ...
 
     def close(self) -> None:
-        """Ends worker processes."""
+        """End the worker processes."""
         ...
 
 
 class SizedBatches:
-    """Batches whose number is known, for a bar over them."""
+    """An iterator over batches with a length, which a progress bar needs."""
 
     def __init__(self, batches: Iterator[Any], length: int) -> None:
         self._batches = batches
         self._length = length
 
     def __len__(self) -> int:
-        """Of all."""
+        """Return the number of all batches, including those that were already drawn."""
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
@@ -67,35 +67,40 @@ class SizedBatches:
 
 
 class Passes:
-    """Over what `source_of` makes of the user's loader; over nothing until there is one."""
+    """The passes over a loader of the user, one after another; `source_of` makes a Source from the loader.
+
+    Without a loader every pass is empty.
+    """
 
     def __init__(self, source_of: Callable[[Iterable[Any]], Source]) -> None:
         self.begun = 0
-        """Passes that have begun: RaySGD's `epoch`."""
+        """Number of passes that have begun: RaySGD's `epoch`."""
         self._source_of = source_of
         self._loader: Iterable[Any] = ()
         self._source: Source = ReplayedLoader(())
         self._iterator: Iterator[Any] | None = None
         self._done = 0
+        """Position in the open pass, in the unit of the source."""
         self.drawn = 0
-        """Batches, ever: whether anything moves."""
+        """Number of batches drawn in all passes; the hang detector compares it over time."""
 
     @property
     def finished(self) -> int:
-        """Passes that are over. An empty one is over at once; the end of one without a length is seen when it comes."""
+        """The number of completed passes. A pass without a known length completes only when its iterator ends."""
         return self.begun - self._is_open
 
     def over(self, loader: Iterable[Any]) -> Passes:
-        """These, over the loader of before or over a new one, whose passes begin anew."""
-        if loader is not self._loader:
+        """Return these passes, over `loader`. If it is not the loader of before, an open pass is abandoned."""
+        if loader is not self._loader:  # `register_data` may be called again, with another loader
             self.close()
             self._loader, self._source = loader, self._source_of(loader)
         return self
 
     def batches(self, num_steps: int | None) -> Iterator[Any]:
-        """The next `num_steps` batches, of as many passes as that takes; None: what is left of the pass.
+        """Return the next `num_steps` batches, from as many passes as needed; None: the rest of the open pass.
 
-        Where nothing is left, a pass begins. An empty pass is the end. Has a len() where the number is known.
+        If nothing is left, a new pass begins. An empty pass ends the iteration. The iterator has a len() if the number
+        of batches is known.
         """
         length = self._source.left(self._done if self._is_open else 0) if num_steps is None else num_steps
         batches = self._batches(num_steps)
@@ -108,14 +113,14 @@ class Passes:
             for batch in self._rest(None if num_steps is None else num_steps - given):
                 given += 1
                 yield batch
-            if given != num_steps or not self._is_open:  # it came to its end
+            if given != num_steps or not self._is_open:  # the pass has ended
                 self._iterator = None
             is_empty = given == before
             if (is_empty and is_new) or (num_steps is None and not is_empty):
                 return
 
     def _open(self) -> bool:
-        """Whether a pass begins with that."""
+        """Begin a pass unless one is open; return whether one was begun."""
         if self._is_open:
             return False
         self._iterator, self._done = self._source.begin(self.begun), 0
@@ -126,7 +131,8 @@ class Passes:
         assert self._iterator is not None
         for batch in islice(self._iterator, most):
             self.drawn += 1
-            self._done = self._source.after(self._done)  # before its use: a caller that breaks off never comes back
+            # before the yield: if the caller stops iterating, the code after it does not run
+            self._done = self._source.after(self._done)
             yield batch
 
     @property
@@ -136,7 +142,7 @@ class Passes:
     # --- snapshots
 
     def position(self) -> dict[str, Any]:
-        """Of the gang, as far as its ranks are in step. Of a pass that is over nothing is left."""
+        """Return the position for `restore`, which is the same on all ranks if they draw equally many batches."""
         return {
             "begun": self.begun,
             "done": self._done if self._is_open else 0,
@@ -145,7 +151,7 @@ class Passes:
         }
 
     def own(self) -> dict[str, Any]:
-        """Of this rank, to be taken with `position`."""
+        """Return the position and the generator states of this rank, taken together with `position`."""
         return {
             "position": self.position(),
             "began": self._source.began() if self._is_open else None,
@@ -153,15 +159,16 @@ class Passes:
         }
 
     def restore(self, position: dict[str, Any], own: dict[str, Any] | None) -> None:
-        """To be called after `over`. `own`: None on a rank that did not exist then; it goes on as rank 0 does.
+        """Continue at a position. Call it after `over`.
 
-        A pass over data that were counted otherwise, as with one worker for several, begins once more.
+        `own`: None on a rank that did not exist at the snapshot; it continues at the position of rank 0.
         """
         if own:
             position = own["position"]
         self.restart(position["begun"])
         if not position["is_open"]:
             return
+        # The units differ, for example, if num_workers was 1 and is larger now: repeat the pass from its start.
         if position["counts"] != self._source.counts:
             self.begun -= 1
             return
@@ -169,27 +176,34 @@ class Passes:
         self._iterator = self._source.resume(self.begun - 1, self._done, own["began"] if own else None)
 
     def restore_generators(self, own: dict[str, Any]) -> None:
-        """The user's own. After all of `restore`: loaders may have one in common."""
+        """Restore the user's generators. Call it after `restore` of all passes: loaders may share a generator."""
         for generator, state in zip(self._source.generators, own["generators"], strict=False):
             generator.set_state(state)
 
     def restart(self, begun: int) -> None:
-        """After so many passes, at the begin of the next."""
+        """Set the position to the start of the next pass, after `begun` passes."""
         self.begun, self._done, self._iterator = begun, 0, None
 
     def close(self) -> None:
-        """Ends worker processes, and the open pass."""
+        """End the worker processes, and abandon the open pass."""
         self._iterator = None
         self._source.close()
 
 
 def training_source(loader: Iterable[Any], settings: RankSettings, place: RankPlace) -> Source:
-    """Shared out where several ranks may train and the loader lets us; as the user made it otherwise."""
+    """Return a source with this rank's shard of the loader, or with all of it if it is not to be sharded.
+
+    A loader is sharded if `num_workers` is above 1, `add_dist_sampler` is set, and its sampler is one of torch's. The
+    last batches are filled up, so that all ranks have equally many samples.
+    """
     return _source("train_loader", loader, settings, place, exact=False)
 
 
 def validation_source(loader: Iterable[Any], settings: RankSettings, place: RankPlace) -> Source:
-    """The same; where ranks get equally many batches without it, no sample is evaluated twice to fill them up."""
+    """Return a source as `training_source`, but fill up batches only if ranks would have different numbers of them.
+
+    So a sample is evaluated twice only where that cannot be avoided.
+    """
     return _source("validation_loader", loader, settings, place, exact=True)
 
 
@@ -200,16 +214,16 @@ def _source(name: str, loader: Iterable[Any], settings: RankSettings, place: Ran
         return Shards(loader, place, exact=exact)
     if place.rank == 0:
         warnings.warn(
-            f"register_data: {name} has {_peculiarity(loader)}, which stays as it is: every rank iterates it by "
-            f"itself. Let it give each rank its share (self.world_rank of self.world_size), or use one of torch's "
-            f"samplers; add_dist_sampler=False says that this is meant",
+            f"register_data: {name} has {_peculiarity(loader)} and is not sharded: every rank iterates over all of "
+            f"it. Make it give each rank its share (self.world_rank of self.world_size), or use one of torch's "
+            f"samplers; add_dist_sampler=False turns this warning off",
             stacklevel=2,
         )
     return ReplayedLoader(loader)
 
 
 def _is_to_be_shared(loader: Iterable[Any]) -> TypeGuard[DataLoader[Any]]:
-    """Not data without numbers, nor what shares out by itself."""
+    """Return whether it is a DataLoader over a map-style dataset that the user has not sharded already."""
     return (
         isinstance(loader, DataLoader)
         and not isinstance(loader.dataset, IterableDataset)
@@ -218,9 +232,9 @@ def _is_to_be_shared(loader: Iterable[Any]) -> TypeGuard[DataLoader[Any]]:
 
 
 def _peculiarity(loader: DataLoader[Any]) -> str:
-    """What keeps `takes_any_order` from being true."""
+    """Return a phrase for the property of the loader for which `takes_any_order` is false."""
     if type(loader).__iter__ is not DataLoader.__iter__:
-        return f"an __iter__ of its own ({type(loader).__name__})"
+        return f"a custom __iter__ ({type(loader).__name__})"
     batches = loader.batch_sampler
     sampler = order_of(loader) if batches is None or type(batches) is BatchSampler else batches
-    return f"a sampler of its own ({type(sampler).__name__})"
+    return f"a custom sampler ({type(sampler).__name__})"

@@ -1,8 +1,8 @@
-"""What a rank does for the driver: it holds the operator and its data, trains, evaluates, and keeps and takes states.
+"""The methods that the driver calls on a rank: training, validation, and the snapshots of the operator and its data.
 
-A snapshot has two parts. `shared` is the same on all ranks, and as large as the models; `own` is what a rank has alone,
-random generators above all. Restored with both on as many ranks, training goes on bit for bit; on another number of
-ranks it goes on at the right sample.
+A snapshot has two parts. `shared` is the same on all ranks and contains the models; `own` is different on each rank and
+contains the states of random generators. If a snapshot is restored with both parts on the same number of ranks,
+training continues bit for bit; on another number of ranks it continues at the right sample.
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ from hpc_det.sgd.rank.state import broadcast, load_state, on_cpu, own_buffers, s
 
 
 class Runner:
-    """One rank. With several, the process group exists already; it must carry CPU tensors, too."""
+    """The operator of one rank, with its passes over the data.
+
+    With several ranks the process group must exist already, and must support CPU tensors.
+    """
 
     def __init__(self, settings: RankSettings, place: RankPlace, secret: bytes | None = None) -> None:
-        """Calls the operator's `setup`, and raises what that raises.
+        """Create the operator, which calls its `setup`; exceptions of `setup` are passed on.
 
-        `secret`: what the ranks of this gang know and nobody else; None: see hpc_det.distributed.sealed.shared_secret.
+        `secret`: the key that only the ranks of this gang have, with which they authenticate the objects that they
+        exchange; None: the one of hpc_det.distributed.sealed.shared_secret.
         """
         self._settings = settings
         self._place = place
@@ -48,7 +52,7 @@ class Runner:
         if settings.use_gpu:
             torch.cuda.set_device(device)
         self.operator: TrainingOperator = settings.operator_cls(
-            {**settings.config},
+            {**settings.config},  # a copy: `setup` may change it
             place.rank,
             place.local_rank,
             is_distributed=place.is_distributed,
@@ -66,12 +70,12 @@ class Runner:
 
     @property
     def epochs_done(self) -> int:
-        """Whole passes over the training data that are behind us."""
+        """The number of completed passes over the training data."""
         return self._training.finished
 
     @property
     def batches(self) -> int:
-        """Drawn so far, for training and validation; any thread may ask whether something moves."""
+        """The number of batches drawn until now, for training and validation. Any thread may read it."""
         return self._training.drawn + self._validation.drawn
 
     # --- training and validation
@@ -79,9 +83,10 @@ class Runner:
     def train(
         self, num_steps: int | None = None, profile: bool = False, info: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The operator's `train_epoch` over the next `num_steps` batches; None: over what is left of the pass.
+        """Call the operator's `train_epoch` with the next `num_steps` batches; None: with the rest of the pass.
 
-        What it returns, and `epoch`, the passes that have begun. Raises MissingLoader without a train_loader.
+        Return its result with `epoch`, the number of passes that have begun, and with `profile` if that is asked for.
+        Raises MissingLoader without a train_loader.
         """
         passes = self._training.over(self.operator._get_train_loader())
         offered = {"info": self._info(num_steps, info), "num_steps": num_steps, "epoch_idx": self.epochs_done}
@@ -92,7 +97,7 @@ class Runner:
     def validate(
         self, num_steps: int | None = None, profile: bool = False, info: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The same with the operator's `validate` and the validation_loader; there is no `epoch`."""
+        """Call the operator's `validate` with batches of the validation_loader; as `train`, but without `epoch`."""
         passes = self._validation.over(self.operator._get_validation_loader())
         with self._profiled(profile, "validation"):
             result = _called(self.operator.validate, passes.batches(num_steps), {"info": self._info(num_steps, info)})
@@ -117,46 +122,58 @@ class Runner:
     def _profile(self, profile: bool) -> dict[str, Any]:
         return {"profile": self.operator.timers.stats()} if profile else {}
 
-    # --- what else a driver asks for
+    # --- other calls of the driver
 
     def models(self, to_cpu: bool = False) -> list[nn.Module]:
-        """Without their wrappers; `to_cpu`: copies there, where they are on a GPU."""
+        """Return the models without wrappers; `to_cpu`: if they are on a GPU, copies of them on the CPU."""
         models = self.operator._models
         return [deepcopy(model).cpu() for model in models] if to_cpu and self._settings.use_gpu else models
 
     def update_scheduler(self, metric: Any) -> None:
+        """Call `step(metric)` on every registered scheduler."""
         for scheduler in self.operator._schedulers:
             scheduler.step(metric)
 
     def apply(self, function: Callable[[], Any]) -> Any:
+        """Return `function()`."""
         return function()
 
     def apply_operator(self, function: Callable[[TrainingOperator], Any]) -> Any:
+        """Return `function(operator)`."""
         return function(self.operator)
 
     def close(self) -> None:
-        """Ends loader processes."""
+        """End the worker processes of the loaders."""
         self._training.close()
         self._validation.close()
 
     # --- states
 
     def state_dict(self) -> dict[str, Any]:
-        """See hpc_det.sgd.rank.state; on the CPU. What is there already is no copy."""
+        """Return the state (see hpc_det.sgd.rank.state) with tensors on the CPU. Tensors on the CPU are not copied."""
         state: dict[str, Any] = on_cpu(state_of(self.operator, self._training.begun))
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The pass that was open is over: the next `train()` begins one. Raises UsageError for a state that differs."""
+        """Load a state. An open pass is abandoned: the next `train()` begins a new one.
+
+        Raises UsageError if the state has other parts than the operator.
+        """
         load_state(state, self.operator)
         self._training.restart(state["epoch"])
 
     def level(self) -> None:
-        """To be done before a snapshot: then `shared` of any rank will do. Collective."""
+        """Copy the model buffers of rank 0 to all ranks, so that `shared` is the same on all. Collective.
+
+        Call it before a snapshot is taken.
+        """
         share_buffers(self.operator)
 
     def shared(self) -> dict[str, Any]:
-        """What all ranks have in common, for `restore`. Tensors are the live ones: save them before the next call."""
+        """Return the part of a snapshot that is the same on all ranks.
+
+        Its tensors are not copies: save them before the next call changes them.
+        """
         return {
             "state": state_of(self.operator, self._training.begun),
             "modes": modes(self.operator._models),
@@ -167,7 +184,7 @@ class Runner:
         }
 
     def own(self) -> dict[str, Any]:
-        """What this rank has alone, for `restore`, to be taken with `shared`. Collective."""
+        """Return the part of a snapshot that only this rank has. Collective; call it together with `shared`."""
         return {
             "rng": rng_state(),
             "training": self._training.own(),
@@ -177,19 +194,20 @@ class Runner:
         }
 
     def _own_operator(self) -> dict[str, Any]:
-        """The operator's state, unless all ranks have the same."""
+        """Return the operator's own state under "operator", or nothing if it is the same on all ranks. Collective."""
         if not self._place.is_distributed or type(self.operator).state_dict is TrainingOperator.state_dict:
             return {}
         state = self.operator.state_dict()
-        digest = _digest(state)
+        digest = _digest(state)  # compare digests: the states may be large, and of different sizes
         of_all = [torch.empty_like(digest) for _ in range(self._place.size)]
         dist.all_gather(of_all, digest)
         return {} if all(torch.equal(digest, other) for other in of_all) else {"operator": on_cpu(state)}
 
     def restore(self, shared: dict[str, Any] | None, own: dict[str, Any] | None) -> None:
-        """Collective. `shared` is rank 0's to give; `own` is None on a rank that did not exist at the snapshot.
+        """Restore a snapshot. Collective.
 
-        On as many ranks as then, the next `train()` or `validate()` does what it would have done then.
+        Only rank 0 needs `shared`, which it broadcasts. `own` is None on a rank that did not exist at the snapshot. On
+        the same number of ranks, the next `train()` or `validate()` gives the result that it would have given then.
         """
         if self._place.is_distributed:
             shared = broadcast(on_cpu(shared), self._group())
@@ -204,14 +222,14 @@ class Runner:
             passes.restore(shared[name], own[name] if own else None)
         if own:
             self._restore_own(own)
-        else:
+        else:  # a new rank: its random numbers differ from those of other ranks, and depend on the snapshot alone
             seed_everything(mixed_seed("rank", self._place.rank, self.operator.global_step) % 2**32)
 
     def _restore_own(self, own: dict[str, Any]) -> None:
         set_own_buffers(self.operator, own["buffers"])
         for name, passes, _ in self._data():
             passes.restore_generators(own[name])
-        restore_rng(own["rng"])  # last of all: what came before may draw
+        restore_rng(own["rng"])  # last: restoring the loaders may draw random numbers
 
     def _data(self) -> list[tuple[str, Passes, Iterable[Any] | None]]:
         return [
@@ -225,19 +243,21 @@ class Runner:
 
 
 def _called(hook: Callable[..., Any], batches: Iterator[Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Only with what the user's override takes: RaySGD has added keywords over time.
+    """Call the operator's method with the batches and those offered arguments that it declares; return its metrics.
 
-    Raises UsageError for anything but a dict of metrics.
+    Tensors of one element become numbers. Raises UsageError if the method does not return a dict.
     """
+    # RaySGD has added keywords over time: overrides written for 1.2 take only (iterator, info).
     parameters = inspect.signature(hook).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     result = hook(batches, **{name: value for name, value in offered.items() if takes_all or name in parameters})
     if not isinstance(result, Mapping):
-        raise UsageError(f"{hook.__qualname__} returned {type(result).__name__}; return a dict of metrics")
+        raise UsageError(f"{hook.__qualname__} returned {type(result).__name__}, not a dict; return a dict of metrics")
     return {name: plain(value) if isinstance(value, torch.Tensor) else on_cpu(value) for name, value in result.items()}
 
 
 def _digest(state: Any) -> torch.Tensor:
+    """Return the SHA-256 digest of the saved state as a tensor of 32 bytes."""
     file = io.BytesIO()
     torch.save(state, file)
     return torch.frombuffer(bytearray(hashlib.sha256(file.getbuffer()).digest()), dtype=torch.uint8)

@@ -1,7 +1,7 @@
-"""A DataLoader whose passes are shared out to the ranks, and go on at any sample with any number of them.
+"""A DataLoader whose passes are sharded over the ranks, and can be resumed at any sample with any number of ranks.
 
-The order of a pass is the one that torch.utils.data.DistributedSampler has in that epoch with its own seed, 0; so is,
-at its begin, the share of each rank: every size-th sample. From sample `done` on the rest is shared out the same way.
+A pass has the order that torch.utils.data.DistributedSampler has in the same epoch with its default seed, 0, and each
+rank gets the same samples: every size-th one. A resumed pass shards the samples from `done` on in the same way.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hpc_det.pytorch.data.workers import WorkerInit, rank_loader
 from hpc_det.sgd.rank import RankPlace
 
 BLIND = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""These know of no ranks, and their order is a function of a generator. Not subclasses, which may be anything."""
+"""Samplers that ignore ranks and whose order depends on a generator only. Subclasses are excluded: they may do more."""
 
 
 def order_of(loader: DataLoader[Any]) -> Any:
-    """The sampler behind the batches, or a batch sampler that is not torch's."""
+    """Return the sampler that orders the samples, or the batch sampler if that is not torch's and has no sampler."""
     batches = loader.batch_sampler
     if batches is None:
         return loader.sampler
@@ -40,7 +40,7 @@ def order_of(loader: DataLoader[Any]) -> Any:
 
 
 def takes_any_order(loader: DataLoader[Any]) -> bool:
-    """Whether another order of samples makes it another rank's loader."""
+    """Return whether the loader can be sharded by giving it another order of samples."""
     has_plain_batches = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
     is_plain = type(loader).__iter__ is DataLoader.__iter__
     return is_plain and has_plain_batches and type(order_of(loader)) in BLIND
@@ -48,38 +48,45 @@ def takes_any_order(loader: DataLoader[Any]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How the `left` last samples of a pass become batches of ranks: equally many on each."""
+    """The division of the `left` last samples of a pass into batches, equally many on each rank."""
 
     rank: int
     size: int
+    """Number of ranks."""
     per_batch: int
-    """Samples of one rank."""
+    """Samples in a batch of one rank."""
     drops_last: bool
-    """The last batch of a rank, if it is a short one."""
+    """Whether an incomplete last batch of a rank is dropped."""
     exact: bool
-    """Ranks may have a sample less than others, if they have as many batches."""
+    """Whether ranks may have one sample less than others, provided that they have equally many batches."""
 
     @property
     def whole(self) -> int:
-        """Samples of all ranks in a batch."""
+        """Samples in the batches of all ranks together."""
         return self.size * self.per_batch
 
     def batches(self, left: int) -> int:
+        """Return the number of batches of each rank."""
         return self._batches_of(-(-left // self.size))
 
     def samples(self, left: int) -> int:
-        """Of this rank. Those that are missing are taken from the begin of the pass again."""
+        """Return the number of samples of this rank, including those repeated from the begin of the pass to fill up."""
         fewest, one_more = divmod(left, self.size)
         if self.exact and self._batches_of(fewest) == self.batches(left):
             return fewest + (self.rank < one_more)
         return -(-left // self.size)
 
     def _batches_of(self, samples: int) -> int:
+        """Return the number of batches that these samples of one rank make."""
         return samples // self.per_batch if self.drops_last else -(-samples // self.per_batch)
 
 
 class ShardBatches:
-    """This rank's batches of one pass, from a sample on: IndexBatches with the pass's seed and the sample as keys."""
+    """A batch sampler for this rank's batches of one pass, from a given sample on.
+
+    The key of a batch, which seeds its random numbers in loader workers, is the pass's seed and the batch's first
+    sample.
+    """
 
     def __init__(self, sampler: Any, cut: Cut) -> None:
         self._sampler = sampler
@@ -87,12 +94,12 @@ class ShardBatches:
         self._epoch = self._first = self._seed = 0
 
     def turn_to(self, epoch: int, first: int, seed: int) -> None:
-        """What the next iterator gives."""
+        """Select the pass (`epoch`, `seed`) and the first sample of the next iterator."""
         self._epoch, self._first, self._seed = epoch, first, seed
 
     @property
     def samples(self) -> int:
-        """Of all ranks in a pass."""
+        """The number of samples in a pass, over all ranks."""
         return len(self._sampler)
 
     def __len__(self) -> int:
@@ -105,13 +112,14 @@ class ShardBatches:
             yield (seed, first + k * cut.whole), own[k * cut.per_batch : (k + 1) * cut.per_batch]
 
     def _own(self) -> list[Any]:
+        """Return the indices of this rank's samples."""
         order, cut = _drawn(self._sampler, self._epoch), self._cut
         filled = chain(order[self._first :], cycle(order))
         return list(islice(filled, cut.rank, cut.samples(len(order) - self._first) * cut.size, cut.size))
 
 
 class Shards:
-    """`loader` is rebuilt with all that it was made with, but for its order."""
+    """This rank's shards of a loader: the loader is rebuilt with the same options and another order of samples."""
 
     counts: ClassVar[str] = "samples"
 
@@ -132,11 +140,13 @@ class Shards:
         self._loader = rank_loader(loader.dataset, self._batches, place.rank, **_options(loader))
 
     def begin(self, epoch: int) -> Iterator[Any]:
-        # torch's loader draws this at the begin of an iteration, for its workers; so a plain loop's numbers are ours.
+        # torch's DataLoader draws this number too when an iteration begins, as the seed of its workers. Drawing it
+        # here leaves the generators in the state that a plain loop over the loader leaves them in.
         seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator).item()
         return self._iterator(epoch, 0, int(seed))
 
     def resume(self, epoch: int, done: int, began: dict[str, Any] | None) -> Iterator[Any]:
+        # A rank that did not exist at the snapshot has no seed of the pass; >> 1 makes it fit a signed 64-bit integer.
         seed = began["seed"] if began else mixed_seed("pass", epoch) >> 1
         return self._iterator(epoch, done, seed)
 
@@ -160,7 +170,7 @@ class Shards:
 
 
 class _OneSample:
-    """For batch_size=None: the user's collate_fn for a sample alone."""
+    """A collate function for loaders with batch_size=None: it calls the user's with the one sample."""
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self._collate_fn = collate_fn
@@ -170,6 +180,7 @@ class _OneSample:
 
 
 def _options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the arguments that the user's loader was made with, except the order and size of batches."""
     collate_fn = loader.collate_fn
     return {
         "num_workers": loader.num_workers,
@@ -186,9 +197,10 @@ def _options(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _drawn(sampler: Any, epoch: int) -> list[Any]:
-    """The order of an epoch, the same on all ranks. `sampler`: one of `BLIND`."""
+    """Return the order of an epoch, which is the same on all ranks. `sampler`: an instance of a class in `BLIND`."""
     if not hasattr(sampler, "generator"):
         return list(sampler)
+    # DistributedSampler seeds with seed + epoch, and its seed is 0.
     own, sampler.generator = sampler.generator, torch.Generator().manual_seed(epoch)
     try:
         return list(sampler)

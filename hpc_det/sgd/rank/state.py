@@ -1,10 +1,11 @@
-"""The state of an operator: what TorchTrainer.state_dict() gives and takes, in a file, and on its way to other ranks.
+"""The state of an operator, as TorchTrainer.state_dict() returns it: saving, loading, and sending it to other ranks.
 
-Its keys are RaySGD's:
-epoch            passes over the training data that have begun
-operator         what the user's operator adds
-models, optimizers, schedulers    one state each; no schedulers, no key
-amp_native, amp_apex              of mixed precision; one at most
+Its keys are those of RaySGD:
+epoch                   number of passes over the training data that have begun
+operator                what the operator's state_dict() returned
+models, optimizers      a list with the state of each
+schedulers              a list with the state of each; missing if there are none
+amp_native or amp_apex  the state of mixed precision; missing without it
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ SEVERAL = ("models", "optimizers", "schedulers")
 
 
 class NoSuchState(UsageError, FileNotFoundError):
-    """What open() raises."""
+    """The file of a state does not exist. Also a FileNotFoundError, which open() raises."""
 
 
 def state_of(operator: TrainingOperator, epoch: int) -> dict[str, Any]:
-    """Tensors are the live ones, where they are: to be saved or copied before training goes on."""
+    """Return the state of the operator. Its tensors are not copies: save or copy them before training continues."""
     state: dict[str, Any] = {"epoch": epoch, "operator": operator.state_dict()}
     state |= {name: [part.state_dict() for part in parts] for name, parts in _parts(operator).items()}
     if operator._precision:
@@ -49,9 +50,9 @@ def state_of(operator: TrainingOperator, epoch: int) -> dict[str, Any]:
 
 
 def load_state(state: dict[str, Any], operator: TrainingOperator) -> None:
-    """All but `epoch`; nothing trains on with the objects of `state`.
+    """Load everything but `epoch` into the operator, which keeps no reference to the objects in `state`.
 
-    Raises UsageError where it is the state of something else, with all that is wrong.
+    Raises UsageError, with every problem, if the state has other parts than the operator.
     """
     parts = _parts(operator)
     _check(state, parts)
@@ -60,9 +61,11 @@ def load_state(state: dict[str, Any], operator: TrainingOperator) -> None:
     for optimizer, content in zip(parts["optimizers"], state["optimizers"], strict=True):
         optimizer.load_state_dict(deepcopy(content))
         if isinstance(optimizer, torch.optim.Optimizer):
+            # torch casts the state to the type of the parameters; this keeps the saved types
             keep_types(optimizer, content.get("state", {}))
     for scheduler, content in zip(parts.get("schedulers", []), state.get("schedulers", []), strict=True):
         scheduler.load_state_dict(deepcopy(content))
+    # "amp" is the key that older releases of RaySGD wrote.
     if operator._precision and (precision := state.get(_precision_key(operator), state.get("amp"))):
         operator._precision.load_state_dict(precision)
     if state["operator"] is not None:
@@ -82,7 +85,8 @@ def _check(state: dict[str, Any], parts: dict[str, list[Any]]) -> None:
     problems = [f"state: {name} is missing" for name in ("epoch", "operator") if name not in state]
     counts = {name: (len(state.get(name, [])), len(parts.get(name, []))) for name in SEVERAL}
     problems += [
-        f"state: {name} holds {saved}, the operator has registered {registered}; use the setup that it was saved with"
+        f"state: {name} contains {saved}, but the operator has registered {registered}; use the setup() with which the "
+        f"state was saved"
         for name, (saved, registered) in counts.items()
         if saved != registered
     ]
@@ -90,11 +94,14 @@ def _check(state: dict[str, Any], parts: dict[str, list[Any]]) -> None:
         raise UsageError(problems)
 
 
-# --- the file of TorchTrainer.save: torch.save's, replaced in one step
+# --- the file of TorchTrainer.save: in the format of torch.save, replaced atomically
 
 
 def write_state(state: dict[str, Any], path: Path) -> None:
-    """A reader sees the old file or the new one. Raises OSError; nothing half-written is left then."""
+    """Write the state to a file atomically: a reader sees the old file or the new one.
+
+    Raises OSError; no partial file remains then.
+    """
     partial = temporary_beside(path)
     try:
         with partial.open("xb") as file:
@@ -108,7 +115,11 @@ def write_state(state: dict[str, Any], path: Path) -> None:
 
 
 def read_state(path: Path, weights_only: bool) -> dict[str, Any]:
-    """With its tensors on the CPU. Raises NoSuchState, and HpcDetError for a file that holds anything else."""
+    """Return the state in a file, with its tensors on the CPU.
+
+    `weights_only`: refuse files that contain objects whose loading could run code. Raises NoSuchState (a
+    FileNotFoundError), and HpcDetError for a file that is not a state or is refused.
+    """
     if not path.exists():
         raise NoSuchState(f"{path}: no such file")
     if weights_only:
@@ -120,7 +131,10 @@ def read_state(path: Path, weights_only: bool) -> dict[str, Any]:
 
 
 def share_buffers(operator: TrainingOperator) -> None:
-    """Rank 0's on all ranks, as the next training batch has them anyhow. Collective."""
+    """Copy the model buffers of rank 0 to all ranks, as DDP does at the next training batch. Collective.
+
+    Only models whose buffers DDP synchronizes are concerned.
+    """
     shared = [
         buffer
         for model, wrapped in zip(operator._models, operator._wrapped, strict=True)
@@ -134,7 +148,8 @@ def share_buffers(operator: TrainingOperator) -> None:
 
 
 def _take_rank_0s(buffers: Sequence[torch.Tensor]) -> None:
-    """Of one device, in one go; gloo knows few types, and every type is bytes."""
+    """Replace the values of the buffers, which are on one device, by those of rank 0. Collective."""
+    # One broadcast of bytes for all buffers: gloo supports only some data types.
     parts = [buffer.contiguous().reshape(-1).view(torch.uint8) for buffer in buffers]
     together = torch.cat(parts)
     dist.broadcast(together, src=0)
@@ -143,7 +158,7 @@ def _take_rank_0s(buffers: Sequence[torch.Tensor]) -> None:
 
 
 def own_buffers(operator: TrainingOperator) -> list[dict[str, torch.Tensor]]:
-    """By model: those of which each of several ranks has its own, so that rank 0's say nothing of this one's."""
+    """Return, for each model, the buffers that differ from rank to rank because DDP does not synchronize them."""
     return [
         {} if shares_buffers(wrapped) or not operator.is_distributed else dict(model.named_buffers())
         for model, wrapped in zip(operator._models, operator._wrapped, strict=True)
@@ -151,6 +166,7 @@ def own_buffers(operator: TrainingOperator) -> list[dict[str, torch.Tensor]]:
 
 
 def set_own_buffers(operator: TrainingOperator, saved: Sequence[dict[str, torch.Tensor]]) -> None:
+    """Restore what `own_buffers` returned."""
     with torch.no_grad():
         for model, values in zip(operator._models, saved, strict=True):
             buffers = dict(model.named_buffers())
@@ -158,13 +174,14 @@ def set_own_buffers(operator: TrainingOperator, saved: Sequence[dict[str, torch.
                 buffers[name].copy_(value)
 
 
-# --- from rank to rank, and into snapshots
+# --- sending data between ranks, and pickling it for snapshots
 
 
 def broadcast(data: Any, group: SealedGroup) -> Any:
-    """Collective over the whole gang. What the others gave is not looked at; they get tensors of their own, on the CPU.
+    """Return rank 0's `data` on all ranks; the `data` of other ranks is ignored. Collective over the whole gang.
 
-    Raises HpcDetError for what no rank of this run has sent, before unpickling it.
+    The other ranks get new tensors on the CPU. Raises HpcDetError, before unpickling, for bytes that were not sent by a
+    rank of this run.
     """
     tensors: list[torch.Tensor] = []
     is_first = dist.get_rank() == 0
@@ -172,7 +189,7 @@ def broadcast(data: Any, group: SealedGroup) -> Any:
     rest, kinds = group.broadcast((rest, [(tensor.shape, tensor.dtype) for tensor in tensors]))
     if not is_first:
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
-    # gloo knows few types, and every type is bytes
+    # broadcast as bytes: gloo supports only some data types
     parts = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
     for work in [dist.broadcast(part, src=0, async_op=True) for part in parts]:
         work.wait()
@@ -180,7 +197,7 @@ def broadcast(data: Any, group: SealedGroup) -> Any:
 
 
 def _without_tensors(data: Any, tensors: list[torch.Tensor]) -> bytes:
-    """`data` pickled, but for its tensors, which are appended to `tensors`."""
+    """Return `data` pickled without its tensors, which are appended to `tensors`."""
     file = io.BytesIO()
     _WithoutTensors(file, tensors).dump(data)
     return file.getvalue()
@@ -192,7 +209,7 @@ class _WithoutTensors(pickle.Pickler):
         self._tensors = tensors
 
     def persistent_id(self, value: Any) -> int | None:
-        """pickle puts this in the place of `value`. Tensors that are more than their numbers are left to it."""
+        """Return the number that pickle writes instead of a tensor; None: pickle writes the value itself."""
         if type(value) is not torch.Tensor or not is_plain(value):
             return None
         self._tensors.append(value)
@@ -209,12 +226,13 @@ class _WithTensors(pickle.Unpickler):
 
 
 def on_cpu(data: Any) -> Any:
-    """Its tensors, however nested."""
+    """Return `data` with the tensors in it, at any depth, detached and on the CPU."""
     return mapped(lambda value: value.detach().cpu() if isinstance(value, torch.Tensor) else value, data)
 
 
 def pickled(data: Any) -> bytes:
-    """On the CPU; for small tensors, whose pickling by torch, with a file for each, takes longer than all else."""
+    """Return `data` pickled, with its tensors written as numpy arrays of bytes. Use it for small tensors on the CPU."""
+    # torch writes a zip file for each tensor, which takes longer than everything else in a snapshot of small tensors.
     file = io.BytesIO()
     pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: _by_its_bytes}
@@ -223,14 +241,15 @@ def pickled(data: Any) -> bytes:
 
 
 def _by_its_bytes(tensor: torch.Tensor) -> Any:
-    """numpy knows few types, and every type is bytes."""
+    """Return how pickle restores the tensor: from a numpy array of its bytes."""
+    # as bytes: numpy lacks some of torch's data types
     if not is_plain(tensor):
         return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
     return _of_bytes, (tensor.contiguous().reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether numbers, a type and a shape are all of it, and at hand."""
+    """Return whether the tensor is on the CPU and fully described by its numbers, data type and shape."""
     is_special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
     return tensor.is_cpu and tensor.layout is torch.strided and not is_special
 

@@ -1,7 +1,7 @@
-"""Where the ranks of a generation exchange addresses: kept by the driver, reached over the ranks' authenticated lines.
+"""The torch store through which the ranks of a generation exchange addresses.
 
-torch's own TCPStore listens on all interfaces to whoever comes, and lives in the process of some rank. This one takes
-part in a generation alone, and neither a stranger nor the death of a rank reaches it.
+The driver holds the values; ranks access them over their authenticated connections. It replaces torch's TCPStore, which
+accepts unauthenticated connections on all interfaces and ends with the rank that hosts it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from hpc_det.node.lines import Line, Message
 
 
 class StoreKeeper:
-    """The driver's end, called in the thread of its lines alone."""
+    """The driver's side of the store. All methods are called by the thread that reads the connections."""
 
     def __init__(self, generation: int) -> None:
-        """What ranks of another generation said before they were ended may arrive late, and is not for this one."""
+        """`generation`: number of the gang; requests of ranks of another generation are ignored."""
         self._generation = generation
         self._values: dict[str, bytes] = {}
         self._waiting: list[tuple[set[str], Line, Message]] = []
+        """Requests that are answered once these keys have values."""
 
     def answer(self, line: Line, message: Message) -> None:
+        """Answer a request of a rank, or keep it until its keys have values."""
         head = message.head
         keys = set(head["keys"])
-        if line.identity["generation"] != self._generation:
+        if line.identity["generation"] != self._generation:  # sent late, before that rank was ended
             return
+        # get() and wait() of a torch store block until the keys exist.
         if head["store"] in ("get", "wait") and not keys <= self._values.keys():
             self._waiting.append((keys, line, message))
         else:
@@ -60,14 +63,17 @@ class StoreKeeper:
 
     def _add(self, head: dict[str, Any], value: bytes) -> tuple[int, bytes]:
         total = int(self._values.get(head["keys"][0], b"0")) + int(head["amount"])
-        self._set(head, str(total).encode())
+        self._set(head, str(total).encode())  # decimal text, as TCPStore stores counters
         return total, b""
 
     def _delete(self, head: dict[str, Any], value: bytes) -> tuple[bool, bytes]:
         return self._values.pop(head["keys"][0], None) is not None, b""
 
     def _swap(self, head: dict[str, Any], value: bytes) -> tuple[None, bytes]:
-        """The value afterwards; of a key that is not there, what was expected if that was something."""
+        """Set the key to the wanted value if it has the expected one; return the value afterwards.
+
+        A missing key counts as empty; if its expected value was not empty, that is returned, as TCPStore does.
+        """
         key, cut = head["keys"][0], head["cut"]
         expected, wanted = value[:cut], value[cut:]
         if self._values.get(key, b"") == expected:
@@ -79,7 +85,11 @@ class StoreKeeper:
 
 
 class LineStore(Store):
-    """A rank's end, for init_process_group. Any thread may ask; `hear` is called by the one that reads the line."""
+    """A rank's side of the store, for init_process_group.
+
+    All threads may use it; `hear` is for the one that reads the connection. Methods raise
+    DistStoreError, as torch's stores do, if the driver does not answer within `timeout_s` seconds.
+    """
 
     def __init__(self, line: Line, timeout_s: float) -> None:
         super().__init__()
@@ -90,10 +100,12 @@ class LineStore(Store):
         self._lock = threading.Lock()
 
     def hear(self, message: Message) -> None:
+        """Deliver an answer of the driver to the thread that waits for it."""
         with self._lock:
             self._asked.pop(message.head["store"]).set_result(message)
 
     def _ask(self, store: str, keys: Sequence[str], body: bytes = b"", **more: Any) -> Message:
+        """Send a request to the driver and return its answer."""
         answer: Future[Message] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -102,7 +114,9 @@ class LineStore(Store):
         try:
             return answer.result(self._timeout_s)
         except TimeoutError:
-            raise DistStoreError(f"waited {self._timeout_s:g} s for {', '.join(keys)}") from None
+            raise DistStoreError(
+                f"timed out after {self._timeout_s:g} s waiting for the driver's store: {', '.join(keys)}"
+            ) from None
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask("set", [key], value.encode() if isinstance(value, str) else value)
@@ -133,5 +147,5 @@ class LineStore(Store):
         self._timeout_s = timeout.total_seconds()
 
     def clone(self) -> LineStore:
-        """NCCL's threads ask one of their own."""
+        """Return this store itself: NCCL's threads each clone the store, and any thread may call its methods."""
         return self

@@ -1,6 +1,6 @@
-"""What a training loop that `fit` runs on every rank may call: report, get_context, prepare_model, prepare_data_loader.
+"""Functions for a training loop of `fit`: report, get_checkpoint, get_context, prepare_model, prepare_data_loader.
 
-The names and rules are those of Ray Train's functions (ray.train, Ray 2.60).
+Names and rules are those of Ray Train (ray.train, Ray 2.60).
 """
 
 from __future__ import annotations
@@ -33,80 +33,93 @@ if TYPE_CHECKING:
 
 
 class OutsideLoop(UsageError, RuntimeError):
-    """A function of training loops was called where none runs."""
+    """A function for training loops was called outside the function that `fit` runs."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder with whatever files the user writes."""
+    """A checkpoint: a folder with files that the user's training loop has written."""
 
     path: str
+    """Path of the folder."""
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Return the checkpoint in a folder.
+
+        Args:
+            path: Path of the folder; `report` copies its files.
+        """
         return cls(os.fspath(path))
 
     @contextmanager
     def as_directory(self) -> Iterator[str]:
-        """The folder, to read; it is the run's own."""
+        """Return a context manager that gives the path of the folder.
+
+        Do not change the files: a committed checkpoint is in the run folder itself, not a copy.
+        """
         yield self.path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Begin:
-    """Where a loop begins: the same for all ranks."""
+    """The start of a training loop; the same for all ranks."""
 
     name: str
-    """The run's."""
+    """Name of the run."""
     checkpoints: Path
-    """Their folder."""
+    """Folder that contains the checkpoints."""
     attempt: str
-    """Which no other has: ranks of an earlier one that still write do so elsewhere."""
+    """Unique id of this gang, part of the names of its checkpoints: ranks of an earlier gang may still write files."""
     reports: int
-    """That are behind us."""
+    """Number of reports before the start, up to the checkpoint."""
     checkpoint: str | None
+    """Path of the checkpoint to continue from, or None."""
 
 
 class LoopContext:
-    """Who a rank is, for the user's loop."""
+    """The rank that a training loop runs on: its numbers, its device, its checkpoint."""
 
     def __init__(self, operator: TrainingOperator, begin: Begin) -> None:
         self._operator = operator
         self._begin = begin
 
     def get_world_rank(self) -> int:
+        """Return the number of this rank in the gang, from 0."""
         return self._operator.world_rank
 
     def get_world_size(self) -> int:
-        """Of the gang as it is now: another one after a restart, maybe."""
+        """Return the number of ranks in the gang; it may differ after a restart of the loop."""
         return self._operator.world_size
 
     def get_local_rank(self) -> int:
+        """Return the number of this rank on its node, from 0."""
         return self._operator.local_rank
 
     def get_trial_name(self) -> str:
+        """Return the name of the run."""
         return self._begin.name
 
     get_experiment_name = get_trial_name
 
     def get_device(self) -> Any:
-        """The rank's torch.device."""
+        """Return the torch.device of this rank."""
         return self._operator.device
 
     def get_checkpoint(self) -> Checkpoint | None:
-        """The last one that was committed before this loop began; None in the first one of a run."""
+        """Return the last checkpoint that was committed before this loop started, or None if there is none."""
         return Checkpoint(self._begin.checkpoint) if self._begin.checkpoint else None
 
 
 class LoopOperator(TrainingOperator):
-    """Nothing is registered: the loop does all by itself."""
+    """The operator of a training loop: it registers nothing, because the loop itself creates models and data."""
 
     def setup(self, config: dict[str, Any]) -> None:
         pass
 
 
 class TrainLoop:
-    """The user's function on its way to a rank: called there with the rank's worker."""
+    """The user's training loop, sent to a rank and called there with the rank's worker."""
 
     def __init__(self, function: Callable[..., Any], config: Mapping[str, Any] | None, begin: Begin) -> None:
         self._function = function
@@ -117,7 +130,7 @@ class TrainLoop:
         global _session
         _session = _Session(worker, self._begin)
         try:
-            takes_config = bool(signature(self._function).parameters)
+            takes_config = bool(signature(self._function).parameters)  # as in Ray Train, the config is optional
             self._function(dict(self._config or {})) if takes_config else self._function()
             _session.end()
         finally:
@@ -125,6 +138,8 @@ class TrainLoop:
 
 
 class _Session:
+    """The training loop that runs in this process now."""
+
     def __init__(self, worker: RankWorker, begin: Begin) -> None:
         self.operator = worker.runner.operator
         self.context = LoopContext(self.operator, begin)
@@ -143,19 +158,20 @@ class _Session:
         self._worker.tell({"report": self._reports, "ended": True})
 
     def _copy(self, source: Path) -> dict[str, FileEntry]:
-        """Where all ranks of this generation put theirs."""
+        """Copy the files of a rank into the partial checkpoint, which all ranks share; return their entries by name."""
         target = Staging(self._begin.checkpoints, uuid_of(self._reports, self._begin.attempt)).partial
         make_private(target)
         entries: dict[str, FileEntry] = {}
         for path in sorted(source.rglob("*")):
             name = str(path.relative_to(source))
             if path.is_dir():
-                with suppress(FileExistsError):
+                with suppress(FileExistsError):  # another rank may have made it
                     (target / name).mkdir(mode=0o700)
             else:
                 with open(path, "rb") as file, sealed_file(target / name, CRC) as copy:
                     shutil.copyfileobj(file, copy, 1 << 22)
                 entries[name] = copy.entry
+        # The files are on disk already; their directory entries are not before this.
         for folder in {(target / name).parent for name in entries}:
             flush_folder(folder)
         return entries
@@ -165,36 +181,65 @@ _session: _Session | None = None
 
 
 def uuid_of(report: int, attempt: str) -> str:
-    """Of the checkpoint that comes with a report."""
+    """Return the id of the checkpoint of a report, which is also the name of its folder."""
     return f"{report:06}-{attempt}"
 
 
 def _current(name: str) -> _Session:
+    """Return the running session. Raises OutsideLoop, naming the function `name`, if there is none."""
     if _session is None:
-        raise OutsideLoop(f"{name}: is for the function that hpc_det.sgd.fit runs on every rank")
+        raise OutsideLoop(
+            f"{name}(): called outside a training loop; call it in the function that hpc_det.sgd.fit runs on every rank"
+        )
     return _session
 
 
 def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
-    """Report `metrics`, of which rank 0's are recorded, and commit `checkpoint`: the files of all ranks that pass one.
+    """Report metrics and commit a checkpoint. Collective: every rank must call it equally often.
 
-    Collective: every rank calls it equally often. It returns when all ranks have called it; by then the files are
-    copied and the checkpoint is committed.
+    It returns when all ranks have called it, the files are copied, and the checkpoint is committed.
+
+    Args:
+        metrics: Values by name. Those of rank 0 are recorded, values that JSON cannot represent converted.
+        checkpoint: A folder with files, or None. The committed checkpoint contains the files of all ranks that give
+            one; their names must be different on each rank.
+
+    Raises:
+        OutsideLoop: A RuntimeError; it was called outside the function that `fit` runs.
     """
     _current("report").report(metrics, checkpoint)
 
 
 def get_context() -> LoopContext:
+    """Return the context of this rank: its number, the world size, its device.
+
+    Raises:
+        OutsideLoop: A RuntimeError; it was called outside the function that `fit` runs.
+    """
     return _current("get_context").context
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """What the loop goes on from, if anything."""
+    """Return the checkpoint that the loop has to continue from, or None in the first start of a run.
+
+    Raises:
+        OutsideLoop: A RuntimeError; it was called outside the function that `fit` runs.
+    """
     return get_context().get_checkpoint()
 
 
 def prepare_model(model: nn.Module, parallel: bool = True, **ddp_args: Any) -> nn.Module:
-    """On the rank's device; with several ranks in DistributedDataParallel, unless not `parallel`."""
+    """Return the model on the rank's device, wrapped in DistributedDataParallel (DDP) if there are several ranks.
+
+    Args:
+        model: The model.
+        parallel: Whether to wrap it in DDP.
+        **ddp_args: Keyword arguments for DistributedDataParallel.
+
+    Raises:
+        BadModel: An AssertionError; `model` is not an nn.Module.
+        OutsideLoop: A RuntimeError; it was called outside the function that `fit` runs.
+    """
     operator = _current("prepare_model").operator
     if not parallel:
         return model.to(operator.device)
@@ -203,7 +248,7 @@ def prepare_model(model: nn.Module, parallel: bool = True, **ddp_args: Any) -> n
 
 
 class PreparedLoader:
-    """A rank's share of a DataLoader, pass after pass, on its device; the order is another one in each epoch."""
+    """A rank's shard of a DataLoader, with batches on the rank's device. Each iteration over it is one epoch."""
 
     def __init__(self, loader: DataLoader[Any], operator: TrainingOperator, to_device: Callable[[Any], Any]) -> None:
         place = RankPlace(operator.world_rank, operator.local_rank, operator.world_size)
@@ -213,13 +258,20 @@ class PreparedLoader:
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Of the next pass, from 0; without it, that after the last. A loop that goes on in an epoch calls it."""
+        """Set the number of the next epoch, which determines the order of shuffled samples.
+
+        Call it in a loop that continues from a checkpoint. Without it epochs are counted from 0 in each start.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+        """
         self._epoch = epoch
 
     def __len__(self) -> int:
+        """Return the number of batches in an epoch on this rank. Raises TypeError if it is not known."""
         batches = self._source.left(0)
         if batches is None:
-            raise TypeError("this loader has no length")
+            raise TypeError("the number of batches is not known: the loader that was prepared has no length")
         return batches
 
     def __iter__(self) -> Iterator[Any]:
@@ -228,6 +280,16 @@ class PreparedLoader:
 
 
 def prepare_data_loader(loader: DataLoader[Any]) -> Iterable[Any]:
-    """The rank's share of its batches, on its device. Loaders with a sampler of the user's own are not shared out."""
+    """Return an iterable with this rank's shard of the loader, whose batches are on the rank's device.
+
+    A loader with a custom sampler or `__iter__`, with an IterableDataset, or with a DistributedSampler is not sharded:
+    its batches are used unchanged on every rank.
+
+    Args:
+        loader: The DataLoader of the whole data.
+
+    Raises:
+        OutsideLoop: A RuntimeError; it was called outside the function that `fit` runs.
+    """
     session = _current("prepare_data_loader")
     return PreparedLoader(loader, session.operator, session.to_device)

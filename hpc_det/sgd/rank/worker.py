@@ -1,10 +1,13 @@
-"""A rank: joins its gang when the driver says so, and then calls what the driver names.
+"""A rank's process: connects to the driver, joins the gang, and runs the methods that the driver requests.
 
 driver -> rank: {"do": METHOD, "id"} with a cloudpickle of the arguments, where METHOD is `begin`, `call`, `change`,
-`snapshot` or `loop`; {"do": "progress"}, {"do": "stacks"}, {"do": "leave"}; rank -> driver: {"done": id} with a
-cloudpickle of the result, or {"raised": id} with a pickle of the rest of a Raised, {"progress": ...}, with "at" where
-stacks were asked for, {"shown": STREAM} with the text, the store's questions (hpc_det.sgd.rank.store), and from a loop
-of `fit` {"report": ...}, for which the answer is {"do": "heard"}.
+`snapshot` or `loop`; {"do": "progress"}, {"do": "stacks"}, {"do": "leave"}; answers to store requests;
+{"do": "heard"} in answer to a report.
+
+rank -> driver: {"done": id} with a cloudpickle of the result, or {"raised": id} with a pickle of the fields of Raised
+after the first; {"progress": ...} in answer to "progress" and "stacks", in the latter case with "at";
+{"shown": STREAM} with text that rank 0 printed; store requests (hpc_det.sgd.rank.store); {"report": ...} from a
+training loop of `fit`.
 """
 
 from __future__ import annotations
@@ -46,54 +49,69 @@ from hpc_det.sgd.rank.state import pickled
 from hpc_det.sgd.rank.store import LineStore
 
 CONNECT_S, STORE_S = 30.0, 300.0
+"""Seconds to wait for a connection to the driver, and for an answer of its store."""
 
 _PHASES: dict[str, Phase] = {"train": "training", "validate": "validation"}
 
-_STDERR = 2
+_STDERR = 2  # faulthandler needs a file descriptor: sys.stderr may have been replaced
 
 _BATCHES_BITS = 32
+"""Bits of a progress count that hold the batches; the bits above hold the borders."""
 
 _ROOM = 2**20
-"""Bytes by which a state may grow before its buffer is mapped anew."""
+"""Bytes by which a state may grow before its buffer has to be mapped again."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What `begin` is told."""
+    """The argument of `begin`."""
 
     pickled: bytes
-    """RankSettings, and the initialization hook or None: the same for all ranks."""
+    """A pickle of RankSettings and of the initialization hook or None; the same for all ranks."""
     snapshot: int | Path | None
-    """Where rank 0 finds one: the number of its node's buffer, or a file. None: the training begins."""
+    """The snapshot that rank 0 reads: the number of a buffer of its node, or a file; None: training starts afresh."""
     leaves_after_error: bool
-    """Rank 0 is in the driver's process, which hears of an error on another rank no sooner than gloo tells rank 0."""
+    """Whether this rank exits after an exception, so that its peers' collectives fail.
+
+    True if rank 0 is in the driver's process (use_local): the driver reads no messages while rank 0 computes, so only
+    a broken collective on rank 0 lets it notice an exception on another rank.
+    """
     own: bytes | None
-    """What this rank alone had then; None where it did not exist."""
+    """This rank's own part of the snapshot, pickled; None if the rank did not exist then."""
     modules: tuple[str, ...]
-    """Folders where the driver finds modules: what is pickled names the user's by their names."""
+    """The driver's sys.path as absolute folders: pickles refer to the user's modules by name."""
 
 
 class Own(NamedTuple):
-    """Of one rank, at a snapshot."""
+    """The part of a snapshot that only one rank has."""
 
     state: bytes
+    """A pickle of Runner.own()."""
     epochs_done: int
+    """Completed passes over the training data."""
 
 
 class RankWorker:
-    """One rank. `serve` is its life; for the one in the driver (use_local) `serve_one` is called when it was asked."""
+    """One rank, connected to the driver.
+
+    A rank process runs `serve`. For rank 0 in the driver's process (use_local), the driver calls `serve_one` after each
+    request.
+    """
 
     def __init__(self, order: dict[str, Any], on_end: Callable[[], None] = lambda: None) -> None:
-        """`on_end` is called by another thread when the driver is gone."""
+        """Connect to the driver. `order`: the keys are those of `run`; `log` and `interface` are not needed.
+
+        `on_end` is called, by another thread, when the connection to the driver has ended.
+        """
         self._place = RankPlace(order["rank"], order["local_rank"], order["size"])
         self._buffers = Buffers(order["buffers"])
         self._key = bytes.fromhex(order["key"])
         self._runner: Runner | None = None
         self._phase: Phase = "outside"
         self._borders = 0
-        """That all ranks pass: ends of phases, and what a loop tells on its way."""
+        """Number of borders passed. All ranks pass the same ones: the ends of phases and the reports of a loop."""
         self._began_at = (0, 0)
-        """Borders and batches, when the phase began."""
+        """Borders and batches when the current phase began."""
         self._leaves_after_error = False
         self._on_end = on_end
         generation = order["generation"]
@@ -106,12 +124,12 @@ class RankWorker:
         self._listener.start()
 
     def serve(self) -> None:
-        """Until the driver says so."""
+        """Run requests until the driver asks this rank to leave or the connection ends."""
         while self.serve_one():
             pass
 
     def serve_one(self) -> bool:
-        """Wait for an order and answer it; False at the last one."""
+        """Wait for a request, run it, and send the result. Return False if it was the last one."""
         order = self._orders.get()
         if order is None or order.head["do"] == "leave":
             return False
@@ -120,25 +138,26 @@ class RankWorker:
         return "done" in head or not self._leaves_after_error
 
     def close(self) -> None:
+        """Leave the process group and close the connection."""
         if dist.is_initialized():
             dist.destroy_process_group()
         self.line.close()
         self._listener.join()
 
     def _answer(self, order: Message) -> tuple[dict[str, Any], bytes]:
-        """What the order brought, or what was raised instead, as it is sent."""
+        """Run the request; return head and body of the message with its result or its exception."""
         number = order.head["id"]
         try:
             arguments = cloudpickle.loads(order.body)
-            result = getattr(self, order.head["do"])(*arguments)
+            result = getattr(self, order.head["do"])(*arguments)  # the line is authenticated: only the driver sends
             return {"done": number}, cloudpickle.dumps(result)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # with use_local this is the user's Ctrl-C in the driver
             raise
         except BaseException as error:
             return {"raised": number}, pickle.dumps(_told(error))
 
     def begin(self, start: Start) -> None:
-        """Join the gang; the user's components; what they were when the snapshot was taken."""
+        """Call the initialization hook, join the gang, create the operator, and restore the snapshot, if any."""
         with self._in("setup"):
             self._begin(start)
 
@@ -158,24 +177,26 @@ class RankWorker:
             self._runner.restore(shared, pickle.loads(start.own) if start.own else None)
 
     def call(self, method: str, arguments: dict[str, Any], only: int | None = None) -> Any:
-        """A method of the Runner; None on other ranks than the `only` one."""
+        """Call a method of the Runner and return its result; `only`: just on this rank, the others return None."""
         with self._in(_PHASES.get(method, "function")):
             return getattr(self.runner, method)(**arguments) if only in (None, self._place.rank) else None
 
     def change(
         self, method: str, arguments: dict[str, Any], buffer: int, holders: list[int]
     ) -> tuple[dict[str, Any], Own]:
-        """A method of the Runner, and at once a snapshot of what came of it: one counts only with the other."""
+        """Call a method of the Runner and take a snapshot; return the method's result and this rank's part of it."""
+        # One request for both: if a rank dies in between, the driver has neither the result nor the snapshot.
         return self.call(method, arguments), self.snapshot(buffer, holders)
 
     def loop(self, function: Callable[[RankWorker], None]) -> None:
-        """What `fit` runs; it may `tell` the driver things on its way."""
+        """Run the training loop of `fit`, which may call `tell`."""
         with self._in("loop"):
             function(self)
 
     @contextmanager
     def _in(self, phase: Phase) -> Iterator[None]:
-        """Peers that still are in it are behind this rank once it has left."""
+        """Mark the code in the `with` block as a phase, for the hang detector."""
+        # Passing a border at the end ranks this rank before peers that are still in the phase.
         self._began_at, self._phase = (self._borders, self._batches), phase
         try:
             yield
@@ -183,7 +204,10 @@ class RankWorker:
             self._borders, self._phase = self._borders + 1, "outside"
 
     def tell(self, head: dict[str, Any]) -> None:
-        """In the middle of a call, and wait until the driver has heard all ranks."""
+        """Send a report in the middle of a call, and wait until the driver has received it from all ranks.
+
+        Raises SystemExit if the driver ends this rank instead.
+        """
         self._borders += 1
         self.line.send(head)
         answer = self._orders.get()
@@ -191,7 +215,10 @@ class RankWorker:
             raise SystemExit("the driver ends this rank")
 
     def snapshot(self, buffer: int, holders: list[int]) -> Own:
-        """What is the same on all ranks goes into memory of the nodes of some of them."""
+        """Take a snapshot, and return this rank's own part. Collective.
+
+        The ranks in `holders` write the shared part to the buffer with this number on their nodes.
+        """
         self.runner.level()
         if self._place.rank in holders:
             self._buffers.write(buffer, self.runner.shared())
@@ -199,8 +226,9 @@ class RankWorker:
 
     @property
     def runner(self) -> Runner:
+        """The runner. Raises RuntimeError before `begin`."""
         if self._runner is None:
-            raise RuntimeError("this rank has not begun")
+            raise RuntimeError("this rank has no operator yet: `begin` was not called")
         return self._runner
 
     def _join(self, settings: RankSettings) -> None:
@@ -214,12 +242,14 @@ class RankWorker:
             )
 
     def _read(self, snapshot: int | Path) -> dict[str, Any]:
-        """Both are the run's own: this node's memory, or a file whose seal the driver has checked."""
+        """Return the shared part of a snapshot, from a buffer of this node or from a file."""
+        # weights_only=False is safe: the buffer is the run's own memory, and the driver has checked the file's seal.
         path = snapshot if isinstance(snapshot, Path) else self._buffers.path(snapshot)
         shared: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
         return shared
 
     def _listen(self) -> None:
+        """Read messages in a separate thread, so that a rank that computes still answers the hang detector."""
         while (message := self.line.receive()) is not None:
             if "store" in message.head:
                 self._store.hear(message)
@@ -238,28 +268,31 @@ class RankWorker:
         return self._runner.batches if self._runner else 0
 
     def _progress(self) -> Progress:
-        """Of two ranks at the same border, the one with fewer batches of this phase is behind."""
+        """Return the progress: a count that is larger the further this rank is, by borders, then by batches."""
         phase, (borders_before, batches_before) = self._phase, self._began_at
         batch = self._batches - batches_before
+        # "warm": the phase has come past its start, where compiling, loading data or a slow setup may take long
         is_warm = phase != "outside" and (batch > 0 or self._borders > borders_before)
         return Progress(phase, (self._borders << _BATCHES_BITS) + batch, warm=is_warm, batch=batch)
 
 
 class Buffers:
+    """The node's buffers for snapshots: anonymous memory that other processes read as files."""
+
     def __init__(self, descriptors: list[int]) -> None:
-        """Of anonymous memory (hpc_det.checkpoint.snapshots), which other processes read as files."""
+        """`descriptors`: file descriptors of the buffers (hpc_det.checkpoint.snapshots), by number."""
         self._descriptors = descriptors
         self._mapped: dict[int, torch.Tensor] = {}
 
     def path(self, number: int) -> str:
-        """What torch.load reads."""
+        """Return the path under which this process can open the buffer, for torch.load."""
         return f"/proc/self/fd/{self._descriptors[number]}"
 
     def write(self, number: int, content: Any) -> None:
-        """As a file of torch.save's. Seals are the business of whoever makes it durable."""
+        """Write the content in the format of torch.save; the process that writes it to disk adds the seal."""
         try:
             file = layout_of(content)
-        except RuntimeError:  # of tensors that cannot be laid out
+        except RuntimeError:  # layout_of does not support all kinds of tensors
             self._save(number, content)
         else:
             file.fill(self._memory(number, file.size))
@@ -270,7 +303,7 @@ class Buffers:
             file.truncate()
 
     def _memory(self, number: int, size: int) -> torch.Tensor:
-        """At least `size` bytes; the buffer, as a file, has just so many."""
+        """Return memory of at least `size` bytes; the buffer, read as a file, has exactly `size` bytes."""
         descriptor = self._descriptors[number]
         if number not in self._mapped or len(self._mapped[number]) < size:
             os.ftruncate(descriptor, size + _ROOM)
@@ -281,11 +314,12 @@ class Buffers:
 
 
 def _told(error: BaseException) -> tuple[str, str, bytes]:
-    """What a Raised holds besides the rank."""
+    """Return the fields of Raised after the first: the message, the traceback, and the pickled exception."""
     return _words(error), "".join(traceback.format_exception(error)), _pickled(error)
 
 
 def _words(error: BaseException) -> str:
+    """Return type and message of an exception, even if its `str()` raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as problem:
@@ -293,7 +327,7 @@ def _words(error: BaseException) -> str:
 
 
 def _pickled(error: BaseException) -> bytes:
-    """Nothing where it cannot be: its words are enough."""
+    """Return the pickled exception; empty if it cannot be pickled."""
     try:
         return bytes(cloudpickle.dumps(error))
     except Exception:
@@ -303,11 +337,15 @@ def _pickled(error: BaseException) -> bytes:
 Send = Callable[[dict[str, str], bytes], None]
 
 
-# --- its process, as the fork server starts it: which signals it takes, how it ends, and what it prints
+# --- the rank's process, as the fork server starts it: signals, exit, output
 
 
 def run(order: dict[str, Any]) -> int:
-    """Be the rank that `order` describes. Returns the exit code."""
+    """Run the rank that `order` describes, and return the exit code.
+
+    Keys of `order`: rank, local_rank, size, generation, driver (host and port), key (hexadecimal), buffers (file
+    descriptors), log (a path), interface (name of the network interface, or None).
+    """
     log_to(Path(order["log"]))
     _ignore_stops()
     os.environ.update(_variables(order))
@@ -321,43 +359,48 @@ def run(order: dict[str, Any]) -> int:
 
 
 def _ignore_stops() -> None:
-    """They are the agent's business; a DataLoader's worker has the defaults again."""
+    """Ignore stop signals in this process, but not in processes that it forks, such as DataLoader workers."""
+    # The node agent handles them: it receives them too, and reports to the driver that the node will be taken away.
     for number in STOP_SIGNALS:
         signal.signal(number, lambda number, frame: None)
     os.register_at_fork(after_in_child=_hear_stops)
 
 
 def _hear_stops() -> None:
+    """Restore the default actions of stop signals."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 
 def _variables(order: dict[str, Any]) -> dict[str, str]:
-    """torchrun's, for libraries that ask who they are; and which interface gloo and NCCL shall take."""
+    """Return torchrun's variables, which some libraries read, and those that select the interface of gloo and NCCL."""
     numbers = {"RANK": order["rank"], "WORLD_SIZE": order["size"], "LOCAL_RANK": order["local_rank"]}
     return {name: str(number) for name, number in numbers.items()} | (
         variables(order["interface"]) if order["interface"] else {}
     )
 
 
-# --- what rank 0 prints, also on the driver's screen: progress bars, and the output of users' operators
+# --- the output of rank 0, which the driver prints too: progress bars, and what users' operators print
 
 
 def show_too(send: Send) -> None:
-    """From now on all that this process writes by Python's streams is also sent."""
+    """Send everything that this process writes to sys.stdout and sys.stderr to the driver too."""
     sys.stdout = _Shown(sys.stdout, "stdout", send)
     sys.stderr = _Shown(sys.stderr, "stderr", send)
 
 
 def show(stream: str, text: bytes | bytearray) -> None:
-    """The driver's part. Its terminal may know fewer signs."""
+    """Print text of rank 0 in the driver. `stream`: "stdout" or "stderr"."""
     file = sys.stdout if stream == "stdout" else sys.stderr
     encoding = file.encoding or "utf-8"
+    # The driver's terminal may lack characters that rank 0 could print.
     file.write(text.decode().encode(encoding, "replace").decode(encoding))
     file.flush()
 
 
 class _Shown(io.TextIOBase):
+    """A text stream that writes to the rank's log and to the driver."""
+
     def __init__(self, log: TextIO, stream: str, send: Send) -> None:
         self._log = log
         self._stream = stream
@@ -365,7 +408,7 @@ class _Shown(io.TextIOBase):
         self._pid = os.getpid()
 
     def write(self, text: str) -> int:
-        if os.getpid() == self._pid:  # not in a forked child, a DataLoader's worker: the line is this process's
+        if os.getpid() == self._pid:  # not in a forked child, such as a DataLoader worker: it must not use the line
             self._send({"shown": self._stream}, text.encode(errors="replace"))
         return self._log.write(text)
 
@@ -376,5 +419,5 @@ class _Shown(io.TextIOBase):
         return self._log.fileno()
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]  # progress bars ask which signs they may draw
+    def encoding(self) -> str:  # type: ignore[override]  # tqdm reads it to choose the characters of its bars
         return self._log.encoding
