@@ -1,1 +1,4 @@
-"""What a scheduler is, and each of them: command builders, output parsers, one table of states. A file each."""
+"""The schedulers: Slurm, PBS and the local machine.
+
+Each one has command builders, output parsers and one table of states.
+"""

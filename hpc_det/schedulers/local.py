@@ -1,7 +1,9 @@
-"""This machine, without a scheduler: a job is a process in a session of its own, and there is no queue.
+"""The local machine, without a scheduler: a job is a process that leads its own session. Without a queue, it starts at
+once.
 
-A job id is PID-START@HOST: the process, its start time in clock ticks (proc(5), /proc/PID/stat field 22), so that
-another process with the same number is never taken for the job, and its host, since the state folder may be shared.
+A job id is PID-START@HOST. START is the start time of the process in clock ticks (proc(5), /proc/PID/stat field 22), so
+that another process with the same PID is never mistaken for the job. HOST is needed because several machines may share
+the state folder.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ from hpc_det.store.folders import ExperimentFolder, job_log
 
 MODULE = "hpc_det.schedulers.local"
 POOL = "local"
-"""What their pool is called where pools are named."""
+"""The name of the only resource pool, for listings that show pools."""
 JOB_MODULE = "hpc_det.launch.job"
 
 
 class Local:
+    """The scheduler `local`, which starts every job at once on this machine."""
+
     template = "local.sh.j2"
     has_queue = False
 
@@ -46,7 +50,8 @@ class Local:
         }
 
     def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
-        # Not in the user's folder: `python -m` would import a module of theirs in the place of one it needs.
+        # Not in the user's folder: `python -m` puts the working folder first on sys.path, so a module of the user's
+        # could replace one that the job needs.
         return ["env", f"--chdir={Path(submission.script).parent}", sys.executable, "-m", MODULE, submission.script]
 
     def parse_submit(self, output: str, element: int | None = None) -> str:
@@ -59,16 +64,16 @@ class Local:
         job = JobId.parse(job_id)
         status = job.status()
         if status.state is JobState.UNKNOWN:
-            raise CommandError(f"job {job_id}: {status.reason}; end it there")
+            raise CommandError(f"job {job_id}: {status.reason}; cancel it there")
         if status.state is JobState.RUNNING:
-            with suppress(ProcessLookupError):  # it may end just now
+            with suppress(ProcessLookupError):  # the job may have ended since the check
                 os.kill(job.pid, signal.SIGTERM)
 
     def withdraw(self, job_id: str, run: Run) -> None:
-        """There is no queue."""
+        """Do nothing: without a queue, no job waits."""
 
     def release(self, job_id: str, run: Run) -> None:
-        """Nothing is ever held back here."""
+        """Do nothing: without a queue, no job is held."""
 
     def job_id(self, env: Mapping[str, str]) -> str:
         return str(JobId.of(os.getpid()))
@@ -77,9 +82,10 @@ class Local:
         return 0
 
     def share(self, plan: JobPlan, place: int) -> dict[str, str]:
-        """GPUs of its own: nothing else here divides them."""
+        """Return CUDA_VISIBLE_DEVICES for the gang at this place; empty for CPU slots."""
         if plan.slot_type != "gpu":
             return {}
+        # Without a scheduler, nothing else divides the GPUs among gangs.
         first = place * plan.ranks_per_node
         return {"CUDA_VISIBLE_DEVICES": ",".join(str(first + slot) for slot in range(plan.ranks_per_node))}
 
@@ -99,7 +105,7 @@ class Local:
         return False
 
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
-        """There is no other host."""
+        """Do nothing: this machine is the only host."""
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         return None
@@ -108,14 +114,14 @@ class Local:
         return Cause.PREEMPTED
 
     def replaced(self, job_id: str, run: Run) -> None:
-        """Nothing ever comes back here."""
+        """Do nothing: a local job is never requeued."""
 
     def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
-        raise NotImplementedError("there is no queue")
+        raise NotImplementedError("the local machine has no queue to requeue into")
 
 
 def start_detached(script: str) -> str:
-    """Start `script` in its own session, so that it outlives the shell; its job id."""
+    """Start `script` in its own session, so that it outlives the shell, and return its job id."""
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(
         ["/bin/bash", script], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
@@ -125,17 +131,20 @@ def start_detached(script: str) -> str:
 
 @dataclass(frozen=True)
 class JobId:
+    """The identity of a process: PID, start time in clock ticks, and host."""
+
     pid: int
     ticks: int
     host: str
 
     @classmethod
     def of(cls, pid: int) -> JobId:
+        """Return the id of a running process on this machine."""
         return cls(pid, start_ticks(pid), socket.gethostname())
 
     @classmethod
     def parse(cls, text: str) -> JobId:
-        """Raises ValueError for anything else."""
+        """Return the id that `text` contains. Raises ValueError if it is not of the form PID-START@HOST."""
         process, _, host = text.partition("@")
         pid, _, ticks = process.partition("-")
         return cls(int(pid), int(ticks), host)
@@ -145,30 +154,37 @@ class JobId:
 
     def status(self) -> JobStatus:
         if self.host != socket.gethostname():
-            return JobStatus(JobState.UNKNOWN, f"it runs on {self.host}, and only that host can tell")
+            return JobStatus(JobState.UNKNOWN, f"it runs on {self.host}, and only that host knows its state")
         return JobStatus(JobState.RUNNING if is_running(self.pid, self.ticks) else JobState.ENDED)
 
 
 def jobs() -> list[QueuedJob]:
-    """The jobs that run on this machine, the oldest first; those of other users only where their files may be read."""
+    """Return the jobs that run on this machine, oldest first.
+
+    Jobs of other users are included only if their files are readable for this user.
+    """
     return sorted(_found(), key=lambda job: job.submitted or 0)
 
 
 def _found() -> Iterator[QueuedJob]:
+    """Yield the job of each process in /proc that is the leader of one."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with suppress(OSError, ValueError, LookupError, TypeError):  # it may end just now, or be none of ours
+            with suppress(OSError, ValueError, LookupError, TypeError):  # it may have ended, or not be a job
                 yield from _job_of(int(entry.name))
 
 
 def _job_of(pid: int) -> Iterator[QueuedJob]:
-    """Raises what a file raises that is not there, cannot be read, or holds something else."""
+    """Yield the job that process `pid` leads; nothing if it does not lead one.
+
+    Raises OSError, ValueError, LookupError or TypeError if a file is missing, unreadable or not in the expected format.
+    """
     words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
     if JOB_MODULE not in words or os.getsid(pid) != pid:  # a job leads its session
         return
     owner = os.stat(f"/proc/{pid}").st_uid
     experiment = ExperimentFolder(Path(words[words.index(JOB_MODULE) + 1]))
-    # Of a colleague's experiment there is a copy to read.
+    # The plan of another user's experiment is private; its owner may publish a copy without secrets.
     readable = experiment.plan if os.access(experiment.plan, os.R_OK) else experiment.masked / experiment.plan.name
     plan = JobPlan.from_json(_text_of(readable, owner))
     if plan.scheduler != "local":
@@ -195,9 +211,9 @@ def _job_of(pid: int) -> Iterator[QueuedJob]:
 
 
 def _text_of(path: Path, owner: int) -> str:
-    """Raises PermissionError for what is no file of the owner's: any process may name any path, such as a FIFO that
-    nobody ever writes to.
-    """
+    """Return the content of `path`. Raises PermissionError if it is not a regular file that `owner` owns."""
+    # Another user's process may name any path on its command line. O_NONBLOCK: opening a FIFO without a writer would
+    # block.
     with open(path, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_uid != owner:
@@ -206,7 +222,7 @@ def _text_of(path: Path, owner: int) -> str:
 
 
 def _started(pid: int) -> float:
-    """In seconds since the epoch (proc(5), /proc/uptime)."""
+    """Return the start time of process `pid`, in seconds since the epoch (proc(5), /proc/uptime)."""
     uptime_s = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
     return time.time() - uptime_s + JobId.of(pid).ticks / os.sysconf("SC_CLK_TCK")
 

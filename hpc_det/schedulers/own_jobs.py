@@ -1,7 +1,8 @@
-"""The jobs of an experiment that are in the queue although no file has their ids.
+"""Finds jobs of an experiment that are in the queue although no file of the experiment contains their ids.
 
-Every job names the experiment's folder to its scheduler: as its working folder, in the path of its log, or on its
-command line. So a job is found in the queue even if nobody has written down its id.
+A submitter that is killed between submitting a job and recording its id leaves such a job behind. It can still be
+found, because every job names the experiment's folder to its scheduler: as its working folder, in the path of its log,
+or on its command line.
 """
 
 from __future__ import annotations
@@ -18,29 +19,33 @@ from hpc_det.schedulers.scheduler import array_of, run_command
 from hpc_det.store.folders import ExperimentFolder
 
 SETTLES_S = 3.0
-"""A killed submitter leaves its call of the scheduler behind, which may queue the job a moment later."""
+"""Seconds to wait before a job counts as not queued.
+
+A killed submitter leaves its sbatch or qsub process running, which may still queue the job a moment later.
+"""
 
 
 def unknown_jobs(experiment: ExperimentFolder, scheduler: str) -> list[str]:
-    """Jobs and arrays of this experiment in the queue whose ids no file of it has, oldest first.
-
-    Raises CommandError.
+    """Return the queued jobs and arrays of this experiment whose ids no file contains, oldest first. Raises
+    CommandError.
     """
     return sorted({array_of(job_id) for job_id in _queued(experiment, scheduler)} - known_jobs(experiment), key=_age)
 
 
 def unknown_elements(experiment: ExperimentFolder, scheduler: str, index: int) -> list[str]:
-    """The same of arrays whose one queued element has this index, as the element's own id. Raises CommandError."""
+    """Return the queued elements with this index of arrays whose ids no file contains, oldest first.
+
+    The ids are those of the elements. Raises CommandError.
+    """
     known = known_jobs(experiment)
     queued = (job_id for job_id in _queued(experiment, scheduler) if array_of(job_id) not in known)
     return sorted((job_id for job_id in queued if re.search(rf"(?:_|\[){index}\]?(?:\.|$)", job_id)), key=_age)
 
 
 def found_successor(experiment: ExperimentFolder, scheduler: str, next_jobs: Path) -> list[str]:
-    """The job that was queued to go on for the newest one in the file `next_jobs`, and is not in it; none where there
-    is none. Raises CommandError.
+    """Return, as a list of at most one, the queued successor that is not yet recorded in the file `next_jobs`.
 
-    A scheduler that stood still answers squeue before it queues a job that it was given earlier (measured).
+    The successor is the job that continues the newest one in that file. Raises CommandError.
     """
     script, index = map(int, next_jobs.name.partition(".")[0].split("-"))
     is_array = JobArray.of(experiment, script).count > 1
@@ -50,6 +55,8 @@ def found_successor(experiment: ExperimentFolder, scheduler: str, next_jobs: Pat
 
     found = unknown()
     if not found:
+        # A scheduler that was blocked for a while answers squeue before it queues a job that it received earlier
+        # (measured).
         time.sleep(SETTLES_S)
         found = unknown()
     return found[:1]
@@ -61,16 +68,19 @@ def _queued(experiment: ExperimentFolder, scheduler: str) -> list[str]:
 
 
 def _age(job_id: str) -> int:
+    """Return the sort key of a job id: its number, which is lower for older jobs."""
     return int(re.findall(r"\d+", job_id)[0])
 
 
 def known_jobs(experiment: ExperimentFolder) -> set[str]:
-    """The ids of all jobs and arrays that files of the experiment name; no ids of elements."""
+    """Return the ids of all jobs and arrays that files of the experiment contain; ids of elements are reduced to their
+    array.
+    """
     return {job_id for script in script_numbers(experiment) for job_id in jobs_of_script(experiment, script)}
 
 
 def jobs_of_script(experiment: ExperimentFolder, script: int) -> set[str]:
-    """The ids of the jobs and arrays that were submitted with one script."""
+    """Return the ids of the jobs and arrays that were submitted with this script."""
     ids = {(read_json(experiment.job(script)) or {"job_id": ""})["job_id"]}
     for path in experiment.all_next_jobs(script):
         ids |= set((read_json(path) or {"jobs": []})["jobs"])
@@ -78,5 +88,5 @@ def jobs_of_script(experiment: ExperimentFolder, script: int) -> set[str]:
 
 
 def script_numbers(experiment: ExperimentFolder) -> list[int]:
-    """The numbers of the scripts that the scheduler was given for this experiment, in order."""
+    """Return the numbers of the scripts that were written for this experiment, in ascending order."""
     return sorted(int(path.name.partition(".")[0]) for path in experiment.jobs.glob("*.array.json"))

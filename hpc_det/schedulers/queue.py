@@ -1,6 +1,6 @@
-"""A scheduler's queue: the jobs in it, in scheduling order, and the commands that change their places.
+"""The queue of a scheduler: its jobs in scheduling order, and the commands that change the order.
 
-As schedulers/scheduler.py: command builders and output parsers, one file for each scheduler.
+Each scheduler implements `Queue` in its folder, with command builders and output parsers.
 """
 
 from __future__ import annotations
@@ -18,38 +18,39 @@ from hpc_det.schedulers.scheduler import JobState, Run
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """A job that waits or runs, or those elements of an array that the scheduler keeps together."""
+    """A job that waits or runs, or the elements of an array that the scheduler lists together."""
 
     job_id: str
-    """Of elements that wait together: their array's."""
+    """The id of the job, or of the array if elements wait together."""
     named: str
-    """What the scheduler's commands take for exactly this job, or these elements."""
+    """The id that addresses exactly this job, or these elements, in commands of the scheduler."""
     name: str
     user: str
     pool: str
     pools: tuple[str, ...]
-    """All that it waits in: on Slurm a job may name several, and is in each of their queues."""
+    """All pools that the job waits in: a Slurm job may name several partitions, and is listed in each of them."""
     state: JobState
-    """QUEUED, HELD by somebody or for a time, or RUNNING."""
+    """QUEUED, HELD (by a person, or until a time), or RUNNING."""
     reason: str
-    """Why it waits, in the scheduler's words."""
+    """The scheduler's reason why the job waits."""
     submitted: float | None
-    """In seconds since the epoch, as `starts`."""
+    """When the job was submitted, in seconds since the epoch; None if unknown."""
     starts: float | None
-    """When it has started, or is expected to."""
+    """When the job started or is expected to start, in seconds since the epoch; None if unknown."""
     priority: float
-    """Determined's, the lower the earlier: what its user asked for."""
+    """The priority that the user requested, on Determined's scale: lower runs earlier."""
     scheduler_priority: int
-    """The scheduler's own number, the higher the earlier; on Slurm 0 for a job that is held."""
+    """The scheduler's own priority: higher runs earlier. On Slurm, 0 for a held job."""
     slots: int
-    """GPUs, or CPUs where it asks for no GPU, of one job."""
+    """GPUs of one job, or CPUs if it requests no GPU."""
     waiting: int
+    """Number of waiting jobs in this entry; more than one for an array."""
     running: int
-    """How many jobs it stands for: of an array several."""
+    """Number of running jobs in this entry."""
     path: str
-    """A file or folder that tells whose job it is: of an experiment's job, one in the experiment's folder."""
+    """A file or folder that identifies the job; for a job of an experiment, a path in the experiment's folder."""
     is_suspended: bool = False
-    """RUNNING, but its processes are stopped."""
+    """Whether the processes of a RUNNING job are stopped."""
 
     @property
     def waits(self) -> bool:
@@ -58,42 +59,52 @@ class QueuedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A command of the scheduler's, and the one that takes it back."""
+    """A command that changes the queue, and the command that reverts it."""
 
     command: tuple[str, ...]
     undo: tuple[str, ...]
     who_may: str
-    """Who may do it where the scheduler refuses it to this user, and how else it could be had."""
+    """The people who may run the command, and alternatives; shown if the scheduler refuses it to this user."""
     may_stop_halfway: bool = False
-    """Whether it may be refused for some elements of an array, and done for the others; then `undo` is for all."""
+    """Whether the scheduler may refuse the command for some elements of an array only; `undo` then addresses all of
+    them.
+    """
 
 
 class Queue(Protocol):
-    """Stateless, as a Scheduler. What no command can do raises UsageError, which says who can do what."""
+    """The queue of a scheduler, without state.
+
+    Methods raise UsageError for a change that no command can make; the message says who can make it.
+    """
 
     def jobs(self, run: Run, pool: str | None = None) -> list[QueuedJob]:
-        """In scheduling order, what runs first. None: of all pools. Raises CommandError."""
+        """Return the jobs in scheduling order, running ones first. `pool` None: those of all pools. Raises
+        CommandError.
+        """
 
     def pools(self, run: Run) -> dict[str, bool]:
-        """Their names, and whether jobs that name none come there."""
+        """Return the names of the pools, each with whether it is the default for jobs that name none."""
 
     def prioritize(self, job: QueuedJob, priority: int) -> list[Change]: ...
 
     def priority_note(self, run: Run) -> str:
-        """Why priorities may not change the order of jobs here; "" where they do. Raises CommandError."""
+        """Return why priorities may not affect the order of jobs here; "" if they do. Raises CommandError."""
 
     def move(self, job: QueuedJob, pool: str) -> list[Change]: ...
 
     def put_ahead(self, job: QueuedJob, other: QueuedJob, between: Sequence[QueuedJob]) -> list[Change]:
-        """`between`: the user's own jobs that wait between the two, in their order, where `other` is ahead so far."""
+        """Return the changes that move `job` directly ahead of `other`.
+
+        `between`: the user's own jobs that wait between the two, in queue order; `other` is currently ahead of `job`.
+        """
 
     def put_behind(self, job: QueuedJob, other: QueuedJob, between: Sequence[QueuedJob]) -> list[Change]: ...
 
     def hold(self, job: QueuedJob, run: Run) -> None:
-        """Keep a job that waits from starting."""
+        """Prevent a waiting job from starting."""
 
     def release(self, job: QueuedJob, run: Run) -> None:
-        """Let a job go that is HELD."""
+        """Let a HELD job start."""
 
 
 _CLASSES = {
@@ -103,16 +114,16 @@ _CLASSES = {
 
 
 def queue(scheduler: str) -> Queue:
-    """Of the scheduler of this name, which has one, imported on use."""
+    """Return the queue of this scheduler, which must have one. Its module is imported only when it is used."""
     module, class_name = _CLASSES[scheduler]
     instance: Queue = getattr(import_module(module), class_name)()
     return instance
 
 
-@cache  # a site's directory may be slow to ask
+@cache  # a lookup in the site's user directory (LDAP) may be slow
 def this_user() -> str:
-    """As the system calls them, whatever the environment says."""
+    """Return the name of the effective user, from the system's user database and not from the environment."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a container may not know its user
+    except KeyError:  # a container may have no entry for its user
         return str(os.geteuid())

@@ -1,9 +1,10 @@
-"""What every scheduler has to offer, and how its commands are run.
+"""The interface of a scheduler, and functions that run its commands.
 
-A scheduler is command builders, output parsers and one state table: a class with the methods of `Scheduler`. A third
-one is one new folder here and one template in slurm_templates/. Commands are argument lists, never run by a shell.
-Nothing here imports more than the standard library: node agents use it too, and so does every program that loads
-submitit with our plugin, for which hpc_det.plan is imported for types only.
+A scheduler is a class with the methods of `Scheduler`: command builders, output parsers and one table of states. To add
+one, add a folder here and a template in slurm_templates/. Commands are argument lists and are never run by a shell.
+
+Nothing here imports more than the standard library at run time: node agents import this module, and so does every
+program that loads submitit with the PBS plugin. hpc_det.plan is imported for types only.
 """
 
 from __future__ import annotations
@@ -28,36 +29,37 @@ if TYPE_CHECKING:
     from hpc_det.plan.job_plan import JobArray, JobPlan
 
 Run = Callable[[Sequence[str]], str]
-"""Runs a command and returns its stdout; raises CommandError. Tests pass their own."""
+"""A function that runs a command and returns its stdout. Raises CommandError. Tests pass their own."""
 
 T = TypeVar("T")
 
 TIMEOUT_S = 60.0
+"""Seconds until a command of the scheduler counts as unanswered."""
 ENV = "env"
-"""env(1): a command can begin with it, and with settings of variables."""
+"""env(1), with which a command may begin to set or unset variables."""
+# The scheduler may be restarted or upgraded meanwhile. Waiting is free: the job keeps its nodes, and a scheduler that
+# is away could not give them to another job.
 AWAY_S, AGAIN_S = 1800.0, 3.0
-"""Seconds that a job waits for a scheduler that does not answer, which may be restarted or upgraded meanwhile, and
-seconds between two tries. The job keeps its nodes, and the scheduler could not give them to anybody else.
-"""
+"""AWAY_S: seconds that a job waits for a scheduler that does not answer. AGAIN_S: seconds between two tries."""
 _TEMPORARY = ("/var/tmp", "/tmp")
-"""PBS' own default comes first."""
+"""Candidates for a temporary folder, in order of preference. /var/tmp is the default of PBS."""
 
 
 class CommandError(HpcDetError):
-    """A scheduler's command is absent, failed, or gave no answer in time."""
+    """A scheduler's command was not found, failed, or did not answer in time."""
 
     def __init__(self, message: str, output: str = "", returncode: int | None = None) -> None:
         super().__init__(message)
         self.output = output
-        """What a command that failed has printed before: qstat answers for some jobs and fails for others."""
+        """The stdout of the failed command: qstat prints the jobs that it found even if it fails for others."""
         self.returncode = returncode
-        """None: the command did not run, gave no answer in time, or its answer is the error."""
+        """The exit code; None if the command did not run, did not answer in time, or ran but its answer is unusable."""
 
 
 class NoAnswer(CommandError):
-    """The scheduler could not be reached, or did not answer in time; later it may.
+    """The scheduler could not be reached or did not answer in time; a later try may succeed.
 
-    `may_have_acted`: whether the request may have arrived, and been served, all the same.
+    `may_have_acted`: whether the scheduler may have received and served the request nevertheless.
     """
 
     def __init__(self, message: str, output: str = "", *, may_have_acted: bool = True) -> None:
@@ -65,8 +67,8 @@ class NoAnswer(CommandError):
         self.may_have_acted = may_have_acted
 
 
-# slurm_errno.c and pbs_error.h, and strerror(3) of what they pass on. scontrol turns a refused connection into
-# "Unexpected message received".
+# From slurm_errno.c, pbs_error.h, and strerror(3) for errors that they pass on. scontrol reports a refused connection
+# as "Unexpected message received".
 _NOT_CONNECTED = re.compile(
     r"(?:Unable to contact slurm controller )?\(connect failure\)|"
     r"cannot connect to server|Connection refused|No route to host|Network is unreachable"
@@ -78,7 +80,7 @@ _NOT_ANSWERED = re.compile(
 
 
 def says_no_answer(said: str) -> bool:
-    """Whether a command of the scheduler complains, in what it has printed, that the scheduler gives no answer."""
+    """Return whether `said`, the output of a scheduler's command, reports that the scheduler did not answer."""
     return bool(_NOT_CONNECTED.search(said) or _NOT_ANSWERED.search(said))
 
 
@@ -86,12 +88,17 @@ def refusal(message: str, said: str, output: str = "", returncode: int | None = 
     """The error of a command that failed and has printed `said`."""
     if not says_no_answer(said):
         return CommandError(message, output, returncode)
-    others = _NOT_CONNECTED.sub("", said)  # one of several servers may have had the request
+    # A command may try several servers in turn: one that timed out may have received the request.
+    others = _NOT_CONNECTED.sub("", said)
     return NoAnswer(message, output, may_have_acted=bool(_NOT_ANSWERED.search(others)))
 
 
 def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:
-    """The stdout of `command`, run in `env`; None: in that of this process."""
+    """Run `command` and return its stdout.
+
+    `env` is its environment; None: that of this process. Raises NoAnswer if the scheduler cannot be reached or takes
+    longer than `timeout_s`, and CommandError for any other failure.
+    """
     name = _program(command)
     try:
         done = subprocess.run(
@@ -105,20 +112,20 @@ def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, ti
         )
     except FileNotFoundError:
         raise _not_found(name) from None
-    except OSError as error:  # no program, or not one that this user may run
+    except OSError as error:  # not executable, or no permission
         raise CommandError(f"{name}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{name}: no answer in {timeout_s:g} s; try again later") from None
-    if done.returncode == 127 and command[0] == ENV:  # env(1), exit status
+        raise NoAnswer(f"{name}: no answer within {timeout_s:g} s; try again later") from None
+    if done.returncode == 127 and command[0] == ENV:  # env(1): exit status if the command is not found
         raise _not_found(name)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").replace("\n", "; ")
+        said = (done.stderr.strip() or done.stdout.strip() or "no output").replace("\n", "; ")
         raise refusal(f"{name}: refused with exit code {done.returncode}: {said}", said, done.stdout, done.returncode)
     return done.stdout
 
 
 def _program(command: Sequence[str]) -> str:
-    """What `env` starts, or the command itself."""
+    """Return the program that `command` runs, without a leading env(1) and its arguments."""
     words = command[1:] if command[0] == ENV else command
     return next((word for word in words if not word.startswith("-") and "=" not in word), command[0])
 
@@ -130,7 +137,11 @@ def _not_found(name: str) -> CommandError:
 
 
 def patiently(ask: Callable[[], T], say: Callable[[str], None], within_s: float = AWAY_S) -> T:
-    """What `ask` returns, called again as long as it raises NoAnswer; the last NoAnswer where that takes too long."""
+    """Call `ask` until it does not raise NoAnswer, and return its result. Raises the last NoAnswer after `within_s`
+    seconds.
+
+    `say` receives one message, when the first try fails.
+    """
     end, is_news = time.monotonic() + within_s, True
     while True:
         try:
@@ -139,37 +150,42 @@ def patiently(ask: Callable[[], T], say: Callable[[str], None], within_s: float 
             if time.monotonic() > end:
                 raise
             if is_news:
-                say(f"the scheduler gives no answer, asking again for {within_s / 60:.0f} min: {error}")
+                say(f"the scheduler gives no answer; retrying for up to {within_s / 60:.0f} min: {error}")
             is_news = False
         time.sleep(AGAIN_S)
 
 
 def whole_lines(output: str) -> list[str]:
-    """Without the last one where it was cut off: a site's wrapper or cache may pass on a part of an answer."""
+    """Return the lines of `output` that end with a newline."""
+    # A wrapper or cache of the site may pass on only a part of an answer, so a last line without a newline may be cut
+    # off.
     return output.split("\n")[:-1]
 
 
 @contextmanager
 def reading(command: str) -> Iterator[None]:
-    """Around code that reads the answer of `command`, or on a function that does: raises CommandError where the answer
-    has another form than that of any known version.
+    """Convert errors of parsing the answer of `command` to CommandError. A context manager, or a decorator of a
+    function.
     """
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CommandError(
-            f"{command}: its answer cannot be read ({type(error).__name__}: {shown(str(error))}); see what the command "
-            f"prints when you run it by hand"
+            f"{command}: its answer cannot be parsed ({type(error).__name__}: {shown(str(error))}); run the command by "
+            "hand to see what it prints"
         ) from error
 
 
 def outside_any_job(env: Mapping[str, str], python: str | None = None) -> dict[str, str]:
-    """`env` for a submission. Variables of a job that we run in would reach sbatch as options (sbatch(1), INPUT
-    ENVIRONMENT VARIABLES), and the folder of `python`, which each job puts before the PATH, would be there once more
-    for each job after the other. `TMPDIR` is a folder that can be written.
+    """Return `env` without the variables of the job that this process runs in, for a submission from inside a job.
+
+    `python` is the interpreter of the job. `TMPDIR` is set to a writable folder if necessary.
     """
+    # sbatch reads SLURM_* variables as options (sbatch(1), INPUT ENVIRONMENT VARIABLES). Only those that locate the
+    # site's scheduler are kept.
     of_site = ("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_HOME", "PBS_SERVER", "PBS_DEFAULT")
     outside = {n: value for n, value in env.items() if n in of_site or not n.startswith(("SLURM_", "PBS_"))}
+    # Each job puts the folder of its Python before PATH; without this, a chain of jobs would add it again each time.
     if python and "PATH" in outside:
         outside["PATH"] = outside["PATH"].removeprefix(f"{os.path.dirname(python)}:")
     return {**outside, **temporary_folder(outside)}
@@ -178,8 +194,9 @@ def outside_any_job(env: Mapping[str, str], python: str | None = None) -> dict[s
 def submit_from_job(
     command: Sequence[str], parse: Callable[[str], str], env: Mapping[str, str], python: str | None = None
 ) -> str:
-    """The id of the job that `command` submits, found by `parse` in its answer. `env`: of the job that this runs in, of
-    which the other one gets nothing. Raises CommandError.
+    """Run `command`, which submits a job, and return the id that `parse` finds in its answer. Raises CommandError.
+
+    `env` is the environment of the job that this process runs in; the new job inherits nothing specific to that job.
     """
     answer = run_command(command, outside_any_job(env, python))
     try:
@@ -189,9 +206,9 @@ def submit_from_job(
 
 
 def temporary_folder(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables for a `qsub`, which first copies the script to a temporary folder, where those of `env` cannot be
-    written: PBS removes a job's own, even before the job has ended where several nodes share the folder.
-    """
+    """Return variables that name a writable temporary folder for `qsub`; empty if that of `env` is writable."""
+    # qsub first copies the script to a temporary folder. PBS removes the job's own, even before the job has ended where
+    # several nodes share that folder.
     own = env.get("PBS_TMPDIR") or env.get("TMPDIR") or _TEMPORARY[0]
     if _can_write(own):
         return {}
@@ -208,106 +225,126 @@ def _can_write(folder: str) -> bool:
 
 
 class JobState(enum.Enum):
+    """The states of a job that hpc_det distinguishes."""
+
     QUEUED = "queued"
     HELD = "held"
-    """Requeued and held back by the scheduler; `release` lifts it."""
+    """Requeued and held by the scheduler; `release` starts it."""
     RUNNING = "running"
     ENDED = "ended"
     UNKNOWN = "unknown"
-    """The scheduler could not be asked: no news, never a state to act on."""
+    """The scheduler did not answer. This is never a reason to act on the job."""
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Of a job, or of all elements of a job array together: RUNNING if any of them runs."""
+    """The status of a job, or of all elements of a job array together: RUNNING if any of them runs."""
 
     state: JobState
     reason: str = ""
+    """The scheduler's reason for the state, or why the state is unknown; "" without one."""
     held: tuple[str, ...] = ()
-    """The ids that `release` can let go."""
+    """The ids that `release` can start."""
     is_suspended: bool = False
-    """RUNNING, but all its processes are stopped until the scheduler resumes it."""
+    """Whether all processes of a RUNNING job are stopped until the scheduler resumes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """One call of sbatch or qsub."""
+    """The arguments of one call of sbatch or qsub."""
 
     script: str
+    """The path of the job script."""
     array: JobArray
-    """What the script was written for."""
+    """The array that the script was written for."""
     index: int | None = None
-    """Only this element of the array; None: all of them."""
+    """The only element of the array to submit; None submits all of them."""
     after: str | None = None
-    """A job that must have ended before."""
+    """The id of a job that must end first; None: start without waiting."""
     exclude: tuple[str, ...] = ()
-    """Hosts to keep away from."""
+    """Hosts that the job must not run on."""
 
 
 class Scheduler(Protocol):
-    """Stateless. `env` is the environment of the job, on its own nodes."""
+    """A scheduler, without state. `env` is the environment of the job, as seen on its own nodes."""
 
     template: str
-    """The script's template in slurm_templates/."""
+    """The file name of the job script's template in slurm_templates/."""
     has_queue: bool
-    """Whether a job can go back into a queue. Without one, its next attempt starts at once in the same job."""
+    """Whether a job can be requeued. Without a queue, its next attempt starts at once in the same job."""
 
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
-        """What the template shows beside what all of them do, all of it used there. `script`: where it will lie."""
+        """Return the variables that only this scheduler's template uses. `script` is the path that the script will
+        have.
+        """
 
     def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
-        """Raises CommandError where these are another scheduler's commands, or too few nodes are left to run on."""
+        """Return the command line that submits a job.
+
+        Raises CommandError if the installed commands belong to another scheduler, or if too few nodes remain to run on.
+        """
 
     def parse_submit(self, output: str, element: int | None = None) -> str:
-        """The job id; ValueError where there is none. `element`: the only one of its array that was submitted."""
+        """Return the job id in the output of the submit command. Raises ValueError if there is not exactly one.
+
+        `element`: the index, if only one element of an array was submitted.
+        """
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
-        """One query for all jobs. A failed query is UNKNOWN for each."""
+        """Return the status of each job, from one query. If the query fails, each status is UNKNOWN."""
 
     def cancel(self, job_id: str, run: Run) -> None: ...
 
     def withdraw(self, job_id: str, run: Run) -> None:
-        """Take a job, or the elements of an array, out of the queue; what runs already goes on."""
+        """Remove a job, or the waiting elements of an array, from the queue; what already runs continues."""
 
     def release(self, job_id: str, run: Run) -> None:
-        """Let a requeued job start now."""
+        """Start a requeued job now."""
 
     def job_id(self, env: Mapping[str, str]) -> str: ...
 
     def array_index(self, env: Mapping[str, str]) -> int:
-        """The place of the job in its array, from 0."""
+        """Return the index of the job in its array, counted from 0."""
 
     def share(self, plan: JobPlan, place: int) -> dict[str, str]:
-        """The environment of the worker at this place among those that share an allocation, from 0."""
+        """Return the variables that select the share of one gang, for jobs that several gangs share.
+
+        `place` is the position of the gang in the allocation, counted from 0.
+        """
 
     def node_rank(self, env: Mapping[str, str]) -> int: ...
 
     def hosts(self, env: Mapping[str, str]) -> list[str]:
-        """The nodes of the gang that `env` belongs to, by node rank, in the names that `Submission.exclude` takes."""
+        """Return the hosts of the gang that `env` belongs to, by node rank, with the names that `Submission.exclude`
+        accepts.
+        """
 
     def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
-        """Those of `hosts`, in the same names, that the scheduler takes for down. Raises CommandError."""
+        """Return those of `hosts`, with the same names, that the scheduler considers down. Raises CommandError."""
 
     def unreached_hosts(self, printed: str) -> list[str]:
-        """The hosts that the starter of agents could not reach, or has lost, from what it has printed."""
+        """Return the hosts that the agent launcher could not reach or lost, found in its output."""
 
     def was_away(self, printed: str) -> bool:
-        """Whether what starts processes on nodes could not, since the scheduler gave it no answer."""
+        """Return whether the agent launcher failed because the scheduler did not answer, judged by its output."""
 
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
-        """Keep a job that waits in the queue, or is requeued, away from these hosts."""
+        """Exclude these hosts for a job that waits in the queue or is being requeued."""
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
-        """When the job that `env` belongs to is out of time, in seconds since the epoch; None: never, or unknown."""
+        """Return when the job that `env` belongs to reaches its time limit, in seconds since the epoch.
+
+        None: it has no limit, or the limit is not known.
+        """
 
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
-        """Why the job that `env` belongs to was signalled."""
+        """Return why the job that `env` belongs to was signalled at `signalled_at`, in seconds since the epoch."""
 
     def replaced(self, job_id: str, run: Run) -> None:
-        """Another job goes on for this one: the scheduler need not put it back, whatever happens to it."""
+        """Inform the scheduler that another job continues this one, so that it does not requeue this one."""
 
     def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
-        """Put the running job that `env` belongs to back. Once more is harmless."""
+        """Requeue the running job that `env` belongs to. Calling this twice is harmless."""
 
 
 _CLASSES = {
@@ -318,12 +355,15 @@ _CLASSES = {
 
 
 def scheduler(name: str) -> Scheduler:
-    """The scheduler `name` of a plan, imported on use."""
+    """Return the scheduler `name` of a plan. Its module is imported only when it is used."""
     module, class_name = _CLASSES[name]
     instance: Scheduler = getattr(import_module(module), class_name)()
     return instance
 
 
 def array_of(job_id: str) -> str:
-    """The id of the whole array, for that of an element: `12` for Slurm's `12_3`, `12[].server` for `12[3].server`."""
+    """Return the id of the array that an element belongs to; the id of a single job is returned unchanged.
+
+    Slurm: `12` for `12_3`. PBS: `12[].server` for `12[3].server`.
+    """
     return re.sub(r"\[\d+\]", "[]", job_id.partition("_")[0])

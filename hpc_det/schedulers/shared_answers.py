@@ -1,8 +1,8 @@
-"""What a scheduler has said of jobs, shared by all processes below a state root: one asks for all, the others read.
+"""A cache of the scheduler's answers about jobs, shared by all processes that use one state root.
 
-A site's one controller answers everybody, so whoever polls goes through here. The file is replaced as a whole. Who asks
-holds a mark that exists meanwhile; one that a dead process left behind counts for no longer than a query can take.
-Where the folder cannot be used, everybody asks: nothing depends on it.
+All users of a site share one controller, so processes that poll use this cache: one process queries the scheduler and
+the others read its answer. The file is replaced as a whole. While a process queries, a lock file exists; a lock file
+that a killed process left behind expires. If the folder cannot be used, every process queries the scheduler directly.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from hpc_det.node.json_files import Shape, read_map, write_json
 from hpc_det.schedulers.scheduler import TIMEOUT_S, JobState, JobStatus, Run, Scheduler
 
 ASK_S = 2.0
-"""Between two queries, at least."""
+"""Minimum seconds between two queries."""
 WANTED_S = 120.0
-"""Seconds after the last request for a job until it is left out of queries."""
+"""Seconds after the last request for a job until queries leave the job out."""
 WAIT_S = 0.05
+"""Seconds between two reads of the file while another process queries."""
 PATIENCE_S = 10.0
-"""Seconds to wait for the query of another process before this one asks as well."""
+"""Seconds to wait for the query of another process before querying directly."""
 
 
 class SharedAnswers:
+    """The cached answers of one scheduler below one state root."""
+
     def __init__(self, root: Path, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._root = root
@@ -35,8 +38,9 @@ class SharedAnswers:
         self._mark = self._file.with_suffix(".asking")
 
     def status(self, job_ids: Sequence[str], run: Run, *, since: float | None = None) -> dict[str, JobStatus]:
-        """An answer that is no older than `ASK_S`, or one to a question that was asked after `since`, in seconds since
-        the epoch. It may take `ASK_S`.
+        """Return the status of these jobs, no older than `ASK_S`, or from a query that began after `since`.
+
+        `since` is in seconds since the epoch. May block for up to `PATIENCE_S` and one query.
         """
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
@@ -49,16 +53,18 @@ class SharedAnswers:
     def news(
         self, job_ids: Sequence[str], run: Run, max_age_s: float, since: float = 0.0
     ) -> dict[str, JobStatus] | None:
-        """What is known of these jobs, asked for where that is older, or was asked before `since`; None where the
-        scheduler may not be asked yet.
+        """Return the status of these jobs, or None if this process may not query the scheduler yet.
+
+        The cached answer is used if it is no older than `max_age_s` and its query began at `since` or later. Otherwise
+        this process queries the scheduler, unless another one does so now or got an answer less than `ASK_S` ago.
         """
-        # Without a queue this machine alone is asked. Whoever looks at what others have shared leaves nothing behind.
+        # The local machine answers without a query. Below another user's state root nothing may be written.
         if not self._scheduler.has_queue or self._is_of_others():
             return self._scheduler.status(job_ids, run)
         if (known := self._known(job_ids, max_age_s, since)) is not None:
             return known
         with self._only_one() as may_ask:
-            if not may_ask or _age_s(self._read()) < ASK_S:  # since the answer: a busy controller takes its time
+            if not may_ask or _age_s(self._read()) < ASK_S:  # measured from the answer: a busy controller is slow
                 return None
             return self._ask(job_ids, run)
 
@@ -79,19 +85,20 @@ class SharedAnswers:
         return {job: _from_json(*data["jobs"][job]) for job in job_ids}
 
     def _read(self) -> dict[str, Any]:
-        """Nothing is known where there is no such file, or one that nobody can read."""
+        """Return the content of the file; an empty answer if it does not exist or cannot be read."""
         with suppress(OSError, ValueError):
             return read_map(self._file, _SHAPE) or _NOTHING
         return _NOTHING
 
     @contextmanager
     def _only_one(self) -> Iterator[bool]:
-        """Whether this process may ask."""
+        """Hold the lock file in this block. Yields whether this process may query the scheduler."""
         try:
             self._set_mark()
         except FileExistsError:
             yield False
             return
+        # The folder cannot be used (read-only, no quota): query without a lock.
         except OSError:
             yield True
             return
@@ -101,11 +108,16 @@ class SharedAnswers:
             self._mark.unlink(missing_ok=True)
 
     def _is_of_others(self) -> bool:
+        """Return whether the state root belongs to another user."""
         return self._root.exists() and not is_own(self._root)
 
     def _set_mark(self) -> None:
+        """Create the lock file. Raises FileExistsError if another process holds it, and another OSError if the folder
+        is unusable.
+        """
         make_private(self._file.parent)
         with suppress(FileNotFoundError):
+            # No query takes this long, so the process that created the file was killed.
             if abs(time.time() - self._mark.stat().st_mtime) > 2 * TIMEOUT_S:
                 self._mark.unlink()
         os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -116,8 +128,9 @@ _NOTHING: dict[str, Any] = {"asked": 0.0, "answered": 0.0, "wanted": {}, "jobs":
 
 
 def _age_s(data: dict[str, Any]) -> float:
-    """An answer from the future is an old one: a clock was set back, or another host's is wrong."""
+    """Return the age of an answer in seconds."""
     answered: float = data["answered"]
+    # abs: an answer from the future counts as old, because a clock was set back or the clock of another host is wrong.
     return abs(time.time() - answered)
 
 

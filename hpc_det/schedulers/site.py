@@ -1,4 +1,4 @@
-"""The site of this machine: which scheduler it has, what that says of itself, and the profile that follows from it."""
+"""Detects the scheduler of this machine, queries it for nodes and pools, and writes a cluster profile."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from hpc_det.schedulers.pbs.hosts import STARTERS
 from hpc_det.schedulers.scheduler import CommandError, Run
 
 Which = Callable[[str], str | None]
-"""Where a command lies on PATH; None for nowhere."""
+"""A function that returns the path of a command on PATH; None if it is not found."""
 
+# Slurm is first: it may bring wrappers named like the commands of PBS, which cannot print JSON.
 _COMMANDS = {"slurm": "sinfo", "pbs": "pbsnodes"}
+"""The command whose presence shows that a scheduler is installed, by scheduler; the one to try first is first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundPool:
-    """A partition or queue. None: the scheduler does not say, or sets no bound."""
+    """A partition or queue as the scheduler reports it. None: the scheduler does not report the value, or sets no
+    limit.
+    """
 
     name: str
     default: bool = False
@@ -35,53 +39,63 @@ class FoundPool:
     preempt_mode: str | None = None
     grace_time_s: int | None = None
     remark: str = ""
-    """What a person should know of it."""
+    """A note for the person who checks the profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
+    """A scheduler's answers about its cluster."""
+
     scheduler: str
     version: str
     name: str
     pools: tuple[FoundPool, ...]
-    """At least one."""
+    """The partitions or queues; at least one."""
     max_array_size: int | None
+    """The largest number of elements of a job array; None if the scheduler sets no limit."""
     start_agents_with: str | None = None
+    """The command that starts agents on the nodes of a PBS job; None if none was found, and on Slurm."""
     gpu_flag: str | None = None
+    """The form of the flag that requests GPUs from Slurm; None on PBS."""
     gpu_flag_why: str = ""
+    """The reason for `gpu_flag`, written as a comment beside it."""
     runtime: str | None = None
+    """The container runtime: pyxis, apptainer or podman; None if none was found."""
 
     @property
     def usual(self) -> FoundPool:
-        """The default pool, or the first."""
+        """The default pool, or the first if none is the default."""
         return next((pool for pool in self.pools if pool.default), self.pools[0])
 
 
 def scheduler_here(which: Which) -> str | None:
-    """slurm, pbs or None. Slurm comes first: it may bring commands named as PBS' own, which speak no JSON."""
+    """Return "slurm" or "pbs", or None if neither is installed."""
     return next(iter(schedulers_here(which)), None)
 
 
 def schedulers_here(which: Which) -> list[str]:
-    """Those whose commands are there, the likelier first; one may be there that does not run."""
+    """Return the schedulers whose commands are installed, the likelier first. Their daemons may not be running."""
     return [kind for kind, command in _COMMANDS.items() if which(command)]
 
 
 def ask(run: Run, which: Which, only: str | None = None) -> Site:
-    """Of the scheduler `only`; None: of the first that answers, as where PBS runs, there may be the commands of a Slurm
-    that does not. Raises UsageError where there is no scheduler, and CommandError where none answers.
+    """Query the scheduler `only`, or the first that answers if None.
+
+    Raises UsageError if no scheduler is installed, and CommandError if none answers.
     """
     here = [kind for kind in schedulers_here(which) if only in (None, kind)]
     if only and not here:
         raise UsageError(
-            f"cluster detect: --scheduler {only}: {_COMMANDS[only]} is not on PATH; run it on a login node of the "
+            f"cluster detect: --scheduler {only}: {_COMMANDS[only]} is not on PATH; run this on a login node of the "
             "cluster, or choose the other scheduler"
         )
     if not here:
         raise UsageError(
-            "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run it on a login node of the "
+            "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run this on a login node of the "
             "cluster, or write a profile by hand: see docs/clusters.md"
         )
+    # A PBS site may also have the commands of a Slurm that does not run, so a scheduler that does not answer is
+    # skipped.
     site = _first_answer(here, run)
     if site.scheduler == "pbs":
         site = replace(site, start_agents_with=next(iter(starters(run, which)), None))
@@ -101,42 +115,44 @@ def _first_answer(here: Sequence[str], run: Run) -> Site:
 
 
 def starters(run: Run, which: Which) -> list[str]:
-    """Those on PATH that start processes as part of a job."""
+    """Return the commands on PATH that can start processes as part of a PBS job, the preferred first."""
     return [name for name in STARTERS if which(name) and (name != "mpiexec" or not why_not_mpiexec(run, which))]
 
 
 def why_not_mpiexec(run: Run, which: Which) -> str:
-    """Why the mpiexec on PATH cannot start agents; "" if it can. One that was not built for PBS logs in to the nodes of
-    a job with ssh, if it knows them at all, and PBS does not see its processes.
-    """
+    """Return why the mpiexec on PATH cannot start agents; "" if it can."""
     path = which("mpiexec") or ""
     if Path(path).is_relative_to(sys.prefix):
         return f"{path} belongs to this Python environment and not to the site"
     try:
         said = run([path, "--version"])
         if "HYDRA" in said:
+            # An mpiexec that was not built for PBS starts processes with ssh, if it finds the nodes of the job at all;
+            # PBS then does not see these processes.
             is_built = re.search(r"^ *Launchers available:.*\bpbs\b", said, re.MULTILINE)
         elif any(name in said for name in ("Open MPI", "OpenRTE", "PRRTE")):
             is_built = re.search(r"\b(plm|ras): tm\b", run([str(Path(path).with_name("ompi_info"))]))
         else:
-            return ""  # such as a vendor's for this very machine
+            return ""  # such as the vendor's mpiexec for this machine
     except CommandError as error:
         return str(error)
     return "" if is_built else f"{path} was not built for PBS"
 
 
 def to_yaml(site: Site, name: str) -> str:
-    """A profile called `name` with all that was found, commented, for a person to complete."""
+    """Return the text of a cluster profile called `name` with all detected values and comments, for a person to
+    complete.
+    """
     return "".join(f"{line}\n" for line in _lines(site, name))
 
 
 def _lines(site: Site, name: str) -> Iterator[str]:
     usual = site.usual
-    yield f"# Written by `hpc-det cluster detect`, which asked {site.version}. Check it, and complete it."
+    yield f"# Written by `hpc-det cluster detect` from the answers of {site.version}. Check and complete it."
     yield f"name: {_value(name)}"
     yield f"scheduler: {site.scheduler}"
     yield ""
-    yield f"# Nodes: as in {usual.name!r}, {'the default pool' if usual.default else 'the first pool'}."
+    yield f"# Nodes: those of {usual.name!r}, {'the default pool' if usual.default else 'the first pool'}."
     yield f"slots_per_node: {usual.slots_per_node or 1}"
     yield f"slot_type: {usual.slot_type or 'cpu'}"
     yield f"cpus_per_slot: {usual.cpus_per_slot or 1}"
@@ -147,7 +163,7 @@ def _lines(site: Site, name: str) -> Iterator[str]:
     if site.max_array_size is not None:
         yield f"max_array_size: {site.max_array_size}"
     yield ""
-    yield "# What each pool has of its own. `default` is where jobs go that name none."
+    yield "# Settings of each pool. `default: true` marks the pool of jobs that name none."
     yield "pools:"
     for pool in site.pools:
         yield from _pool(pool)
@@ -155,10 +171,10 @@ def _lines(site: Site, name: str) -> Iterator[str]:
     yield "containers:"
     yield f"  runtime: {_value(site.runtime)}  # apptainer, podman or pyxis, for experiments that name an image"
     yield ""
-    yield "# What no scheduler tells:"
-    yield "# account: physics            # who pays"
-    yield '# time_limit: "04:00:00"      # where an experiment sets none'
-    yield "# scratch: /scratch/$USER     # a folder of each node's own, for $TMPDIR"
+    yield "# Settings that the scheduler does not report:"
+    yield "# account: physics            # the account to charge"
+    yield '# time_limit: "04:00:00"      # for experiments that set none'
+    yield "# scratch: /scratch/$USER     # a node-local folder, for $TMPDIR"
     yield "# modules: [cuda/12.4]        # loaded in the job"
     yield "# setup: [ulimit -n 65536]    # shell lines, run in the job"
     if site.scheduler == "slurm":
@@ -173,5 +189,6 @@ def _pool(pool: FoundPool) -> Iterator[str]:
 
 
 def _value(value: str | int | None) -> str:
-    """JSON is YAML, and quotes keep a text such as 1:30:00 or `on` a text."""
+    """Return the value as JSON, which is also YAML."""
+    # The quotes keep a text such as 1:30:00 or `on` a string; YAML 1.1 would read a number and a boolean.
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Adaptive ASHA: several searches by successive halving side by side, from brackets that stop early to patient ones."""
+"""Adaptive ASHA: several searches by successive halving in parallel, which differ in how early they stop trials."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from hpc_det.search.method import Exit, Work
 
 @dataclass
 class Bracket:
-    """One of the searches; it numbers its trials for itself."""
+    """One of the searches. Within it, trials have their own numbers, counted from 1."""
 
     search: AsyncHalving
     share: int
-    """How many trials of it should train at a time."""
+    """Number of its trials that should train at the same time."""
     numbers: list[int] = field(default_factory=list)
-    """Of each of its trials, the number in the whole search."""
+    """The number in the whole search of each of its trials, in the order of their numbers in the bracket."""
 
 
 class AdaptiveSearch:
+    """Adaptive ASHA as a search method: it distributes workers and trials over brackets."""
+
     def __init__(self, brackets: Sequence[Bracket]) -> None:
         self.brackets = brackets
         self._homes: list[tuple[Bracket, int]] = []
-        """Of each trial, its bracket and its number there."""
+        """The bracket of each trial, and the number of the trial in that bracket."""
         self._turn: Bracket | None = None
-        """Whose work was named last."""
+        """The bracket whose work `next_work` returned last."""
 
     def next_work(self) -> Work | None:
         for bracket in self._in_turn():
@@ -79,13 +81,13 @@ class AdaptiveSearch:
         return sum(bracket.search.trials_expected for bracket in self.brackets)
 
     def _create(self) -> None:
-        """In the bracket whose trial was named."""
+        """Add a trial to the bracket whose work `next_work` returned last."""
         assert self._turn
         self._turn.numbers.append(len(self._homes) + 1)
         self._homes.append((self._turn, len(self._turn.numbers)))
 
     def _in_turn(self) -> Iterator[Bracket]:
-        """First those that train fewer trials than their share."""
+        """Yield the brackets, first those that train fewer trials than their share."""
         others = []
         for bracket in self.brackets:
             if bracket.search.working < bracket.share:
@@ -95,13 +97,13 @@ class AdaptiveSearch:
         yield from others
 
     def _numbered(self, bracket: Bracket, own: Work) -> Work:
-        """The bracket's own work, with the trial's number in the whole search."""
+        """Return the work of a bracket with the trial's number in the whole search."""
         is_new = own.trial > len(bracket.numbers)
         return Work(len(self._homes) + 1 if is_new else bracket.numbers[own.trial - 1], own.until)
 
 
 def adaptive_asha(searcher: Mapping[str, Any], max_length: int, **halving: Any) -> AdaptiveSearch:
-    """`halving`: what every bracket's AsyncHalving takes."""
+    """Return the method for this configuration. `halving`: further arguments for the AsyncHalving of each bracket."""
     divisor, max_trials = searcher["divisor"], searcher["max_trials"]
     rungs = searcher["bracket_rungs"] or bracket_rungs(
         searcher["mode"], most_rungs(searcher["max_rungs"], divisor, max_length, max_trials)
@@ -118,23 +120,28 @@ def adaptive_asha(searcher: Mapping[str, Any], max_length: int, **halving: Any) 
 
 
 def most_rungs(max_rungs: int, divisor: float, max_length: int, max_trials: int) -> int:
-    """No more than the length can be divided into and the trials can fill; with Determined's rounding of logarithms."""
+    """Return the number of rungs of the bracket with the most: limited by `max_rungs`, the length and the number of
+    trials.
+    """
+    # Logarithms are rounded as in Determined, so that both create the same brackets.
     return min(max_rungs, *(int(math.log(amount) / math.log(divisor)) + 1 for amount in (max_length, max_trials)))
 
 
 def bracket_rungs(mode: str, max_rungs: int) -> list[int]:
-    """How many rungs each bracket has."""
+    """Return the number of rungs of each bracket, in ascending order."""
     first = {"conservative": 1, "standard": (max_rungs - 1) // 2 + 1, "aggressive": max_rungs}[mode]
     return list(range(first, max_rungs + 1))
 
 
 def bracket_trials(max_trials: int, divisor: float, rungs: Sequence[int]) -> list[int]:
-    """How many trials each bracket creates, so that all train about as much, every bracket at least one.
+    """Return the number of trials of each bracket, so that all brackets train about as much, and at least one each.
 
-    `rungs`: of each bracket, from many to few, no more brackets than trials. What rounding leaves goes to the first.
+    `rungs`: the number of rungs of each bracket in descending order, for no more brackets than trials. The first
+    bracket gets the trials that rounding leaves over.
     """
     weights = [divisor ** (count - 1) / count for count in rungs]
-    total = reduce(add, weights)  # sum() rounds otherwise since Python 3.12, and all readers of a journal must agree
+    # Not sum(), which rounds differently since Python 3.12: all readers of a journal must get the same numbers.
+    total = reduce(add, weights)
     trials = [max(int(weight / total * max_trials), 1) for weight in weights]
     trials[0] += max(max_trials - sum(trials), 0)
     while sum(trials) > max_trials:
@@ -143,7 +150,9 @@ def bracket_trials(max_trials: int, divisor: float, rungs: Sequence[int]) -> lis
 
 
 def concurrency_shares(max_concurrent_trials: int, divisor: float, trials: Sequence[int]) -> list[int]:
-    """How many trials of each bracket should train at a time; 0 as the sum: no limit."""
+    """Return the number of trials of each bracket that should train at the same time. `max_concurrent_trials` 0: no
+    limit.
+    """
     if max_concurrent_trials == 0:
         return [max(trials[-1], int(divisor))] * len(trials)
     each, rest = divmod(max(max_concurrent_trials, len(trials)), len(trials))

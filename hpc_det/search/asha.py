@@ -1,8 +1,8 @@
-"""Asynchronous successive halving: many trials train a little, the best 1/divisor of them longer, and so on.
+"""Asynchronous successive halving: many trials train briefly, the best 1/divisor of them train longer, and so on.
 
-Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020). Two forms of the rule, as Determined
-has them: promotion, where a trial pauses at a rung until it is among the best, and stopping (`stop_once`), where it
-goes on or stops for good when it gets there.
+Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020). The rule has two forms, as in
+Determined: with promotion, a trial pauses at each rung until it is among the best; with stopping (`stop_once`), it
+continues or ends as soon as it reaches the rung.
 """
 
 from __future__ import annotations
@@ -15,34 +15,36 @@ from typing import TypeAlias
 from hpc_det.search.method import Exit, Trials, Work
 
 NEARLY_DONE = 0.99
-"""Progress of a search that has promoted as many trials as it expected to, and goes on."""
+"""The progress reported while a search still runs after it has trained as much as it expected to."""
 
 
 def rung_lengths(rungs: int, divisor: float, max_length: int) -> list[int]:
-    """From the first rung to `max_length`; lengths so small that they would be equal are one rung."""
+    """Return the lengths of the rungs in ascending order, up to `max_length`. Equal lengths become one rung."""
     return sorted({max(int(max_length / divisor ** (rungs - i - 1)), 1) for i in range(rungs)})
 
 
 class AsyncHalving:
+    """Asynchronous successive halving as a search method."""
+
     def __init__(
         self, lengths: list[int], max_trials: int, *, divisor: float, smaller_is_better: bool, stop_once: bool
     ) -> None:
         self.trials_expected = max_trials
         self._rungs = [Rung(length) for length in lengths]
         self._steps = list(zip(self._rungs, self._rungs[1:], strict=False))[::-1]
-        """From each rung to the one above, the highest first."""
+        """Pairs of a rung and the one above it, the highest first."""
         self._divisor = divisor
         self._sign = 1 if smaller_is_better else -1
         self._stop_once = stop_once
         self._trials = Trials(max_trials)
         self._rung_of: dict[int, int] = {}
-        """Index of the rung that a trial trains for, or pauses at."""
+        """Index of the rung that a trial trains for or pauses at."""
         self._trained = 0
         self.length_expected = sum(int(max_trials / divisor**i) * self._stretch(i) for i in range(len(lengths)))
-        """Of all trials together, when each rung lets pass as many as the rule has in mind."""
+        """The length of all trials together if each rung promotes as many trials as the rule intends."""
 
     def next_work(self) -> Work | None:
-        """What was decided already, else a promotion as far up as there is one, else a new trial."""
+        """Return work that was decided before, else the highest possible promotion, else a new trial."""
         return self._trials.waiting_work() or self._promotion() or self._new_trial()
 
     def start(self, work: Work) -> None:
@@ -55,7 +57,7 @@ class AsyncHalving:
         self._trials.start(work)
 
     def report(self, trial: int, value: float) -> None:
-        """In its rung the trial pauses, goes on or stops; after the last one it is done."""
+        """Let the trial pause, continue or stop at its rung; after the last rung it is closed."""
         del self._trials.working[trial]
         here = self._rung_of[trial]
         self._trained += self._stretch(here)
@@ -68,6 +70,7 @@ class AsyncHalving:
 
     def _go_on_or_stop(self, trial: int, value: float) -> None:
         rung = self._rung(trial)
+        # The first trials always continue: with fewer than `divisor` trials, the share would be 0.
         if rung.settle(trial, value) < max(rung.share(self._divisor), 1):
             self._rung_of[trial] += 1
             self._trials.queue(Work(trial, self._rung(trial).length))
@@ -75,7 +78,10 @@ class AsyncHalving:
             self._trials.close(trial)
 
     def end(self, trial: int, how: Exit) -> None:
-        """A trial that ends under way is the worst of its rung; an invalid one is replaced and was never there."""
+        """Close the trial. If it has work, it counts as the worst of its rung.
+
+        A trial with invalid hyperparameters is replaced, and its earlier results are removed from all rungs.
+        """
         if self.is_closed(trial):
             return
         if how is Exit.INVALID_HP:
@@ -85,6 +91,7 @@ class AsyncHalving:
             return
         if self._trials.is_under_way(trial):
             self._trained += self._stretch(self._rung_of[trial])
+            # As the worst value, it still counts in the number of trials that reached the rung.
             self._rung(trial).settle(trial, math.nan)
         else:
             self._rung(trial).unpause(trial)
@@ -95,20 +102,22 @@ class AsyncHalving:
 
     @property
     def lengths(self) -> list[int]:
-        """Of the rungs, the first one first."""
+        """The lengths of the rungs, in ascending order."""
         return [rung.length for rung in self._rungs]
 
     def rung_of(self, trial: int) -> int:
-        """Index of the rung that the trial trains for, or that it reached last."""
+        """Return the index of the rung that the trial trains for, or that it reached last."""
         return self._rung_of[trial]
 
     def is_closed(self, trial: int) -> bool:
-        """A paused trial may still be promoted, until the search is over."""
+        """Return whether the trial will get no more work. A paused trial may be promoted until the search is
+        finished.
+        """
         return trial in self._trials.closed or (trial in self._rung_of and self.finished)
 
     @property
     def working(self) -> int:
-        """How many trials are being trained."""
+        """The number of trials that train now."""
         return len(self._trials.working)
 
     @property
@@ -117,6 +126,7 @@ class AsyncHalving:
 
     @property
     def progress(self) -> float:
+        # More trials may be promoted than the rule intends, so the estimate may exceed 1.
         return 1.0 if self.finished else min(self._trained / self.length_expected, NEARLY_DONE)
 
     def _new_trial(self) -> Work | None:
@@ -133,58 +143,61 @@ class AsyncHalving:
         return self._rungs[self._rung_of[trial]]
 
     def _stretch(self, rung: int) -> int:
-        """How long a trial trains for this rung after the one below."""
+        """Return the length that a trial trains for this rung, after the one below."""
         return self._rungs[rung].length - (self._rungs[rung - 1].length if rung else 0)
 
 
 Standing: TypeAlias = tuple[bool, float, int, int]
-"""Whether it is the worst there is, the value (smaller is better), the order of arrival, the trial."""
+"""A key that ranks trials: whether the value is NaN (worst), the value (smaller is better), order of arrival, trial."""
 
 
 class Rung:
-    """The trials that reported at one length, ranked."""
+    """The ranking of the trials that reported at one length."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self._arrived = 0
         self._standings: dict[int, Standing] = {}
         self._paused: list[Standing] = []
-        """A heap: those that may be promoted."""
+        """Trials that may be promoted, as a heap."""
         self._settled: list[Standing] = []
-        """In order: those that went on or stopped."""
+        """Trials that continued or stopped, sorted."""
 
     def settle(self, trial: int, value: float) -> int:
-        """The trial goes on or stops; how many of those before it are better. NaN is the worst value."""
+        """Add a trial that continues or stops, and return how many of those before it are better. NaN is the worst
+        value.
+        """
         standing = self._arrive(trial, value)
         better = bisect_left(self._settled, standing)
         self._settled.insert(better, standing)
         return better
 
     def pause(self, trial: int, value: float) -> None:
-        """The trial waits for a promotion."""
+        """Add a trial that waits for a promotion."""
         heapq.heappush(self._paused, self._arrive(trial, value))
 
     def share(self, divisor: float) -> int:
-        """How many the best 1/divisor are."""
+        """Return the number of trials that are the best 1/divisor."""
         return int(len(self._standings) / divisor)
 
     def promotable(self, divisor: float) -> int | None:
-        """The best trial that waits, if it is among the best 1/divisor of all: who is better has settled."""
+        """Return the best waiting trial if it is among the best 1/divisor of all trials here, else None."""
         if not self._paused:
             return None
         share, settled = self.share(divisor), self._settled
+        # All trials that are better than the first paused one have settled, so it is enough to compare with those.
         if share and (len(settled) < share or self._paused[0] < settled[share - 1]):
             return self._paused[0][-1]
         return None
 
     def unpause(self, trial: int) -> None:
-        """The trial waits no longer, and keeps its place."""
+        """Mark a waiting trial as one that continued or stopped; it keeps its rank."""
         standing = self._standings[trial]
         self._leave(standing)
         insort(self._settled, standing)
 
     def forget(self, trial: int) -> None:
-        """As if it had never been here."""
+        """Remove the trial, as if it had never reported here."""
         if standing := self._standings.pop(trial, None):
             i = bisect_left(self._settled, standing)
             if self._settled[i : i + 1] == [standing]:
@@ -201,6 +214,6 @@ class Rung:
     def _leave(self, standing: Standing) -> None:
         if standing == self._paused[0]:
             heapq.heappop(self._paused)
-        else:  # rare: a trial ended that nobody worked on
+        else:  # rare: a trial ended while it was paused
             self._paused.remove(standing)
             heapq.heapify(self._paused)

@@ -1,4 +1,4 @@
-"""The search that an effective configuration names: its method, and where its hyperparameters come from."""
+"""Creates the search that an effective configuration names: its method, and the sampler of its hyperparameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from hpc_det.search.sample import GridSampler, PointsSampler, Sampler, Space, Sp
 def search_of(
     config: Mapping[str, Any], points: Sequence[Mapping[str, Any]], code: Path | None
 ) -> tuple[SearchMethod, Sampler]:
-    """Of an effective config with a seed, of the points of a multirun or sweep, and of the folder of the code."""
+    """Return the method and the sampler of a search.
+
+    `config`: the effective configuration, with a seed; `points`: those of a multirun or sweep, else empty; `code`: the
+    folder of the trial's code.
+    """
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
     if searcher["name"] == "population":
         first = sampler(searcher, config["hyperparameters"], seed)
@@ -25,16 +29,16 @@ def search_of(
     if not points:
         found = sampler(searcher, config["hyperparameters"], seed)
         return search_method(searcher, points=found.points, code=code, seed=seed), found
-    if any("searcher" in point for point in points):  # each trial knows its own length
+    if any("searcher" in point for point in points):  # each point sets the length of its trial
         searcher = {**searcher, "max_length": None}
     listed = PointsSampler([point["hyperparameters"] for point in points], seed)
     return search_method({**searcher, "name": "points"}, points=len(points)), listed
 
 
 def sampler(searcher: Mapping[str, Any], hyperparameters: Space, experiment_seed: int) -> Sampler:
-    """The sampler that belongs to the searcher, which is that of an effective configuration.
+    """Return the sampler for the searcher of an effective configuration.
 
-    Those of hpc_det.sgd.tune may list points whatever their name is.
+    Searchers of hpc_det.sgd.tune may contain points, whatever their name.
     """
     if searcher["name"] == "grid":
         return GridSampler(hyperparameters, experiment_seed)
@@ -46,9 +50,10 @@ def sampler(searcher: Mapping[str, Any], hyperparameters: Space, experiment_seed
 def search_method(
     searcher: Mapping[str, Any], points: int | None = None, *, code: Path | None = None, seed: int = 0
 ) -> SearchMethod:
-    """The method that `searcher` of an effective configuration names.
+    """Return the search method for the searcher of an effective configuration.
 
-    `points`: the sampler's. A class of the user's lies in the folder `code`, and gets the experiment's `seed`.
+    `points`: the number of points of the sampler, for a grid or a list; `code`: the folder with the user's class, for
+    `custom`; `seed`: the experiment's seed, which that class receives.
     """
     match searcher["name"]:
         case "single":
@@ -73,7 +78,7 @@ def search_method(
             arguments = {"max_trials": max_trials, "smaller_is_better": smaller_is_better, "seed": seed}
             return CustomSearch(searcher["class"], code, {**arguments, "max_length": _max_length(searcher), **settings})
         case name:
-            raise ValueError(f"no searcher is called {name!r}")
+            raise ValueError(f"searcher.name: unknown searcher {name!r}")
 
 
 def _max_length(searcher: Mapping[str, Any]) -> int | None:

@@ -1,13 +1,14 @@
-"""A search method of the user's: a class with the methods of hpc_det.search.method.SearchMethod, in the trial's code.
+"""Search methods of users: a class in the trial's code with the methods of hpc_det.search.method.SearchMethod.
 
-It is made as Class(max_trials=..., max_length=..., smaller_is_better=..., seed=..., **settings), where `max_length` is
-a number or None, and it may have two methods more, each asked once for a trial, when a worker takes it:
+An instance is created as Class(max_trials=..., max_length=..., smaller_is_better=..., seed=..., **settings), where
+`max_length` is a number or None. The class may have two more methods, each called once per trial, when a worker takes
+it:
 
-    sample(trial) -> dict            the trial's hyperparameters; without it they are drawn from their ranges
-    source(trial) -> int | None      the trial whose latest weights it begins with; without it, or for None, its own
+    sample(trial) -> dict            the trial's hyperparameters; without this method they are drawn from their ranges
+    source(trial) -> int | None      the trial whose latest weights it starts with; None, or no method: its own
 
-Every process that reads the search's journal has its own instance and makes the same calls, so what it does may follow
-from them alone: no time, no files, no random numbers but of a generator with the `seed`.
+Every process that reads the search's journal has its own instance and makes the same calls. So results may depend only
+on these calls: not on the time, on files, or on random numbers, except from a generator that is seeded with `seed`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ T = TypeVar("T")
 
 
 class CustomSearch:
-    """The first error in the user's class ends the search, in every process at the same entry of the journal."""
+    """A search method that calls the user's class, and ends the search at the first error in it.
+
+    Every process meets that error at the same entry of the journal.
+    """
 
     def __init__(self, name: str, code: Path, arguments: Mapping[str, Any]) -> None:
-        """`name`: module:Class. What is wrong with it is told by `problem`."""
+        """Load and create the user's class. `name`: module:Class. An error does not raise: see `problem`."""
         self.problem: str | None = None
-        """What the user has to mend. With it the search gives no work any more."""
+        """The error that the user has to fix; None if there is none. With an error, the search assigns no more work."""
         self._name = name
         self._file = _file_of(name, code)
         self._created = 0
@@ -45,11 +49,13 @@ class CustomSearch:
 
     def next_work(self) -> Work | None:
         work: Work | None = self._call("next_work", default=None)
+        # Replays rely on trial numbers without gaps, so work of the user's class is checked here.
         if work is None or (isinstance(work, Work) and 1 <= work.trial <= self._created + 1):
             return work
         self.problem = (
-            f"searcher.class: {self._name}: next_work gave {work!r} with {self._created} trials so far; it gives None "
-            f"or a hpc_det.search.method.Work, of one of these trials or of number {self._created + 1}, which is new"
+            f"searcher.class: {self._name}: next_work returned {work!r} although {self._created} trials exist; it must "
+            f"return None or a hpc_det.search.method.Work of one of these trials, or of the new trial "
+            f"{self._created + 1}"
         )
         return None
 
@@ -83,17 +89,19 @@ class CustomSearch:
 
     @property
     def chooses(self) -> bool:
-        """Whether a trial is more than what is drawn for it."""
+        """Whether the class chooses hyperparameters or initial weights."""
+        # Without these methods, nothing has to be recorded in the journal.
         return hasattr(self._method, "sample") or hasattr(self._method, "source")
 
     def choose(self, trial: int) -> dict[str, Any]:
-        """What `sample` and `source` say of the trial, as JSON has it. Raises UsageError where they do not."""
+        """Return the results of `sample` and `source` as JSON values. Raises UsageError if they fail."""
         chosen: dict[str, Any] = {}
         try:
             if hasattr(self._method, "sample"):
                 chosen["hparams"] = dict(self._method.sample(trial))
             if hasattr(self._method, "source"):
                 chosen["source"] = self._method.source(trial)
+            # The journal contains JSON, so the caller must get the same values as a process that reads the journal.
             return dict(json.loads(json.dumps(chosen, allow_nan=False)))
         except Exception as error:
             raise UsageError(f"searcher.class: {self._name}: {in_words(error, self._file)}") from None
@@ -110,24 +118,24 @@ class CustomSearch:
         return default
 
 
-# --- a class in the code of a trial, loaded without a trace: no folder on sys.path, no bytecode beside the file
+# --- loading a class from the code of a trial, without a folder on sys.path and without writing bytecode
 #
-# Every process that reads the journal of a search loads it, the command line too, often for many experiments. So each
-# file becomes a module of its own name, and what it imports is the standard library, hpc_det.search or an installed
-# package, not a neighbour.
+# Every process that reads the journal of a search loads the class, including the command line, often for many
+# experiments at once. So each file becomes a module with a unique name. The file can import the standard library,
+# hpc_det.search and installed packages, but not other files of its folder.
 
 
 def load_class(name: str, code: Path) -> type[Any]:
-    """The class `module:Class` of the module's file in the folder `code`.
+    """Return the class `module:Class` from the module's file in the folder `code`.
 
-    Raises UsageError with what is wrong in which line.
+    Raises UsageError with the error and its line.
     """
     file, class_name = _file_of(name, code), name.partition(":")[2]
     try:
         module = _module(file)
     except OSError as error:
         raise UsageError(
-            f"{name}: {file}: {error.strerror}; it is loaded from the folder of the trial's code"
+            f"{name}: {file}: {error.strerror}; the class must be in the folder of the trial's code"
         ) from None
     except Exception as error:
         raise UsageError(f"{name}: {in_words(error, file)}") from None
@@ -138,12 +146,12 @@ def load_class(name: str, code: Path) -> type[Any]:
 
 
 def _file_of(name: str, code: Path) -> Path:
-    """Return the file that the class `module:Class` is to be in."""
+    """Return the file that must contain the class `module:Class`."""
     return code.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
 
 
 def in_words(error: Exception, file: Path) -> str:
-    """The error, and the last line of `file` on its way."""
+    """Return the error as text, with the line of `file` that it came from."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     where = f" ({file}, line {lines[-1]})" if lines else f" ({file})"
     return f"{type(error).__name__}: {error}{where}"
@@ -154,7 +162,7 @@ def _module(file: Path) -> ModuleType:
     name = f"hpc_det_user_{hashlib.sha256(bytes(file) + source).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    module = sys.modules[name] = ModuleType(name)  # dataclasses look their module up there
+    module = sys.modules[name] = ModuleType(name)  # dataclasses look up their module here
     module.__file__ = str(file)
     try:
         exec(compile(source, str(file), "exec"), module.__dict__)

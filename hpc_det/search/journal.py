@@ -1,4 +1,6 @@
-"""The search of an experiment as its workers share it: a journal on disk, and the state that follows from it."""
+"""The search of an experiment, shared by its workers: a journal on disk, and the state that follows from its
+entries.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ from hpc_det.store.shared_log import SharedLog
 
 
 class SearchJournal:
-    """Any number of processes may have one of the same experiment."""
+    """The search of one experiment. Any number of processes may use one at the same time."""
 
     def __init__(self, experiment: ExperimentFolder) -> None:
-        """Raises HpcDetError for a search that is a class of somebody else's."""
+        """Open the journal. Raises HpcDetError if the search is a class in the code of another user."""
         self._config: dict[str, Any] = read_for_search(experiment)
         if self._config["searcher"]["name"] == "custom":
             _insist_on_own_code(experiment)
@@ -33,34 +35,35 @@ class SearchJournal:
         self._code = experiment.submitted_code()
         self._log = SharedLog(experiment.search)
         self._taken = 0
-        """How many entries are in the state."""
+        """Number of entries that the state contains."""
         method, self._sampler = search_of(self._config, self._points, self._code)
         self._state = SearchState(method)
         self._study: OptunaStudy | None = None
 
     def new(self) -> Iterator[Entry]:
-        """The entries since the last look, each taken into the state when it comes."""
+        """Yield the entries since the last call, applying each to the state first."""
         for entry in self._log.new():
             self._take(entry)
             yield entry
 
     def state(self) -> SearchState:
-        """As of now."""
+        """Return the current state, after reading new entries."""
         for _ in self.new():
             pass
         return self._state
 
     @property
     def searcher(self) -> dict[str, Any]:
-        """Of the effective configuration."""
+        """The searcher of the effective configuration."""
         found: dict[str, Any] = self._config["searcher"]
         return found
 
     def sample(self, trial: int) -> Sample:
-        """What is a trial's own; no hyperparameters as long as others than the sampler still have to `choose` them.
+        """Return the trial's hyperparameters, seed and source.
 
-        Where the points go over seeds of the experiment, each trial is the first one of such an experiment.
+        Without hyperparameters until `choose` has been called, if the user's class or Optuna chooses them.
         """
+        # If the points set their own seeds, each trial is seeded as the first trial of an experiment with that seed.
         sample, seed = self._sampler.sample(trial), self.config(trial)["reproducibility"]["experiment_seed"]
         if self._chooser():
             chosen = self._state.samples.get(trial, {"hparams": {}})
@@ -70,15 +73,18 @@ class SearchJournal:
         return replace(sample, seed=first_sample({}, seed).seed)
 
     def choose(self, trial: int) -> None:
-        """Have a class of the user's or Optuna say what is the trial's own, where the search is theirs.
+        """Let the user's class or Optuna choose the trial's hyperparameters, if the search uses one, and record the
+        result.
 
-        They may answer otherwise tomorrow: the first answer written stands. Raises UsageError where there is none.
+        Does nothing if a choice is already recorded. Raises UsageError if the choice fails.
         """
         choose = self._chooser()
+        # Another call might choose differently; only the first recorded choice counts.
         if choose and trial not in self.state().samples:
             self._write("sampled", trial=trial, sample=choose(trial))
 
     def _chooser(self) -> Callable[[int], Entry] | None:
+        """Return the function that chooses a trial's sample; None if the sampler alone does."""
         if isinstance(self._state.method, CustomSearch):
             return self._state.method.choose if self._state.method.chooses else None
         is_optunas = self._config["searcher"]["name"] == "optuna" and not self._points
@@ -92,65 +98,78 @@ class SearchJournal:
         return self._study.choose(trial, self._state)
 
     def config(self, trial: int) -> dict[str, Any]:
-        """The trial's effective config: the experiment's, with whole sections replaced by its point's."""
+        """Return the trial's effective configuration: the experiment's, with the sections that the trial's point
+        replaces.
+        """
         return {**self._config, **(self._points[trial - 1] if self._points else {})}
 
     def submitted(self, first: int, count: int, *, stay: bool) -> None:
-        """Jobs for `count` workers, numbered from `first`, are in the queue. `stay`: they wait for no others."""
+        """Record that jobs for `count` workers, numbered from `first`, are queued.
+
+        `stay`: a worker must not exit in favour of one that is still queued.
+        """
         self._write("submitted", first=first, count=count, stay=stay, rules=RULES)
 
     def ask(self, worker: int, job: str) -> Work | None:
-        """Work for a worker that has begun in this job: what it had before, or something new, if any."""
+        """Record that a worker has started in this job. Return its earlier or new work, or None."""
         self._write("asked", worker=worker, job=job)
         return self._state.open.get(worker)
 
     def claim(self, worker: int, job: str, after: str | None) -> str | None:
-        """The same, where the worker was the job `after` when this one looked. Another job that came first, if any."""
+        """Record that a worker has started in this job, provided that its previous job was `after`.
+
+        Returns the id of another job that has started as this worker first, or None.
+        """
         self._write("asked", worker=worker, job=job, after=after)
         holder = self._state.present.get(worker, job)
         return holder if holder not in (job, after) else None
 
     def report(self, worker: int, work: Work, value: float) -> Work | None:
-        """`work` is done, with this value of the metric; what is not finite is the worst. What comes next, if any."""
+        """Record the value of the metric after `work`, where a non-finite value is the worst. Return the next work, or
+        None.
+        """
         plain = value if math.isfinite(value) else None
         self._write("reported", worker=worker, trial=work.trial, until=work.until, value=plain)
         return self._state.open.get(worker)
 
     def end(self, worker: int, trial: int, how: Exit) -> Work | None:
-        """The trial will never go on. What the worker does next; None: nothing."""
+        """Record that the trial has ended for good. Return the worker's next work, or None."""
         self._write("ended", worker=worker, trial=trial, how=how.value)
         return self._state.open.get(worker)
 
     def leave(self, worker: int) -> None:
-        """The worker has ended, and everything that it had to write is written."""
+        """Record that the worker has ended and has written all its files."""
         self._write("left", worker=worker)
 
     def lose(self, worker: int, job: str) -> None:
-        """This job is gone. Nothing changes where the worker is another one meanwhile."""
+        """Record that this job has ended without a report. No effect if the worker now runs in another job."""
         self._write("lost", worker=worker, job=job)
 
     def move(self, worker: int, job: str) -> None:
-        """Another job, which may wait in the queue yet, goes on with what the worker has."""
+        """Record that another job, which may still be queued, continues the work of the worker."""
         self._write("moved", worker=worker, job=job)
 
     def pause(self, source: str) -> None:
-        """Nobody gets work until `activate`. `source`: who wants that."""
+        """Record that no work is assigned until `activate`. `source`: the user or component that paused the search."""
         self._write("paused", source=source)
 
     def activate(self) -> None:
-        """There is work again."""
+        """Record that work is assigned again after a pause."""
         self._write("activated")
 
     def cancel(self, source: str) -> None:
-        """Nobody gets work any more. `source`: who wants that."""
+        """Record that no more work is assigned. `source`: the user or component that cancelled the search."""
         self._write("cancelled", source=source)
 
     def continue_(self, trials: Sequence[int]) -> None:
-        """There is work again. `trials`: failed or cancelled ones that get another chance, where the method has any."""
+        """Record that work is assigned again. `trials`: failed or cancelled trials to continue, if the method allows
+        it.
+        """
         self._write("continued", trials=list(trials))
 
     def _write(self, event: str, **details: Any) -> None:
-        """Facts stand by themselves, so nothing has to be decided again where others wrote first."""
+        """Append an entry, and apply it to the state after the entries that others wrote before it."""
+        # Entries are facts, so an entry stays valid even if others were written first, and needs no retry.
         for entry in self._log.append({"event": event, **details, "time": time.time()}):
             self._take(entry)
 
@@ -161,10 +180,10 @@ class SearchJournal:
 
 
 def _insist_on_own_code(experiment: ExperimentFolder) -> None:
-    """Whoever reads the journal runs it."""
+    """Raise HpcDetError if the experiment belongs to another user: reading its journal would run that user's code."""
     if not experiment.is_own():
         named = experiment.named()
         raise HpcDetError(
-            f"experiment {named}: its searcher.class is code of {experiment.owner()}'s, which looking at it would run "
-            f"as you do; run it knowingly with `hpc-det experiment fork {named}`"
+            f"experiment {named}: showing its search would run searcher.class, code of user {experiment.owner()}, with "
+            f"your permissions; if you trust it, run it with `hpc-det experiment fork {named}`"
         )

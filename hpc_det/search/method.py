@@ -1,6 +1,7 @@
-"""What a search method is, what methods share, and the simplest one.
+"""The interface of search methods, the parts that methods share, and the simplest method.
 
-A method says what to train next, from nothing but what it was told.
+A search method decides which trial trains next and for how long. Its decisions depend only on the calls that it has
+received.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from typing import NamedTuple, Protocol
 
 
 class Work(NamedTuple):
-    """A stretch of training of one trial."""
+    """Training that a search method requests: one trial, up to a length."""
 
     trial: int
-    """From 1, in the order of creation."""
+    """The number of the trial, counted from 1 in the order of creation."""
     until: int | None
-    """The length, in the unit of searcher.max_length, at which the trial reports; None: to its own end."""
+    """The total length at which the trial reports, in the unit of searcher.max_length; None: to the end of its
+    training.
+    """
 
 
 class Exit(str, Enum):
-    """Why a trial will never go on."""
+    """The reason why a trial has ended for good."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -30,47 +33,59 @@ class Exit(str, Enum):
 
 
 class SearchMethod(Protocol):
-    """Pure: its state follows from the calls alone. Each call is O(log n) in the number of trials."""
+    """The methods and properties of a search method.
+
+    An implementation must be deterministic: its state depends only on the calls that it has received, since every
+    process that reads the search's journal replays them on its own instance. No call should take more than O(log n)
+    time for n trials.
+    """
 
     def next_work(self) -> Work | None:
-        """What should be done next, that nobody does yet; None: nothing now. Asking changes nothing.
+        """Return the next work that is not being done yet, or None if there is none now. The call changes nothing.
 
-        A trial number never seen is a new trial.
+        Work with a trial number that is one higher than all before creates a new trial.
         """
 
     def start(self, work: Work) -> None:
-        """`work`, which next_work has just named, is being done from now on.
+        """Record that `work`, which `next_work` has just returned, is being done.
 
-        That it was named is taken on trust: a replay of decisions need not take them again.
+        The method need not check this: when a journal is replayed, calls may arrive without a preceding `next_work`.
         """
 
     def report(self, trial: int, value: float) -> None:
-        """The trial's work is done with this value of the metric; NaN is the worst there is."""
+        """Record that the trial's work is done with this value of the searcher's metric. NaN is worse than
+        any number.
+        """
 
     def end(self, trial: int, how: Exit) -> None:
-        """The trial will never go on."""
+        """Record that the trial has ended for good and gets no more work."""
 
     def give_back(self, trial: int) -> None:
-        """Whoever did the trial's work is gone: next_work names the same work again."""
+        """Record that the trial's work was interrupted: `next_work` must return the same work again."""
 
     def is_closed(self, trial: int) -> bool:
-        """No more work for this trial, ever."""
+        """Return whether the trial will never get work again."""
 
     @property
     def finished(self) -> bool:
-        """Nothing is being done, and nothing will ever come."""
+        """Whether no work is being done and no more will ever follow."""
 
     @property
     def progress(self) -> float:
-        """0 .. 1, and 1 only when finished; it never falls."""
+        """The progress from 0 to 1. It never decreases, and is 1 only when the search is finished."""
 
     @property
     def trials_expected(self) -> int:
-        """How many trials it will create in all, replacements of invalid ones left out."""
+        """The number of trials that the search will create, without replacements of trials with invalid
+        hyperparameters.
+        """
 
 
 def better(value: float, than: float | None, smaller_is_better: bool) -> bool:
-    """Whether a value of the searcher's metric is strictly better; NaN never is, and any number is better than none."""
+    """Return whether `value`, of the searcher's metric, is strictly better than `than`.
+
+    NaN is never better; any number is better than None or NaN.
+    """
     if math.isnan(value):
         return False
     if than is None or math.isnan(than):
@@ -79,27 +94,31 @@ def better(value: float, than: float | None, smaller_is_better: bool) -> bool:
 
 
 class Trials:
-    """The trials of a search: which exist, which are worked on, which have work that waits, which are closed."""
+    """The trials of a search and their states: working, waiting with work that is not being done, or closed."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
-        """How many to create, with a replacement for each invalid one."""
+        """Number of trials to create, including replacements of invalid ones."""
         self.created = 0
+        """Number of existing trials."""
         self.working: dict[int, Work] = {}
+        """The work that is being done, by trial."""
         self.closed: set[int] = set()
+        """The trials that get no more work."""
         self._waiting: dict[int, Work] = {}
         self._order: list[tuple[int, int]] = []
-        """Of the works that wait: the longest first, then the oldest trial."""
+        """Sort keys of the waiting work: the longest first, then the oldest trial."""
 
     def waiting_work(self) -> Work | None:
-        """Work that was decided on and that nobody does."""
+        """Return the first work that is decided but not being done, or None."""
         return self._waiting[self._order[0][1]] if self._order else None
 
     def new_trial(self) -> int | None:
-        """The number of the trial to create next."""
+        """Return the number of the trial to create next, or None if enough were created."""
         return self.created + 1 if self.created < self.wanted else None
 
     def start(self, work: Work) -> None:
+        """Mark the work as being done; its trial must be new or without other work."""
         assert work.trial <= self.created + 1, work
         assert work.trial not in self.working, work
         assert work.trial not in self.closed, work
@@ -108,29 +127,32 @@ class Trials:
         self.working[work.trial] = work
 
     def queue(self, work: Work) -> None:
-        """Somebody should do this."""
+        """Add work that is to be done."""
         self._waiting[work.trial] = work
         insort(self._order, _place(work))
 
     def give_back(self, trial: int) -> None:
+        """Queue the work of the trial again."""
         self.queue(self.working.pop(trial))
 
     def close(self, trial: int) -> None:
+        """Drop the trial's work, and mark the trial as closed."""
         self.working.pop(trial, None)
         self._unqueue(trial)
         self.closed.add(trial)
 
     def reopen(self, work: Work) -> None:
+        """Queue work for a closed trial."""
         self.closed.remove(work.trial)
         self.queue(work)
 
     def replace(self, trial: int) -> None:
-        """Close it and create another in its place."""
+        """Close the trial, and create another one in its place later."""
         self.close(trial)
         self.wanted += 1
 
     def is_under_way(self, trial: int) -> bool:
-        """It has work, whether somebody does it or not."""
+        """Return whether the trial has work, be it waiting or being done."""
         return trial in self.working or trial in self._waiting
 
     def _unqueue(self, trial: int) -> None:
@@ -143,10 +165,15 @@ def _place(work: Work) -> tuple[int, int]:
 
 
 class FixedSearch:
-    """single, random, grid and points, which look at no metric: a number of trials, each trained in one go."""
+    """A fixed number of trials, each trained in one go and without regard to the metric: single, random, grid, points.
+
+    Search methods of users can derive from this class.
+    """
 
     def __init__(self, trials: int, until: int | None, *, replaces_invalid: bool = False) -> None:
-        """`replaces_invalid`: another trial comes for one with invalid hyperparameters, as no point of a grid can."""
+        """`replaces_invalid`: create another trial for each one with invalid hyperparameters, which is impossible for a
+        grid.
+        """
         self.trials_expected = trials
         self._until = until
         self.replaces_invalid = replaces_invalid
@@ -178,7 +205,7 @@ class FixedSearch:
         self._trials.give_back(trial)
 
     def reopen(self, trial: int) -> None:
-        """A closed trial shall go on after all."""
+        """Queue the work of a closed trial again."""
         self._trials.reopen(Work(trial, self._until))
 
     def is_closed(self, trial: int) -> bool:

@@ -1,10 +1,10 @@
-"""Hyperparameters that Optuna chooses: a study in Optuna's own journal storage, asked when a worker takes a trial.
+"""Hyperparameters that Optuna chooses: a study in Optuna's journal storage, queried when a worker takes a trial.
 
-The search's journal has the last word. What the study says of a trial is written there, as the event "sampled", and the
-first such entry stands; the study is told what became of the trials before it is asked for another one. Who is killed
-after asking leaves a trial in the study that the next one takes up.
+The search's journal is authoritative. A choice of the study is recorded there as the event "sampled", and only the
+first such entry for a trial counts. Before the study is asked for another trial, it receives the results of the trials
+before. A process that is killed after asking leaves a trial in the study, which the next process uses.
 
-Only this module loads Optuna, and only when it is asked.
+Optuna is imported only by this module, and only when a study is used.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 FILE = "optuna.log"
-"""Beside the search's journal; Optuna's own tools read it."""
+"""The file of the study, in the folder of the search's journal. Optuna's own tools can read it."""
 STUDY = "hpc_det"
+"""The name of the study in the file."""
 _OWN = "hpc_det_trial"
-"""The user attribute of a study's trial with the number of ours."""
+"""The user attribute of a study's trial that contains the number of the search's trial."""
 
 
 class OptunaStudy:
-    """Any number of processes may have one of the same experiment."""
+    """The study of one experiment. Any number of processes may use one at the same time."""
 
     def __init__(self, folder: Path, searcher: Mapping[str, Any], space: Space, seed: int, code: Path) -> None:
-        """`folder` is the search's, `code` may hold a sampler of the user's. Raises UsageError without Optuna."""
+        """Prepare the study. `folder`: the search's; `code`: may contain a sampler of the user's. Raises UsageError
+        without Optuna.
+        """
         try:
             import optuna
         except ImportError as error:
@@ -51,11 +54,12 @@ class OptunaStudy:
         self._file = str(folder / FILE)
 
     def choose(self, trial: int, state: SearchState) -> dict[str, Any]:
-        """The hyperparameters of `trial`, and the number of the study's trial that has them.
+        """Return the hyperparameters of `trial`, and the number of the study's trial that has them.
 
-        The sampler is new each time, so that its draws follow from the seed and the trials before, whichever worker
-        asks. Raises UsageError for a sampler that there is not, or that refuses.
+        Raises UsageError if the sampler does not exist or fails, or if the study cannot be read.
         """
+        # A new sampler for each trial, so that its draws depend on the seed and the trials before, but not on the
+        # worker.
         sampler = _sampler(self._searcher, self._seed, trial, self._code)
         try:
             study = self._open(sampler)
@@ -63,8 +67,8 @@ class OptunaStudy:
             asked = self._ask(study, trial)
         except (ValueError, LookupError, AssertionError) as error:
             raise UsageError(
-                f"{self._file}: {type(error).__name__}: {error}; if the file is damaged, delete it: Optuna then begins "
-                f"anew with the trials to come"
+                f"{self._file}: {type(error).__name__}: {error}; if the file is damaged, delete it: Optuna then starts "
+                f"again with the next trials"
             ) from error
         try:
             hparams = dict(_suggested(self._space, asked, ""))
@@ -75,10 +79,11 @@ class OptunaStudy:
 
     @cached_property
     def _storage(self) -> JournalStorage:
-        """Its lock is a file that only one process can create, on NFS too; one that was left is broken after 30 s."""
+        """The journal storage in the file."""
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
+        # The lock is a file that only one process can create, on NFS too. Optuna breaks one that is older than 30 s.
         return JournalStorage(JournalFileBackend(self._file, JournalFileOpenLock(self._file)))
 
     def _open(self, sampler: BaseSampler) -> Study:
@@ -93,7 +98,7 @@ class OptunaStudy:
         )
 
     def _tell(self, study: Study, state: SearchState) -> None:
-        """What has come of the trials that the study believes under way."""
+        """Write the results of trials to the study, for those that it lists as running."""
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
@@ -101,31 +106,31 @@ class OptunaStudy:
             if end := _end(asked, state):
                 value = end[0]
                 how, values = (TrialState.FAIL, None) if value is None else (TrialState.COMPLETE, [value])
-                with suppress(UpdateFinishedTrialError):  # another worker told it just now
+                with suppress(UpdateFinishedTrialError):  # another worker has just written it
                     self._storage.set_trial_state_values(asked._trial_id, how, values)
 
     def _ask(self, study: Study, trial: int) -> Trial:
-        """One that was asked for before and not sampled to the end, or a new one."""
+        """Return the study's trial for `trial`: one that a killed process has asked for, or a new one."""
         import optuna
         from optuna.trial import TrialState, create_trial
 
         under_way = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         found = next((asked._trial_id for asked in under_way if asked.user_attrs[_OWN] == trial), None)
         if found is None:
-            # study.ask() would add the attribute later, and a kill in between leave a trial that is nobody's.
+            # study.ask() would add the attribute in a second step; a kill in between would leave a trial without it.
             template = create_trial(state=TrialState.RUNNING, user_attrs={_OWN: trial})
             found = self._storage.create_new_trial(self._storage.get_study_id_from_name(STUDY), template)
         return optuna.Trial(study, found)
 
 
 def _end(asked: FrozenTrial, state: SearchState) -> tuple[float | None] | None:
-    """The metric's value, or that there is none; None: the trial is still under way."""
+    """Return the result of a study's trial: (value,), (None,) if it has no value, or None if it is still running."""
     number = asked.user_attrs[_OWN]
     chosen, trial = state.samples.get(number), state.trials.get(number)
     if chosen is None or trial is None:
-        return None  # somebody asks just now
+        return None  # another worker is asking for this trial now
     if chosen["study_trial"] != asked.number:
-        return (None,)  # somebody else asked, too, and was faster
+        return (None,)  # another worker asked too, and its choice was recorded first
     if trial.ended in (None, Exit.CANCELLED) and trial.value is None:
         return None
     return (None,) if trial.value is None or not math.isfinite(trial.value) else (trial.value,)
@@ -153,20 +158,21 @@ def _sampler_class(name: str, code: Path) -> type[BaseSampler]:
     if isinstance(found, type) and issubclass(found, samplers.BaseSampler):
         return found
     if ":" in name:
-        raise UsageError(f"searcher.sampler: {name} is no subclass of optuna.samplers.BaseSampler")
+        raise UsageError(f"searcher.sampler: {name} is not a subclass of optuna.samplers.BaseSampler")
     raise UsageError(no_such_sampler(name, samplers.__all__))
 
 
 def no_such_sampler(name: str, names: Sequence[str]) -> str:
-    """The sentence for a sampler that is none of optuna.samplers' `names`."""
+    """Return the message for a sampler name that is not among `names`, the public names of optuna.samplers."""
     known = [each for each in names if each.endswith("Sampler") and each != "BaseSampler"]
     meant = nearest(name, known) or f"known: {', '.join(known)}"
     return f"searcher.sampler: optuna.samplers has no {name!r}; {meant}"
 
 
 def sampler_names(optuna: Path) -> list[str]:
-    """Of the package in this folder, without loading it: that takes a second. Nothing where its file lists none."""
+    """Return the public names of optuna.samplers in the package folder `optuna`; empty if its file lists none."""
     with suppress(OSError, ValueError):
+        # Parsed, not imported: importing Optuna takes a second.
         for node in ast.parse((optuna / "samplers" / "__init__.py").read_bytes()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 return list(ast.literal_eval(node.value))
@@ -174,11 +180,12 @@ def sampler_names(optuna: Path) -> list[str]:
 
 
 def _seeds(kind: type[BaseSampler], seed: int, trial: int) -> dict[str, Any]:
-    """Of a sampler that is made for one trial: from the same seed each of them would draw the same."""
+    """Return the seed arguments of a sampler that is created for one trial."""
     from optuna.samplers import QMCSampler, RandomSampler
 
-    if issubclass(kind, QMCSampler):  # its points are one sequence, which all workers share
+    if issubclass(kind, QMCSampler):  # its points are one sequence for all trials, so the seed stays the same
         return {"seed": seed, "independent_sampler": RandomSampler((seed + trial) % 2**32)}
+    # With the same seed, the samplers of all trials would draw the same values.
     return {"seed": (seed + trial) % 2**32}
 
 
@@ -186,7 +193,10 @@ def _seeds(kind: type[BaseSampler], seed: int, trial: int) -> dict[str, Any]:
 
 
 def _suggested(space: Space, asked: Trial, path: str) -> Iterator[tuple[str, Any]]:
-    """Each hyperparameter with its value; to Optuna nested ones have dotted names."""
+    """Yield the name and value of each hyperparameter.
+
+    Optuna has no nested hyperparameters; their names there are joined with dots.
+    """
     for name in sorted(space):
         spec, dotted = space[name], f"{path}{name}"
         if is_nested(spec):
@@ -198,7 +208,7 @@ def _suggested(space: Space, asked: Trial, path: str) -> Iterator[tuple[str, Any
 
 
 def _value(spec: Mapping[str, Any], asked: Trial, name: str) -> Any:
-    """A `count` is the grid's, and says nothing here."""
+    """Return the value that Optuna suggests. `count` is only for grids, and is ignored."""
     match kind_of(spec):
         case "categorical":
             return _choice(spec["vals"], asked, name)
@@ -211,12 +221,15 @@ def _value(spec: Mapping[str, Any], asked: Trial, name: str) -> Any:
 
 
 def _choice(values: list[Any], asked: Trial, name: str) -> Any:
-    """Values that Optuna cannot hold, such as lists, or cannot tell apart, as 1 and true, stand by their index."""
+    """Return the chosen value of a categorical hyperparameter."""
     if _is_plain(values):
         return asked.suggest_categorical(name, values)
+    # Values that Optuna cannot store, such as lists, or cannot distinguish, such as 1 and true, are represented by
+    # their index.
     return values[asked.suggest_categorical(name, range(len(values)))]
 
 
 def _is_plain(values: list[Any]) -> bool:
+    """Return whether Optuna can store the values and distinguish them."""
     are_scalars = all(isinstance(value, (str, int, float, bool, type(None))) for value in values)
     return are_scalars and len(set(values)) == len(values)

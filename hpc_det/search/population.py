@@ -1,9 +1,9 @@
-"""Population based training: a trial that is among the worst goes on with a copy of one of the best, a step from its
+"""Population based training: a trial among the worst continues as a copy of one of the best, with changed
 hyperparameters.
 
-Jaderberg et al., "Population Based Training of Neural Networks" (2017), in its asynchronous form: a trial is compared,
-whenever it reports, with the last reports of all others, and nobody waits. Experiments do not have it, since their
-trials keep their hyperparameters; hpc_det.sgd.tune does.
+Jaderberg et al., "Population Based Training of Neural Networks" (2017), in its asynchronous form: whenever a trial
+reports, it is compared with the latest reports of all others, so no trial waits. Only hpc_det.sgd.tune uses it, since
+the trials of experiments keep their hyperparameters.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from hpc_det.search.method import Exit, Work
 from hpc_det.search.sample import Sampler, Space, base_of, is_nested, kind_of, sample
 
 RESAMPLED = 0.25
-"""Of the hyperparameters that change, so many are drawn anew from their range."""
+"""Probability that a changed hyperparameter is drawn again from its range."""
 FACTORS = (0.8, 1.2)
-"""The others are multiplied by one of these."""
+"""Factors for all other changed hyperparameters; one of them is drawn."""
 
 
 class Member(NamedTuple):
-    """What a trial trains next with."""
+    """The hyperparameters and the source of a trial's next training."""
 
     hparams: dict[str, Any]
     source: int | None
-    """The trial whose latest checkpoint it loads for that; None: its own."""
+    """The trial whose latest checkpoint it loads first; None: its own."""
 
 
 class Population:
-    """Each call is O(n) in the number of trials, of which a population has dozens."""
+    """Population based training as a search method.
+
+    Each call is O(n) in the number of trials, which is a few dozen.
+    """
 
     def __init__(self, searcher: Mapping[str, Any], space: Space, first: Sampler, seed: int) -> None:
         """`searcher`: {"max_trials", "max_length": {unit: length}, "interval", "quantile", "smaller_is_better"}."""
@@ -46,19 +49,20 @@ class Population:
         self._waiting: dict[int, Work] = {}
         self._closed: set[int] = set()
         self._values: dict[int, float] = {}
-        """Of each trial that reported, the last one; smaller is better."""
+        """The last reported value of each trial; smaller is better."""
         self._members: dict[int, Member] = {}
         self._trained = 0
 
     def member(self, trial: int) -> Member:
-        """As decided at its last report."""
+        """Return the hyperparameters and source that were decided at the trial's last report."""
         return self._members.get(trial) or Member(self._first.sample(trial).hparams, None)
 
     def next_work(self) -> Work | None:
-        """New trials first, then the one that is the furthest behind: comparisons are fair between equals."""
+        """Return work for a new trial if one is missing, else for the waiting trial that has trained least."""
         created = len(self._working) + len(self._waiting) + len(self._closed)
         if created < self.trials_expected:
             return Work(created + 1, min(self._interval, self._length))
+        # The one that is furthest behind, since comparing trials is fair only at similar lengths.
         return min(self._waiting.values(), key=lambda work: (work.until, work.trial), default=None)
 
     def start(self, work: Work) -> None:
@@ -77,7 +81,7 @@ class Population:
         self._members[trial] = self._exploited(trial, until)
 
     def end(self, trial: int, how: Exit) -> None:
-        """It is no example for others any more."""
+        """Close the trial, and exclude it from comparisons."""
         self._working.pop(trial, None)
         self._waiting.pop(trial, None)
         self._values.pop(trial, None)
@@ -98,6 +102,9 @@ class Population:
         return len(self._closed) / self.trials_expected
 
     def _exploited(self, trial: int, until: int) -> Member:
+        """Return the trial's next member: its own hyperparameters, or a changed copy of one of the best if it is among
+        the worst.
+        """
         ranked = sorted(self._values, key=lambda number: (self._values[number], number))
         share = min(math.ceil(len(ranked) * self._quantile), len(ranked) // 2)
         if trial not in ranked[len(ranked) - share :]:
@@ -108,7 +115,9 @@ class Population:
 
 
 def explored(hparams: Mapping[str, Any], space: Space, draws: random.Random) -> dict[str, Any]:
-    """A step away from `hparams`: ranges perturbed within their ends, of the values of a choice the next or last."""
+    """Return changed hyperparameters: numbers multiplied within their ranges, choices replaced by a
+    neighbouring value.
+    """
     return {
         name: explored(hparams[name], spec, draws) if is_nested(spec) else _step(hparams[name], spec, draws)
         for name, spec in sorted(space.items())

@@ -1,4 +1,4 @@
-"""Where the hyperparameters and the seed of a trial come from: drawn from ranges, points of a grid, or a list."""
+"""The hyperparameters and seeds of trials: drawn from ranges, taken from the points of a grid, or from a list."""
 
 from __future__ import annotations
 
@@ -13,40 +13,43 @@ from itertools import repeat
 from typing import Any, Protocol
 
 Space = Mapping[str, Any]
-"""Hyperparameters by name: constants, ranges (maps with a `type`) and nested maps."""
+"""Hyperparameters by name: constants, ranges (mappings with a `type`) and nested mappings."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What is a trial's own."""
+    """The hyperparameters, seed and source of one trial."""
 
     hparams: dict[str, Any]
     seed: int
-    """0 .. 2**31 - 1"""
+    """0 to 2**31 - 1."""
     source: int | None = None
-    """The trial of the same search whose latest weights it begins with."""
+    """The trial of the same search whose latest weights this one starts with; None: none."""
 
 
 class Sampler(Protocol):
-    """Pure: the samples follow from the space and the experiment's seed alone."""
+    """A source of samples. They depend only on the space and the experiment's seed."""
 
     @property
     def points(self) -> int | None:
-        """How many trials there are to take, if that follows from the space."""
+        """The number of trials, if the space determines it; else None."""
 
     def sample(self, trial: int) -> Sample:
-        """Of this trial (1, 2, ...), the same each time; what the caller does with it changes no other."""
+        """Return the sample of this trial, counted from 1: the same at each call, and a copy that the caller may
+        change.
+        """
 
 
 def first_sample(hyperparameters: Space, experiment_seed: int) -> Sample:
-    """Of the first trial, or the only one."""
+    """Return the sample of the first or only trial."""
     return SpaceSampler(hyperparameters, experiment_seed).sample(1)
 
 
 class _SeededSampler:
-    """Draws trial after trial from one stream of random numbers, as far as it was asked, and remembers.
+    """A sampler that draws the samples of trials in order from one stream of random numbers, and keeps them.
 
-    The stream is Determined's (master/pkg/searcher): hyperparameters, 16 bytes that are a trial's id there, its seed.
+    The stream is that of Determined (master/pkg/searcher): the hyperparameters of a trial, 16 bytes for its id, its
+    seed.
     """
 
     def __init__(self, experiment_seed: int) -> None:
@@ -55,7 +58,8 @@ class _SeededSampler:
 
     @cached_property
     def _draws(self) -> NumpyRandom:
-        """Not before the first sample: seeding takes as long as all else that a list of experiments needs to know."""
+        """The stream of random numbers."""
+        # Created at the first sample only: seeding takes as long as everything else that a list of experiments needs.
         return NumpyRandom(self._experiment_seed)
 
     def sample(self, trial: int) -> Sample:
@@ -66,6 +70,7 @@ class _SeededSampler:
 
     def _next(self) -> Sample:
         hparams = self._hparams(len(self._samples) + 1)
+        # Determined draws the 16 bytes of a trial's id here; skipping them keeps the stream identical.
         for _ in range(4):
             self._draws.uint32()
         return Sample(hparams, seed=self._draws.randrange(0, 2**31))
@@ -75,7 +80,7 @@ class _SeededSampler:
 
 
 class SpaceSampler(_SeededSampler):
-    """Each trial's values are drawn from their ranges."""
+    """A sampler that draws each value from its range."""
 
     points = None
 
@@ -88,10 +93,13 @@ class SpaceSampler(_SeededSampler):
 
 
 class GridSampler(_SeededSampler):
-    """Trial k is the k-th point of the grid: keys sorted, the last one fastest. (Determined begins at the end.)"""
+    """A sampler whose trial k is the k-th point of the grid. Keys are sorted, and the last one changes fastest.
+
+    Determined has the reverse order of points.
+    """
 
     def __init__(self, hyperparameters: Space, experiment_seed: int) -> None:
-        """Every int, double and log needs its `count`."""
+        """Each int, double and log in `hyperparameters` must have a `count`."""
         super().__init__(experiment_seed)
         self._space = hyperparameters
         self._axes = [_count(spec) for spec in _leaves(hyperparameters)]
@@ -107,7 +115,7 @@ class GridSampler(_SeededSampler):
 
 
 class PointsSampler(_SeededSampler):
-    """Trial k has the hyperparameters, all of them constants, of `points[k - 1]`."""
+    """A sampler whose trial k has the hyperparameters `points[k - 1]`, all of them constants."""
 
     def __init__(self, points: Sequence[Space], experiment_seed: int) -> None:
         super().__init__(experiment_seed)
@@ -127,10 +135,12 @@ class _Draws(Protocol):
 
 
 def sample(hyperparameters: Space, draws: random.Random | None = None) -> dict[str, Any]:
-    """One value for each hyperparameter, keys in sorted order; constants as they are, nested maps recursively.
+    """Return one value for each hyperparameter, with sorted keys; constants are unchanged, and nested mappings are
+    recursive.
 
-    The ranges are Determined's: `int` includes its `maxval`; `log` gives base ** exponent, and `minval` and `maxval`
-    bound the exponent. Raises ValueError for a type that is none of const, int, double, log, categorical.
+    Ranges are those of Determined: `int` includes its `maxval`; `log` yields base ** exponent, and `minval` and
+    `maxval` are bounds of the exponent. Raises ValueError for a type other than const, int, double, log and
+    categorical.
     """
     return _drawn(hyperparameters, draws or random.Random())
 
@@ -165,7 +175,7 @@ def _leaves(space: Space) -> Iterator[Any]:
 
 
 def _at(space: Space, places: Iterator[int]) -> dict[str, Any]:
-    """The values at the next place of each axis, in the order of `_leaves`."""
+    """Return the values at the next index of each axis, in the order of `_leaves`."""
     return {
         name: _at(space[name], places) if is_nested(space[name]) else _point(space[name], next(places))
         for name in sorted(space)
@@ -173,7 +183,7 @@ def _at(space: Space, places: Iterator[int]) -> dict[str, Any]:
 
 
 def _count(spec: Any) -> int:
-    """How many points an axis has."""
+    """Return the number of points of an axis."""
     match kind_of(spec):
         case "const":
             return 1
@@ -186,7 +196,9 @@ def _count(spec: Any) -> int:
 
 
 def _point(spec: Any, place: int) -> Any:
-    """The points of a range are even from end to end; a single one is the middle."""
+    """Return a point of an axis. The points of a range are evenly spaced from end to end; a single one is the
+    middle.
+    """
     kind = kind_of(spec)
     if kind == "const":
         return constant(spec)
@@ -201,19 +213,24 @@ def _point(spec: Any, place: int) -> Any:
 
 
 def _rounded(value: Fraction) -> int:
-    """Half away from zero, as Go rounds."""
+    """Round half away from zero."""
+    # Determined is written in Go, whose rounding this is; Python's round() rounds half to even.
     size = math.floor(abs(value) + Fraction(1, 2))
     return size if value >= 0 else -size
 
 
-# --- what a hyperparameter is
+# --- the form of a hyperparameter
 
 
 def is_nested(spec: Any) -> bool:
+    """Return whether `spec` is a nested mapping of hyperparameters."""
     return isinstance(spec, Mapping) and spec.get("type") is None
 
 
 def kind_of(spec: Any) -> str:
+    """Return the type of a hyperparameter: const, int, double, log or categorical. Raises ValueError for
+    another one.
+    """
     kind = spec["type"] if isinstance(spec, Mapping) else "const"
     if kind not in ("const", "int", "double", "log", "categorical"):
         raise ValueError(f"hyperparameter type {kind!r}: expected const, int, double, log or categorical")
@@ -221,33 +238,35 @@ def kind_of(spec: Any) -> str:
 
 
 def constant(spec: Any) -> Any:
+    """Return the value of a constant."""
     return spec["val"] if isinstance(spec, Mapping) else spec
 
 
 def base_of(spec: Mapping[str, Any]) -> float:
+    """Return the base of a log range; 10 by default."""
     return float(spec.get("base") or 10)
 
 
-# --- numpy's legacy `RandomState` of one whole number, in pure Python: the same draws without loading numpy
+# --- numpy's legacy `RandomState` with an integer seed, in pure Python: the same numbers without importing numpy
 #
-# Both it and `random.Random` are the generator MT19937. They differ in how a seed fills its state and in how whole
-# numbers of a range are made of its words.
+# Both `RandomState` and `random.Random` use the generator MT19937. They differ in how a seed initialises the state, and
+# in how its words become integers of a range.
 
 _WORDS = 624
 _VERSION = 3
-"""Of the state that `random.Random.setstate` takes."""
+"""The version of the state that `random.Random.setstate` accepts."""
 
 
 class NumpyRandom:
-    """Draws as `numpy.random.RandomState(seed)` does, call by call."""
+    """A generator that returns the same numbers as `numpy.random.RandomState(seed)`, call by call."""
 
     def __init__(self, seed: int) -> None:
-        """`seed`: 0 .. 2**32 - 1."""
+        """`seed`: 0 to 2**32 - 1."""
         self._generator = random.Random()
         self._generator.setstate((_VERSION, (*_initial_words(seed), _WORDS), None))
 
     def random(self) -> float:
-        """0 <= x < 1 with 53 random bits, as `random_sample()`."""
+        """Return 0 <= x < 1 with 53 random bits, as `random_sample()` does."""
         return self._generator.random()
 
     def uniform(self, low: float, high: float, /) -> float:
@@ -257,15 +276,14 @@ class NumpyRandom:
         return self._generator.getrandbits(32)
 
     def randrange(self, low: int, high: int, /) -> int:
-        """low <= x < high, at most 2**64 of them, as `randint(low, high, dtype=int64)`.
-
-        Words are masked to the bits that the range needs, until one lies in it. A range of one draws nothing.
-        """
+        """Return low <= x < high, as `randint(low, high, dtype=int64)` does. The range has at most 2**64 values."""
         last = high - low - 1
         if last == 0:
             return low
         draw = self.uint32 if last < 2**32 else self._uint64
         mask = (1 << last.bit_length()) - 1
+        # As numpy does: words are masked to the bits of the range and drawn until one is within it. A range of one
+        # value draws no word.
         while (word := draw() & mask) > last:
             pass
         return low + word
@@ -275,7 +293,7 @@ class NumpyRandom:
 
 
 def _initial_words(seed: int) -> list[int]:
-    """The generator's state as its authors' `init_genrand` fills it (Matsumoto and Nishimura, mt19937ar)."""
+    """Return the state that the generator's `init_genrand` creates (Matsumoto and Nishimura, mt19937ar)."""
     words = [seed]
     for i in range(1, _WORDS):
         words.append(1812433253 * (words[-1] ^ words[-1] >> 30) + i & 0xFFFFFFFF)

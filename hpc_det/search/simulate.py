@@ -1,4 +1,4 @@
-"""A search played without training: workers take work and report values, in virtual time."""
+"""Simulation of a search without training: workers take work and report values, in virtual time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from dataclasses import dataclass
 from hpc_det.search.method import SearchMethod, Work
 
 Value = Callable[[Work], float]
-"""What a trial reports after this work."""
+"""A function that returns the value which a trial reports after this work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
+    """The result of a simulation."""
+
     reached: dict[int, int | None]
-    """The length that each trial was trained to."""
+    """The length that each trial was trained to; None for work without a length."""
     decisions: int
+    """Number of decisions that the search method made."""
     seconds: float
+    """Virtual seconds until the end."""
     busy: float
-    """The share of the workers' time in which they trained."""
+    """The fraction of the workers' time that they trained."""
 
 
 def at_random() -> Value:
-    """Return values that are the same in every play."""
+    """Return a function with random values that are the same in every simulation."""
     draws = random.Random(0)
     return lambda work: draws.random()
 
@@ -39,10 +43,10 @@ def simulate(
     latency_s: float = 0.0,
     ends_s: float = math.inf,
 ) -> Played:
-    """Play `method` until it is finished, or until `ends_s`.
+    """Simulate `method` until it is finished, or until `ends_s`.
 
-    A unit of length takes `unit_s` to train; work without a length is one unit. Each decision takes `latency_s`, one
-    after the other for all workers: what a worker reports and the work that it gets for it are one decision.
+    Training one unit of length takes `unit_s`; work without a length is one unit. Each decision takes `latency_s`, and
+    the decisions for all workers are made sequentially. A report and the next work of that worker are one decision.
     """
     return _Play(method, value, workers, unit_s, latency_s).until(ends_s)
 
@@ -56,9 +60,9 @@ class _Play:
         self._latency_s = latency_s
         self._decisions = 0
         self._decided_s = 0.0
-        """When the last decision was taken."""
+        """When the last decision was made."""
         self._running: list[tuple[float, int, float, Work]] = []
-        """By their ends: (end, order, begin, work)."""
+        """A heap of (end, order, start, work), sorted by end."""
         self._trained_s = 0.0
         self._reached: dict[int, int | None] = {}
 
@@ -83,13 +87,13 @@ class _Play:
         )
 
     def _decide(self, asked_s: float) -> float:
-        """When the decision that somebody asks for is taken."""
+        """Return when a decision that is requested at `asked_s` is made."""
         self._decisions += 1
         self._decided_s = max(self._decided_s, asked_s) + self._latency_s
         return self._decided_s
 
     def _hand_out(self, at: float) -> None:
-        """Work for one who asked and has his answer at `at`, then for everybody else who has none."""
+        """Assign work to the worker whose decision is made at `at`, then to all other idle workers."""
         while self._idle and (work := self._method.next_work()):
             self._method.start(work)
             self._idle -= 1

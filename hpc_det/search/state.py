@@ -1,22 +1,22 @@
-"""The state of a search: what its journal's entries make of it, the same in every process that reads them.
+"""The state of a search after the entries of its journal: the same in every process that reads them.
 
-Entries are facts; what follows from them is decided here, by the search method. So nobody has to be asked, nothing has
-to stay alive, and a decision cannot be lost or taken twice.
+Entries record facts. The search method derives decisions from them here, in each process. So a search needs no server,
+and a decision can neither be lost nor be made twice.
 
-{"event": "submitted", "first": 0, "count": 64, "stay": false, "rules": 1}   jobs for workers 0 to 63 are in the queue
-{"event": "asked", "worker": 3, "job": "4711_3", "after": null}  a worker has begun, and wants work; void where the
-                                                                              worker is not that job any more
-{"event": "reported", "worker": 3, "trial": 7, "until": 100, "value": 0.31}   its work is done; it wants more
-{"event": "ended", "worker": 3, "trial": 7, "how": "failed"}     its trial will never go on; it wants other work,
-                                                                              unless both were cancelled
-{"event": "lost", "worker": 5, "job": "4711_5"}                  this job is gone, its work is to be done again
-{"event": "sampled", "trial": 8, "sample": {...}}                a trial's hyperparameters, where others choose them
-{"event": "left", "worker": 3}                                   a worker has ended, and wrote all that it had to
-{"event": "moved", "worker": 3, "job": "4713"}                   another job goes on with what the worker has
-{"event": "paused", "source": "ada"}                             no work until somebody wants that again
-{"event": "activated"}                                           somebody does
-{"event": "cancelled", "source": "ada"}                          no work any more
-{"event": "continued", "trials": [7]}                            work again, and trials that failed get another chance
+{"event": "submitted", "first": 0, "count": 64, "stay": false, "rules": 1}   jobs for workers 0 to 63 are queued
+{"event": "asked", "worker": 3, "job": "4711_3", "after": null}  a worker has started and requests work; ignored if
+                                                                              another job has started as this worker
+{"event": "reported", "worker": 3, "trial": 7, "until": 100, "value": 0.31}   its work is done; it requests more
+{"event": "ended", "worker": 3, "trial": 7, "how": "failed"}     its trial has ended for good; it requests other work,
+                                                                              unless the trial was cancelled
+{"event": "lost", "worker": 5, "job": "4711_5"}                  this job has ended; its work must be done again
+{"event": "sampled", "trial": 8, "sample": {...}}                a trial's sample, if the user's class or Optuna chose
+{"event": "left", "worker": 3}                                   a worker has ended and has written all its files
+{"event": "moved", "worker": 3, "job": "4713"}                   another job continues the work of this worker
+{"event": "paused", "source": "ada"}                             no work is assigned until the search is activated
+{"event": "activated"}                                           work is assigned again after a pause
+{"event": "cancelled", "source": "ada"}                          no work is assigned any more
+{"event": "continued", "trials": [7]}                            work is assigned again, also for these failed trials
 """
 
 from __future__ import annotations
@@ -47,19 +47,22 @@ _SHAPES: dict[str, Shape] = {
     "continued": {"trials": list[Count]},
 }
 RULES = 1
-"""Grows with every change by which a search would decide otherwise on the same facts."""
+"""The version of the rules by which searches decide; increased by every change that alters decisions on the same
+entries.
+"""
 Entry = dict[str, Any]
 FEWEST_INVALID = 10
-"""Trials with invalid hyperparameters before a search gives up, however few trials it has."""
+"""Minimum number of trials with invalid hyperparameters before a search gives up, however few trials it has."""
 
 
 def check(entry: Entry, file: Callable[[], Path]) -> None:
-    """Raises DamagedFile for an entry that no worker has written: left out, it would show a wrong state. `file`: that
-    the entry is in.
+    """Raise DamagedFile for an entry that no worker can have written: ignoring it would lead to a wrong state.
+
+    `file` returns the file that contains the entry. Raises HpcDetError for a search with other rules.
     """
     event = str(entry.get("event"))
     if event not in _SHAPES:
-        raise DamagedFile(f"{file()}: damaged: no such event in the entry {shown(entry)}")
+        raise DamagedFile(f"{file()}: damaged: unknown event in the entry {shown(entry)}")
     if event == "submitted":
         _check_rules(entry.get("rules", RULES))
     if problem := problem_of(_SHAPES[event], entry):
@@ -68,63 +71,68 @@ def check(entry: Entry, file: Callable[[], Path]) -> None:
 
 @dataclass
 class TrialState:
-    """What the search knows of a trial."""
+    """The state of one trial, from the entries of the journal."""
 
     worker: int | None = None
-    """Who trains it now."""
+    """The worker that trains it now; None: no worker."""
     length: int | None = None
-    """At its last report."""
+    """The length at its last report; None before the first."""
     value: float | None = None
-    """Of the searcher's metric, then."""
+    """The searcher's metric at its last report; None before the first."""
     ended: Exit | None = None
+    """The reason why it has ended for good; None while it may continue."""
 
 
 @dataclass
 class SearchState:
+    """The state of a search, from the entries of the journal."""
+
     method: SearchMethod
     trials: dict[int, TrialState] = field(default_factory=dict)
+    """The state of each trial, by its number."""
     open: dict[int, Work] = field(default_factory=dict)
-    """Who does what now."""
+    """The work that each worker does now."""
     samples: dict[int, Entry] = field(default_factory=dict)
-    """Hyperparameters that others than the sampler of this package chose."""
+    """Recorded samples of trials, if the user's class or Optuna chooses them."""
     present: dict[int, str] = field(default_factory=dict)
-    """Workers that have begun and not left, and their jobs."""
+    """The jobs of workers that have started and not ended."""
     last_trial: dict[int, int] = field(default_factory=dict)
-    """Of each worker: what it worked on before. Its gang may still be saving."""
+    """The previous trial of each worker. Its gang may still be saving."""
     cancelled: str | None = None
-    """By whom."""
+    """The source of the cancellation; None if the search is not cancelled."""
 
     paused: str | None = None
-    """By whom."""
+    """The source of the pause; None if the search is not paused."""
 
     submissions: int = 0
-    """How often jobs were queued: at first, after a pause, to be continued."""
+    """Number of times that jobs were submitted: first, after a pause, or to continue the search."""
     workers: int = 0
-    """How many were ever submitted; their numbers begin with 0."""
+    """Number of workers that were submitted; they are numbered from 0."""
 
     waiting: set[int] = field(default_factory=set)
-    """Those that were submitted last and have not begun."""
+    """Workers of the last submission that have not started."""
 
     def __post_init__(self) -> None:
         self._expected: set[int] = set()
-        """Those of the `waiting` ones that may take the place of one that leaves."""
+        """The workers in `waiting` that may replace a worker that exits."""
         self._relied_on = 0
-        """How many of them will take the place of one that has left."""
+        """Number of workers in `_expected` that must replace one that has exited already."""
         self._invalid = 0
-        """How many trials had invalid hyperparameters."""
+        """Number of trials with invalid hyperparameters."""
 
     def apply(self, entry: Entry) -> None:
-        """Take in the next entry of the journal, which `check` has passed."""
+        """Apply the next entry of the journal, which `check` must have accepted."""
         match entry:
             case {"event": "submitted", "first": first, "count": count, "stay": stay}:
                 self.submissions += 1
                 self.workers = first + count
                 self.waiting = set(range(first, first + count))
+                # stay: the workers of a shared allocation start together, so none waits for another to exit.
                 self._expected = set() if stay else set(range(first, first + count))
                 self._relied_on = 0
             case {"event": "asked", "worker": worker, "job": job} if self._may_begin(entry):
                 self._no_longer_expect(worker)
-                if not self.finished:  # who begins later leaves at once, and writes nothing
+                if not self.finished:  # a worker that starts later exits at once and writes nothing
                     self.present[worker] = job
                 if worker not in self.open:
                     self._give(worker, self._next_work())
@@ -139,6 +147,7 @@ class SearchState:
                     self.trials[work.trial].worker = None
                     self.method.give_back(work.trial)
             case {"event": "sampled", "trial": trial, "sample": sample}:
+                # The first choice counts: another process may have recorded one before.
                 self.samples.setdefault(trial, sample)
             case {"event": "left", "worker": worker}:
                 self.present.pop(worker, None)
@@ -157,55 +166,63 @@ class SearchState:
 
     @property
     def finished(self) -> bool:
-        """Nothing is left to do. Workers that are `present` may still write."""
+        """Whether no work is left. Workers that are `present` may still write files."""
         if self.cancelled is not None:
             return True
         return not self.open and (self.method.finished or (self.given_up is not None and self._next_work() is None))
 
     @property
     def rests(self) -> bool:
-        """Nobody gets work: all is done, or somebody wants a pause."""
+        """Whether no worker gets work: the search is finished or paused."""
         return self.finished or self.paused is not None
 
     @property
     def given_up(self) -> str | None:
-        """Why no trials are created any more although the method wants some; those that are under way go on."""
+        """The reason why no more trials are created although the method requests some; None if there is none.
+
+        Trials that exist already continue.
+        """
         if isinstance(self.method, CustomSearch) and self.method.problem:
             return self.method.problem
         if self._invalid < max(FEWEST_INVALID, self.method.trials_expected):
             return None
         return (
-            f"{self._invalid} of {len(self.trials)} trials said that their hyperparameters are invalid (InvalidHP), so "
-            f"no others take their place; narrow the ranges in hyperparameters to what can work"
+            f"{self._invalid} of {len(self.trials)} trials reported invalid hyperparameters (InvalidHP), so they are "
+            f"not replaced any more; narrow the ranges in hyperparameters to valid values"
         )
 
     def stopped_early(self) -> list[int]:
-        """Trials that failed or were cancelled, and may go on after all."""
+        """Return the trials that failed or were cancelled, and that can be continued."""
         ended = (number for number, trial in self.trials.items() if trial.ended in (Exit.FAILED, Exit.CANCELLED))
         return [number for number in ended if self._may_go_on(number)]
 
     @property
     def replaced(self) -> int:
-        """How many trials with invalid hyperparameters others take the place of."""
+        """Number of trials with invalid hyperparameters that are replaced by others."""
         stay = isinstance(self.method, FixedSearch) and not self.method.replaces_invalid
         return 0 if stay else self._invalid
 
     def _may_go_on(self, trial: int) -> bool:
-        """A search that compares has taken its decisions without a trial that it has closed."""
+        """Return whether a trial that ended can be continued."""
+        # A search that compares trials has made its decisions without a trial that it has closed.
         return isinstance(self.method, FixedSearch) or not self.method.is_closed(trial)
 
     def _may_begin(self, entry: Entry) -> bool:
-        """Of two jobs that begin as one worker at the same moment, the first."""
+        """Return whether the job may start as its worker: only the first of two jobs that start as the same
+        worker may.
+        """
         present = self.present.get(entry["worker"])
         return present in (entry["job"], entry.get("after", present))
 
     def _is_due(self, entry: Entry) -> bool:
-        """Whether the worker has this work still: it may have been believed lost, and others do it now."""
+        """Return whether the worker still has this work. It may have been considered lost, and its work assigned to
+        another.
+        """
         work = self.open.get(entry["worker"])
         return work is not None and work.trial == entry["trial"] and entry.get("until", work.until) == work.until
 
     def _reopen(self, number: int) -> None:
-        trial = self.trials.get(number)  # a search with a greater max_length begins anew, and may not have it yet
+        trial = self.trials.get(number)  # a search with a greater max_length starts again and may not have it yet
         if trial is None or not self._may_go_on(number):
             return
         trial.ended = None
@@ -223,11 +240,11 @@ class SearchState:
         work = self.open.pop(worker)
         self._done(worker, work).ended = how
         self._invalid += how is Exit.INVALID_HP
-        if how is Exit.CANCELLED and self.cancelled:  # its work is there again where the search goes on
+        if how is Exit.CANCELLED and self.cancelled:  # so that its work is available if the search is continued
             self.method.give_back(work.trial)
         else:
             self.method.end(work.trial, how)
-        if how is not Exit.CANCELLED:  # its job is being ended, too
+        if how is not Exit.CANCELLED:  # the job of a cancelled trial is ending, too
             self._give_after(worker, work.trial)
 
     def _done(self, worker: int, work: Work) -> TrialState:
@@ -237,10 +254,13 @@ class SearchState:
         return trial
 
     def _give_after(self, worker: int, trial: int) -> None:
-        """Its own trial goes on with the same worker. Other work is for one that waits in the queue, while there is one
-        for each that leaves.
+        """Assign work to a worker that has just finished some, unless a queued worker is to take it.
+
+        The worker always continues its own trial. Other work goes to a queued worker, as long as there is one for each
+        worker that exits.
         """
         work = self._next_work()
+        # The worker exits and releases its slots: a queued worker, which starts then, takes this work.
         if work and work.trial != trial and self._relied_on < len(self._expected):
             self._relied_on += 1
         else:
@@ -268,8 +288,8 @@ class SearchState:
 def _check_rules(rules: int) -> None:
     if rules != RULES:
         raise HpcDetError(
-            f"this search goes by rules {rules} and this hpc_det by rules {RULES}, so decisions would change; use the "
-            f"version that it was submitted with, or start it again with `hpc-det experiment fork`"
+            f"this search goes by rules {rules} and this version of hpc_det by rules {RULES}, so decisions would "
+            f"differ; use the version that submitted it, or start it again with `hpc-det experiment fork`"
         )
 
 
@@ -281,11 +301,14 @@ class BestTrial:
     metric: str
     value: float
     length: int | None
-    """At that report, in the unit of searcher.max_length."""
+    """The length at that report, in the unit of searcher.max_length; None for work without a length."""
 
 
 def best_trial(told: Iterable[Entry], searcher: Mapping[str, Any]) -> BestTrial | None:
-    """`told`: the journal's entries, or those of them that are reports. None where no trial has reported a number."""
+    """Return the best trial, or None if no trial has reported a finite value.
+
+    The entries may be all of the journal, or only its reports.
+    """
     best: BestTrial | None = None
     for entry in told:
         value = entry.get("value")

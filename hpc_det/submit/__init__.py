@@ -1,1 +1,1 @@
-"""From a plan to a script to a job id, with submitit to carry the script there."""
+"""Submission: from a plan to job scripts to job ids. submitit passes the scripts to the scheduler."""

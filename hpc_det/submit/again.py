@@ -1,7 +1,7 @@
-"""Experiments once more: the same one further, or the base of another one.
+"""Continues an experiment, or uses it as the base of a new one (a fork).
 
-A fork of somebody else's experiment cannot take along their secrets, their other experiments, and whom they notify. An
-experiment that goes on may get another length, unless trials have come further already.
+A fork of another user's experiment must not use that user's secrets, numbers of other experiments, or notification
+hooks. An experiment that is continued may get another length, unless trials have trained further already.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from hpc_det.plan.effective import Effective
 
 MaxLength = Mapping[str, int] | None
-"""{unit: amount}; None where a trial trains to an end of its own."""
+"""{unit: amount}; None if trials end by themselves."""
 _VARIABLES = "environment.environment_variables"
 FIXED = ("hyperparameters", "reproducibility", "entrypoint")
-"""What makes the trials of an experiment what they are."""
+"""Sections that must not change while an experiment has trials."""
 
 
 def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict[str, Any] | None = None) -> Effective:
-    """What the experiment was, with `a.b=value` overrides, on its own cluster or that of the profile `cluster`.
+    """Return the effective configuration of the experiment with `a.b=value` overrides.
 
-    Raises UsageError with all that is wrong.
+    `cluster`: another cluster profile than the experiment's. Raises UsageError with all problems.
     """
     from hpc_det.config.request import from_stored
     from hpc_det.plan.effective import effective
@@ -56,19 +56,21 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
         path: origins.get(path, "config") if former.get(path) == value else "config"
         for path, value in leaves(found.tree)
     }
-    # What has no effect was said when the experiment was created.
+    # Only these notes: the user has seen all others when the experiment was created.
     notes = save_notes(found.experiment, found.cluster, experiment.id, _longest_save(experiment))
     return replace(found, points=read_secrets(experiment.points) or [], origins=now, notes=notes)
 
 
 def _longest_save(experiment: ExperimentFolder) -> SaveTimes | None:
-    """The times of the trial with the longest one."""
+    """Return the save times of the trial with the longest save; None if no trial has saved."""
     measured = [times for trial in experiment.trials() if (times := read_saves(trial.saves))]
     return max(measured, key=lambda times: times.longest_s, default=None)
 
 
 def set_once_more(experiment: ExperimentFolder, overrides: Sequence[str]) -> None:
-    """Change settings that no trial depends on, for the jobs to come. Raises UsageError for what is not valid."""
+    """Change settings of the experiment for its future jobs. Raises UsageError if they are invalid or trials depend on
+    them.
+    """
     found = stored(experiment, overrides)
     _check_unchanged(experiment, read_effective(experiment) or {}, found)
     write_effective(experiment, found.tree)
@@ -76,11 +78,12 @@ def set_once_more(experiment: ExperimentFolder, overrides: Sequence[str]) -> Non
 
 
 def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
-    """Submit jobs for what the experiment has not done; for how many trials. Nothing of it may run any more.
+    """Submit jobs for the unfinished trials of the experiment, and return how many trials that are. No job may be
+    running.
 
-    Trials that failed or were cancelled get another chance; with a greater `searcher.max_length` finished ones go on,
-    with a greater `searcher.max_trials` others come. Raises UsageError where nothing is left to do, or a trial has come
-    further already.
+    Failed and cancelled trials are continued. A greater `searcher.max_length` also continues finished ones, and a
+    greater `searcher.max_trials` creates more. Raises UsageError if nothing is left to do, or if a trial has trained
+    further than the new length.
     """
     found, before = stored(experiment, overrides), read_effective(experiment) or {}
     _check_unchanged(experiment, before, found)
@@ -109,7 +112,10 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
 
 
 def submit_again(experiment: ExperimentFolder) -> int:
-    """Submit jobs for what a paused experiment has not done; for how many trials. Nothing of it may run any more."""
+    """Submit jobs for the unfinished trials of a paused experiment, and return how many trials that are.
+
+    No job of the experiment may be running.
+    """
     found = stored(experiment, [])
     left = _Left.of(experiment)
     jobs = prepare_jobs(found, experiment, left.count, worker=left.next_worker, script=left.next_script)
@@ -134,18 +140,21 @@ def submit_again(experiment: ExperimentFolder) -> int:
 
 @dataclass(frozen=True)
 class _Left:
-    """What the search of an experiment has not done."""
+    """The unfinished part of the search of an experiment."""
 
     search: SearchJournal
     again: list[int]
     """Trials that failed or were cancelled."""
     count: int
+    """Number of trials to train, at least 1."""
     next_worker: int
+    """The number of the first new worker."""
     next_script: int
+    """The number of the first new job script."""
 
     @classmethod
     def of(cls, experiment: ExperimentFolder) -> _Left:
-        """Raises UsageError where there is nothing."""
+        """Read it from the search. Raises UsageError if nothing is left to do."""
         search = SearchJournal(experiment)
         state = search.state()
         again = state.stopped_early()
@@ -153,17 +162,17 @@ class _Left:
             raise UsageError(f"experiment {experiment.id}: {state.given_up}")
         if state.method.finished and not again:
             raise UsageError(
-                f"experiment {experiment.id}: nothing is left to do; give it a greater searcher.max_length or "
+                f"experiment {experiment.id}: nothing is left to do; set a greater searcher.max_length or "
                 f"searcher.max_trials with --config, or run it again with `hpc-det experiment fork {experiment.id}`"
             )
         closed = sum(state.method.is_closed(number) for number in state.trials if number not in again)
         count = max(state.method.trials_expected + state.replaced - closed, 1)
-        # A script that was refused is no job; the next one takes its number.
+        # A script that the scheduler refused did not become a job; the next script gets its number.
         return cls(search, again, count, state.workers, _submitted(experiment) + 1)
 
 
 def _submitted(experiment: ExperimentFolder) -> int:
-    """How many scripts became jobs."""
+    """Return the number of scripts that became jobs."""
     number = 0
     while experiment.job(number + 1).exists():
         number += 1
@@ -171,6 +180,7 @@ def _submitted(experiment: ExperimentFolder) -> int:
 
 
 def _reopen(experiment: ExperimentFolder, left: _Left) -> None:
+    """Record in the search and in the trials that they continue."""
     _lose_workers(left.search)
     left.search.continue_(left.again)
     state = left.search.state()
@@ -180,13 +190,14 @@ def _reopen(experiment: ExperimentFolder, left: _Left) -> None:
 
 
 def _lose_workers(search: SearchJournal) -> None:
-    """Those that had no time to leave."""
+    """Record as lost the workers that were ended before they could record it themselves."""
     state = search.state()
     for worker in {*state.open, *state.present}:
         search.lose(worker, state.present.get(worker, ""))
 
 
 def _reopen_trial(trial: TrialFolder, search: SearchJournal) -> None:
+    """Delete the trial's stop request, update its configuration, and record in its journal that it continues."""
     trial.stop.unlink(missing_ok=True)
     if spec := read_json(trial.trial):
         write_json(trial.trial, {**spec, "config": search.config(trial.id)}, private=True)
@@ -194,6 +205,7 @@ def _reopen_trial(trial: TrialFolder, search: SearchJournal) -> None:
 
 
 def _check_unchanged(experiment: ExperimentFolder, before: Tree, found: Effective) -> None:
+    """Raise UsageError with each changed key that trials depend on."""
     changed = [key for key in FIXED if found.tree[key] != before[key]]
     changed += _changed_storage(found.tree["checkpoint_storage"], before["checkpoint_storage"])
     changed += _changed_searcher(found.tree["searcher"], before["searcher"])
@@ -208,20 +220,21 @@ def _check_unchanged(experiment: ExperimentFolder, before: Tree, found: Effectiv
 
 
 def _changed_storage(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """Keys of a store and the address of its server may change, and how many checkpoints are kept."""
+    """Return the changed keys that say where checkpoints are. Credentials, addresses and retention may change."""
     places = ("type", "host_path", "storage_path", "container_path", "bucket", "prefix", "container")
     return [f"checkpoint_storage.{key}" for key in places if now.get(key) != before.get(key)]
 
 
 def _changed_searcher(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """A search that compares trials has taken its decisions by all of this, a user's own may have; the others count."""
+    """Return the changed keys of the searcher that must not change."""
+    # A search that compares trials, or a class of the user's, has made decisions that depend on these settings.
     decides = "divisor" in before or before["name"] == "custom"
     may_grow = () if decides else ("max_length", "max_trials", "max_concurrent_trials")
     return [f"searcher.{key}" for key in {**before, **now} if key not in may_grow and now.get(key) != before.get(key)]
 
 
 def check_max_length(experiment: ExperimentFolder, before: MaxLength, now: MaxLength) -> None:
-    """Raises UsageError for a new length with which a trial would begin beyond its end."""
+    """Raise UsageError if a trial has trained further than the new length."""
     if not now or now == before:
         return
     ((unit, amount),) = now.items()
@@ -229,61 +242,68 @@ def check_max_length(experiment: ExperimentFolder, before: MaxLength, now: MaxLe
     if amount < trained:
         wanted = f"{{{unit}: {amount}}}"
         raise UsageError(
-            f"--config searcher.max_length: {wanted}: trial {experiment.id}/{number} goes on from a checkpoint at "
-            f"{round(trained, 2):.12g} {unit}, and would train nothing; give at least {math.ceil(trained)}, or start "
+            f"--config searcher.max_length: {wanted}: trial {experiment.id}/{number} has a checkpoint at "
+            f"{round(trained, 2):.12g} {unit} and would not train; set at least {math.ceil(trained)}, or start "
             f"another experiment with `hpc-det experiment fork {experiment.id} --config searcher.max_length='{wanted}'`"
         )
 
 
 def _trained(trial: TrialFolder, before: MaxLength, unit: str) -> float:
-    """How much of `unit` the checkpoint has that the trial goes on from; 0 where nothing tells.
-
-    Of records and epochs, reports tell how many batches the length is that the trial had until now, `before`.
-    """
+    """Return how much the trial has trained, in `unit`, by its latest checkpoint; 0 if that is unknown."""
     steps = next((found.steps for found in committed(trial.checkpoints) if not found.removed), 0)
     if unit == "batches":
         return steps
+    # A checkpoint records batches only. Records and epochs follow from the reported total of batches for the former
+    # length.
     length, total = (before or {}).get(unit), _total(trial)
     return steps * length / total if length and total else 0
 
 
 def _total(trial: TrialFolder) -> int | None:
-    """Batches in all, by the last report since the trial was continued, with another length perhaps."""
+    """Return the total number of batches that the trial reported last, since it was last continued; None without a
+    report.
+    """
     events, reports = Journal(trial.journal).events(), last_reports(trial.metrics)
     former = max((event["attempt"] for event in events if event["event"] == "continued"), default=0)
     newest = next(iter(reports.values()), None)
+    # Reports before that may be for another length.
     return newest["total"] if newest and newest["attempt"] > former else None
 
 
 def without_hooks(before: Tree) -> Tree:
-    """News of the fork are none of the owner's business, and the address of a webhook is a secret."""
+    """Return the configuration without notification hooks, for a fork of another user's experiment."""
+    # The owner must not be notified of the fork, and the URL of a webhook is a secret.
     return {key: value for key, value in before.items() if key != "notify"}
 
 
 def check_is_ones_own(found: Effective, before: Tree, owner: str) -> None:
-    """`before`: the configuration of the `owner`, masked. Raises UsageError with each key that has to be said anew."""
+    """Raise UsageError with each key whose value belongs to the owner of the forked experiment and must be set again.
+
+    `before`: the configuration of the `owner`, with masked secrets.
+    """
     if problems := [*_secrets(found, owner), *_sources(found, before, owner)]:
         raise UsageError(problems)
 
 
 def _secrets(found: Effective, owner: str) -> Iterator[str]:
+    """Yield a message for each masked secret."""
     for path in masked_paths(found.tree):
-        yield f"{path}: a secret of {owner}'s; give yours with --config {path}=VALUE"
+        yield f"{path}: is a secret of user {owner}; set your own with --config {path}=VALUE"
     variables = found.experiment.environment.variables(found.cluster.slot_type)
     if names := masked_names(variables):
         again = ", ".join(item.replace(MASK, "VALUE") for item in dict.fromkeys(variables))
         yield (
-            f"{_VARIABLES}: {', '.join(names)}: secrets of {owner}'s; give yours with --config '{_VARIABLES}=[{again}]'"
+            f"{_VARIABLES}: {', '.join(names)}: secrets of user {owner}; set your own with --config "
+            f"'{_VARIABLES}=[{again}]'"
         )
     if MASK in found.cluster.setup:
-        yield (
-            f"cluster.setup: a line sets a secret of {owner}'s; choose a profile that you may use with --cluster NAME"
-        )
+        yield f"cluster.setup: a line sets a secret of user {owner}; choose another profile with --cluster NAME"
 
 
 def _sources(found: Effective, before: Tree, owner: str) -> Iterator[str]:
-    """Numbers of experiments are each user's own."""
+    """Yield a message for each source trial or checkpoint that is the owner's."""
     for key in ("source_trial_id", "source_checkpoint_uuid"):
+        # Each user's experiments have their own numbers, so the owner's number would mean another experiment here.
         value = found.tree["searcher"].get(key)
         if value and value == before["searcher"].get(key):
-            yield f"searcher.{key}: {value!r} is {owner}'s; say one of yours, or null, with --config searcher.{key}="
+            yield f"searcher.{key}: {value!r} is of user {owner}; set one of yours, or null, with --config searcher.{key}="

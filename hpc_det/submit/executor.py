@@ -1,8 +1,8 @@
-"""submitit carries the script to the scheduler: it is pickler, executor and plugin host.
+"""Submits job scripts with submitit, as its executor and plugin host.
 
-Its pickle holds one small class with a path. The job does not read it (the script starts our own agents, so that plain
-`sbatch` with it does the same job, and nothing on a compute node unpickles anything), and submitit's checkpointing in
-the signal handler stays out of it.
+submitit's pickle contains only an instance of RunScript, and the job does not read it: the script starts the agents
+directly. So `sbatch` with the same script starts the same job, compute nodes unpickle nothing, and submitit's
+checkpointing in a signal handler is not used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hpc_det.schedulers.scheduler import (
 
 @dataclass(frozen=True)
 class RunScript:
-    """The job as a picklable call: runs the script, returns its exit code."""
+    """A picklable call that runs the script and returns its exit code."""
 
     script: str
 
@@ -41,7 +41,7 @@ class RunScript:
 
 
 class _Watcher(core.InfoWatcher):
-    """submitit's view of a job's state, asked of our scheduler."""
+    """A submitit watcher that queries hpc_det's scheduler for the state of jobs."""
 
     def __init__(self, chosen: Scheduler) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _Watcher(core.InfoWatcher):
 
 
 class GangExecutor(core.PicklingExecutor):
-    """Submits one rendered script, on any of our schedulers."""
+    """An executor that submits one rendered script to any scheduler."""
 
     def __init__(self, folder: Path, scheduler_name: str, submission: Submission) -> None:
         self._scheduler = scheduler(scheduler_name)
@@ -62,7 +62,9 @@ class GangExecutor(core.PicklingExecutor):
         super().__init__(folder)
 
     def submit_script(self) -> str:
-        """The job id. Raises CommandError with what the scheduler said; nothing is queued then."""
+        """Submit the script and return the job id. Raises CommandError if the scheduler refuses it; no job is queued
+        then.
+        """
         with submission():
             return str(self.submit(RunScript(self._submission.script)).job_id)
 
@@ -84,9 +86,7 @@ class GangExecutor(core.PicklingExecutor):
 
 @contextlib.contextmanager
 def submission() -> Iterator[None]:
-    """Around submitit's calls of sbatch or qsub: as outside of any job, and CommandError with what the scheduler said
-    where it has queued nothing.
-    """
+    """Prepare the environment for submitit's call of sbatch or qsub, and convert its errors to CommandError."""
     said = io.StringIO()
     try:
         with _outside_any_job(), contextlib.redirect_stderr(said):
@@ -102,7 +102,7 @@ def submission() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _outside_any_job() -> Iterator[None]:
-    """submitit runs sbatch in the environment of this process."""
+    """Remove the variables of an enclosing job from os.environ in this block: submitit has no parameter for it."""
     before = dict(os.environ)
     _set_environment(outside_any_job(before))
     try:

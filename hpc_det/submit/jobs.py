@@ -1,4 +1,4 @@
-"""The jobs of an experiment: planned, written as scripts, queued."""
+"""The jobs of an experiment: planning them, writing their scripts, and queueing them."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Not yet anywhere."""
+    """Planned jobs that are neither written nor queued yet."""
 
     plan: JobPlan
     arrays: dict[int, JobArray]
-    """By the number of their script."""
+    """The job arrays, by the number of their script."""
     scripts: dict[int, str]
+    """The texts of the scripts, by number."""
 
 
 def prepare_jobs(
     effective: Effective, folder: ExperimentFolder, trials: int, *, worker: int = 0, script: int = 1
 ) -> Jobs:
-    """For `trials` trials. Workers are numbered from `worker`, scripts from `script`.
+    """Return the jobs for this number of trials. Workers are numbered from `worker`, scripts from `script`.
 
-    Touches neither scheduler nor disk. Raises UsageError for what no job can be.
+    Uses neither scheduler nor disk. Raises UsageError if no such job is possible.
     """
     check_path("HPC_DET_ROOT", str(folder.path))
     check_path("the Python that runs hpc-det", sys.executable)
@@ -54,6 +55,7 @@ def prepare_jobs(
 
 
 def write_jobs(jobs: Jobs, folder: ExperimentFolder) -> None:
+    """Write the plan, the scripts and the arrays to the experiment's folder. A copy of the plan has masked secrets."""
     shown = replace(
         jobs.plan,
         environment=tuple(masked_variables(jobs.plan.environment)),
@@ -66,11 +68,11 @@ def write_jobs(jobs: Jobs, folder: ExperimentFolder) -> None:
 
 
 def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal, queued: list[str]) -> None:
-    """One call of the scheduler for each array. Where the number of jobs at once is limited, one array waits for the
-    other. Where one is refused, none is left in the queue, and HpcDetError says why. Needs `submitting`.
+    """Submit each array with one call of the scheduler. Must be called within `submitting`.
 
-    `queued`: gets their ids, and is empty again where they were cancelled. It says whether they are in the queue,
-    whatever is raised: a signal may come as soon as the last one is.
+    If the number of concurrent jobs is limited, each array waits for the one before. If an array is refused, the others
+    are cancelled, and HpcDetError is raised. `queued` receives the job ids, and is cleared if they were cancelled;
+    after any exception, even one of a signal, it shows whether jobs are queued.
     """
     arrays, exclude = list(jobs.arrays.values()), excluded_hosts(folder)
     search.submitted(arrays[0].first, sum(array.workers for array in arrays), stay=arrays[0].is_shared)
@@ -85,26 +87,27 @@ def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal, queu
                 _queue_chain(jobs.plan, folder, submission, queued)
                 write_json(folder.next_jobs(number, 0), {"jobs": queued[before:]})
         if source := search.state().cancelled:
-            raise UsageError(f"experiment {folder.id}: was canceled by {source} while its jobs were submitted")
+            raise UsageError(f"experiment {folder.id}: was cancelled by {source} while its jobs were being submitted")
 
 
 def _queue(plan: JobPlan, folder: ExperimentFolder, submission: Submission) -> str:
-    from hpc_det.submit.executor import GangExecutor  # submitit loads for a real submission only
+    from hpc_det.submit.executor import GangExecutor  # imported for a real submission only
 
     note_call(folder)
     return GangExecutor(folder.submitit, plan.scheduler, submission).submit_script()
 
 
 def _queue_chain(plan: JobPlan, folder: ExperimentFolder, first: Submission, queued: list[str]) -> None:
-    """Jobs of the same script, each of which begins after the end of the one before."""
+    """Submit jobs of the same script, each of which starts after the one before has ended."""
     for _ in range(plan.chain_length):
         queued.append(_queue(plan, folder, replace(first, after=queued[-1])))
 
 
 @contextmanager
 def _cancelled_on_failure(folder: ExperimentFolder, scheduler_name: str, queued: list[str]) -> Iterator[None]:
-    """Jobs of an experiment that could not be submitted as a whole do not stay in the queue. Raises Unsettled where the
-    scheduler does not answer any more, or a signal cuts this short: they may be in it.
+    """Cancel the queued jobs if this block fails.
+
+    Raises Unsettled if that fails too, or is interrupted by a signal: jobs may then be queued.
     """
     try:
         yield
@@ -119,29 +122,31 @@ def _cancelled_on_failure(folder: ExperimentFolder, scheduler_name: str, queued:
 
 
 def _found_after(error: BaseException, folder: ExperimentFolder, scheduler_name: str) -> list[str]:
-    """Where a call of the scheduler was cut off, what it may have queued all the same. Raises CommandError."""
+    """Return jobs that the scheduler may have queued although its call failed. Raises CommandError."""
     is_known = isinstance(error, HpcDetError) and not (isinstance(error, NoAnswer) and error.may_have_acted)
     return [] if is_known else unknown_jobs(folder, scheduler_name)
 
 
 def _unsettled(folder: ExperimentFolder, error: BaseException, another: BaseException) -> list[str]:
+    """Return the message for a failed submission whose jobs could not be cancelled."""
     said, said_then = (f"{type(each).__name__} {each}" if _is_signal(each) else str(each) for each in (error, another))
     return [
         f"experiment {folder.id}: submitting its jobs failed: {said}",
-        f"the scheduler may have queued jobs all the same, and they could not be cancelled: {said_then}",
+        f"the scheduler may have queued jobs nevertheless, and cancelling them failed: {said_then}",
         f"experiment {folder.id} is kept: when the scheduler answers again, `hpc-det experiment describe {folder.id}` "
-        f"finds its jobs, or pauses it where there are none; `hpc-det experiment kill {folder.id}` ends it",
+        f"finds its jobs, or pauses it if there are none; `hpc-det experiment kill {folder.id}` ends it",
     ]
 
 
 def _is_signal(error: BaseException) -> bool:
+    """Return whether the exception was raised by a signal, such as KeyboardInterrupt."""
     return not isinstance(error, Exception)
 
 
 def check_path(what: str, path: str) -> None:
-    """A path reaches the script, where a control character would end a line, and submitit, which replaces patterns.
-
-    Raises UsageError.
-    """
+    """Raise UsageError if the path cannot be written in a job script or passed to submitit."""
+    # Control characters would end a line of the script; submitit replaces %j, %A, %a and %t.
     if found := re.search("%[jAat]|[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]", path):
-        raise UsageError(f"{what}: {path!r} holds {found[0]!r}, which no job script can; choose another folder")
+        raise UsageError(
+            f"{what}: {path!r} contains {found[0]!r}, which a job script cannot contain; choose another folder"
+        )

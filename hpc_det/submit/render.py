@@ -1,4 +1,4 @@
-"""A plan becomes a script. Strict both ways: a variable that the template misses or leaves out is an error."""
+"""Renders a plan to a job script. A variable that only the template or only the plan has is an error."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpc_det.schedulers.scheduler import scheduler
 
 
 def render(plan: JobPlan, array: JobArray, script: Path) -> str:
-    """The job script of `array`, which will lie at `script`, byte for byte what is submitted."""
+    """Return the job script of `array`, exactly as it is submitted. `script`: the path that it will have."""
     return render_template(scheduler(plan.scheduler).template, script_variables(plan, array, script))
 
 
 def script_variables(plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
-    """What the template of the plan's scheduler is rendered with: what every template shows, and what its own does."""
+    """Return the variables of the script's template: those of all templates, and those of the plan's scheduler."""
     return {
         "title": f"experiment {plan.experiment_id}: {plan.name}",
         "modules": [f"module load {shlex.quote(module)} || exit" for module in plan.modules],
@@ -30,14 +30,14 @@ def script_variables(plan: JobPlan, array: JobArray, script: Path) -> dict[str, 
 
 
 def agent_command(plan: JobPlan) -> str:
-    """The node agent's command line; the trial, the attempt and the worker are appended where it is started."""
+    """Return the command line of the node agent, without the trial, attempt and worker, which its starter appends."""
     in_container = plan.container and not plan.container.starts_entrypoint
     python = ["env", f"PYTHONPATH={HPC_DET}", "python3"] if in_container else [plan.python]
     return shlex.join([*python, "-m", "hpc_det.launch.agent"])
 
 
 def render_template(name: str, variables: dict[str, object]) -> str:
-    """Raises ValueError naming the variables that only one side knows."""
+    """Return the rendered template. Raises ValueError with the variables that are unknown or unused."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, meta
 
     environment = Environment(

@@ -1,11 +1,12 @@
-"""The code as it was at submission: the job imports this copy, so an edit while it queues changes nothing.
+"""A copy of the user's code at submission, from which jobs import it, so that later edits do not affect queued jobs.
 
-It holds the context directory and what is included beside its files. The rules are Determined's (its
-harness/determined/common/context.py and detignore.py).
+It contains the context directory and, beside its files, the included files and folders. The rules are those of
+Determined (its harness/determined/common/context.py and detignore.py).
 
-Beside it stands what git says of the context directory: the commit, and what of the code is in none. A repository may
-come from anybody, and its configuration names programs: hooks, monitors, filters, drivers of diffs, transports. None of
-them is run (git-config(1), gitattributes(5)); filters of the user's own or of the system, such as git-lfs, are.
+With the copy, the state of the context directory in git is recorded: the commit, and the code that differs from it. A
+repository may come from anywhere, and its configuration can name programs: hooks, monitors, filters, diff drivers,
+transports. None of them is run (git-config(1), gitattributes(5)), except filters that the user or the system has
+configured, such as git-lfs.
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ ALWAYS_IGNORED = (
     *(".terraform*", "*.tfstate*"),
     ".detignore",
 )
-"""Whatever a .detignore says. Determined ignores files of terraform since those hold the keys of a cluster."""
+"""Patterns that are ignored whatever a .detignore contains. Determined ignores terraform files because they contain
+keys.
+"""
 Snapshot: TypeAlias = dict[Path, Path]
-"""The files of a copy, relative to it, in order, and where each lies before."""
+"""The files of a copy: the path in the copy, and the path of the original, sorted."""
 
 
 def snapshot_files(context: Context) -> Snapshot:
-    """What a job gets. Each folder, the context directory or an included one, is taken without what its own .detignore
-    (gitignore syntax) names; an included file is taken whatever its name.
+    """Return the files that a job needs.
 
-    Raises UsageError above 95 MiB, naming the ten largest files, and where two things would have the same place.
+    Each folder, the context directory or an included one, is copied without the files that its own .detignore
+    (gitignore syntax) names; an included file is always copied. Raises UsageError if the files have more than 95 MiB,
+    with the ten largest, and if two of them would have the same path.
     """
     sizes = _sized_files(context.folder, Path())
     sources = {place: context.folder / place for place in sizes}
@@ -60,17 +64,17 @@ def snapshot_files(context: Context) -> Snapshot:
 
 
 def left_out(folder: Path) -> Callable[[str], bool]:
-    """Says of a name, relative to `folder`, whether a copy is made without it. It need not be there. What an ignored
-    folder holds is left out whatever else is said of it, since such a folder is not looked into.
-    """
+    """Return a function that returns whether a path, relative to `folder`, is ignored. The path need not exist."""
     ignored = _ignored(folder)
+    # The content of an ignored folder is ignored even if another pattern includes it: git does not look into the
+    # folder.
     return lambda name: (
         ignored.match_file(name) or any(ignored.match_file(f"{above}/") for above in PurePath(name).parents[:-1])
     )
 
 
 def copy_snapshot(files: Snapshot, target: Path) -> None:
-    """Durable when it returns. Raises UsageError for a file that has gone, or may not be read any more."""
+    """Copy the files to `target` and flush them to disk. Raises UsageError if a file cannot be copied."""
     make_folders(target)
     for place, source in files.items():
         make_folders((target / place).parent)
@@ -83,12 +87,15 @@ def copy_snapshot(files: Snapshot, target: Path) -> None:
 
 
 def _insist_on_own_place(include: Path, roots: Mapping[str, Path]) -> None:
+    """Raise UsageError if the included file or folder would replace another one in the copy."""
     if not include.name:
-        raise UsageError(f"--include {include}: has no name that it could have beside the code; name what is in it")
+        raise UsageError(
+            f"--include {include}: has no file name that it could have in the copy; include what it contains"
+        )
     if other := roots.get(include.name):
         raise UsageError(
-            f"--include {include}: would have the place of {other}, since both are called {include.name!r}; rename one "
-            f"of them, or leave one out"
+            f"--include {include}: would replace {other} in the copy, since both are named {include.name!r}; rename "
+            f"or leave out one of them"
         )
 
 
@@ -98,7 +105,7 @@ def _insist_on_limit(context: Context, sizes: Mapping[Path, int]) -> None:
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:10]
     included = f" with {', '.join(map(str, context.includes))}" if context.includes else ""
     raise UsageError(
-        f"{context.folder}: the context directory{included} holds {total} bytes, the limit is {LIMIT_BYTES} (95 MiB); "
+        f"{context.folder}: the context directory{included} has {total} bytes, the limit is {LIMIT_BYTES} (95 MiB); "
         f"name data in .detignore and read it from shared storage. Largest: "
         + ", ".join(f"{place} ({sizes[place]})" for place in largest)
     )
@@ -113,12 +120,14 @@ def _sized_file(path: Path) -> dict[Path, int]:
 
 
 def _sized_files(folder: Path, place: Path) -> dict[Path, int]:
-    """The size of each file of `folder` that is not ignored, by its place in the copy; folder's own is `place`."""
+    """Return the size of each file of `folder` that is not ignored, by its path in the copy. `place`: the path of
+    `folder`.
+    """
     return {place / name: size for name, size in _walk(str(folder), "", _ignored(folder))}
 
 
 def _walk(folder: str, prefix: str, ignored: GitIgnoreSpec) -> Iterator[tuple[str, int]]:
-    """Names below `folder`, relative to where the walk began. A folder that is ignored is not looked into."""
+    """Yield the path below the first folder, and the size, of each file that is not ignored."""
     try:
         entries = [*os.scandir(folder)]
     except OSError:
@@ -130,16 +139,17 @@ def _walk(folder: str, prefix: str, ignored: GitIgnoreSpec) -> Iterator[tuple[st
                 continue
             if entry.is_symlink():
                 raise UsageError(
-                    f"{entry.path}: a link to a folder, which a job would lack; copy it, or name it in .detignore"
+                    f"{entry.path}: a link to a folder, which jobs would lack; copy it, or name it in .detignore"
                 )
             yield from _walk(entry.path, f"{name}/", ignored)
-        elif entry.is_file() and not ignored.match_file(name):  # editors' locks are links to nowhere, and no files
+        elif entry.is_file() and not ignored.match_file(name):  # not for dangling links, such as editors' locks
             if not os.access(entry.path, os.R_OK):
                 raise _unreadable(Path(entry.path))
             yield name, entry.stat().st_size
 
 
 def _ignored(folder: Path) -> GitIgnoreSpec:
+    """Return the patterns of the folder's .detignore and those of ALWAYS_IGNORED."""
     from pathspec import GitIgnoreSpec
 
     file = folder / ".detignore"
@@ -155,15 +165,18 @@ def _ignored(folder: Path) -> GitIgnoreSpec:
 
 
 def _unreadable(path: Path) -> UsageError:
-    return UsageError(f"{path}: may not be read, so a job would lack it; change its mode, or name it in .detignore")
+    return UsageError(
+        f"{path}: not readable, so it cannot be copied for the job; change its mode, or name it in .detignore"
+    )
 
 
-# --- what git says of it
+# --- the state of the code in git
 
 
 GIT_TIMEOUT_S = 20.0
-"""For all questions to git together."""
+"""Seconds for all calls of git together."""
 MOST_DIFF_BYTES = 5 * 1024 * 1024
+"""Maximum size of the recorded diff."""
 _FILES_A_CALL = 500
 _USERS_OWN = ("system", "global")
 _FILTERS = r"^filter\..*\.(clean|smudge|process)$"
@@ -171,7 +184,7 @@ _NO_PROGRAMS = (
     *("-c", "core.fsmonitor="),
     *("-c", "core.hooksPath=/dev/null"),
     *("-c", "diff.external="),
-    *("-c", "diff.autoRefreshIndex=false"),  # which would write the index
+    *("-c", "diff.autoRefreshIndex=false"),  # a refresh would write the index
     "--no-pager",
 )
 _STATUS = ("status", "--porcelain", "-z", "--untracked-files=no", "--no-renames", "--ignore-submodules=dirty")
@@ -180,7 +193,7 @@ _DIFF = (
     *("--no-relative", "--src-prefix=a/", "--dst-prefix=b/"),
 )
 _ENVIRONMENT = {
-    "GIT_ALLOW_PROTOCOL": "",  # an object that is missing is not fetched
+    "GIT_ALLOW_PROTOCOL": "",  # do not fetch missing objects
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_LITERAL_PATHSPECS": "1",
     "GIT_OPTIONAL_LOCKS": "0",
@@ -191,22 +204,24 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, kw_only=True)
 class GitState:
-    """Of the code of an experiment, when it was submitted."""
+    """The state of an experiment's code in git at submission."""
 
     commit: str
     branch: str | None
-    """None: none was checked out."""
+    """The branch; None for a detached HEAD."""
     remote: str | None
-    """The address of `origin`, without names and passwords."""
+    """The URL of `origin` without credentials; None if there is none."""
     changed: list[str]
-    """Files that are not as in the commit, or not there any more, relative to the context directory."""
+    """Files that differ from the commit or were deleted, relative to the context directory."""
     untracked: list[str]
-    """Files of the snapshot that git knows nothing of."""
+    """Files of the snapshot that git does not track."""
     diff: bytes
-    """Of the changed files, from the repository's root, as `git apply` takes it; cut after MOST_DIFF_BYTES."""
+    """The diff of the changed files from the repository's root, in the format of `git apply`; cut after
+    MOST_DIFF_BYTES.
+    """
 
     def as_json(self) -> dict[str, Any]:
-        """Without the diff."""
+        """Return the state without the diff, as JSON values."""
         return {
             "commit": self.commit,
             "branch": self.branch,
@@ -218,16 +233,17 @@ class GitState:
 
 
 class _NoAnswerError(Exception):
-    """There is no git, no repository or no commit, or it takes too long."""
+    """git, the repository or the commit does not exist, or git takes too long."""
 
     def __init__(self, code: int | None = None) -> None:
         self.found_nothing = code == 1
-        """As git's commands say by their exit code."""
+        """Whether a command of git has exited with 1, which means that it found nothing."""
 
 
 def git_state(context_dir: Path, places: Collection[Path]) -> GitState | None:
-    """`places`: the files of the snapshot that lie in `context_dir`, relative to it. None where git cannot tell, or
-    knows none of them.
+    """Return the state in git, or None if there is none or git tracks none of the files.
+
+    `places`: the files of the snapshot that are in `context_dir`, relative to it.
     """
     try:
         return _state(_Git(context_dir), {str(place) for place in places}, left_out(context_dir))
@@ -255,13 +271,15 @@ def _state(git: _Git, names: set[str], is_left_out: Callable[[str], bool]) -> Gi
 
 
 def _is_known(name: str, tracked: set[str]) -> bool:
-    """A submodule is one entry for all of its files."""
+    """Return whether git tracks the file, itself or as part of a submodule."""
+    # `git ls-files` prints a submodule as one entry.
     return name in tracked or any(str(folder) in tracked for folder in Path(name).parents)
 
 
 def _diff(git: _Git, changed: Sequence[str]) -> bytes:
-    """An argument list has a limit of its own, so the files are asked for in parts."""
+    """Return the diff of the files, cut at a line end if it is too large."""
     found, left = b"", iter(changed)
+    # Several calls, because the length of an argument list is limited.
     while (some := [*islice(left, _FILES_A_CALL)]) and len(found) <= MOST_DIFF_BYTES:
         found += git.ask(*_DIFF, "HEAD", "--", *some)
     if len(found) <= MOST_DIFF_BYTES:
@@ -271,20 +289,21 @@ def _diff(git: _Git, changed: Sequence[str]) -> bytes:
 
 
 def _without_secrets(url: str | None) -> str | None:
-    """The name in `ssh://git@host/` is part of the address; what else a URL has beside host and path may be a token."""
+    """Return the URL without parts that may be credentials; None if it cannot be parsed."""
     if url is None or "://" not in url:
         return url
     try:
         scheme, place, path, _query, _fragment = urlsplit(url)
-    except ValueError:  # of a host in brackets that is no address
+    except ValueError:  # a host in brackets that is not an IP address
         return None
     user, at, host = place.rpartition("@")
+    # The user in `ssh://git@host/` is part of the address. For other schemes, all but host and path may be a token.
     name = f"{user.partition(':')[0]}@" if at and scheme == "ssh" else ""
     return f"{scheme}://{name}{host}{path}"
 
 
 class _Git:
-    """Git, asked about one folder. Each question raises _NoAnswerError where it fails."""
+    """Calls of git in one folder. Each raises _NoAnswerError if git fails or the time is up."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -293,9 +312,11 @@ class _Git:
         self._settings += self._no_filters()
 
     def has(self, name: str) -> bool:
+        """Return whether the path exists in the folder."""
         return os.path.lexists(self._folder / name)
 
     def ask(self, *arguments: str) -> bytes:
+        """Run git and return its stdout."""
         outer = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         try:
             done = subprocess.run(
@@ -313,9 +334,11 @@ class _Git:
         return done.stdout
 
     def line(self, *arguments: str) -> str:
+        """Return the single line that git prints."""
         return os.fsdecode(self.ask(*arguments)).rstrip("\n")
 
     def line_or_none(self, *arguments: str) -> str | None:
+        """Return the single line that git prints; None if it found nothing."""
         try:
             return self.line(*arguments)
         except _NoAnswerError as error:
@@ -324,17 +347,17 @@ class _Git:
             raise
 
     def names(self, *arguments: str) -> list[str]:
-        """Each ends with a zero byte."""
+        """Return the names that git prints, each terminated by a zero byte."""
         return os.fsdecode(self.ask(*arguments)).split("\0")[:-1]
 
     def _no_filters(self) -> Iterator[str]:
-        """Settings that put nothing in the place of the filters that the repository itself defines."""
+        """Yield options that disable the filters which the repository itself defines."""
         listed = self.line_or_none("config", "--show-scope", "--name-only", "--null", "--get-regexp", _FILTERS)
         words = (listed or "").split("\0")
         for scope, key in zip(words[::2], words[1::2], strict=False):
             if scope in _USERS_OWN:
                 continue
-            if "=" in key:  # which cannot be said with -c
+            if "=" in key:  # -c cannot set such a key
                 raise _NoAnswerError
             driver = key.rpartition(".")[0]
             yield from ("-c", f"{key}=", "-c", f"{driver}.required=false")

@@ -1,8 +1,8 @@
-"""A new experiment: its folder with all that its jobs need, and the jobs in the queue.
+"""Creates an experiment: its folder with everything that its jobs need, and its jobs in the queue.
 
-A dry run is the same code without the last calls. Checkpoints that do not lie in the experiment's own folder get a
-folder `NUMBER-XXXXXXXX` below what checkpoint_storage names, with eight random digits: several users and state roots
-share a file system or a bucket, and numbers come again where somebody has deleted an experiment.
+A dry run uses the same code without the last calls. Checkpoints outside the experiment's own folder are stored in a
+folder `NUMBER-XXXXXXXX` below checkpoint_storage, with eight random digits: several users and state roots may share a
+file system or a bucket, and the number of a deleted experiment may be used again.
 """
 
 from __future__ import annotations
@@ -44,23 +44,27 @@ if TYPE_CHECKING:
 
 _LIBRARIES = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
 WEIGHTS = ("*state_dict.pth", "shard-*.pth", "engines.json", "model[0-9]*/*")
-"""The files of a checkpoint that the weights are in, of a PyTorchTrial and of a DeepSpeedTrial."""
+"""Patterns of the checkpoint files that contain weights, of a PyTorchTrial and of a DeepSpeedTrial."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """All that an experiment needs, not yet anywhere."""
+    """Everything that an experiment needs, before it is written."""
 
     trials: int
-    """How many there will be, replacements of invalid ones left out."""
+    """Number of trials, without replacements of invalid ones."""
     jobs: Jobs
     files: Snapshot
+    """The files of the code's copy; empty for live code."""
     source: Path | None
-    """The checkpoint whose weights all trials begin with."""
+    """The checkpoint whose weights all trials start with; None: none."""
 
 
 def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = False) -> Submission:
-    """Touches neither scheduler nor disk. Raises UsageError with all that is wrong. `is_live`: there is no snapshot."""
+    """Return everything that the experiment needs. Uses the scheduler not at all, and the disk only to read.
+
+    Raises UsageError with all problems. `is_live`: jobs import the context directory itself, without a copy.
+    """
     trials = trials_expected(effective)
     check_storage(effective)
     jobs = prepare_jobs(effective, folder, trials)
@@ -76,23 +80,25 @@ def submit(
     *,
     paused_by: str | None = None,
 ) -> ExperimentFolder:
-    """The new experiment, queued. Where anything fails before its jobs are, nothing of it is left, on disk or in the
-    queue; but where the scheduler stops answering, and may have queued its jobs, Unsettled is raised and the experiment
-    stays.
+    """Create and queue a new experiment.
 
-    `live`: the jobs import the context directory itself, not a snapshot; called to add files of its own. `group`: who
-    may read it, beside its owner. `paused_by`: who wants it to wait for `activate`, without a job until then.
+    If this fails before jobs are queued, the experiment is deleted. If the scheduler stops answering and may have
+    queued jobs, Unsettled is raised, and the experiment is kept.
+
+    `live`: jobs import the context directory itself, not a copy; this function is called to add files to the
+    experiment's folder. `group`: the users who may read the experiment, beside its owner. `paused_by`: the user who
+    wants it to be created paused, without jobs until `activate`.
     """
     submission = prepare(effective, store.folder(store.next_id()), is_live=live is not None)
     folder, queued = store.create(group), list[str]()
     try:
         with submitting(folder):
-            # Others may have taken the number meanwhile.
+            # Planned again: another process may have taken the number, so the folder may be another one.
             jobs = prepare_jobs(effective, folder, submission.trials)
             _write(replace(submission, jobs=jobs), effective, folder, is_live=live is not None)
             if live:
                 live(folder)
-            # The config is the last file: from here on the experiment is in sight, before the scheduler is asked.
+            # The configuration is written last: with it, the experiment is listed, before jobs are submitted.
             write_config(folder, effective.tree, effective.origins)
             if paused_by:
                 SearchJournal(folder).pause(paused_by)
@@ -103,7 +109,7 @@ def submit(
     except BaseException:
         if queued:
             end = f"`hpc-det experiment kill {folder.id}`"
-            print(f"hpc-det: experiment {folder.id} is queued all the same; {end} ends it", file=sys.stderr)
+            print(f"hpc-det: experiment {folder.id} is queued nevertheless; {end} ends it", file=sys.stderr)
         else:
             folder.remove()
         raise
@@ -111,7 +117,9 @@ def submit(
 
 
 def trials_expected(effective: Effective) -> int:
-    """How many trials there will be. Raises UsageError for a search that would fail only when a worker begins."""
+    """Return the number of trials. Raises UsageError for a search that would otherwise fail only when a
+    worker starts.
+    """
     method, _ = search_of(effective.tree, effective.points or [], effective.searchers_code())
     expected, searcher = method.trials_expected, effective.tree["searcher"]
     if isinstance(method, CustomSearch):
@@ -119,7 +127,7 @@ def trials_expected(effective: Effective) -> int:
             raise UsageError(method.problem)
         if expected < 1:
             raise UsageError(
-                f"searcher.class: {searcher['class']}: trials_expected is {expected}; say how many trials it creates"
+                f"searcher.class: {searcher['class']}: trials_expected is {expected}; it must be at least 1"
             )
     if searcher["name"] == "optuna" and not effective.points:
         _check_optuna(searcher["sampler"])
@@ -127,7 +135,8 @@ def trials_expected(effective: Effective) -> int:
 
 
 def _check_optuna(sampler: str) -> None:
-    found = find_spec("optuna")  # without loading it: it takes a second
+    """Raise UsageError if Optuna is not installed, or has no such sampler."""
+    found = find_spec("optuna")  # not imported, which takes a second
     if found is None or found.origin is None:
         raise UsageError(
             f"searcher.name: optuna is not installed for {sys.executable}; run {sys.executable} -m pip install "
@@ -139,19 +148,21 @@ def _check_optuna(sampler: str) -> None:
 
 
 def write_effective(folder: ExperimentFolder, tree: Tree) -> None:
+    """Write the effective configuration, and a copy with masked secrets."""
     write_secrets(folder.effective, tree, masked(tree))
 
 
 def write_config(folder: ExperimentFolder, tree: Tree, origins: dict[str, str]) -> None:
-    """For people: secrets are masked. And who wrote what."""
+    """Write the configuration for people, with masked secrets, and the origin of each value."""
     write_json(folder.origin, origins)
     write_atomic(folder.config, dump_yaml(masked(tree)))
 
 
 def _write(submission: Submission, effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> None:
+    """Write all files of the experiment except the configuration for people."""
     for needed in (folder.search, folder.jobs):
         make_folder(needed)
-    folder.submitit.mkdir(mode=PRIVATE_FOLDER)  # it holds the scripts once more
+    folder.submitit.mkdir(mode=PRIVATE_FOLDER)  # it contains copies of the scripts
     if is_live:
         folder.code.symlink_to(effective.context_dir, target_is_directory=True)
     else:
@@ -169,10 +180,10 @@ def _write(submission: Submission, effective: Effective, folder: ExperimentFolde
 
 
 def _note_commit(context_dir: Path, files: Snapshot, folder: ExperimentFolder) -> None:
-    """Code of another experiment is of the commit that it was there. A user's own folder, too, may have an
-    experiment.yaml beside the code, but no effective.json.
-    """
+    """Record the state of the code in git."""
     other = ExperimentFolder(context_dir.parent)
+    # The code of a forked experiment is a copy without a repository, so the state recorded there is used.
+    # effective.json distinguishes it from a user's own folder, which may also have an experiment.yaml beside the code.
     if other.effective.exists() and context_dir == other.submitted_code():
         for before, now in ((other.git, folder.git), (other.git_diff, folder.git_diff)):
             if before.exists():
@@ -183,7 +194,7 @@ def _note_commit(context_dir: Path, files: Snapshot, folder: ExperimentFolder) -
 
 
 def _with_seed(effective: Effective) -> Tree:
-    """The seed defaults to the time of submission, as upstream's does."""
+    """Return the configuration with a seed: by default the time of submission, as in Determined."""
     reproducibility = effective.tree["reproducibility"]
     if reproducibility["experiment_seed"] is None:
         reproducibility["experiment_seed"] = int(time.time())
@@ -191,14 +202,14 @@ def _with_seed(effective: Effective) -> Tree:
 
 
 def check_storage(effective: Effective) -> None:
-    """Raises UsageError where no checkpoint could be put; the store itself is not asked."""
+    """Raise UsageError if checkpoints could not be stored. A remote store is not contacted."""
     problems = [*_missing_libraries(effective), *_folder_problems(effective)]
     if problems:
         raise UsageError(problems)
 
 
 def make_storage(effective: Effective, experiment: ExperimentFolder) -> None:
-    """Write down the place of this experiment and, where it is a folder, make it. Raises UsageError if that fails."""
+    """Record the experiment's place in the checkpoint store, and create it if it is a folder. Raises UsageError."""
     name = f"{experiment.id}-{os.urandom(4).hex()}"
     if url := store_url(effective.experiment.checkpoint_storage):
         write_json(experiment.storage, {"url": f"{url}/{name}"})
@@ -207,7 +218,7 @@ def make_storage(effective: Effective, experiment: ExperimentFolder) -> None:
         try:
             experiment.make_elsewhere(folder / name)
         except OSError as error:
-            raise UsageError(f"checkpoint_storage: {folder / name} cannot be made: {error.strerror}") from None
+            raise UsageError(f"checkpoint_storage: {folder / name} cannot be created: {error.strerror}") from None
 
 
 def _missing_libraries(effective: Effective) -> Iterator[str]:
@@ -221,28 +232,30 @@ def _missing_libraries(effective: Effective) -> Iterator[str]:
 
 
 def _folder_problems(effective: Effective) -> Iterator[str]:
+    """Yield a message if the checkpoint folder does not exist or is not writable."""
     folder = checkpoint_folder(effective.experiment, effective.cluster)
     if folder is None:
         return
     storage = effective.experiment.checkpoint_storage
     key = "host_path" if isinstance(storage, SharedFs) else "container_path"
-    # Only storage_path is made where it is not there.
+    # Only storage_path is created if it does not exist.
     base = Path(storage.host_path) if isinstance(storage, SharedFs) else folder
     there = next((path for path in (folder, *folder.parents) if path.exists()), base)
     if not base.is_dir() or not there.is_dir():
         wrong = base if not base.is_dir() else there
         yield (
-            f"checkpoint_storage.{key}: {str(wrong)!r} is no folder on this machine; name one that this machine and "
-            f"all nodes see, since hpc-det reads checkpoints from both"
+            f"checkpoint_storage.{key}: {str(wrong)!r} is not a folder on this machine; name one that this machine and "
+            f"all nodes can access, since both read checkpoints"
         )
     elif not os.access(there, os.W_OK | os.X_OK):
-        yield f"checkpoint_storage.{key}: {str(there)!r} may not be written; name a folder that you may write"
+        yield f"checkpoint_storage.{key}: {str(there)!r} is not writable; name a folder that you may write to"
 
 
 def source_checkpoint(searcher: Mapping[str, Any], store: ExperimentStore) -> Path | None:
-    """The folder that `source_trial_id` or `source_checkpoint_uuid` means; None where neither is given.
+    """Return the folder of the checkpoint that `source_trial_id` or `source_checkpoint_uuid` names; None without
+    either.
 
-    Of a trial it is the latest checkpoint (upstream's rule). Raises UsageError where there is none.
+    For a trial, it is the latest checkpoint, as in Determined. Raises UsageError if there is none.
     """
     try:
         if name := searcher.get("source_trial_id"):
@@ -255,12 +268,12 @@ def source_checkpoint(searcher: Mapping[str, Any], store: ExperimentStore) -> Pa
 
 
 def _trial(name: str, store: ExperimentStore) -> TrialFolder:
-    """`name`: "12/3", or "12" for the best trial of experiment 12."""
+    """Return the trial's folder. `name`: "12/3", or "12" for the best trial of experiment 12."""
     number, _, trial = name.partition("/")
     experiment = store.existing(int(number))
     known = [begun.id for begun in experiment.trials()]
     if not known:
-        raise UsageError(f"no trial of experiment {number} has begun")
+        raise UsageError(f"experiment {number}: none of its trials has started")
     found = int(trial) if trial else _best(experiment) or known[0]
     if found not in known:
         raise UsageError(f"{name}: experiment {number} has no trial {found}; it has {', '.join(map(str, known))}")
@@ -268,20 +281,23 @@ def _trial(name: str, store: ExperimentStore) -> TrialFolder:
 
 
 def _best(experiment: ExperimentFolder) -> int | None:
+    """Return the number of the best trial; None if no trial has reported a finite value."""
     search = SearchJournal(experiment)
     best = best_trial(search.new(), search.searcher)
     return best.trial if best else None
 
 
 def _latest(trial: TrialFolder) -> Path:
+    """Return the folder of the trial's latest undamaged checkpoint. Raises UsageError if there is none."""
     found, skipped = newest_good(trial.checkpoints)
     if found is None:
         name = f"{trial.experiment().id}/{trial.id}"
-        raise UsageError([*skipped, f"trial {name} has no checkpoint; name one that was trained and kept one"])
+        raise UsageError([*skipped, f"trial {name} has no checkpoint; name a trial that has one"])
     return found.path
 
 
 def _of_uuid(uuid: str, store: ExperimentStore) -> Path:
+    """Return the folder of the checkpoint with this UUID. Raises UsageError if no experiment below the root has it."""
     for experiment in store.all():
         for trial in experiment.trials():
             found = (checkpoint for checkpoint in committed(trial.checkpoints) if checkpoint.uuid == uuid)
@@ -292,9 +308,10 @@ def _of_uuid(uuid: str, store: ExperimentStore) -> Path:
 
 
 def _insist_on_weights(checkpoint: Committed, experiment: ExperimentFolder) -> None:
+    """Raise UsageError if the checkpoint is damaged or its weights were deleted."""
     if any(fnmatch.fnmatch(name, pattern) for name in checkpoint.removed for pattern in WEIGHTS):
         raise UsageError(
-            f"{checkpoint.path} {lacks_files(checkpoint)}; name one that has its weights: "
+            f"{checkpoint.path} {lacks_files(checkpoint)}; name one with weights: "
             f"`hpc-det experiment list-checkpoints {experiment.id}` shows which are COMPLETED"
         )
     if damage := checkpoint.damage():

@@ -103,16 +103,16 @@ def test_of_two_schedulers_the_chosen_one_is_asked() -> None:
 def test_the_whole_text() -> None:
     assert to_yaml(SITES[3], "odd").startswith(
         """\
-# Written by `hpc-det cluster detect`, which asked Slurm 24.05. Check it, and complete it.
+# Written by `hpc-det cluster detect` from the answers of Slurm 24.05. Check and complete it.
 name: "odd"
 scheduler: slurm
 
-# Nodes: as in 'on', the first pool.
+# Nodes: those of 'on', the first pool.
 slots_per_node: 1
 slot_type: cpu
 cpus_per_slot: 1
 
-# What each pool has of its own. `default` is where jobs go that name none.
+# Settings of each pool. `default: true` marks the pool of jobs that name none.
 pools:
   "on":
     slot_type: "cpu"

@@ -1,1 +1,1 @@
-"""PBS: its commands, their answers, its flags and its queue."""
+"""PBS: its commands, the parsers of their output, the flags of a job, and the queue."""

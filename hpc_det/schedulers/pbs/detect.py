@@ -1,4 +1,4 @@
-"""What PBS tells, after pbsnodes(8B), qstat(1B) and the attributes of OpenPBS 23.06."""
+"""Detection of a PBS site, after pbsnodes(8B), qstat(1B) and the attributes of OpenPBS 23.06."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ SERVER = ("qstat", "-B", "-f", "-F", "json")
 SCHEDULER = ("qmgr", "-c", "list sched")
 
 KILL_DELAY_S = 10
-"""Where a queue sets no kill_delay (pbs_queue_attributes(7B))."""
-# pbs.conf's scheduler, preempt_order: the first way that is tried. Checkpointing needs a site's own scripts.
+"""Seconds between TERM and KILL for a queue that sets no kill_delay (pbs_queue_attributes(7B))."""
+# The scheduler's preempt_order: PBS tries the methods in order, so the first one counts. C, checkpointing, needs
+# scripts of the site; such jobs are requeued as well.
 _PREEMPT_ORDERS = {"S": "suspend", "C": "requeue", "R": "requeue", "D": "cancel"}
 
 
 @reading("pbsnodes, qstat or qmgr")
 def detect(run: Run) -> Site:
-    """Asks PBS. Raises CommandError where it does not answer."""
+    """Query PBS and return its site. Raises CommandError if PBS does not answer or no queue is usable."""
     site = site_of(answer(run, NODES), answer(run, QUEUES), answer(run, SERVER), parse_scheduler(_or_empty(run)))
     if not site.pools:
-        raise CommandError("qstat: no queue that is started and enabled")
+        raise CommandError("qstat: found no execution queue that is enabled and started")
     return site
 
 
 def parse_scheduler(output: str) -> dict[str, str]:
-    """`qmgr -c "list sched"`: the attributes of the first scheduler."""
+    """Return the attributes of the first scheduler in the output of `qmgr -c "list sched"`."""
     return dict(re.findall(r"^ +(\w+) = (.*)$", output, re.MULTILINE))
 
 
 def site_of(
     nodes: Mapping[str, Any], queues: Mapping[str, Any], server: Mapping[str, Any], scheduler: Mapping[str, str]
 ) -> Site:
+    """Return the site that the parsed answers of pbsnodes, qstat and qmgr describe."""
     ((name, attributes),) = server.get("Server", {"pbs": {}}).items()
     shapes = Counter(_shape(node["resources_available"]) for node in nodes.get("nodes", {}).values())
     default = attributes.get("default_queue")
@@ -58,7 +60,8 @@ def site_of(
 
 
 def _shape(resources: Mapping[str, Any]) -> tuple[int, int]:
-    """GPUs and CPUs of a node. `ngpus` is a resource that sites define."""
+    """Return the numbers of GPUs and CPUs of a node."""
+    # ngpus is not a built-in resource of PBS: sites define it.
     return int(resources.get("ngpus", 0)), int(resources.get("ncpus", 1))
 
 
@@ -78,25 +81,24 @@ def _pool(
         max_time_limit=most.get("walltime"),
         preempt_mode=_preempt_mode(int(queue.get("Priority", 0)), scheduler),
         grace_time_s=int(queue.get("kill_delay", KILL_DELAY_S)),
-        remark="" if len(shapes) < 2 else f"the site's nodes differ; most of those with GPUs have {gpus}",
+        remark="" if len(shapes) < 2 else f"the site's nodes differ; most nodes with GPUs have {gpus}",
     )
 
 
 def _preempt_mode(priority: int, scheduler: Mapping[str, str]) -> str | None:
-    """A queue at or above preempt_queue_prio preempts and is not preempted. None: the scheduler was not to be asked."""
+    """Return how jobs of a queue with this priority are preempted; None if the scheduler could not be queried."""
     order = scheduler.get("preempt_order", "")
     if not order:
         return None
+    # Jobs of such a queue preempt others and are not preempted themselves.
     if priority >= int(scheduler.get("preempt_queue_prio", 150)):
         return "off"
     return _PREEMPT_ORDERS.get(order[0])
 
 
 def priority_note(server: Mapping[str, Any]) -> str:
-    """Why the order of jobs may not depend on their priorities; "" where it does. `server`: the answer to SERVER.
-
-    A site orders jobs by the server's job_sort_formula, or by a job_sort_key in a file that users cannot read.
-    """
+    """Return why priorities may not affect the order of jobs; "" if they do. `server`: the answer to SERVER."""
+    # A site orders jobs with the server's job_sort_formula, or with a job_sort_key in a file that users cannot read.
     formulas = [said["job_sort_formula"] for said in server.get("Server", {}).values() if "job_sort_formula" in said]
     if any("job_priority" in formula for formula in formulas):
         return ""
@@ -109,16 +111,16 @@ def priority_note(server: Mapping[str, Any]) -> str:
 
 
 def answer(run: Run, command: tuple[str, ...]) -> dict[str, Any]:
-    """Raises CommandError for what is no JSON."""
+    """Run `command` and return the JSON object that it prints. Raises CommandError if it prints something else."""
     try:
         said: dict[str, Any] = json.loads(run(command))
     except ValueError as error:
-        raise CommandError(f"{command[0]}: its answer is no JSON ({error}); is this PBS Pro or OpenPBS?") from None
+        raise CommandError(f"{command[0]}: its answer is not JSON ({error}); is this PBS Pro or OpenPBS?") from None
     return said
 
 
 def _or_empty(run: Run) -> str:
-    """Some sites let only managers ask."""
+    """Return the attributes of the scheduler as text; "" if the site allows only managers to query them."""
     try:
         return run(SCHEDULER)
     except CommandError:

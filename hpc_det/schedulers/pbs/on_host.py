@@ -1,4 +1,4 @@
-"""On each host of a PBS job: runs a command, passes orders on to it, and leaves its exit code (see HostFolder).
+"""Runs on each host of a PBS job: starts a command, passes orders on to it, and writes its exit code (see HostFolder).
 
 python3 -m hpc_det.schedulers.pbs.on_host FOLDER RANK COMMAND...
 """
@@ -19,11 +19,14 @@ from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_de
 from hpc_det.schedulers.pbs.hosts import BEGUN, EXIT, ORDERS, POLL_S
 
 GOODBYE_S = 3.0
+"""Seconds that the command has to exit after the order "end"."""
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def host_environment(rank: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The command's: its rank, and of the GPUs that this host shows those of its gang, where several share the job."""
+    """Return the environment of the command: `env` with its rank and, if gangs share the job, only the GPUs of its
+    gang.
+    """
     found = {**env, "HPC_DET_NODE_RANK": rank}
     if slots := env.get("HPC_DET_SLOTS"):
         visible = env[_GPUS].split(",") if env.get(_GPUS) else None
@@ -32,10 +35,11 @@ def host_environment(rank: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(folder: Path, rank: str, command: list[str]) -> int:
-    """The command's exit code; 1 where it was ended. PBS sends its TERM to the command, too, so here it is no news."""
+    """Run the command until it exits or the order "end" arrives; return its exit code, or 1 after "end"."""
     signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
     process = subprocess.Popen(command, env=host_environment(rank, os.environ), stdin=subprocess.DEVNULL)
     is_told = False
+    # PBS sends its TERM to the command too, so a stop signal only wakes this loop and is not passed on.
     while process.poll() is None:
         select.select([signals.fd], [], [], POLL_S)
         signals.received()
@@ -50,23 +54,25 @@ def run(folder: Path, rank: str, command: list[str]) -> int:
 
 
 def _await(process: subprocess.Popen[bytes]) -> None:
-    """Agents tell each other of an end, and say goodbye: one that is killed before would look like a lost node."""
+    """Wait up to GOODBYE_S for the command to exit."""
+    # Agents exchange messages when a gang ends; an agent that is killed before that would look like a lost node.
     with suppress(subprocess.TimeoutExpired):
         process.wait(GOODBYE_S)
 
 
 def _orders(folder: Path) -> list[str]:
-    """Without a folder there is nobody left who would wait."""
+    """Return the orders in the folder; "end" if the folder was deleted."""
     try:
         return (folder / ORDERS).read_text().split()
     except FileNotFoundError:
+        # The program that started this process has deleted the folder or has ended with it.
         return ["end"]
-    except OSError:  # such as of a file server that is restarted
+    except OSError:  # for example, the file server is restarting
         return []
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 always: mpiexec would kill the other processes after any other one."""
+    """Run the command of this rank and record its start and its exit code in the folder."""
     folder, rank, *command = argv
     adopt_orphans()
     with suppress(FileNotFoundError):
@@ -75,6 +81,7 @@ def main(argv: list[str]) -> int:
     end_descendants()
     with suppress(FileNotFoundError):
         write_atomic(Path(folder, f"{EXIT}{rank}"), str(code))
+    # Always 0: after any other exit code, mpiexec would kill the processes on the other hosts.
     return 0
 
 

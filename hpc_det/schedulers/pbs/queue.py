@@ -1,7 +1,7 @@
-"""PBS' queue, after qstat(1B), qalter(1B), qmove(1B) and qorder(1B), and recordings of OpenPBS 23.06.
+"""The queue of PBS, after qstat(1B), qalter(1B), qmove(1B) and qorder(1B), and recordings of OpenPBS 23.06.
 
-PBS states its order by the order in which qstat lists jobs. A site's own formula or sort keys may choose others first,
-and no user can see them: priorities count as far as these use them.
+The order in which qstat lists jobs is taken as their scheduling order. A formula or sort key of the site may start
+others first; users cannot read a sort key. Priorities affect the order only if the formula or key uses them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _WHO_MAY = "only a job's user, and the site's operators and managers, may change
 
 
 class PbsQueue:
+    """The queue of a PBS server."""
+
     @reading("qstat")
     def jobs(self, run: Run, pool: str | None = None) -> list[QueuedJob]:
         found = [_job(job_id, job) for job_id, job in answer(run, JOBS).get("Jobs", {}).items()]
@@ -54,7 +56,7 @@ class PbsQueue:
         run(["qhold", job.named])
 
     def release(self, job: QueuedJob, run: Run) -> None:
-        """Of all who hold it: PBS refuses to lift those that are not the user's."""
+        """Release all holds of the job. PBS refuses those that only an operator or manager can release."""
         run(["qrls", "-h", holds_of(shown(job.job_id, run)) or "u", job.named])
 
 
@@ -85,7 +87,7 @@ def _job(job_id: str, said: Mapping[str, Any]) -> QueuedJob:
 
 
 def _slots(job: Mapping[str, Any], status: JobStatus) -> tuple[int, int, int]:
-    """Of one job, and how many wait and run."""
+    """Return the slots of one job, and the numbers of waiting and running jobs."""
     asks = job.get("Resource_List", {})
     slots = int(asks.get("ngpus") or asks.get("ncpus") or 0)
     if "array_state_count" not in job:
@@ -95,7 +97,7 @@ def _slots(job: Mapping[str, Any], status: JobStatus) -> tuple[int, int, int]:
 
 
 def _moment(text: Any) -> float | None:
-    """None where PBS says nothing."""
+    """Return PBS' local time in seconds since the epoch, or None for any other text."""
     try:
         return moment(str(text))
     except ValueError:
@@ -103,7 +105,7 @@ def _moment(text: Any) -> float | None:
 
 
 def _exchanges(job: QueuedJob, others: Sequence[QueuedJob]) -> list[Change]:
-    """The job changes places with one after the other: places of other users' jobs stay theirs."""
+    """Return the changes that move the job past all `others`, by swapping places with each in turn."""
     swaps = [("qorder", job.named, other.named) for other in others]
     return [_change(swap, swap) for swap in swaps]
 

@@ -24,19 +24,25 @@ from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run,
 from hpc_det.store.folders import job_log
 
 BEING_REQUEUED = 60
-"""The substate of a job that is ended, to be queued again."""
+"""The substate of a job that PBS ends in order to requeue it."""
 ELEMENT_LEAVES_S = 30.0
-"""An element that asks for the next one has nothing left to do; PBS takes a few seconds to see its end."""
+"""Seconds after which an element of an array that has submitted its successor has surely ended.
+
+It has nothing left to do, and PBS takes a few seconds to notice its end.
+"""
 CLOCKS_DIFFER_S = 2.0
-"""PBS kills at the limit or later, never before; the clocks of its hosts may differ a little."""
+"""Tolerance in seconds between the clocks of PBS' hosts. PBS kills a job at its limit or later, never before."""
 INDEX = "HPC_DET_INDEX"
-"""The place in its array of an element that was submitted alone."""
+"""The variable with the array index of an element that was submitted alone."""
 LONGEST_NAME = 230
+"""Maximum number of characters of a job's name."""
 _TWO_WORDS = re.compile(r"(-\w)\s+(\S.*)")
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./^-]+")
 
 
 class Pbs:
+    """PBS Pro or OpenPBS."""
+
     template = "pbs.sh.j2"
     has_queue = True
 
@@ -51,16 +57,18 @@ class Pbs:
         }
 
     def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
-        """Flags of the command line come before those of the script (qsub(1B)).
+        """Return the qsub command line.
 
-        All elements of an array have the same `select`, so none of its nodes can be named, or excluded.
+        Raises CommandError if qstat is not that of PBS, and TooFewHosts if exclusions leave too few hosts.
         """
         answers.check_is_pbs(run)
+        # Flags of the command line override those of the script (qsub(1B)).
         is_array = submission.array.count > 1 and submission.index is None
         flags = array_flags(submission.array) if is_array else []
         if submission.array.count > 1 and submission.index is not None:
             flags += ["-v", f"{INDEX}={submission.index}"]
         flags += _after(submission.after) if submission.after else []
+        # All elements of an array have the same `select`, so hosts can be neither named nor excluded for them.
         if submission.exclude and not is_array:
             flags += ["-l", f"select={named_hosts(wanted(submission.script), submission.exclude, run)}"]
         return ["qsub", *flags, submission.script]
@@ -69,7 +77,8 @@ class Pbs:
         return answers.submitted_id(output)
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
-        """Without -x: that needs a history, which a site may not keep, and says no more of the living."""
+        """Return the status of each job, from qstat without -x."""
+        # -x needs a job history, which a site may not keep, and adds nothing about jobs that have not ended.
         return answers.statuses(job_ids, run)
 
     def cancel(self, job_id: str, run: Run) -> None:
@@ -80,25 +89,29 @@ class Pbs:
                 raise
 
     def withdraw(self, job_id: str, run: Run) -> None:
-        """qdel would end what runs, so the elements of an array that wait are named one by one."""
+        """Delete the job, or the waiting elements of the array, from the queue; running ones continue."""
         with _unless_over():
+            # qdel of the array would also end its running elements, so the waiting ones are named.
             jobs = answers.waiting(job_id, run)
             for some in answers.pieces(jobs, answers.IDS_AT_ONCE):
                 with _unless_over():
                     run(["qdel", *some])
 
     def release(self, job_id: str, run: Run) -> None:
-        """A requeued job is held back by nobody but its user."""
+        """Do nothing: PBS does not hold a job that it has requeued."""
 
     def job_id(self, env: Mapping[str, str]) -> str:
-        """`12.server`, `12[3].server` for an array's element; `12[].server` is the array."""
+        """Return the id of the job: `12.server`, or `12[3].server` for an element of the array `12[].server`."""
         return env["PBS_JOBID"]
 
     def array_index(self, env: Mapping[str, str]) -> int:
         return int(env.get("PBS_ARRAY_INDEX") or env.get(INDEX) or 0)
 
     def share(self, plan: JobPlan, place: int) -> dict[str, str]:
-        """Hosts and GPUs, by their places in the allocation: nothing in PBS divides them among the gangs of a job."""
+        """Return the variables that select the hosts and GPUs of the gang at this place, as indices into those of the
+        job.
+        """
+        # PBS does not divide the hosts and GPUs of a job among its gangs.
         per_host = max(plan.job_slots_per_node // plan.ranks_per_node, 1)
         first = place * plan.nodes if plan.nodes > 1 else place // per_host
         slot = 0 if plan.nodes > 1 else place % per_host * plan.ranks_per_node
@@ -121,8 +134,10 @@ class Pbs:
         return False
 
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
-        """Raises CommandError for a job that has not left its nodes yet: PBS changes the nodes of waiting ones only.
-        Also where too few nodes are left: the job then waits for those no longer that were named for it before.
+        """Rewrite the job's `select` to name hosts other than these.
+
+        Raises CommandError if the job has not left its nodes yet, since PBS changes `select` of waiting jobs only, and
+        TooFewHosts if too few hosts remain; names that were written before are removed even then.
         """
         if not hosts:
             return
@@ -141,12 +156,14 @@ class Pbs:
             raise too_few
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
-        """PBS warns of no end, so its default limit counts too, where the plan has none."""
+        """Return when the job reaches its walltime, including the default of PBS, in seconds since the epoch."""
+        # PBS sends no warning signal before the end, so the default walltime of the queue matters too.
         return _end(answers.shown_or_nothing(self.job_id(env), run), plan, env)
 
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
-        """TERM comes for all alike. A deletion names who asked for it, the scheduler when it preempts."""
+        """Return why the job received TERM, from the job's comment, its walltime and its substate."""
         job = answers.shown_or_nothing(self.job_id(env), run)
+        # TERM is the same for all causes. The comment names who ended the job; for a preemption, that is the scheduler.
         if by := answers.ended_by(job):
             return Cause.PREEMPTED if by == answers.SCHEDULER else Cause.CANCELLED
         end = _end(job, plan, env)
@@ -154,21 +171,24 @@ class Pbs:
         return Cause.TIME_LIMIT if is_late and job.get("substate") != BEING_REQUEUED else Cause.PREEMPTED
 
     def replaced(self, job_id: str, run: Run) -> None:
-        """What waits for its end waits longer then, and does no harm."""
+        """Do nothing: if PBS requeues the job after all, its successor only waits longer."""
 
     def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
-        """Where PBS preempts by requeue it does so whatever the job does; nobody but operators can do it otherwise."""
+        """Return without an error if PBS requeues the job already. Raises CommandError otherwise: only operators can
+        requeue.
+        """
         job = answers.shown(job_id, run)
         if job.get("substate") == BEING_REQUEUED or answers.state_of(job).ours is JobState.QUEUED:
             return
         raise CommandError(
-            "PBS lets no user requeue a job; set `resume` in the cluster profile to successor, resubmit or chain"
+            "PBS does not allow users to requeue a job; set `resume` in the cluster profile to successor, resubmit or "
+            "chain"
         )
 
 
 @contextmanager
 def _unless_over() -> Iterator[None]:
-    """Raises CommandError where a command fails for another reason than that jobs have ended."""
+    """Suppress CommandError if the command failed only because jobs have ended."""
     try:
         yield
     except CommandError as error:
@@ -177,7 +197,7 @@ def _unless_over() -> Iterator[None]:
 
 
 def _end(job: Mapping[str, Any], plan: JobPlan, env: Mapping[str, str]) -> float | None:
-    """By our clock where PBS does not say."""
+    """Return when the job reaches its walltime, by PBS' data, or by the local clock if there are none."""
     with suppress(CommandError):
         if job:
             return answers.end_of(job)
@@ -185,35 +205,41 @@ def _end(job: Mapping[str, Any], plan: JobPlan, env: Mapping[str, str]) -> float
 
 
 def _end_by_our_clock(plan: JobPlan, env: Mapping[str, str]) -> float | None:
-    """PBS writes the list of nodes right before the job starts."""
+    """Return the start of the job plus the plan's time limit; None if either is unknown."""
     if plan.time_limit_min is None:
         return None
     try:
+        # PBS writes this file directly before the job starts.
         return os.stat(env["PBS_NODEFILE"]).st_mtime + 60 * plan.time_limit_min
     except (KeyError, OSError):
         return None
 
 
 def _after(job_id: str) -> list[str]:
-    """PBS knows no dependency on an element of an array, so what follows one waits until that has surely left."""
+    """Return the flags that make a job wait for the end of `job_id`."""
+    # PBS has no dependency on an element of an array, so the next job starts at a time when the element has surely
+    # ended.
     if re.search(r"\[\d+\]", job_id):
         return ["-a", time.strftime("%Y%m%d%H%M.%S", time.localtime(time.time() + ELEMENT_LEAVES_S))]
     return ["-W", f"depend=afterany:{job_id}"]
 
 
 def _without_hosts(select: str) -> str:
-    """As it was before hosts were named: one kind of chunk, so many times."""
+    """Return the `select` as it was before hosts were named: a count and one kind of chunk."""
     chunks = re.sub(r":host=[^:+]+", "", select).split("+")
     count = sum(int(chunk.partition(":")[0]) for chunk in chunks)
     return f"{count}:{chunks[0].partition(':')[2]}"
 
 
 def _listed(first: int, count: int) -> str:
+    """Return `count` consecutive integers from `first`, separated by commas."""
     return ",".join(map(str, range(first, first + count)))
 
 
 def directives(plan: JobPlan, script: Path) -> list[str]:
-    """The flags that hpc_det decides, in the order in which the script shows them. Raises UsageError."""
+    """Return the flags that hpc_det sets, in the order of the script. Raises UsageError for texts that qsub cannot
+    take.
+    """
     _check_texts(plan, script)
     optional = {
         "-q": plan.partition,
@@ -235,22 +261,25 @@ def directives(plan: JobPlan, script: Path) -> list[str]:
 
 
 def _check_texts(plan: JobPlan, script: Path) -> None:
-    """Raises UsageError with all that no line of qsub can hold."""
+    """Raise UsageError with all values that cannot be written in a directive of qsub."""
     folder = str(script.parent)
     texts = {"resources.resource_pool": plan.partition, "account": plan.account, "HPC_DET_ROOT": folder}
     problems = [
-        f"{name}: {text!r} holds both kinds of quotes, and qsub knows no escapes; leave one kind out"
+        f"{name}: {text!r} contains both kinds of quotes, and qsub has no escapes; use only one kind"
         for name, text in texts.items()
         if text is not None and {"'", '"'} <= set(text)
     ]
     if ":" in folder:
-        problems.append(f"HPC_DET_ROOT: {folder!r} holds ':', which ends a host's name for qsub -o")
+        problems.append(
+            f"HPC_DET_ROOT: {folder!r} contains ':', which ends a host name for qsub -o; choose another folder"
+        )
     if problems:
         raise UsageError(problems)
 
 
 def _chunk(plan: JobPlan) -> str:
-    """What a node gives. One line of $PBS_NODEFILE; PBS sets OMP_NUM_THREADS to ompthreads, else to ncpus."""
+    """Return the chunk of `select`: the resources of one node."""
+    # mpiprocs: 1 line per node in $PBS_NODEFILE. PBS sets OMP_NUM_THREADS to ompthreads, or to ncpus without it.
     gpus, slots = plan.slot_type == "gpu", plan.job_slots_per_node
     wanted = {
         "ncpus": plan.cpus_per_rank * slots,
@@ -264,46 +293,53 @@ def _chunk(plan: JobPlan) -> str:
 
 
 def _size(text: str) -> str:
-    """Slurm's way to write a size, M where nothing is said, in that of PBS."""
+    """Return a size in PBS' notation, such as `16gb`, for one in Slurm's, such as `16G`; without a unit it is in MB."""
     return f"{text.rstrip('KMGT')}{(text[-1] if text[-1] in 'KMGT' else 'M').lower()}b"
 
 
 def _walltime(minutes: int) -> str:
+    """Return the minutes as HH:MM:00."""
     return f"{minutes // 60:02}:{minutes % 60:02}:00"
 
 
 def job_name(name: str) -> str:
-    """`name` with "_" for each character that `qsub -N` refuses, and cut to the length that it takes."""
+    """Return `name` with "_" for each character that `qsub -N` refuses, cut to the maximum length."""
     return re.sub(r"^[.+-]|[^A-Za-z0-9_.+-]", "_", name)[:LONGEST_NAME]
 
 
 def array_flags(array: JobArray) -> list[str]:
+    """Return the flags that submit a job array; empty for a single job."""
     limit = f"%{array.at_once}" if array.at_once else ""
     return ["-J", f"0-{array.count - 1}{limit}"] if array.count > 1 else []
 
 
 def element_log(script: Path) -> list[str]:
-    """qsub's pattern for the index means nothing in an element that is submitted alone."""
+    """Return a script line that redirects the output of an array's element to its own log."""
+    # qsub's pattern for the index has no meaning in an element that was submitted alone.
     before, after = str(job_log(script, "-@")).rsplit("@", 1)
     return [f'exec >>{shlex.quote(before)}"${{{INDEX}:-$PBS_ARRAY_INDEX}}"{after} 2>&1']
 
 
 def own_line(arguments: Sequence[str]) -> list[str]:
-    """The user's flags, on one line: a flag and its value may be two entries of the list, or one with a blank."""
+    """Return the user's flags as one line; empty without flags.
+
+    A flag and its value may be two entries of the list, or one entry with a blank.
+    """
     found = [(entry, _TWO_WORDS.fullmatch(entry)) for entry in arguments]
     words = [word for entry, two in found for word in (two.groups() if two else [entry])]
     return [" ".join(map(_quoted, words))] if words else []
 
 
 def _quoted(word: str) -> str:
-    """One word for qsub, which takes either kind of quotes and knows no escapes."""
+    """Return the word, quoted for qsub if necessary."""
+    # qsub accepts either kind of quotes but has no escapes; `_check_texts` refuses texts with both.
     if _PLAIN.fullmatch(word):
         return word
     return f"'{word}'" if '"' in word else f'"{word}"'
 
 
 def wanted(script: str) -> tuple[str, str | None]:
-    """The `select` and the queue of a script of ours."""
+    """Return the `select` and the queue, or None, of a job script that hpc_det wrote."""
     text = Path(script).read_text(encoding="utf-8")
     select, queue = (
         re.search(pattern, text, re.MULTILINE) for pattern in (r"^#PBS -l select=(\S+)$", r"^#PBS -q (.+)$")

@@ -1,1 +1,1 @@
-"""Slurm: its commands, their answers, its flags and its queue."""
+"""Slurm: its commands, the parsers of their output, the flags of a job, and the queue."""

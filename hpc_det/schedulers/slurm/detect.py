@@ -1,4 +1,4 @@
-"""What Slurm tells, after sinfo(1), scontrol(1) and slurm.conf(5), versions 22.05 to 25.05."""
+"""Detection of a Slurm site, after sinfo(1), scontrol(1) and slurm.conf(5), versions 22.05 to 25.05."""
 
 from __future__ import annotations
 
@@ -11,53 +11,54 @@ from hpc_det.schedulers.scheduler import CommandError, Run, reading
 from hpc_det.schedulers.site import FoundPool, Site
 from hpc_det.schedulers.slurm.answers import parse_scontrol
 
-# --exact: nodes that differ in anything stand on lines of their own, else sinfo shows the smallest of them.
+# --exact prints one line for each kind of node; without it, sinfo merges kinds and prints the smallest values.
 SINFO = ("sinfo", "--exact", "--noheader", "--format=%R|%D|%c|%G")
 CONFIG = ("scontrol", "show", "config")
 PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SRUN_HELP = ("srun", "--help")
 
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]+)")
-# slurm.conf(5), PreemptMode. WITHIN and GANG only qualify the others.
+# slurm.conf(5), PreemptMode. WITHIN and GANG only modify the other modes.
 _PREEMPT_MODES = {"REQUEUE": "requeue", "CANCEL": "cancel", "SUSPEND": "suspend", "OFF": "off"}
 _UNBOUND = ("UNLIMITED", "INFINITE", "NONE", "N/A", "(null)", "")
 
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Some nodes of a partition that are alike."""
+    """A group of identical nodes of a partition."""
 
     nodes: int
     cpus: int
     gpus: Mapping[str, int]
-    """Type -> GPUs on each node; "" where the site names no type."""
+    """Number of GPUs on each node, by type; the type is "" if the site does not define one."""
 
 
 @reading("scontrol or sinfo")
 def detect(run: Run) -> Site:
-    """Asks Slurm. Raises CommandError where it does not answer."""
+    """Query Slurm and return its site. Raises CommandError if Slurm does not answer or no partition is usable."""
     config, nodes, partitions = (_whole(run(command), command[0]) for command in (CONFIG, SINFO, PARTITIONS))
     site = site_of(parse_config(config), parse_sinfo(nodes), parse_partitions(partitions), _has_pyxis(run))
     if not site.pools:
-        raise CommandError("sinfo: no partition that you may use")
+        raise CommandError("sinfo: it lists no partition that you may use")
     return site
 
 
 def _whole(output: str, command: str) -> str:
-    """Raises CommandError where it ends within a line: `gpu:a100:16` may have lost its last digit."""
+    """Return `output`. Raises CommandError if it does not end with a newline."""
+    # An answer that ends within a line may have lost digits: `gpu:a100:16` would become `gpu:a100:1`.
     if output and not output.endswith("\n"):
-        raise CommandError(f"{command}: its answer is cut off; try again")
+        raise CommandError(f"{command}: its answer is incomplete; try again")
     return output
 
 
 def parse_config(output: str) -> dict[str, str]:
-    """`scontrol show config`: KEY = VALUE."""
+    """Return the KEY = VALUE pairs of `scontrol show config`."""
     pairs = (line.split("=", 1) for line in output.splitlines() if "=" in line)
     return {key.strip(): value.strip() for key, value in pairs}
 
 
 def parse_sinfo(output: str) -> dict[str, list[NodeKind]]:
-    """The lines of SINFO by partition."""
+    """Return the kinds of nodes of each partition, from the output of SINFO."""
     found: dict[str, list[NodeKind]] = {}
     for line in output.splitlines():
         if line.count("|") == 3:
@@ -69,7 +70,7 @@ def parse_sinfo(output: str) -> dict[str, list[NodeKind]]:
 
 
 def parse_gres(gres: str) -> dict[str, int]:
-    """GPUs by type in a text such as `gpu:a100:4(S:0-1),mps:400`, with the type "" where there is none."""
+    """Return the number of GPUs by type in a text such as `gpu:a100:4(S:0-1),mps:400`; "" for GPUs without a type."""
     found: Counter[str] = Counter()
     for kind, count in _GPU.findall(gres):
         found[kind] += int(count)
@@ -77,7 +78,7 @@ def parse_gres(gres: str) -> dict[str, int]:
 
 
 def parse_partitions(output: str) -> dict[str, dict[str, str]]:
-    """`scontrol show partition --oneliner` by name."""
+    """Return the KEY=VALUE pairs of each partition, from the output of `scontrol show partition --oneliner`."""
     partitions = map(parse_scontrol, output.splitlines())
     return {found["PartitionName"]: found for found in partitions if "PartitionName" in found}
 
@@ -88,6 +89,7 @@ def site_of(
     partitions: Mapping[str, Mapping[str, str]],
     has_pyxis: bool,
 ) -> Site:
+    """Return the site that the parsed answers of scontrol, sinfo and srun describe."""
     version = config.get("SLURM_VERSION", "")
     flag, why = _gpu_flag(config.get("SelectType", ""), version)
     top = max((int(partition.get("PriorityTier", 1)) for partition in partitions.values()), default=1)
@@ -99,7 +101,7 @@ def site_of(
         pools=tuple(
             _pool(name, kinds, partitions.get(name, {}), config, top) for name, kinds in nodes.items() if kinds
         ),
-        # The bound is the highest index plus one, slurm.conf(5); indices begin at 0. 0 forbids arrays.
+        # MaxArraySize is the highest index plus one (slurm.conf(5)), and indices begin at 0. 0 disables arrays.
         max_array_size=max(int(size), 1) if size.isdecimal() else None,
         gpu_flag=flag,
         gpu_flag_why=why,
@@ -127,11 +129,12 @@ def _pool(
         max_time_limit=_bounded(partition.get("MaxTime", "")),
         preempt_mode=_preempt_mode(partition, config, top),
         grace_time_s=int(partition["GraceTime"]) if partition.get("GraceTime", "").isdecimal() else None,
-        remark="" if len(kinds) == 1 else "its nodes differ: " + ", ".join(map(_described, kinds)),
+        remark="" if len(kinds) == 1 else "nodes differ: " + ", ".join(map(_described, kinds)),
     )
 
 
 def _covers(kind: NodeKind, usual: NodeKind) -> bool:
+    """Return whether nodes of `kind` have at least the GPUs of `usual`."""
     return all(kind.gpus.get(name, 0) >= count for name, count in usual.gpus.items())
 
 
@@ -141,31 +144,32 @@ def _described(kind: NodeKind) -> str:
 
 
 def _bounded(text: str) -> str | None:
+    """Return the limit, or None if the text means that there is none."""
     return None if text in _UNBOUND else text
 
 
 def _preempt_mode(partition: Mapping[str, str], config: Mapping[str, str], top: int) -> str | None:
-    """With preempt/partition_prio a partition of the highest tier preempts and is never preempted.
-
-    With preempt/qos the QOS of both jobs decides, and `scontrol` tells only what holds where a QOS says nothing.
-    """
+    """Return how jobs of the partition are preempted; None if Slurm's configuration does not determine it."""
     kind = config.get("PreemptType", "").removeprefix("preempt/")
     if kind in ("none", "(null)", ""):
         return "off"
+    # Partitions of the highest tier preempt others and are never preempted.
     if kind == "partition_prio" and int(partition.get("PriorityTier", 1)) == top:
         return "off"
+    # With preempt/qos, the QOS of both jobs decides; scontrol shows only the mode for a QOS that sets none.
     said = partition.get("PreemptMode", "") if kind == "partition_prio" else config.get("PreemptMode", "")
     words = (said or config.get("PreemptMode", "")).split(",")
     return next((mode for word, mode in _PREEMPT_MODES.items() if word in words), None)
 
 
 def _gpu_flag(select_type: str, version: str) -> tuple[str, str]:
-    """--gpus-per-node is of 19.05, and of select/cons_tres alone: sbatch(1)."""
+    """Return the form of the flag that requests GPUs, and the reason, which is written into the profile."""
+    # sbatch(1): --gpus-per-node exists since 19.05, and only with select/cons_tres.
     if _numbers(version) < (19, 5):
         return "gres", f"Slurm {version} has no --gpus-per-node"
     if select_type and not select_type.endswith("cons_tres"):
-        return "gres", f"{select_type} does not know --gpus-per-node"
-    return "gpus-per-node", "or gres, where the site wants that"
+        return "gres", f"{select_type} does not support --gpus-per-node"
+    return "gpus-per-node", "or gres, if the site requires it"
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -173,7 +177,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _has_pyxis(run: Run) -> bool:
-    """A plugin's flags stand in srun's own help."""
+    """Return whether srun has the pyxis plugin: the flags of a plugin are in the output of `srun --help`."""
     try:
         return "--container-image" in run(SRUN_HELP)
     except CommandError:

@@ -1,8 +1,8 @@
-"""Slurm's queue, after squeue(1), scontrol(1) and measurements on Slurm 22.05.
+"""The queue of Slurm, after squeue(1), scontrol(1) and measurements on Slurm 22.05.
 
-Users lower the priority of their jobs with a positive nice value, and may take that back; a negative one is the
-operators'. `scontrol top` is not used: it moves the nice values of all the user's jobs, and leaves negative ones that
-the user cannot restore.
+Users lower the priority of their jobs with a positive nice value, and may reset it; only operators can set a negative
+one. `scontrol top` is not used: it changes the nice values of all jobs of the user, and leaves negative ones, which the
+user cannot restore.
 """
 
 from __future__ import annotations
@@ -33,20 +33,24 @@ FIELDS = (
     "tres-alloc",
     "WorkDir",
 )
-"""Of squeue --Format."""
+"""The fields that squeue --Format prints."""
 _ORDER = ("--noheader", "--priority", "--sort=-p,i")
 BY_TIME = "BeginTime"
-"""The reason of a job that was requeued, or that was submitted for later."""
+"""Slurm's reason for a job that was requeued, or that was submitted with a later start time."""
 LOWEST = 1
-"""Of Slurm's priorities; 0 is a hold."""
+"""The lowest of Slurm's priorities for a job that is not held; 0 means held."""
 _OPERATORS = "the site's operators and administrators"
 
 
 class SlurmQueue:
+    """The queue of Slurm."""
+
     @reading("squeue")
     def jobs(self, run: Run, pool: str | None = None) -> list[QueuedJob]:
-        """In the order in which Slurm considers jobs (squeue(1), --priority), each once for every partition of its."""
-        mark = f"<{os.urandom(8).hex()}>"  # a job's name may hold anything, a newline too
+        """Return the jobs in the order in which Slurm considers them (squeue(1), --priority), once per partition of
+        each job.
+        """
+        mark = f"<{os.urandom(8).hex()}>"  # a job's name may contain any text, even a newline
         found = parse_queue(
             run([*SQUEUE, *_ORDER, f"--Format={','.join(f'{field}:{mark}' for field in FIELDS)}"]), mark
         )
@@ -62,7 +66,7 @@ class SlurmQueue:
         return [_renice(job, nice_of(priority))]
 
     def priority_note(self, run: Run) -> str:
-        """Nice values count with priority/basic as with priority/multifactor."""
+        """Return "": nice values affect the order with both priority/basic and priority/multifactor."""
         return ""
 
     def move(self, job: QueuedJob, pool: str) -> list[Change]:
@@ -70,8 +74,10 @@ class SlurmQueue:
         return [_update(job, f"Partition={pool}", f"Partition={','.join(job.pools)}", who_may)]
 
     def put_ahead(self, job: QueuedJob, other: QueuedJob, between: Sequence[QueuedJob]) -> list[Change]:
-        """The job rises as far as its nice value lets it. Of the same user, `other` and what is between go behind it
-        where that is not enough.
+        """Return the changes that move `job` directly ahead of `other`.
+
+        The job rises to at most the priority that it has without a nice value. If that is too low and both jobs have
+        the same user, `other` and the jobs between are moved behind it.
         """
         just_ahead = _place(other) + 1
         if other.user != job.user:
@@ -83,7 +89,7 @@ class SlurmQueue:
         return _behind(_place(other), [job])
 
     def hold(self, job: QueuedJob, run: Run) -> None:
-        """A hold of its user's, who can lift it again, even where an operator asks for it."""
+        """Hold the job as its user, who can then release it even if an operator placed the hold."""
         run(["scontrol", "uhold", job.named])
 
     def release(self, job: QueuedJob, run: Run) -> None:
@@ -94,7 +100,7 @@ class SlurmQueue:
 
 
 def parse_queue(output: str, mark: str) -> list[QueuedJob]:
-    """The answer to `--Format` with FIELDS, each followed by `mark`."""
+    """Return the jobs in the output of `--Format` with FIELDS, in which `mark` follows each field."""
     words = [word.removeprefix("\n") for word in output.split(mark)[:-1]]
     rows = [
         dict(zip(FIELDS, words[start : start + len(FIELDS)], strict=True))
@@ -134,7 +140,10 @@ def _job(row: dict[str, str], pools: tuple[str, ...]) -> QueuedJob:
 
 
 def _elements(array_id: str) -> tuple[str, str, int]:
-    """Of `20_[4-6:2,9%2]` array 20, its elements as scontrol takes them, which knows no steps, and their number."""
+    """Return the job id, the id for scontrol, and the number of jobs.
+
+    For `20_[4-6:2,9%2]`: `20`, `20_[4,6,9]` since scontrol does not accept steps, and 3.
+    """
     job_id, bracket, rest = array_id.partition("_[")
     if not bracket:
         return job_id, job_id, 1
@@ -143,42 +152,43 @@ def _elements(array_id: str) -> tuple[str, str, int]:
 
 
 def _slots(tres: str) -> int:
-    """GPUs in `cpu=3,mem=24000M,node=3,billing=3,gres/gpu=6`, or CPUs; a site may not track GPUs."""
+    """Return the GPUs in a text such as `cpu=3,mem=24000M,node=3,billing=3,gres/gpu=6`, or the CPUs without GPUs."""
+    # A site may not track GPUs as a trackable resource (AccountingStorageTRES); its jobs then show CPUs only.
     found = dict(re.findall(r"(?:^|,)(gres/gpu|cpu)=(\d+)", tres))
     return int(found.get("gres/gpu") or found.get("cpu", 0))
 
 
 def _place(job: QueuedJob) -> int:
-    """Slurm's priority, the higher the earlier. Raises UsageError where a hold has made it 0.
-
-    A nice value given meanwhile would make it 1 or 2 on Slurm 22.05, and `release` would not change that.
-    """
+    """Return Slurm's priority of the job: higher is earlier. Raises UsageError if the job is held."""
+    # A hold sets the priority to 0. On Slurm 22.05, a new nice value would make it 1 or 2, which `release` does not
+    # correct.
     if not job.scheduler_priority:
         raise UsageError(
-            f"job {job.job_id}: is held ({job.reason}), and has no place in the queue; let it go first: `hpc-det job "
+            f"job {job.job_id}: is held ({job.reason}) and has no place in the queue; release it first: `hpc-det job "
             f"release {job.job_id}`"
         )
     return job.scheduler_priority
 
 
 def _highest(job: QueuedJob) -> int:
-    """The place that its user can give the job."""
+    """Return the highest priority that the user can give the job."""
     return _place(job) + max(nice_of(job.priority), 0)
 
 
 def _brought(job: QueuedJob, to: int) -> list[Change]:
-    """To this place, up or down. Raises UsageError at the low end, where Slurm forgets what nice values took off."""
+    """Return the changes that give the job the priority `to`. Raises UsageError if it is too low for Slurm."""
     by = to - _place(job)
+    # Slurm cuts priorities off at the lowest one and forgets the rest of the nice value, so jobs there have no order.
     if by and min(to, _place(job) - 1) < LOWEST:
         raise UsageError(
-            f"job {job.job_id}: Slurm has no priority below {LOWEST}, so jobs have no order there; raise one first, as "
-            f"with `hpc-det job update {job.job_id} --priority {USUAL}`"
+            f"job {job.job_id}: Slurm has no priority below {LOWEST}, and jobs at {LOWEST} have no order; raise this "
+            f"job first, for example with `hpc-det job update {job.job_id} --priority {USUAL}`"
         )
     return [_renice(job, nice_of(job.priority) - by)] if by else []
 
 
 def _behind(place: int, jobs: Sequence[QueuedJob]) -> list[Change]:
-    """In this order behind that place, each as little as it has to."""
+    """Return the changes that move the jobs, in this order, behind priority `place`, each no further than necessary."""
     changes: list[Change] = []
     for job in jobs:
         place = min(place - 1, _place(job))
@@ -190,13 +200,13 @@ def _renice(job: QueuedJob, nice: int) -> Change:
     who_may = f"only its user and {_OPERATORS} may change a job"
     if nice < min(nice_of(job.priority), 0):
         who_may = (
-            f"only {_OPERATORS} may put a job ahead of its turn: ask one for `scontrol update JobId={job.named} "
-            f"Nice={nice}`, or put jobs of yours behind it"
+            f"only {_OPERATORS} may move a job ahead of others: ask one for `scontrol update JobId={job.named} "
+            f"Nice={nice}`, or move your own jobs behind it"
         )
     return _update(job, f"Nice={nice}", f"Nice={nice_of(job.priority)}", who_may)
 
 
 def _update(job: QueuedJob, wanted: str, before: str, who_may: str) -> Change:
     update = ("scontrol", "update", f"JobId={job.named}")
-    is_array = job.named != job.job_id  # of which an element may end right now
+    is_array = job.named != job.job_id  # an element may end before the command runs
     return Change(command=(*update, wanted), undo=(*update, before), who_may=who_may, may_stop_halfway=is_array)
