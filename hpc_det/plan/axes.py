@@ -1,7 +1,8 @@
-"""Hydra's part of a multirun: its overrides as axes, and the points where they meet, each as a request.
+"""The points of a Hydra multirun: its overrides as axes, each combination of values as a request.
 
-A compose takes tens of milliseconds. So Hydra composes one point for each combination of groups, and the other points
-are this tree with their own values in it. Where that would not be what Hydra composes, it composes every point.
+Composing takes tens of milliseconds. So Hydra composes one point for each combination of groups, and the other points
+are copies of this tree with their own values. If that differs from what Hydra would compose, Hydra composes every
+point.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _PLUGINS = ("hydra.sweeper", "hydra/sweeper", "hydra.launcher", "hydra/launcher"
 
 @dataclass(frozen=True, kw_only=True)
 class _Axis:
-    """One override, with all its values; of a fixed one that is one text, which is the override itself."""
+    """One override with all its values; a fixed override has one, the text of the override itself."""
 
     key: str
-    """With its sign, as it was written."""
+    """The key with its sign, as the user wrote it."""
     path: str
     written: tuple[str, ...]
     values: tuple[Any, ...] = ()
@@ -39,7 +40,7 @@ class _Axis:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each value just takes the place of what is there. Hydra merges maps, and fails for `???`."""
+        """True if each value replaces what the tree has. Hydra merges maps, and raises an error for `???`."""
         values = list(self.values)
         is_of_a_kind = len({isinstance(value, list) for value in values}) == 1
         has_maps = any(isinstance(value, dict) for value in values)
@@ -48,23 +49,25 @@ class _Axis:
 
 
 _Choice = tuple[int, ...]
-"""The number of the value on each axis."""
+"""For each axis, the index of the value."""
 
 
 def points(overrides: Sequence[str], folders: Sequence[Path]) -> list[Point]:
-    """In the order of Hydra's own sweeper: the last axis is the fastest. UsageError with every problem at once."""
+    """Return the points in the order of Hydra's own sweeper: the last axis varies fastest. Raises UsageError with every
+    problem.
+    """
     with opened(folders) as composer:
         return _Points(composer, _axes(composer, overrides)).all()
 
 
 def _axes(composer: Composer, overrides: Sequence[str]) -> list[_Axis]:
-    """Of overrides of the same key the last counts, as in Hydra's own sweeper."""
+    """Return an axis for each key. Of several overrides of a key the last one counts, as in Hydra's sweeper."""
     parsed = composer.parse(overrides)
     problems = [problem for override in parsed for problem in _refused(override)]
     if problems:
         raise UsageError(problems)
     axes = list({override.get_key_element(): _axis(composer, override) for override in parsed}.values())
-    problems = [f"{axis.key}: a sweep over nothing; give values" for axis in axes if not axis.written]
+    problems = [f"{axis.key}: the sweep has no values; give at least one" for axis in axes if not axis.written]
     if math.prod(len(axis.written) for axis in axes) > MOST_POINTS:
         problems.append(f"--multirun: more than {MOST_POINTS} points; give fewer values, or use a searcher")
     if problems:
@@ -76,14 +79,14 @@ def _refused(override: Override) -> Iterator[str]:
     written = override.input_line
     if override.key_or_group.startswith(_PLUGINS):
         yield (
-            f"{written}: `hpc-det run -m` makes one experiment with a trial for each point, and has no use for Hydra's "
-            "plugins; sweepers and launchers are for an app of your own: hydra/launcher=hpc_slurm"
+            f"{written}: `hpc-det run -m` makes one experiment with a trial for each point and uses no Hydra "
+            "plugins; sweepers and launchers are for your own apps: hydra/launcher=hpc_slurm"
         )
     elif override.is_hydra_override() and override.is_sweep_override():
-        yield f"{written}: Hydra's own settings cannot be swept; leave it out"
+        yield f"{written}: Hydra's own settings cannot be swept; remove it"
     elif override.is_sweep_override() and not override.is_discrete_sweep():
         yield (
-            f"{written}: an interval is for sweepers that look for the best value; give values or a range, such as "
+            f"{written}: an interval needs a sweeper that optimises; give values or a range, such as "
             f"{override.get_key_element()}=range(0,1,0.25)"
         )
 
@@ -98,7 +101,7 @@ def _axis(composer: Composer, override: Override) -> _Axis:
     elements = glob.filter(options) if isinstance(glob, Glob) else override.sweep_iterator()
     found = list(itertools.islice(elements, MOST_POINTS + 1))  # a range may have any number
     if any(isinstance(element, Glob) for element in found):
-        raise UsageError(f"{override.input_line}: glob() goes with no other values; write them out")
+        raise UsageError(f"{override.input_line}: glob() cannot be combined with other values; write the values out")
     return _Axis(
         key=key,
         path=path,
@@ -110,7 +113,7 @@ def _axis(composer: Composer, override: Override) -> _Axis:
 
 
 def _value(element: Any) -> Any:
-    """What an element of an axis is in the config."""
+    """Return the value that an element of an axis has in the configuration."""
     if isinstance(element, QuotedString):
         return element.text
     if isinstance(element, list):
@@ -126,7 +129,7 @@ class _Base:
 
     composed: Composed
     is_plain: bool
-    """Whether the other points are this one with their own values in it."""
+    """True if the other points are copies of this one with their own values."""
 
 
 class _Points:
@@ -149,7 +152,7 @@ class _Points:
         return found
 
     def _stands_alone(self, i: int) -> bool:
-        """Whether no other override says something of the same key, of one above it or of one below it."""
+        """Return whether no other override sets this key, a key above it or a key below it."""
         mine = f"{self._axes[i].path}."
         others = [f"{axis.path}." for k, axis in enumerate(self._axes) if k != i and not axis.is_group]
         return not any(mine.startswith(other) or other.startswith(mine) for other in others)
@@ -180,7 +183,7 @@ class _Points:
         return self._composer.compose([axis.written[k] for axis, k in zip(self._axes, choice, strict=True)])
 
     def _has_values(self, tree: Tree, choice: _Choice) -> bool:
-        """Whether Hydra put each value where it is written, and as it is."""
+        """Return whether Hydra placed each value unchanged at the path of its override."""
         values = [(self._axes[i].path, self._axes[i].values[choice[i]]) for i in self._varied]
         return all(repr(_at(tree, path)) == repr(value) for path, value in values)
 
@@ -200,7 +203,7 @@ def _at(tree: Any, path: str) -> Any:
 
 
 def _placed(tree: Any, path: str, value: Any) -> Tree:
-    """The tree with the value in its place; what does not lie on the way is shared with the given one."""
+    """Return the tree with the value at the path; subtrees that do not change are shared with the given tree."""
     key, _dot, below = path.partition(".")
     tree = tree if isinstance(tree, dict) else {}
     return {**tree, key: _placed(tree.get(key), below, value) if below else value}

@@ -1,10 +1,10 @@
-"""The container of a node: which one an experiment's ranks run in, what of it a cluster cannot give, and its command
-line: apptainer and podman as argument lists, pyxis as flags of srun.
+"""The container of a node: the image that ranks run in, requests that a cluster cannot serve, and the command line.
 
-The ranks of a node share one container. In it they find, besides what the image has: the experiment's folder, the
-agent's private folder with the socket, the node's scratch folder, hpc_det itself below HPC_DET (an image need not have
-it, but Python 3.10 or newer and torch), and what the experiment mounts. No value of the environment stands on a command
-line: a file of mode 0600 in the private folder holds them, and the first process in the container reads it.
+apptainer and podman get an argument list, pyxis flags of srun. The ranks of a node share one container. Besides the
+content of the image they see the experiment's folder, the agent's private folder with the socket, the node's scratch
+folder, hpc_det below HPC_DET, and the experiment's mounts. An image needs Python 3.10 or newer and torch, but not
+hpc_det. No value of the environment is on a command line, where other users could read it: a file of mode 0600 in the
+private folder contains them, and the first process in the container reads it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _NO_SHM_SIZE = ("apptainer", "pyxis")
 
 
 def container(experiment: Experiment, cluster: Cluster, code: str) -> Container | None:
-    """None without an image for slots of this type. Relative paths in it are below `code`, where the ranks start."""
+    """Return the container of an experiment; None without an image for slots of this type.
+
+    Relative paths in the container are below `code`, the working directory of the ranks.
+    """
     image, runtime = experiment.environment.image_for(cluster.slot_type), cluster.containers.runtime
     if image is None or runtime is None:
         return None
@@ -57,7 +60,9 @@ def _bind_mounts(experiment: Experiment, code: str) -> Iterator[Mount]:
 
 
 def checkpoint_folder(experiment: Experiment, cluster: Cluster) -> Path | None:
-    """The folder for the checkpoints of all experiments, as nodes see it; None: each trial has them in its own."""
+    """Return the folder for the checkpoints of all experiments, as nodes see it; None if each trial's folder contains
+    its own.
+    """
     storage = experiment.checkpoint_storage
     if storage.type == "shared_fs":
         # An absolute storage_path stands for itself: joining leaves out host_path, below which it was checked to lie.
@@ -70,13 +75,15 @@ def checkpoint_folder(experiment: Experiment, cluster: Cluster) -> Path | None:
 
 
 def _brings(folder: Path, experiment: Experiment) -> BindMount | None:
-    """The mount that a container sees `folder` in."""
+    """Return the mount through which a container sees `folder`, or None."""
     found = [mount for mount in experiment.bind_mounts if folder.is_relative_to(mount.container_path)]
     return max(found, key=lambda mount: len(Path(mount.container_path).parts), default=None)
 
 
 def _storage(experiment: Experiment, cluster: Cluster) -> Iterator[Mount]:
-    """Checkpoints go where they would go without a container: the trial's folder has a link to them."""
+    """Yield the mount of the checkpoint storage. The path inside equals the one outside, since the trial's folder links
+    to it.
+    """
     storage, folder = experiment.checkpoint_storage, checkpoint_folder(experiment, cluster)
     if storage.type == "shared_fs":
         yield Mount(
@@ -87,7 +94,7 @@ def _storage(experiment: Experiment, cluster: Cluster) -> Iterator[Mount]:
 
 
 def container_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    """What a user should know, and what is no error."""
+    """Yield notes for the user about settings without an effect."""
     image, runtime = experiment.environment.image_for(cluster.slot_type), cluster.containers.runtime
     if image is None and experiment.environment.image is not None:
         yield f"environment.image: none is named for slots of type {cluster.slot_type}; ranks run without a container"
@@ -97,7 +104,7 @@ def container_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
 
 
 def container_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    """Nothing that a runtime would misread or leave out gets as far as a node."""
+    """Yield each request that a container runtime would misread or ignore, so that it fails before a node is allocated."""
     image = experiment.environment.image_for(cluster.slot_type)
     if image is None:
         yield from _mounts_without_container(experiment)
@@ -125,8 +132,8 @@ def _storage_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]
         mount = _brings(Path(storage.container_path), experiment)
         if mount is None or mount.read_only:
             yield (
-                f"checkpoint_storage.container_path: {storage.container_path!r} lies in no folder that bind_mounts "
-                "brings to be written, so checkpoints would go with the container; mount one there, or use shared_fs"
+                f"checkpoint_storage.container_path: {storage.container_path!r} is not in a writable folder of "
+                "bind_mounts, so checkpoints would vanish with the container; mount a folder there, or use shared_fs"
             )
 
 
@@ -134,8 +141,8 @@ def _runtime_problems(image: str, cluster: Cluster) -> Iterator[str]:
     runtime, scratch = cluster.containers.runtime, cluster.scratch
     if runtime is None:
         yield (
-            f"environment.image: {image!r} needs a container runtime, and cluster {cluster.name!r} names none; set "
-            "containers.runtime in its profile, or leave it out: --config environment.image="
+            f"environment.image: {image!r} needs a container runtime, and cluster {cluster.name!r} has none; set "
+            "containers.runtime in its profile, or use no image: --config environment.image="
         )
     if runtime == "pyxis" and cluster.scheduler != "slurm":
         yield (
@@ -150,58 +157,61 @@ def _runtime_problems(image: str, cluster: Cluster) -> Iterator[str]:
 
 
 def unmountable(where: str, path: str) -> Iterator[str]:
-    """The problem with a path that no container runtime can be told of."""
+    """Yield the problem with a path that cannot be written on a runtime's command line."""
     if found := {":", ","} & set(path):
-        yield f"{where}: {path!r} holds {min(found)!r}, which separates paths on a runtime's command line; rename it"
+        yield f"{where}: {path!r} contains {min(found)!r}, which separates paths on a runtime's command line; rename it"
 
 
 def _mounts_without_container(experiment: Experiment) -> Iterator[str]:
-    """Without a container the host's path is the path: to ask for another one is to ask for what nobody can give."""
+    """Yield each mount with two different paths, which only a container can provide."""
     for i, mount in enumerate(experiment.bind_mounts):
         if mount.host_path != mount.container_path:
             yield (
-                f"bind_mounts[{i}]: {mount.host_path!r} is seen as {mount.container_path!r} in a container only; set "
-                "environment.image, or use the host's path"
+                f"bind_mounts[{i}]: {mount.host_path!r} can be {mount.container_path!r} only in a container; set "
+                "environment.image, or use the same path for both"
             )
 
 
 # --- the command line
 
 HPC_DET = "/opt/hpc-det"
-"""The folder on the container's PYTHONPATH; only the package lies in it, none of the host's other packages."""
+"""Folder on the container's PYTHONPATH; it contains this package and none of the host's other packages."""
 PACKAGE = str(Path(__file__).resolve().parents[1])
 ENVIRONMENT_FILE = "environment"
-"""In the agent's private folder."""
+"""Name of a file in the agent's private folder."""
 
-# The job's variables that ranks need wherever they run. All others speak of the host: its PATH, libraries, modules.
+# The job's variables that ranks need anywhere. All others describe the host: its PATH, libraries and modules.
 _OF_THE_JOB = re.compile(
     r"(?:SLURM|PBS|PMI|PMIX|CUDA|NVIDIA|ROCR|HIP|NCCL|GLOO|TORCH|OMP|MKL|UCX|FI|HPC_DET)_\w+|(?:HTTPS?|NO)_PROXY|USER",
     re.IGNORECASE,
 )
 
-# Runtimes hand on no ignored signals (see hpc_det.node.process.ignore_stop_signals), so the container's first process
-# ignores them anew; and it takes the environment after the image has set its own.
+# Runtimes do not pass on ignored signals (see hpc_det.node.process.ignore_stop_signals), so the container's first
+# process ignores them again. It reads the environment after the image has set its own variables.
 _FIRST_PROCESS = """trap '' TERM INT HUP USR1 USR2; . "$0" || exit; exec "$@\""""
 
 
 def of_the_job(env: Mapping[str, str]) -> dict[str, str]:
-    """What of the job's environment goes into a container."""
+    """Return the variables of the job that also apply inside a container."""
     return {name: value for name, value in env.items() if _OF_THE_JOB.fullmatch(name)}
 
 
 def environment_file(environment: Mapping[str, str]) -> str:
-    """A file for sh that sets `environment`, with every value quoted."""
+    """Return a file for sh that sets `environment`, with every value quoted."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
 
 
 def inside(search_path: str) -> str:
-    """A PYTHONPATH of the host in the container: where it names a folder of hpc_det, that lies below HPC_DET there."""
+    """Return a PYTHONPATH of the host as the container needs it: folders of hpc_det are below HPC_DET there."""
     folders = [*search_path.split(os.pathsep), HPC_DET]
     return os.pathsep.join(folder.replace(PACKAGE, f"{HPC_DET}/{Path(PACKAGE).name}") for folder in folders)
 
 
 def contained(plan: JobPlan, container: Container, folders: Iterable[str]) -> list[str]:
-    """The entrypoint's command line in `container`. `folders`, the agent's private one first, keep their paths."""
+    """Return the command line that runs the entrypoint in `container`.
+
+    `folders`, the agent's private one first, have the same paths inside.
+    """
     private, *others = folders
     own = [Mount(source=path, target=path, read_only=False, propagation="rprivate") for path in (private, *others)]
     mounts = [*_mounts(plan), *own, *container.mounts]
@@ -210,7 +220,7 @@ def contained(plan: JobPlan, container: Container, folders: Iterable[str]) -> li
 
 
 def srun_flags(plan: JobPlan, container: Container) -> list[str]:
-    """Pyxis' flags of srun (its README): the agent and all below it run in the container."""
+    """Return pyxis' flags of srun (its README): the agent and all its children run in the container."""
     devices = [_device_mount(device) for device in container.devices]
     mounts = [_with(mount, "+") for mount in (*_mounts(plan), *_scratch(plan), *devices, *container.mounts)]
     return [
@@ -224,9 +234,9 @@ def srun_flags(plan: JobPlan, container: Container) -> list[str]:
 def into_container(
     plan: JobPlan, container: Container, environment: Mapping[str, str], folders: Sequence[str]
 ) -> list[str]:
-    """Prepare this node and return the command line of the entrypoint in `container`, as `contained`.
+    """Prepare this node and return the command line of the entrypoint in `container`, as `contained` does.
 
-    `environment` is the ranks' on the host; what they have inside is in a file in the agent's private folder.
+    `environment` is that of the ranks on the host; a file in the agent's private folder contains the one inside.
     """
     make_mount_points(plan, container)
     there = {**environment, "PYTHONPATH": inside(environment["PYTHONPATH"])}
@@ -235,7 +245,7 @@ def into_container(
 
 
 def make_mount_points(plan: JobPlan, container: Container) -> None:
-    """In the folder of the code, which is mounted: a runtime makes mount points in the image only."""
+    """Create mount points in the folder of the code, which is mounted itself: a runtime creates them only in the image."""
     for mount in container.mounts:
         if mount.target.startswith(f"{plan.code}/"):
             point = Path(mount.target)
@@ -245,7 +255,7 @@ def make_mount_points(plan: JobPlan, container: Container) -> None:
 
 
 def _mounts(plan: JobPlan) -> list[Mount]:
-    """The experiment's folder, with trials, checkpoints and code, and hpc_det."""
+    """Return the mounts of the experiment's folder, with trials, checkpoints and code, and of hpc_det."""
     return [
         Mount(source=plan.folder, target=plan.folder, read_only=False, propagation="rprivate"),
         Mount(source=PACKAGE, target=f"{HPC_DET}/{Path(PACKAGE).name}", read_only=True, propagation="rprivate"),
@@ -253,7 +263,7 @@ def _mounts(plan: JobPlan) -> list[Mount]:
 
 
 def _scratch(plan: JobPlan) -> list[Mount]:
-    """Only the job knows the variables in its path, and srun's flags are written before: what stands above them."""
+    """Return the mount of the scratch folder, up to the first variable in its path, whose value only the job knows."""
     if not plan.scratch:
         return []
     path, variable, _ = plan.scratch.partition("$")
@@ -262,7 +272,7 @@ def _scratch(plan: JobPlan) -> list[Mount]:
 
 
 def _apptainer(plan: JobPlan, container: Container, mounts: list[Mount]) -> list[str]:
-    """apptainer-exec(1). /dev/shm and the PID namespace are the host's by default."""
+    """Return the command of apptainer-exec(1). /dev/shm and the PID namespace are the host's by default."""
     binds = [*mounts, *map(_device_mount, container.devices)]
     return [
         "apptainer",
@@ -277,9 +287,10 @@ def _apptainer(plan: JobPlan, container: Container, mounts: list[Mount]) -> list
 
 
 def _podman(plan: JobPlan, container: Container, mounts: list[Mount]) -> list[str]:
-    """podman-run(1), without root: the user stays who they are, and gangs meet on the host's network.
+    """Return the command of podman-run(1), without root: the user keeps their id, and gangs use the host's network.
 
-    The host's PIDs, so that no rank is PID 1, which ignores signals without a handler (pid_namespaces(7)).
+    It uses the host's PID namespace, so that no rank is PID 1, which ignores signals without a handler
+    (pid_namespaces(7)).
     """
     memory = "--ipc=host" if container.shm_size is None else f"--shm-size={container.shm_size}b"
     gpus = ["--device=nvidia.com/gpu=all"] if plan.slot_type == "gpu" else []  # by CDI; the job's cgroup limits them
@@ -312,17 +323,20 @@ def _with(mount: Mount, separator: str) -> str:
 
 
 def _device_mount(device: Device) -> Mount:
-    """For runtimes that take a device as a mount."""
+    """Return the device as a mount, for runtimes without an option for devices."""
     return Mount(source=device.source, target=device.target, read_only="w" not in device.mode, propagation="rprivate")
 
 
 def _addressed(image: str) -> str:
-    """apptainer takes a name without an address for a file."""
+    """Return the image with an address, since apptainer takes a name without one for a file."""
     return image if "://" in image or image.startswith("/") else f"docker://{image}"
 
 
 def _enroot_image(image: str) -> str:
-    """Enroot separates the registry by `#`. By Docker's rule a first part with a dot or a colon is a registry."""
+    """Return an image name as Enroot writes it, with `#` after the registry.
+
+    By Docker's rule, a first part with a dot or a colon is a registry.
+    """
     name = image.removeprefix("docker://")
     registry, slash, rest = name.partition("/")
     is_registry = bool(slash) and bool(registry) and ("." in registry or ":" in registry) and "#" not in name

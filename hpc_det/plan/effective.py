@@ -1,4 +1,4 @@
-"""The effective configuration: schema defaults < cluster profile < template < config, and who wrote each value."""
+"""The effective configuration: schema defaults < cluster profile < template < config, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -33,33 +33,36 @@ _HANDS = ("cluster", "template", "config")
 
 @dataclass(frozen=True, kw_only=True)
 class Effective:
-    """A valid experiment on a valid cluster; `origins` has the layer of every leaf of `tree`."""
+    """A valid experiment on a valid cluster; `origins` contains the layer of every leaf of `tree`."""
 
     experiment: Experiment
     cluster: Cluster
     tree: Tree
     origins: dict[str, str]
     notes: list[str]
-    """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
+    """A line for each explicit key that has no effect here, and other notes for the user."""
     context_dir: Path
     includes: tuple[Path, ...] = ()
     points: list[Tree] = field(default_factory=list)
-    """Of a multirun or sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
+    """For each trial of a multirun or sweep, the sections that differ from the experiment's, and always
+    `hyperparameters`.
+    """
 
     @property
     def context(self) -> Context:
         return Context(self.context_dir, self.includes)
 
     def searchers_code(self) -> Path:
-        """The folder where the class of a search of the user's own is looked up."""
+        """Return the folder in which the class of a custom search method is looked up."""
         module, _, _ = (self.tree["searcher"].get("class") or "").partition(":")
         return self.context.folder_of(f"{module.replace('.', '/')}.py")
 
 
 def effective(request: Request) -> Effective:
-    """Merge and validate; UsageError with every problem at once.
+    """Merge and validate the layers. Raises UsageError with every problem.
 
-    The layer "cluster" is what a profile's `experiment` says, and over that its own pool, time limit and variables.
+    The layer "cluster" is the profile's `experiment` section, overridden by the profile's own pool, time limit and
+    variables.
     """
     problems: list[Problem] = []
     profile, cluster = _profile(request.cluster, problems)
@@ -95,7 +98,7 @@ def effective(request: Request) -> Effective:
 
 
 def valid_profile(tree: Tree) -> Cluster:
-    """A cluster's profile by itself. UsageError with every problem at once."""
+    """Return a cluster profile, validated alone. Raises UsageError with every problem."""
     problems: list[Problem] = []
     _tree, cluster = _profile(tree, problems)
     _site_defaults(tree, problems)
@@ -105,7 +108,7 @@ def valid_profile(tree: Tree) -> Cluster:
 
 
 def _profile(written: Tree, problems: list[Problem]) -> tuple[Tree, Cluster | None]:
-    """Without what it says of experiments."""
+    """Return the profile without its `experiment` section, and its validated form."""
     tree = {key: value for key, value in written.items() if key != "experiment"}
     cluster = _validated(Cluster, tree, "cluster", problems)
     problems += text_problems(tree, "cluster")
@@ -113,7 +116,7 @@ def _profile(written: Tree, problems: list[Problem]) -> tuple[Tree, Cluster | No
 
 
 def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
-    """The layers, and below them all what no map of the schema can say, and what their entrypoint asks for."""
+    """Merge the layers over the defaults that the schema cannot express and over what the entrypoint needs."""
     merged = merge_layers(layers)
     entrypoint = merged.tree.get("entrypoint")
     defaults: Tree = {"name": request.default_name or _trial_class(entrypoint), "log_policies": LOG_POLICIES}
@@ -124,7 +127,9 @@ def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
 
 
 def _says_compat(merged: Merged) -> bool:
-    """As the effective configuration of an experiment does that is run again."""
+    """Return whether the variables contain HPC_DET_COMPAT, as in the effective configuration of an experiment that is
+    repeated.
+    """
     return any(value == _COMPAT for _path, value in leaves(merged.tree.get("environment")))
 
 
@@ -144,7 +149,7 @@ def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:
 
 
 def _of_every_job(profile: Tree) -> Tree:
-    """The keys of a profile that an experiment has too, where its own values come first."""
+    """Return the keys of a profile that experiments have too, and may override."""
     default = next((name for name, pool in (profile.get("pools") or {}).items() if pool.get("default")), None)
     return {
         "resources": {
@@ -177,14 +182,14 @@ def _uncompared(tree: Tree, context: Context) -> list[str]:
     if script is None:
         return []
     return [
-        f"searcher.name: {name} compares trials by searcher.metric, and {script} reports none: neither it nor what it "
-        f"imports from context_dir imports hpc_det; train with hpc_det.pytorch.Trainer in it, or name a trial as "
-        f"module:Class, or use a searcher that compares nothing (single, grid, random)"
+        f"searcher.name: {name} compares trials by searcher.metric, but {script} reports no metric: neither the script nor "
+        f"its imports from context_dir import hpc_det; train with hpc_det.pytorch.Trainer in it, name a trial as "
+        f"module:Class, or use a searcher without comparison (single, grid, random)"
     ]
 
 
 def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | None]:
-    """Who wrote what stands at a path, as a message names it."""
+    """Return a function from a path to the names of the layers that set it, for messages."""
     names = {
         "cluster": f"cluster {request.cluster.get('name')!r}",
         "template": f"template {request.template_name!r}",
@@ -196,7 +201,7 @@ def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | 
 
     def source(path: str) -> str | None:
         below = (f"{path}.", f"{path}[")
-        element = path[: path.rfind("]") + 1]  # who wrote an element of a list wrote all in it
+        element = path[: path.rfind("]") + 1]  # the layer of an element is the layer of everything in it
         layers = {written.get(path), written.get(element)} - {None}
         layers = layers or {written[leaf] for leaf in written if leaf.startswith(below)}
         return " and ".join(names[layer] for layer in names if layer in layers) or None
@@ -205,7 +210,7 @@ def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | 
 
 
 def _written(merged: Merged) -> dict[str, str]:
-    """Null means unset outside the free-form sections: nobody wrote it, whatever layer it stands in."""
+    """Return the layer of each explicit value. Outside the free-form sections, null means unset in any layer."""
     return {
         path: merged.origins[path]
         for path, value in leaves(merged.tree)
@@ -214,5 +219,5 @@ def _written(merged: Merged) -> dict[str, str]:
 
 
 def _origin(path: str, written: dict[str, str]) -> str:
-    # A length written as 100 is {batches: 100} in the tree: the writer of the one wrote the other.
+    # The value 100 of a length is {batches: 100} in the tree, so the leaf has the origin of its parent.
     return written.get(path) or written.get(path.rpartition(".")[0]) or "default"

@@ -1,4 +1,4 @@
-"""The jobs of an experiment, fully decided. Everything downstream reads this and nothing else."""
+"""The jobs of an experiment, fully decided: what later steps read, and all that they read."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hpc_det.store.folders import ExperimentFolder
 
 @dataclass(frozen=True, kw_only=True)
 class JobArray:
-    """One call of the scheduler: `count` like jobs, each with the same number of workers."""
+    """One call of the scheduler: `count` identical jobs, each with the same number of workers."""
 
     first: int
-    """The number of its first worker."""
+    """Number of the first worker."""
     count: int
     workers_each: int = 1
-    """Above 1 the allocation of a job is shared by so many gangs, trial after trial."""
+    """Workers in each job; above 1, that many gangs share a job's allocation and train trial after trial."""
     at_once: int | None = None
-    """How many of its jobs may run at the same time; None: as many as the scheduler lets."""
+    """Largest number of its jobs that run at the same time; None leaves it to the scheduler."""
 
     @classmethod
     def of(cls, experiment: ExperimentFolder, script: int) -> JobArray:
-        """As it was written down at the submission."""
+        """Return the array as `experiment create` recorded it."""
         path = experiment.array(script)
         return made(cls, parsed(path.read_bytes(), path), path)
 
@@ -43,12 +43,12 @@ class JobArray:
 @dataclass(frozen=True, kw_only=True)
 class Mount:
     source: str
-    """On the host, absolute."""
+    """Absolute path on the host."""
     target: str
-    """In the container, absolute."""
+    """Absolute path in the container."""
     read_only: bool
     propagation: str
-    """As mount(8) names it: rprivate, rshared, ..."""
+    """Propagation type as mount(8) names it, such as rprivate or rshared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,32 +56,32 @@ class Device:
     source: str
     target: str
     mode: str
-    """Of the letters r (read), w (write) and m (make the node)."""
+    """Permissions: letters out of r (read), w (write) and m (mknod)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """One per node: the ranks of a node share it."""
+    """The container of a node, which all ranks of the node share."""
 
     runtime: str
     """apptainer, podman or pyxis."""
     image: str
-    """A path, an address with ://, or an image's name as Docker writes it."""
+    """A path, an address with ://, or an image name as Docker writes it."""
     mounts: tuple[Mount, ...]
     devices: tuple[Device, ...]
     shm_size: int | None
-    """Bytes of /dev/shm; None: as the host has it."""
+    """Size of /dev/shm in bytes; None keeps the runtime's default."""
     args: tuple[str, ...]
-    """The site's own flags for the runtime."""
+    """The site's additional flags for the runtime."""
 
     @property
     def starts_entrypoint(self) -> bool:
-        """Whether the node agent starts it, for the entrypoint; srun starts the whole agent in it otherwise."""
+        """True if the node agent starts the container for the entrypoint; with pyxis, srun starts the agent in it."""
         return self.runtime != "pyxis"
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Container:
-        """Raises DamagedFile."""
+        """Return the container of a JSON object. Raises DamagedFile for missing or wrong fields."""
         found = made(cls, data, "container")
         return replace(
             found,
@@ -93,72 +93,74 @@ class Container:
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlan:
-    """The same for all jobs of an experiment. Round-trips: `JobPlan.from_json(plan.to_json()) == plan`."""
+    """The plan that all jobs of an experiment share. `JobPlan.from_json(plan.to_json()) == plan`."""
 
     experiment_id: int
     name: str
     scheduler: str
-    """slurm, pbs or local: chooses the command builders and the script template."""
+    """slurm, pbs or local; selects the command builders and the script template."""
     folder: str
-    """The experiment's folder, absolute, on a file system that every node sees."""
+    """Absolute path of the experiment's folder, on a file system that every node sees."""
     code: str
-    """The snapshot of the context directory; ranks run and import there."""
+    """Folder of the copied context directory, in which ranks run and from which they import."""
     python: str
     entrypoint: tuple[str, ...]
-    """What each node agent executes, without a shell."""
+    """Command that each node agent executes, without a shell."""
     environment: tuple[str, ...]
-    """NAME=value for the ranks. They travel in plan.json, its owner's alone, and never through the script."""
+    """NAME=value for the ranks. They are stored in plan.json, which only its owner can read, and never in the script.
+    """
 
     nodes: int
     ranks_per_node: int
-    """Of a gang."""
+    """Ranks of a gang on each of its nodes."""
     job_nodes: int
     job_slots_per_node: int
-    """Of a job's allocation: a gang's, or what several gangs share."""
+    """Slots of a job's allocation on each node: those of one gang, or of all gangs that share the job."""
     slot_type: str
     """gpu or cpu."""
     cpus_per_rank: int
     max_restarts: int
     max_attempts_without_progress: int = 5
-    """Plans of versions before this field lack it."""
+    """Defaults to 5, since plans of older versions lack the field."""
 
     partition: str | None
     account: str | None
     qos: str | None
     priority: int | None
-    """Determined's, 1 to 99 with the lower first; None: the scheduler's usual one."""
+    """Determined's priority from 1 to 99, lower first; None leaves the scheduler's default."""
     time_limit_min: int | None
     signal_lead_s: int
-    """How long before the time limit the scheduler warns."""
+    """Seconds before the time limit at which the scheduler sends its warning signal."""
     gpu_flag: str
-    """The site's dialect for GPUs: gpus-per-node, gres or tres-per-node."""
+    """The site's way to request GPUs: gpus-per-node, gres or tres-per-node."""
     gpu_type: str | None
     mem_per_node: str | None
     submit_args: tuple[str, ...]
-    """The user's own flags of sbatch or qsub."""
+    """The user's additional flags of sbatch or qsub."""
     srun_args: tuple[str, ...]
     start_agents_with: str
-    """What starts the agents on the nodes of a PBS job: pbsdsh, pbs_tmrsh or mpiexec."""
+    """Program that starts the agents on the nodes of a PBS job: pbsdsh, pbs_tmrsh or mpiexec."""
     mpi_launcher: tuple[str, ...]
     network_interface: str | None
-    """For the gang's traffic; None: found by itself."""
+    """Network interface for the gang's traffic; None detects it."""
     grace_time_s: int | None
-    """Between the notice of a preemption and the job's end, where the profile knows it."""
+    """Seconds between the notice of a preemption and the job's end; None if the profile does not set it."""
     resume: str
-    """requeue, successor, resubmit or chain: how a job that was stopped comes back."""
+    """How a stopped job comes back: requeue, successor, resubmit or chain."""
     chain_length: int
-    """With chain: how many jobs wait behind the first from the start."""
+    """With `resume: chain`, the number of jobs queued behind the first."""
     health_checks: bool
     exclude_nodes_for_min: int
-    """How long jobs keep away from a node that was lost or failed its checks."""
+    """Minutes for which jobs exclude a node that was lost or failed its health checks."""
     hang_timeout_s: int | None
-    """Without a step for so long, a rank hangs; None: learned from its steps. 0: nobody watches."""
+    """Seconds without a step after which a rank counts as hung; None derives it from step times, 0 disables the check.
+    """
     modules: tuple[str, ...]
     setup: tuple[str, ...]
-    """The site's own shell lines, the one place where a config holds shell text."""
+    """The site's shell lines, the only place where a configuration contains shell code."""
     container: Container | None
     scratch: str | None
-    """A folder of each node's own; it may name variables of the job, such as $SLURM_JOB_ID."""
+    """Folder on each node's local disk; it may contain variables of the job, such as $SLURM_JOB_ID."""
 
     @property
     def world_size(self) -> int:
@@ -166,14 +168,12 @@ class JobPlan:
 
     @property
     def runs_trial(self) -> bool:
-        """Whether the entrypoint starts a trial class, whose ranks hear of stops and write an outcome."""
+        """True if the entrypoint starts a trial class, whose ranks receive stop requests and write an outcome."""
         return any("--trial" in word for word in self.entrypoint)
 
     def end_of_grace(self, signal: str = "SIGTERM") -> float | None:
-        """Return when a job that gets this signal now will be gone, in seconds since the epoch; None: nobody knows.
-
-        Only TERM begins a grace time.
-        """
+        """Return when a job that receives this signal now will be killed, in seconds since the epoch; None if unknown."""
+        # only TERM starts a grace time
         if self.grace_time_s is None or signal != "SIGTERM":
             return None
         return time.time() + self.grace_time_s
@@ -183,7 +183,7 @@ class JobPlan:
 
     @classmethod
     def of(cls, experiment: ExperimentFolder) -> JobPlan:
-        """As it was written down at the submission."""
+        """Return the plan as `experiment create` recorded it."""
         try:
             return cls.from_json(read_text(experiment.plan))
         except DamagedFile as error:
@@ -191,7 +191,7 @@ class JobPlan:
 
     @classmethod
     def from_json(cls, text: str) -> JobPlan:
-        """Raises DamagedFile."""
+        """Return the plan of a JSON text. Raises DamagedFile for missing or wrong fields."""
         data = checked(parsed(text, "plan"), {"container": dict | None}, "plan")
         plan = made(cls, {**data, "container": None}, "plan")
         texts: dict[str, Any] = {name: tuple(value) for name, value in vars(plan).items() if isinstance(value, list)}

@@ -41,13 +41,13 @@ OF_A_TRIAL = (
     "scheduling_unit",
     "searcher.max_length",
 )
-"""What may differ between the points: nothing of it changes the jobs."""
+"""Keys that may differ between points, because none of them changes the jobs."""
 _SECTIONS = tuple(dict.fromkeys(path.partition(".")[0] for path in OF_A_TRIAL))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The swept overrides, as one would write them, and the request that these and the others make."""
+    """The swept overrides as a user would write them, and the request of all overrides together."""
 
     overrides: tuple[str, ...]
     request: Request
@@ -60,37 +60,37 @@ class Point:
 @dataclass(frozen=True, kw_only=True)
 class Multirun:
     points: list[Point]
-    """At least one. Requests share what does not differ: change nothing in place."""
+    """At least one point. Requests share what does not differ, so they are never changed in place."""
 
     @property
     def request(self) -> Request:
-        """Of the first point."""
+        """The request of the first point."""
         return self.points[0].request
 
     def with_requests(self, change: Callable[[Request], Request]) -> Multirun:
-        """Each point's request changed, such as by `for_test`."""
+        """Return the multirun with `change`, such as `for_test`, applied to the request of each point."""
         return Multirun(points=[replace(point, request=change(point.request)) for point in self.points])
 
 
 class Known(NamedTuple):
-    """A point that was validated as a whole, for others that differ in sections of a trial only."""
+    """A point that was validated as a whole, reused for points that differ only in sections of a trial."""
 
     request: Request
     effective: Effective
 
 
 def multirun_from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Multirun:
-    """The points of `hpc-det run -m`, in the order of Hydra's own sweeper; UsageError with every problem at once."""
+    """Return the points of `hpc-det run -m` in the order of Hydra's sweeper. Raises UsageError with every problem."""
     from hpc_det.plan.axes import points  # no other command needs hydra
 
     return Multirun(points=points(overrides, [folder.path for folder in conf_folders(env)]))
 
 
 def effective_multirun(multirun: Multirun) -> Effective:
-    """Merge and validate all points; UsageError with every problem at once, and the point of each.
+    """Merge and validate all points. Raises UsageError with every problem and its point.
 
-    The result is the first point's, and has in `points` what differs in each.
-    Points whose jobs are the same are validated together: all of the first one, of the others what differs.
+    The result is the configuration of the first point; its `points` contain what differs in each. Points with the same
+    jobs are validated together: the first one completely, the others only where they differ.
     """
     problems, known, trees = ProblemsOfPoints(), dict[str, Known](), list[Tree]()
     for point in multirun.points:
@@ -106,7 +106,7 @@ def effective_multirun(multirun: Multirun) -> Effective:
 
 
 class ProblemsOfPoints:
-    """What is wrong with which points. A problem of all of them is no matter of a point."""
+    """The problems of points. A problem that all points share is reported once, without a point."""
 
     def __init__(self) -> None:
         self._points: list[tuple[str, ...]] = []
@@ -114,7 +114,7 @@ class ProblemsOfPoints:
 
     @contextmanager
     def of(self, overrides: tuple[str, ...]) -> Iterator[None]:
-        """Keeps the problems of the next point."""
+        """Collect the problems of the next point."""
         try:
             yield
         except UsageError as error:
@@ -135,7 +135,10 @@ class ProblemsOfPoints:
 
 
 def _tree(request: Request, known: dict[str, Known]) -> Tree:
-    """The effective configuration. `known` has those of other points, by all that is no matter of a trial."""
+    """Return the effective configuration.
+
+    `known` contains those of other points, by everything that is not specific to a trial.
+    """
     above = [{key: value for key, value in layer.items() if key not in _SECTIONS} for layer in _own_layers(request)]
     key = json.dumps([request.cluster, request.template, str(request.context_dir), *above], default=repr)
     if key not in known:
@@ -147,7 +150,7 @@ def _tree(request: Request, known: dict[str, Known]) -> Tree:
 
 
 def _of_constants(tree: Tree) -> Tree:
-    """Raises UsageError for hyperparameters that a point leaves open."""
+    """Return the tree. Raises UsageError if a point leaves hyperparameters without a value."""
     if found := list(space_problems(tree["hyperparameters"], "points")):
         raise UsageError(render(found, lambda path: None))
     return tree
@@ -158,7 +161,7 @@ def _own_layers(request: Request) -> list[Tree]:
 
 
 def _changed(request: Request, other: Request) -> Tree:
-    """The merged sections whose own layers are others than those of the other request; null where nobody says more."""
+    """Return the merged sections in which the layers of the two requests differ."""
     own = list(zip(_own_layers(request), _own_layers(other), strict=True))
     keys = [key for key in _SECTIONS if any(mine.get(key) is not theirs.get(key) for mine, theirs in own)]
     layers = [request.cluster.get("experiment") or {}, request.template or {}, *_own_layers(request)]
@@ -166,7 +169,7 @@ def _changed(request: Request, other: Request) -> Tree:
 
 
 def _valid(base: Tree, changed: Tree, cluster: Tree) -> Tree | None:
-    """The changed sections with their defaults; None if they are not valid, and then `effective` says why."""
+    """Return the changed sections with their defaults; None if they are invalid, and `effective` finds the reason."""
     sections = _by_schema(base, changed)
     if sections is None:
         return None
@@ -192,7 +195,7 @@ def _by_schema(base: Tree, changed: Tree) -> Tree | None:
 def _searcher_problems(common: Effective) -> Iterator[str]:
     name = common.tree["searcher"]["name"]
     if name != "single":
-        yield f"searcher.name: {name!r} makes the points by itself, and so does -m; leave out the one or the other"
+        yield f"searcher.name: {name!r} creates the points of the search, and so does -m; use one of them"
 
 
 def _shape_problems(multirun: Multirun, kinds: Sequence[Effective], trees: Sequence[Tree]) -> Iterator[str]:
@@ -218,7 +221,7 @@ def _is_of_a_trial(path: str) -> bool:
 
 
 def _differs(path: str) -> str:
-    return f"{path} differs between points; a sweep's trials share one kind of job: start one sweep for each"
+    return f"{path} differs between points; the trials of a sweep have identical jobs; start a sweep for each value"
 
 
 def _differing(tree: Tree, common: Tree) -> Tree:

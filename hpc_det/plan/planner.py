@@ -1,5 +1,6 @@
-"""Experiment + Cluster -> placement and JobPlan: how many nodes and ranks each job has, how many jobs, how many at a
-time, and all else that is decided. Pure: the same input gives the same plan on every host.
+"""From an experiment and a cluster to its placement and JobPlan: nodes, ranks, jobs, and jobs at a time.
+
+The functions are pure: the same input gives the same plan on every host.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """Of a gang, or of the allocation of a job."""
+    """The nodes and ranks of a gang, or of a job's allocation."""
 
     nodes: int
     ranks_per_node: int
@@ -30,8 +31,8 @@ def rank_layout(slots: int, cluster: Cluster, path: str = "resources.slots_per_t
     """Return the nodes for `slots`, and the ranks on each.
 
     Determined schedules any number of slots within one node and only whole nodes beyond; a request that fits neither
-    "waits indefinitely" there (its guide, *Scheduling Behavior*). Here it raises UsageError, which names `path` and
-    what would fit, as it does for more nodes than the cluster has.
+    "waits indefinitely" there (its guide, *Scheduling Behavior*). This function raises UsageError instead, which names
+    `path` and the nearest valid numbers. It also raises UsageError for more nodes than the cluster has.
     """
     per_node = cluster.slots_per_node
     if slots <= per_node:
@@ -63,11 +64,10 @@ class Placement:
 
 
 def placement(experiment: Experiment, cluster: Cluster, trials: int, first: int = 0) -> Placement:
-    """For `trials` trials, with workers numbered from `first`.
+    """Return the jobs for `trials` trials, with workers numbered from `first`.
 
-    A job for each trial, in arrays as long as the cluster allows; or one allocation for all, where
-    `resources.packed_slots` asks for it, or where there is no queue. Raises UsageError for slots that fit the cluster
-    in no way.
+    Each trial gets a job, in arrays as long as the cluster allows. With `resources.packed_slots`, and without a queue,
+    all trials share one allocation. Raises UsageError if the slots do not fit the cluster.
     """
     resources = experiment.resources
     shape = rank_layout(resources.slots_per_trial, cluster)
@@ -83,7 +83,7 @@ def placement(experiment: Experiment, cluster: Cluster, trials: int, first: int 
 
 
 def _at_once(experiment: Experiment, trials: int) -> int:
-    """How many trials may train at the same time: no limit is as many as there are."""
+    """Return the largest number of trials that may train at the same time; without a limit, all of them."""
     searcher, resources = experiment.searcher, experiment.resources
     limits = [trials, getattr(searcher, "max_concurrent_trials", 0) or trials]
     if resources.max_slots is not None:
@@ -92,12 +92,12 @@ def _at_once(experiment: Experiment, trials: int) -> int:
 
 
 def _slots_here(cluster: Cluster, slots_per_trial: int) -> int:
-    """What one machine has, in whole gangs."""
+    """Return the slots of one machine, rounded down to whole gangs, at least one gang."""
     return max(cluster.slots_per_node * (cluster.max_nodes or 1) // slots_per_trial, 1) * slots_per_trial
 
 
 def _arrays(trials: int, at_once: int, longest: int, first: int) -> tuple[JobArray, ...]:
-    """Several arrays come one after the other where the number of trials at once is limited."""
+    """Return the arrays of `trials` jobs. With a limit on concurrent trials, they run in turn."""
     return tuple(
         JobArray(
             first=first + start,
@@ -111,7 +111,9 @@ def _arrays(trials: int, at_once: int, longest: int, first: int) -> tuple[JobArr
 def plan_jobs(
     experiment: Experiment, cluster: Cluster, folder: ExperimentFolder, place: Placement, *, python: str
 ) -> JobPlan:
-    """`cluster` is the profile in the experiment's pool. Raises UsageError for a folder that cannot be mounted."""
+    """Return the plan. `cluster` is the profile in the experiment's pool. Raises UsageError for a folder that cannot be
+    mounted.
+    """
     resources = experiment.resources
     box = container(experiment, cluster, str(folder.code))
     if box and (problems := list(unmountable("HPC_DET_ROOT", str(folder.path)))):
@@ -163,11 +165,12 @@ def plan_jobs(
 
 
 def resume_mode(cluster: Cluster, *, in_arrays: bool) -> str:
-    """The `resume` mode of a job at this site; decides what the profile leaves open as `auto`.
+    """Return the `resume` mode of a job at this site, with `auto` resolved.
 
-    A successor starts 1 s after the job before it; Slurm holds a requeued job back for 2 min (measured), and PBS lets
-    nobody requeue a job of their own. One for each element of an array would fill the queue twice.
+    A successor starts 1 s after the job before it; Slurm holds a requeued job for 2 min (measured), and PBS does not
+    let users requeue their jobs.
     """
+    # one successor for each element of an array would double the jobs in the queue
     if cluster.resume == "rerun" or (cluster.resume == "chain" and in_arrays):
         return "requeue"
     if cluster.resume != "auto":
@@ -188,7 +191,11 @@ def _submit_args(experiment: Experiment, cluster: Cluster) -> list[str]:
 
 
 def _argv(entrypoint: str | list[str], python: str) -> tuple[str, ...]:
-    """Upstream's forms: a list is executed, a string goes to `sh -c`, `module:Class` is the legacy trial."""
+    """Return the argument list of an entrypoint: a list is executed, a text is passed to `sh -c`, `module:Class` is a
+    trial.
+
+    These are Determined's forms.
+    """
     if not isinstance(entrypoint, str):
         return tuple(entrypoint)
     if TRIAL.fullmatch(trial := entrypoint.strip()):

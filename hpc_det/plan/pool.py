@@ -1,4 +1,4 @@
-"""The pool of a cluster that an experiment goes to, and what of the experiment it cannot give."""
+"""The pool of a cluster that an experiment uses, and the requests that the pool cannot serve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def in_its_pool(experiment: Experiment, cluster: Cluster) -> Cluster:
-    """The profile as the experiment's pool has it, and over that what the experiment says of its nodes."""
+    """Return the profile with the keys of the experiment's pool, overridden by what the experiment sets about its
+    nodes.
+    """
     in_pool = cluster.in_pool(experiment.resources.resource_pool)
     section = {"slurm": experiment.slurm, "pbs": experiment.pbs}.get(cluster.scheduler)
     own = section.model_dump(include={"slots_per_node", "gpu_type"}, exclude_none=True) if section else {}
@@ -26,7 +28,7 @@ def in_its_pool(experiment: Experiment, cluster: Cluster) -> Cluster:
 
 
 def pool_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
-    """What of the experiment this cluster cannot give."""
+    """Return each request of the experiment that this cluster cannot serve."""
     there = in_its_pool(experiment, cluster)
     return [
         *_name_problems(experiment, cluster),
@@ -38,7 +40,7 @@ def pool_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
 
 
 def pool_notes(experiment: Experiment, cluster: Cluster) -> list[str]:
-    """What a user should know before the submission, and what is no error."""
+    """Return notes for the user before the submission; none of them is an error."""
     there = in_its_pool(experiment, cluster)
     return [
         *cluster_notes(cluster, experiment.resources.resource_pool),
@@ -48,17 +50,17 @@ def pool_notes(experiment: Experiment, cluster: Cluster) -> list[str]:
 
 
 def cluster_notes(cluster: Cluster, pool: str | None) -> list[str]:
-    """What a user should know of the pool, None for the default one."""
+    """Return notes about the pool; None is the default pool."""
     if cluster.in_pool(pool).preemption_grace_s != 0:
         return []
     return [
-        f"{_pool_of(cluster, pool)} preempts without a grace time: a job may end before it has saved, and goes on from "
-        "a checkpoint of min_checkpoint_period, or of checkpoint_interval: auto, which is on there by itself"
+        f"{_pool_of(cluster, pool)} preempts without a grace time: a job may end before it has saved, and resumes "
+        "from a checkpoint of min_checkpoint_period or checkpoint_interval: auto, which is always active there"
     ]
 
 
 def save_notes(experiment: Experiment, cluster: Cluster, former: int, times: SaveTimes | None) -> list[str]:
-    """What is known before the submission from saves of experiment `former`, whose longest are in `times`.
+    """Return notes that follow from the saves of experiment `former`, whose longest are in `times`.
 
     `cluster` is the profile in the experiment's pool.
     """
@@ -107,8 +109,8 @@ def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
 def _pbs_problems(cluster: Cluster) -> Iterator[str]:
     if cluster.scheduler == "pbs" and cluster.qos:
         yield (
-            f"cluster.qos: PBS has no quality of service, and cluster {cluster.name!r} names {cluster.qos!r}; leave it "
-            "out, and name a queue with resources.resource_pool"
+            f"cluster.qos: PBS has no quality of service, and cluster {cluster.name!r} sets {cluster.qos!r}; remove "
+            "it, and name a queue with resources.resource_pool"
         )
 
 

@@ -1,6 +1,6 @@
-"""Determined's priorities, 1 to 99 with the lower first, as Slurm and PBS have them.
+"""Conversion of Determined's priorities, 1 to 99 with the lower first, into those of Slurm and PBS.
 
-Determined gives 42 to whoever says nothing. It stands for what the schedulers give then.
+42, Determined's default, corresponds to the schedulers' default.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 FIRST, USUAL, LAST = 1, 42, 99
 _NICE_STEP = 100
-"""What `sbatch --nice` takes off where it is given no value (sbatch(1))."""
+"""Default step of `sbatch --nice` (sbatch(1))."""
 _PBS_STEP = 10
-"""So that all of them fit into -1024 to 1023 (qsub(1B), -p)."""
+"""Step of PBS for one step of a priority, so that all of them fit into -1024 to 1023 (qsub(1B), -p)."""
 
 
 def nice_of(priority: float) -> int:
-    """Slurm's, the higher the later. Below 0 is for operators."""
+    """Return Slurm's nice value, higher is later. Only operators may set values below 0."""
     return round((priority - USUAL) * _NICE_STEP)
 
 
@@ -29,7 +29,7 @@ def from_nice(nice: int) -> float:
 
 
 def pbs_priority_of(priority: float) -> int:
-    """That of qsub -p, the higher the earlier."""
+    """Return the priority for qsub -p, higher is earlier."""
     return round((USUAL - priority) * _PBS_STEP)
 
 
@@ -38,15 +38,15 @@ def from_pbs_priority(given: int) -> float:
 
 
 def priority_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    """What of the experiment's priority its jobs will not have."""
+    """Yield a note if the scheduler cannot give jobs the requested priority."""
     priority = experiment.resources.priority
     if priority is None:
         return
     if cluster.scheduler == "local":
-        yield "resources.priority: has no effect: this machine has no queue"
+        yield "resources.priority: no effect, since this machine has no queue"
     elif cluster.scheduler == "slurm" and priority < USUAL:
         yield (
-            f"resources.priority: {priority} is ahead of the usual {USUAL}, which on Slurm is the site's operators' to "
-            f"give: jobs are submitted with {USUAL}; ask an operator for `scontrol update JobId=... "
+            f"resources.priority: {priority} is ahead of the default {USUAL}, which only Slurm operators can "
+            f"grant: jobs are submitted with {USUAL}; ask an operator for `scontrol update JobId=... "
             f"Nice={nice_of(priority)}`"
         )

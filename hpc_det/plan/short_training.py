@@ -1,4 +1,4 @@
-"""The configuration of a short training of an experiment: one trial that runs for a few batches and notifies nobody."""
+"""The configuration of a short training of an experiment: one trial of a few batches, without notifications."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpc_det.search.sample import is_nested, kind_of
 
 
 def short_training(experiment: Tree, *, title: str, label: str, batches: int, reports: int, variable: str) -> Tree:
-    """Of an effective configuration.
+    """Return the configuration of a short training, from an effective configuration.
 
-    `reports`: how many reports of training there are. `variable`: NAME=VALUE in the environment of the ranks.
+    `reports`: number of training reports. `variable`: NAME=VALUE for the environment of the ranks.
     """
     tree = deepcopy(experiment)
     tree["name"] = f"{tree['name']}: {title}"
@@ -30,7 +30,7 @@ def short_training(experiment: Tree, *, title: str, label: str, batches: int, re
 
 
 def problems(found: Effective) -> Iterator[str]:
-    """Why there can be no short training of it."""
+    """Yield each reason why the experiment cannot have a short training."""
     if script := script_without_trainer(found.tree["entrypoint"], found.context):
         yield (
             f"entrypoint: {script}, with what it imports from the code directory, never imports hpc_det.pytorch, so "
@@ -41,25 +41,25 @@ def problems(found: Effective) -> Iterator[str]:
 
 
 def _ranges(space: Tree, path: str = "hyperparameters") -> Iterator[str]:
-    """The problem of each hyperparameter without a single value."""
+    """Yield a problem for each hyperparameter that has no single value."""
     for name, spec in space.items():
         if is_nested(spec):
             yield from _ranges(spec, f"{path}.{name}")
         elif (kind := kind_of(spec)) != "const":
             yield (
-                f"{path}.{name}: {kind} is a range to search, and one training is wanted here; give a value with "
+                f"{path}.{name}: {kind} is a range to search, but this is one training; give a value with "
                 f"--config {path}.{name}=VALUE"
             )
 
 
 def _single(searcher: Tree, batches: int) -> Tree:
-    """One trial of this length, which begins with the same weights."""
+    """Return a searcher with one trial of this length, which starts from the same weights."""
     common = ("metric", "smaller_is_better", "source_trial_id", "source_checkpoint_uuid")
     return {"name": "single", "max_length": {"batches": batches}, **{key: searcher.get(key) for key in common}}
 
 
 def _add_variable(environment: dict[str, Any], variable: str) -> None:
-    """Variables may be listed by the type of slots, and not for every one."""
+    """Add a variable. Variables may be grouped by slot type, with types missing."""
     variables = environment["environment_variables"]
     if isinstance(variables, list):
         variables.append(variable)

@@ -166,12 +166,16 @@ class Rounds:
         try:
             pickled = base64.b85encode(cloudpickle.dumps(result)).decode()
             self._calls.append(_Recorded(call.name, epochs_done, pickled))
-            problem = "" if self._bytes <= MOST_BYTES else f"its results have {self._bytes} bytes, more than {MOST_BYTES}"
+            problem = (
+                "" if self._bytes <= MOST_BYTES else f"its results have {self._bytes} bytes, more than {MOST_BYTES}"
+            )
         except Exception as error:  # pickle raises exceptions of many types
             problem = f"the result of {call.name} cannot be pickled: {error}"
         self._made = len(self._calls)
         if problem:
-            _log.warning("a restarted program will not repeat epoch %d, but start the next one: %s", self._epoch, problem)
+            _log.warning(
+                "a restarted program will not repeat epoch %d, but start the next one: %s", self._epoch, problem
+            )
             self.forget()
 
     def forget(self) -> None:

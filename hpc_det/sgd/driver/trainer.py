@@ -336,7 +336,9 @@ class TorchTrainer:
         """
         operator = self._open_gang.local_operator
         if operator is None:
-            raise NotImplementedError("get_local_operator: no rank is in this process; use TorchTrainer(use_local=True)")
+            raise NotImplementedError(
+                "get_local_operator: no rank is in this process; use TorchTrainer(use_local=True)"
+            )
         return operator
 
     def state_dict(self) -> dict[str, Any]:
