@@ -104,7 +104,7 @@ def container_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
 
 
 def container_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    """Yield each request that a container runtime would misread or ignore, so that it fails before a node is allocated."""
+    """Yield each request that a container runtime would misread or ignore, before a node is allocated."""
     image = experiment.environment.image_for(cluster.slot_type)
     if image is None:
         yield from _mounts_without_container(experiment)
@@ -245,7 +245,7 @@ def into_container(
 
 
 def make_mount_points(plan: JobPlan, container: Container) -> None:
-    """Create mount points in the folder of the code, which is mounted itself: a runtime creates them only in the image."""
+    """Create mount points in the code folder, which is itself a mount: runtimes create them only in the image."""
     for mount in container.mounts:
         if mount.target.startswith(f"{plan.code}/"):
             point = Path(mount.target)

@@ -182,8 +182,8 @@ def _uncompared(tree: Tree, context: Context) -> list[str]:
     if script is None:
         return []
     return [
-        f"searcher.name: {name} compares trials by searcher.metric, but {script} reports no metric: neither the script nor "
-        f"its imports from context_dir import hpc_det; train with hpc_det.pytorch.Trainer in it, name a trial as "
+        f"searcher.name: {name} compares trials by searcher.metric, but {script} reports no metric: neither the "
+        f"script nor its imports from context_dir import hpc_det; train with hpc_det.pytorch.Trainer, name a trial as "
         f"module:Class, or use a searcher without comparison (single, grid, random)"
     ]
 

@@ -146,7 +146,7 @@ class JobPlan:
     grace_time_s: int | None
     """Seconds between the notice of a preemption and the job's end; None if the profile does not set it."""
     resume: str
-    """How a stopped job comes back: requeue, successor, resubmit or chain."""
+    """Requeue mode of a stopped job: requeue, successor, resubmit or chain."""
     chain_length: int
     """With `resume: chain`, the number of jobs queued behind the first."""
     health_checks: bool
@@ -172,7 +172,7 @@ class JobPlan:
         return any("--trial" in word for word in self.entrypoint)
 
     def end_of_grace(self, signal: str = "SIGTERM") -> float | None:
-        """Return when a job that receives this signal now will be killed, in seconds since the epoch; None if unknown."""
+        """Return when a job that gets this signal now will be killed, in seconds since the epoch; None if unknown."""
         # only TERM starts a grace time
         if self.grace_time_s is None or signal != "SIGTERM":
             return None

@@ -1,7 +1,7 @@
-"""The saves of one attempt: what goes into a checkpoint, and what follows when it is committed.
+"""The saves of one attempt: the content of a checkpoint, and what follows its commit.
 
-Training waits for the copy of what is saved. The rest goes on behind it, and is settled at a later batch, the same on
-all ranks; at most one save is in flight.
+Training waits only for the copy of the state. The write continues in the background and is settled at a later batch,
+the same one on all ranks; at most one save is in flight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.trial import BuiltTrial
 
 WAIT_S = 2.0
-"""Most disks have committed a checkpoint by then, and it is of the batch at which it is due."""
+"""Seconds to wait for a save in flight. Most disks commit a checkpoint in this time, so it is of the batch at which it
+is due.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +38,23 @@ class Checkpointing:
     """How the checkpoints of a trial are made, and how many are kept."""
 
     checkpoints: CheckpointContext
-    """Where they are."""
+    """The checkpoints on disk."""
     save_schedule: SaveSchedule
-    """When to save, beside the schedule."""
+    """Decides when to save, besides the periods of the schedule."""
     portable: Portable
-    """What makes them usable away from the experiment."""
+    """Adds the files with which a checkpoint can be loaded outside the experiment."""
     retention: Callable[[], Policy] | None = None
-    """How many checkpoints the experiment keeps, as of now; None: no experiment says it, and the schedule does."""
+    """Returns the current retention policy of the experiment; None uses the schedule's policy."""
     asynchronous: bool = True
-    """Whether training continues while a checkpoint is written, unless a callback of any rank overrides
-    `on_checkpoint_write_end`, which sees the files before the commit.
+    """True if training continues while a checkpoint is written.
+
+    A callback of any rank that overrides `on_checkpoint_write_end` disables this, since it must see the files before
+    the commit.
     """
 
 
 class CheckpointSaver:
-    """Made by all ranks together, which call all methods at the same batch."""
+    """Saves checkpoints. All ranks create it together and call each method at the same batch."""
 
     def __init__(
         self,
@@ -64,8 +68,8 @@ class CheckpointSaver:
         window: MetricWindow,
         log: MetricsLog,
     ) -> None:
-        """`progress` and `window` are the loop's own and change as it trains. Nothing is saved where the schedule
-        `only_trains`.
+        """`progress` and `window` belong to the loop and change as it trains. With `schedule.only_trains` nothing is
+        saved.
         """
         self._strategy = built.strategy
         self._distributed = built.context.distributed
@@ -84,31 +88,31 @@ class CheckpointSaver:
         self._asynchronous = checkpointing.asynchronous and not any(sees_files)
         self._never = schedule.only_trains
         self._saved: tuple[int, int] | None = None
-        """Batches, and batches at the last validation, in the last checkpoint; it may be on its way to the disk."""
+        """Batches, and batches at the last validation, of the last checkpoint, which may still be in flight."""
         self.is_postponed = False
-        """Whether a save is due since an earlier batch."""
+        """True if a save has been due since an earlier batch."""
         self._is_provisional = False
-        """The last one."""
+        """True if the last save was provisional."""
         self._first = progress.steps
         self.next_expectation: float = progress.steps + 1 if self._asynchronous and not self._never else math.inf
-        """So many batches: there `expect` looks what a save will have."""
+        """Number of batches at which `expect` allocates memory again."""
         self._uuid = ""
-        """Of the last one that this attempt has begun."""
+        """UUID of the last save that this attempt started."""
 
     @property
     def is_saved(self) -> bool:
-        """Whether the last checkpoint has all that was trained."""
+        """True if the last checkpoint contains everything trained."""
         return self._never or self._saved == self._reached() or self._progress.steps == 0
 
     def resumed(self) -> None:
-        """All is as in a checkpoint."""
+        """Record that the state is that of a checkpoint."""
         self._saved = self._reached()
 
     def expect(self) -> None:
         """Allocate the memory of the first save, so that it takes no longer than later ones.
 
-        Optimizers have their state from their first step on, which may come after some batches: this looks again at
-        twice the number of batches each time.
+        Optimizers have state only after their first step, which may follow some batches, so the number of batches until
+        the next allocation doubles each time.
         """
         steps = self._progress.steps
         if steps >= self.next_expectation:
@@ -117,9 +121,9 @@ class CheckpointSaver:
                 self._checkpoints.allocate(*self._strategy.expected(self._callbacks, self._window))
 
     def save(self, *, is_provisional: bool = False) -> None:
-        """Training may go on when it returns; the checkpoint is committed when it is settled.
+        """Start a save and return when training may continue; the checkpoint is committed when the save is settled.
 
-        `is_provisional`: another one of the same batch follows soon; this one deletes and uploads nothing.
+        `is_provisional`: another save of the same batch follows soon, so this one deletes and uploads nothing.
         """
         self.settle()
         self.next_expectation = math.inf
@@ -142,9 +146,9 @@ class CheckpointSaver:
             self._ends()
 
     def save_when_free(self) -> None:
-        """For a save that may be of a later batch, too: a save in flight does not hold up the training for long.
+        """Start a save, or postpone it if another one is in flight for more than WAIT_S seconds.
 
-        Where it is still in flight after WAIT_S the new one is postponed, and this is called again at later batches.
+        A postponed save is tried again at later batches, so that training is not blocked for long.
         """
         if not self.is_postponed:
             self.settle(timeout_s=WAIT_S)
@@ -154,12 +158,12 @@ class CheckpointSaver:
             self.save()
 
     def settle(self, *, wait: bool = True, timeout_s: float | None = None) -> None:
-        """The save in flight, if any: what follows it is done where it is committed, for which this may `wait`."""
+        """Finish the save in flight, if it is committed or this may `wait` for the commit."""
         if self._checkpoints.in_flight and self._checkpoints.settled(wait=wait, timeout_s=timeout_s):
             self._ends()
 
     def save_the_rest(self, stop: StopAgreement) -> None:
-        """Before all ranks leave."""
+        """Save what no checkpoint contains, before all ranks exit."""
         last = LastSave.AFTER_THE_ONE_IN_FLIGHT
         if stop.stopped and not self.is_saved:
             last = self._save_schedule.last_save(stop.deadline, in_flight=self._checkpoints.in_flight)
@@ -174,25 +178,27 @@ class CheckpointSaver:
 
     @contextmanager
     def finishing(self, stop: StopAgreement) -> Iterator[None]:
-        """Where the block fails, a save in flight is not lost with it, if the job leaves it the time."""
+        """Wait for a save in flight if the block raises, as long as the job's deadline allows."""
         try:
             yield
         except BaseException as error:
-            if self._checkpoints.in_flight:  # whoever ends this process meanwhile would hide the error
+            if self._checkpoints.in_flight:  # printed before the wait, during which this process may be killed
                 failed = f"rank {self._distributed.rank} failed and waits for the save in flight"
                 print(f"hpc-det: {failed}: {type(error).__name__}: {error}", flush=True)
             self._checkpoints.wait_before_exit(lambda: stop.deadline)
             raise
 
     def prune_all(self) -> None:
-        """At the end: nobody resumes from here."""
+        """Delete all checkpoints that the policy does not keep; the trial is complete and will not be resumed."""
         if self._distributed.is_chief:
             self._prune(self._search.validations)
 
     # --- helpers
 
     def _reached(self) -> tuple[int, int]:
-        """A validation changes what is saved: callbacks, and schedulers that they step."""
+        """Return the batches trained and validated. A validation changes what is saved: callbacks and the schedulers
+        they step.
+        """
         return self._progress.steps, self._progress.validated
 
     def _write(self, folder: Path, put: Put) -> None:
@@ -207,7 +213,7 @@ class CheckpointSaver:
         return entries
 
     def _after_commit(self) -> Callable[[], None]:
-        """For rank 0, which may train on meanwhile."""
+        """Return what rank 0 does after the commit, in a thread while it trains."""
         validations = dict(self._search.validations)
 
         def work() -> None:

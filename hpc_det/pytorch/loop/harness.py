@@ -1,4 +1,4 @@
-"""From the name of a trial class to its outcome: as a rank of a job, or in this process alone."""
+"""From the name of a trial class to its outcome, as a rank of a job or in this process alone."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from hpc_det.store.folders import TrialFolder
 def run_trial(trial_name: str, process: RankProcess, env: Mapping[str, str]) -> None:
     """Train `module:Class` to its end or to an agreed stop, as a rank of an attempt.
 
-    Raises UsageError for a class that cannot be a trial; whatever the trial raises goes through.
+    Raises UsageError for a class that cannot be a trial; exceptions of the trial are passed on.
     """
     with TrialRun.of_attempt(process, env) as run:
         train_by_name(trial_name, run)
 
 
 def train_by_name(trial_name: str, run: TrialRun) -> Outcome:
-    """Build the trial `module:Class` and train it as its experiment's configuration says."""
+    """Build the trial `module:Class` and train it by its experiment's configuration."""
     trial_class = load_trial_class(trial_name)
     seed_everything(run.spec["trial_seed"])
     context = run.new_context(trial_class)
@@ -50,7 +50,7 @@ def train_by_name(trial_name: str, run: TrialRun) -> Outcome:
 
 
 def load_trial_class(name: str) -> type[Trial]:
-    """The class `module:Class`. Raises UsageError with one sentence that says what is wrong where."""
+    """Return the class `module:Class`. Raises UsageError with the cause and the place."""
     module_name, separator, class_name = name.partition(":")
     if not separator:
         raise UsageError(f"--trial {name}: not of the form module:Class, for example model_def:MyTrial")
@@ -72,7 +72,7 @@ def load_trial_class(name: str) -> type[Trial]:
 
 
 def _cause(error: Exception) -> str:
-    """The error and the user's own line that raised it."""
+    """Return the error as text, with the user's line that raised it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
     return f"{type(error).__name__}: {error}{where}"
@@ -82,14 +82,14 @@ def _cause(error: Exception) -> str:
 
 
 STOP_SIGNALS_BUT_INTERRUPT = [number for number in STOP_SIGNALS if number != signal.SIGINT]
-"""Somebody sits at the keyboard: Control-C means now."""
+"""Signals that stop a run without a job. Ctrl-C is not among them, since it must end an interactive run at once."""
 
 
 def run_locally(trial_name: str, spec: dict[str, Any], context_dir: Path, *, test: bool, debug: bool) -> Outcome:
-    """Train `module:Class` from `context_dir`.
+    """Train `module:Class` from `context_dir` in this process.
 
-    `test`: one batch of everything, of which no file remains. `debug`: an error of the trial opens the debugger where
-    it was raised. Raises HpcDetError after a failure of the trial, whose traceback is printed.
+    `test`: train, validate and save one batch, and delete the files. `debug`: open the debugger where the trial raises
+    an exception. Raises HpcDetError after a failure of the trial, whose traceback is printed.
     """
     with _folder(test) as folder, _explained(debug), closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals:
         os.chdir(context_dir)
@@ -99,7 +99,7 @@ def run_locally(trial_name: str, spec: dict[str, Any], context_dir: Path, *, tes
 
 
 def new_folder() -> TrialFolder:
-    """For a run that no scheduler knows, below the state root."""
+    """Create and return a folder below the state root for a run without a job."""
     parent = state_root(os.environ) / "local"
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = TrialFolder(Path(tempfile.mkdtemp(prefix=datetime.now().strftime("%Y%m%d-%H%M%S-"), dir=parent)))
@@ -135,5 +135,5 @@ def _explained(debug: bool) -> Iterator[None]:
         traceback.print_exc()
         if debug:
             pdb.post_mortem(error.__traceback__)
-            sys.stdout.flush()  # the debugger's last line comes before ours
+            sys.stdout.flush()  # so that the debugger's last line precedes the error
         raise HpcDetError(f"the trial failed: {type(error).__name__}: {error}") from None

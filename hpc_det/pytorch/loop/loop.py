@@ -1,14 +1,14 @@
-"""The training loop: local and distributed, fresh and resumed, one path.
+"""The training loop, the same for local and distributed, fresh and resumed runs.
 
-    build the data, restore
-    until trained to the end, or all ranks agree to stop:
-        validate and checkpoint where they are due at this batch; before the last validation a checkpoint is begun
-        train up to the next batch at which anything can be due, and report
-        where the search wanted the metric: save, report, and train on, if it wants more of this trial
-    save what is not saved
+  build the data, restore
+  until trained to the end, or all ranks agree to stop:
+      validate and checkpoint if due at this batch; before the last validation, start a checkpoint
+      train up to the next batch at which anything can be due, and report
+      if the search needs the metric: save, report, and continue if it wants more of this trial
+  save what no checkpoint contains
 
-Everything due at a batch is derived from the progress, so a run that was stopped anywhere, also inside a validation,
-does after its resume exactly what it would have done without the stop.
+Everything due at a batch is derived from the progress. So a run that was stopped anywhere, even inside a validation,
+does the same after its resume as without the stop.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ from hpc_det.pytorch.trial.trial_data import TrialData
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """What a trial that has no checkpoint of its own begins with, at batch 0."""
+    """The start of a trial that has no checkpoint, at batch 0."""
 
     checkpoint: Path | None = None
-    """Models, optimizers and schedulers. The trial resumes from it where it was saved by this very trial."""
+    """Checkpoint for models, optimizers and schedulers. A checkpoint of the same trial is resumed."""
     weights: Path | None = None
-    """The weights of the models alone, since its optimizers have hyperparameters of their own. Without `checkpoint`."""
+    """Checkpoint for the weights of the models alone, since the optimizers have their own hyperparameters. Not with
+    `checkpoint`.
+    """
 
 
 class Loop:
@@ -61,8 +63,8 @@ class Loop:
         warm_start: WarmStart | None = None,
         measurements: Measurements | None = None,
     ) -> None:
-        """`searcher`: where a search decides how long the trial trains. `measurements`: where the config asks for
-        them.
+        """`searcher`: the search that decides how long the trial trains, if any. `measurements`: given if the config
+        profiles.
         """
         self._built = built
         self._trial, self._context, self._strategy = built.trial, built.context, built.strategy
@@ -78,7 +80,7 @@ class Loop:
         self._progress = Progress()
 
     def run(self) -> Progress:
-        """Train until the end or the agreed stop, and leave everything saved."""
+        """Train until the end or the agreed stop, with everything saved on return."""
         timed = self._measurements.timed if self._measurements else untimed
         self._callbacks = Callbacks(self._trial.build_callbacks(), timed)
         with ExitStack() as stack:
@@ -93,12 +95,12 @@ class Loop:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the newest checkpoint has all that was trained."""
+        """True if the newest checkpoint contains everything trained."""
         return self._saver.is_saved
 
     @property
     def end(self) -> str:
-        """How `run` ended: "stopped" early because all ranks agreed to, "waiting" for the search, or "finished"."""
+        """How `run` ended: "stopped" by agreement of all ranks, "waiting" for the search, or "finished"."""
         if self._stop.stopped:
             return "stopped"
         return "waiting" if self._search.may_come_back else "finished"
@@ -115,12 +117,12 @@ class Loop:
                 self._saver.expect()
 
     def _goes_on(self) -> bool:
-        """Whether the search wants more of this trial, which is trained as long as was asked."""
+        """Return whether the search wants more of this trial, which has trained to the requested length."""
         if not self._search.hears_reports:
             return False
         if not self.is_saved:
             self._saver.save()
-        self._saver.settle()  # a report that stands, of a batch that is gone, would not be made again
+        self._saver.settle()  # a report is made once, so its batch must not be lost afterwards
         until = self._search.next_length(self._progress)
         if until is None:
             return False
@@ -130,7 +132,9 @@ class Loop:
     # --- start
 
     def _begin(self, stack: ExitStack) -> Any:
-        """Data first, then state (upstream's order): making an iterator may draw random numbers."""
+        """Build the data, then restore the state, in Determined's order: creating an iterator may draw
+        random numbers.
+        """
         folder = self._checkpoint_to_resume()
         ranks = self._read_progress(folder) if folder else 0
         self._context.begin_training(self._progress.steps)
@@ -140,7 +144,7 @@ class Loop:
         if not folder:
             self._begin_anew()
         self._continue_log()
-        self._strategy.check_savable(self._callbacks)  # better now than when the first checkpoint is due
+        self._strategy.check_savable(self._callbacks)  # fails before training, not at the first checkpoint
         self._save_schedule.begin(self._progress.steps)
         self._callbacks.call("on_training_start")
         self._context.profiler.start()
@@ -154,7 +158,10 @@ class Loop:
         return batches
 
     def _checkpoint_to_resume(self) -> Path | None:
-        """The newest of this trial. A run outside any job has a new folder, and may be told of one in an older one."""
+        """Return the newest checkpoint of this trial, or the one of the warm start, or None.
+
+        A run outside a job has a new folder, and may be given a checkpoint of an older one.
+        """
         if found := self._checkpoints.newest(self._strategy.reads):
             self._mend_code(found[0])
             return found[0]
@@ -164,7 +171,7 @@ class Loop:
         self._checkpoints.verify(told, self._strategy.reads)
         is_own: bool = self._distributed.broadcast_json(self._checkpointing.portable.is_of_this_trial(told))
         if self._distributed.is_chief:
-            how = "goes on from" if is_own else "begins with the weights, of another trial or seed, in"
+            how = "resumes from" if is_own else "starts with the weights of another trial or seed, from"
             print(f"hpc-det: {how} {told}", flush=True)
         return told if is_own else None
 
@@ -174,7 +181,7 @@ class Loop:
                 print(f"hpc-det: warning: {problem}", flush=True)
 
     def _read_progress(self, folder: Path) -> int:
-        """The number of ranks that the gang had."""
+        """Restore the progress, and return the number of ranks of the former gang."""
         self._progress, ranks = restored_progress(folder)
         if self._progress.steps:
             self._context.batch = last = self._progress.steps - 1
@@ -227,7 +234,7 @@ class Loop:
         stack.callback(measurements.end, self._progress)
 
     def _resume(self, folder: Path, ranks: int) -> dict[str, Any] | None:
-        """Everything as it was, but for the generators, whose state is returned, if this rank was there."""
+        """Restore the state, and return that of the random generators if the former gang had this rank."""
         self._strategy.restore(folder, self._callbacks)
         self._saver.resumed()
         return self._strategy.restore_rank(folder, ranks, self._open_report.window)
@@ -241,7 +248,7 @@ class Loop:
 
     def _load_weights(self, folder: Path) -> None:
         if self._distributed.is_chief:
-            print(f"hpc-det: begins with the weights in {folder}", flush=True)
+            print(f"hpc-det: starts with the weights in {folder}", flush=True)
         self._checkpoints.verify(folder, self._strategy.reads)
         self._strategy.restore_weights(folder)
 
@@ -252,17 +259,19 @@ class Loop:
                 self._search.validations = self._log.validations(self._schedule.metric)
 
     def _seed_this_rank(self) -> None:
-        """Weights were built from the trial's seed, the same on all ranks; their noise from here on differs, but for
-        ranks that have one copy of the model among them.
+        """Seed this rank's random generators.
+
+        Weights were built from the trial's seed, the same on all ranks. From here on ranks differ, except those that
+        share one copy of the model.
         """
         seed_everything((self._context.get_trial_seed() + self._strategy.mpu.data_parallel_rank) % 2**32)
 
     # --- batches
 
     def _train_to_boundary(self, batches: Any) -> None:
-        """Batches of one epoch, until something can be due, or all ranks agree to stop.
+        """Train batches of one epoch, until something can be due or all ranks agree to stop.
 
-        What is the same for all of them is done once: at a batch it would cost microseconds.
+        Whatever is the same for all of them is done once, since it would cost microseconds at each batch.
         """
         progress, first, start = self._progress, self._progress.steps, self._progress.position
         until = min(self._schedule.next_boundary(first), self._save_schedule.next_look, self._saver.next_expectation)
@@ -289,9 +298,9 @@ class Loop:
             self._report_training()
 
     def _train(self, batches: Any, first: int, count: int, epoch: int) -> int:
-        """`count` batches from number `first` on, or as many as are trained when all ranks agree to stop; how many.
+        """Train up to `count` batches from number `first` on, and return how many were trained before an agreed stop.
 
-        At least one: it is agreed on already.
+        At least one is trained, since the caller has checked for a stop.
         """
         context, report, stop = self._context, self._open_report, self._stop
         train_batch, end_batch = self._strategy.train_batch, self._strategy.end_batch
@@ -300,7 +309,7 @@ class Loop:
             if number > first and stop.should_stop():
                 return number - first
             context.batch = number
-            report.add(*train_batch(batches, epoch, number))  # whose memory is for the next one
+            report.add(*train_batch(batches, epoch, number))  # keeps no metrics, whose memory the next batch uses
             end_batch(number)
             if profiler:
                 profiler.step()
@@ -313,11 +322,11 @@ class Loop:
     # --- boundaries
 
     def _settle_boundary(self) -> bool:
-        """Validate and save if that is due here; False when a stop is on its way and the validation was abandoned."""
+        """Validate and save if due. Return False if a stop interrupted the validation."""
         self._saver.settle(wait=False)
         if self._schedule.validation_is_due(self._progress):
             if self._schedule.finished(self._progress) and not self.is_saved:
-                self._saver.save(is_provisional=True)  # what fails in the last validation shall not cost the training
+                self._saver.save(is_provisional=True)  # so that a failing last validation does not lose the training
             if not self._validate():
                 return False
         self._save_what_is_due()

@@ -1,4 +1,4 @@
-"""One attempt of a trial on one rank: process group, folder, stop notices, and what the job gives it."""
+"""One attempt of a trial on one rank: process group, folder, stop notices and the services of the job."""
 
 from __future__ import annotations
 
@@ -47,38 +47,40 @@ if TYPE_CHECKING:
 
 
 Outcome = dict[str, Any]
-"""The content of outcome.json: the attempt, how it ended (`Loop.end`), the batches trained, whether they are saved."""
+"""Content of outcome.json: the attempt, how it ended (`Loop.end`), the batches trained, and whether they are saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobServices:
-    """What the job of an experiment gives its ranks; a run outside any job has none of it."""
+    """The services of an experiment's job for its ranks; a run outside a job has none."""
 
     code: Path
-    """What checkpoints take along."""
+    """Folder of the code that checkpoints contain."""
     searcher: SearcherContext
     retention: Callable[[], Policy]
-    """How many checkpoints the experiment keeps, as of now."""
+    """Function that returns the current retention policy of the experiment."""
     mirror: Mirror | None
-    """On rank 0, where checkpoints are in an object store, too."""
+    """Copies checkpoints to an object store; on rank 0, if the experiment has one."""
     grace_s: float | None
-    """On rank 0: what a preemption gives, where it is known."""
+    """Seconds between a preemption and the kill, on rank 0, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Purpose:
-    """What a run is for, where it is not the training that the configuration describes."""
+    """The kinds of runs that differ from the training that the configuration describes."""
 
     test: bool = False
-    """One batch of everything."""
+    """True if one batch is trained, validated and saved."""
     trains_on: TrainsOn | None = None
-    """A short run that measures the throughput; None: this is no such run."""
+    """Input of a short run that measures the throughput; None for other runs."""
     forced_stops: frozenset[int] | None = None
-    """Of `experiment verify-resume`: after so many batches; None: this is no such run."""
+    """Numbers of batches at which `experiment verify-resume` stops the run; None for other runs."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Purpose:
-        """`--test` adds HPC_DET_TEST to the environment of an experiment (hpc_det.config.request.for_test)."""
+        """Return the purpose from the environment, to which `--test` adds HPC_DET_TEST
+        (hpc_det.config.request.for_test).
+        """
         return cls(
             test=bool(env.get("HPC_DET_TEST")),
             trains_on=trains_on(env.get(THROUGHPUT)),
@@ -86,7 +88,7 @@ class Purpose:
         )
 
     def adapted(self, schedule: Schedule, config: Mapping[str, Any]) -> Schedule:
-        """`schedule` as this run needs it. `config`: the experiment's."""
+        """Return `schedule` as this run needs it. `config`: the experiment's configuration."""
         if self.trains_on:
             return schedule.for_throughput(config)
         if self.forced_stops is not None:
@@ -99,25 +101,25 @@ class TrialRun:
     """One attempt of a trial, as one rank takes part in it."""
 
     spec: dict[str, Any]
-    """The content of trial.json."""
+    """Content of trial.json."""
     folder: TrialFolder
     attempt: int
     distributed: Distributed
     stop: StopAgreement
     log: MetricsLog
     job: JobServices | None = None
-    """None outside any job."""
+    """None outside a job."""
     purpose: Purpose = field(default_factory=Purpose)
 
     @classmethod
     @contextmanager
     def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Iterator[TrialRun]:
-        """The run of a rank that a node agent's launcher has started."""
+        """Yield the run of a rank that a node agent's launcher started."""
         attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heartbeat.progress
         process.heartbeat.progress = lambda: Progress("meeting", 0)
         stop_class = ForcedStop if RESUME_CHECK in env else StopAgreement
         with process_group(distributed), _stops(distributed, process.signals, process.line, stop_class) as stop:
-            distributed.barrier()  # a network that joins ranks and carries nothing shows here
+            distributed.barrier()  # fails early on a network that connects ranks but drops data
             process.heartbeat.progress = lambda: stop.progress
             if distributed.is_chief:
                 keep_code(attempt.trial.experiment().code)
@@ -139,7 +141,9 @@ class TrialRun:
     def unmanaged(
         cls, spec: dict[str, Any], folder: TrialFolder, distributed: Distributed, signals: SignalPipe, *, test: bool
     ) -> Iterator[TrialRun]:
-        """Outside any job: under torchrun or another launcher, or in one process. Within `process_group`."""
+        """Yield a run outside a job, under torchrun or another launcher or in one process. Call it inside
+        `process_group`.
+        """
         with _stops(distributed, signals, None) as stop:
             yield cls(
                 spec=spec,
@@ -166,9 +170,8 @@ class TrialRun:
     ) -> Outcome:
         """Train until the end or an agreed stop; rank 0 writes the outcome.
 
-        `profiling_enabled`: whatever the config says.
-
-        Raises UsageError for a trial that wraps nothing; whatever the trial raises goes through.
+        `profiling_enabled` overrides the configuration. Raises UsageError for a trial that wraps no model; exceptions
+        of the trial are passed on.
         """
         built = BuiltTrial(trial, context, trial.strategy_class(trial, context))
         built.strategy.check()
@@ -250,9 +253,9 @@ def _job_of(attempt: Attempt, config: dict[str, Any], distributed: Distributed) 
 def process_group(distributed: Distributed) -> Iterator[None]:
     """Join the ranks of `distributed` in a process group for the length of the block, unless the script has made one.
 
-    A script's own group is used and stays. After a failure the group is not destroyed: with a dead peer that may hang,
-    and the process exits at once anyway. Raises UsageError where a script's group has another rank or size, or cannot
-    exchange CPU tensors.
+    A script's own group is used and kept. After a failure the group is not destroyed: with a dead peer that may hang,
+    and the process exits anyway. Raises UsageError if a script's group has another rank or size, or cannot exchange CPU
+    tensors.
     """
     is_ours = not dist.is_initialized()
     if not is_ours:
@@ -270,18 +273,20 @@ def _check_group(distributed: Distributed) -> None:
     theirs, ours = (dist.get_rank(), dist.get_world_size()), (distributed.rank, distributed.size)
     if theirs != ours:
         raise UsageError(
-            f"the process group that was made before says rank {theirs[0]} of {theirs[1]}, RANK and WORLD_SIZE say "
+            f"the existing process group has rank {theirs[0]} of {theirs[1]}, but RANK and WORLD_SIZE mean "
             f"rank {ours[0]} of {ours[1]}; set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun does"
         )
     if "cpu:" not in dist.get_backend_config():
         raise UsageError(
-            f"the process group that was made before is for {dist.get_backend_config()} alone, and CPU tensors are "
-            f"exchanged, too; leave init_process_group out, or give it the backend cpu:gloo,cuda:nccl"
+            f"the existing process group has the backend {dist.get_backend_config()}, but CPU tensors are exchanged, "
+            f"too; remove init_process_group, or give it the backend cpu:gloo,cuda:nccl"
         )
 
 
 def _staging(config: dict[str, Any]) -> Path | None:
-    """The folder on the node's own disk for copies of what is saved. Raises UsageError where this job cannot write."""
+    """Return the folder on the node's disk for copies of what is saved. Raises UsageError if this job cannot write
+    there.
+    """
     said = config.get("checkpoint_staging")
     if said is None:
         return None
@@ -289,7 +294,7 @@ def _staging(config: dict[str, Any]) -> Path | None:
     if not (folder.is_absolute() and os.access(folder, os.W_OK | os.X_OK)):
         raise UsageError(
             f"checkpoint_staging: {said!r} is {str(folder)!r} on {socket.gethostname()}, where this job cannot write; "
-            f"name a folder of the node's own disk that every node of the pool has, or leave it out"
+            f"name a folder on a local disk that every node of the pool has, or remove the key"
         )
     return folder
 
@@ -303,7 +308,7 @@ def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
 def _stops(
     distributed: Distributed, signals: SignalPipe, line: Line | None, stop_class: type[StopAgreement] = StopAgreement
 ) -> Iterator[StopAgreement]:
-    """The agreement of the ranks to stop, which a signal or a message of the agent begins."""
+    """Yield the agreement of the ranks to stop, which a signal or a message of the agent starts."""
     stop = stop_class(distributed.messages)
 
     def notice(deadline: float | None) -> None:
@@ -320,7 +325,7 @@ def _stops(
 
 
 class ShownLog(MetricsLog):
-    """Also prints the metrics, of a run that nobody follows from outside."""
+    """A metrics log that also prints the metrics, for runs without a follower."""
 
     def report(self, kind: str, steps: int, total: int, metrics: Mapping[str, Any], **facts: float) -> None:
         super().report(kind, steps, total, metrics, **facts)

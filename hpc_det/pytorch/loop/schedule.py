@@ -1,4 +1,4 @@
-"""The progress of a trial, units of training, and the schedule: how long it trains, and what is due on the way."""
+"""The progress of a trial, units of training, and the schedule: its length and the periods of what is done in it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from hpc_det.pytorch.data import Position
 
 @dataclass
 class Progress:
-    """Where a trial is: everything due at a batch is derived from it. The same on every rank."""
+    """The progress of a trial, the same on every rank; everything due at a batch is derived from it."""
 
     steps: int = 0
-    """Batches trained."""
+    """Number of batches trained."""
     position: Position = field(default_factory=Position)
-    """`position.epoch` is also the number of epochs completed."""
+    """Position in the data; `position.epoch` is also the number of epochs completed."""
     epoch_started: bool = False
-    """Whether the last batch was the first of its epoch."""
+    """True if the last batch was the first of its epoch."""
     epoch_ended: bool = False
-    """Whether the last batch completed an epoch; it may have begun the next one, too."""
+    """True if the last batch completed an epoch, even if it also contains the first records of the next one."""
     validated: int = -1
-    """Batches at the last validation."""
+    """Number of batches at the last validation; -1 before the first."""
     best: float | None = None
-    """The best value of the searcher metric so far."""
+    """Best value of the searcher's metric."""
     stop_requested: bool = False
-    """By the trial, and known to all ranks."""
+    """True if the trial asked to stop, agreed by all ranks."""
 
     @property
     def starts_epoch(self) -> bool:
-        """Whether the next batch is the first of its epoch."""
+        """True if the next batch is the first of its epoch."""
         return self.epoch_ended or self.steps == 0
 
     @property
     def last_epoch(self) -> int:
-        """Of the last batch."""
+        """Epoch of the last batch, from 0."""
         return self.position.epoch - self.epoch_ended
 
     def advance(self, position: Position, batches: int) -> None:
-        """So many more are trained, of one epoch, which led to `position`."""
+        """Count `batches` more of one epoch, which end at `position`."""
         self.epoch_started = self.starts_epoch and batches == 1
         self.steps += batches
         self.epoch_ended = position.epoch > self.position.epoch
@@ -52,33 +52,32 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainUnit:
-    """An amount of training: how long, how often, or when.
+    """An amount of training: a length, a period or a schedule.
 
-    `value` is a whole number, for a length or a period, or a container of them, for a schedule.
-
-    A period below 1 is due after every batch. Use `Batch` or `Epoch`.
+    `value` is a whole number for a length or a period, or a container of numbers for a schedule. A period below 1 is
+    due after every batch. Use `Batch` or `Epoch`.
     """
 
     value: int | Container[int]
 
     def __post_init__(self) -> None:
-        """Raises UsageError for anything else."""
+        """Raise UsageError for any other value."""
         is_schedule = isinstance(self.value, Container) and not isinstance(self.value, (str, bytes))
         if isinstance(self.value, bool) or not (isinstance(self.value, int) or is_schedule):
             kind = type(self).__name__
-            raise UsageError(f"{kind}({self.value!r}): give a whole number, such as {kind}(100), or a list of them")
+            raise UsageError(f"{kind}({self.value!r}): expected a whole number, such as {kind}(100), or a list of them")
 
     def due(self, progress: Progress) -> bool:
-        """Whether the last batch completed a period, or what a schedule names."""
+        """Return whether the last batch completed a period or reached a number of the schedule."""
         raise NotImplementedError
 
     def reached(self, progress: Progress) -> bool:
-        """Whether training of this length is at its end."""
+        """Return whether training of this length is complete."""
         return self._done(progress) >= self.length
 
     @property
     def length(self) -> int:
-        """Raises TypeError for a schedule, which is no length; UsageError for one of nothing."""
+        """The length. Raises TypeError for a schedule, UsageError for less than 1."""
         if not isinstance(self.value, int):
             raise TypeError(
                 f"max_length: {self} is a schedule; give a whole number, such as {type(self).__name__}(100)"
@@ -88,11 +87,13 @@ class TrainUnit:
         return self.value
 
     def next_boundary(self, steps: int) -> float:
-        """The number of batches after `steps` at which this may be due; infinity where it only is at epochs' ends."""
+        """Return the next number of batches after `steps` at which this may be due; infinity if only the end of an
+        epoch counts.
+        """
         return math.inf
 
     def batches(self, batches_per_epoch: int | Fraction | None) -> int:
-        """This length in batches. Raises UsageError for epochs of a loader whose length nobody knows."""
+        """Return this length in batches. Raises UsageError for epochs of a loader of unknown length."""
         raise NotImplementedError
 
     def _done(self, progress: Progress) -> int:
@@ -126,8 +127,8 @@ class Epoch(TrainUnit):
     def batches(self, batches_per_epoch: int | Fraction | None) -> int:
         if batches_per_epoch is None:
             raise UsageError(
-                f"{self}: the training loader has no length, so nobody can say where an epoch ends; "
-                f"give the length in batches, or the loader a __len__"
+                f"{self}: the training loader has no length, so the end of an epoch is unknown; "
+                f"give the length in batches, or define __len__ of the loader"
             )
         return math.ceil(self.length * batches_per_epoch)
 
@@ -136,9 +137,9 @@ class Epoch(TrainUnit):
 
 
 def unit_from_config(config: Mapping[str, int] | int, global_batch_size: int | None) -> TrainUnit:
-    """Of `{batches: 5}`, `{epochs: 5}`, `{records: 500}` or 5 (batches). Records become batches of the global size.
+    """Return the unit of `{batches: 5}`, `{epochs: 5}`, `{records: 500}` or 5, which counts batches.
 
-    That rule for records is upstream's: max(records // global_batch_size, 1).
+    Records become batches by Determined's rule: max(records // global_batch_size, 1).
     """
     ((unit, amount),) = config.items() if isinstance(config, Mapping) else (("batches", config),)
     if unit == "epochs":
@@ -151,12 +152,12 @@ def unit_from_config(config: Mapping[str, int] | int, global_batch_size: int | N
 
 
 def unit_of(config: Mapping[str, int] | int) -> str:
-    """What a length in a configuration is counted in: batches, records or epochs."""
+    """Return the unit of a length in a configuration: batches, records or epochs."""
     return next(iter(config)) if isinstance(config, Mapping) else "batches"
 
 
 def period_from_config(config: Mapping[str, int] | int, global_batch_size: int | None) -> TrainUnit | None:
-    """None for a period of zero, which in a config means at the end only."""
+    """Return the period; None for zero, which in a configuration means only at the end."""
     amount = next(iter(config.values())) if isinstance(config, Mapping) else config
     return unit_from_config(config, global_batch_size) if amount else None
 
@@ -166,33 +167,35 @@ CheckpointPolicy = Literal["best", "all", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Everything is derived from the progress, so that a resumed run does what an undisturbed one would have done."""
+    """The length of a training and its periods. What is due depends on the progress alone, so a resumed run does the
+    same.
+    """
 
     max_length: TrainUnit
     reporting_period: TrainUnit = field(default_factory=lambda: Batch(100))
     validation_period: TrainUnit | None = None
-    """None: at the end only."""
+    """None validates only at the end."""
     checkpoint_period: TrainUnit | None = None
     checkpoint_policy: CheckpointPolicy = "best"
-    """Beside the period: after each validation, or each that is the best so far."""
+    """Checkpoints besides the periodic ones: after each validation, after each best one, or none."""
     search_unit: str | None = None
-    """What the search counts in, batches, records or epochs: the unit of `searcher.max_length`."""
+    """Unit in which the search counts: batches, records or epochs, as in `searcher.max_length`."""
     global_batch_size: int | None = None
-    """For lengths in records."""
+    """Records of a batch over all ranks, for lengths in records."""
     initial_validation: bool = False
     metric: str | None = None
-    """The validation metric that decides what is best."""
+    """Validation metric that decides which validation is best."""
     smaller_is_better: bool = True
     kept: Policy = field(default_factory=Policy)
-    """How many checkpoints stay at the end, where no experiment says it."""
+    """Number of checkpoints kept at the end, unless the experiment sets it."""
     validation_batches: int | None = None
-    """None: all of them."""
+    """Batches of a validation; None validates with all of them."""
     only_trains: bool = False
-    """Nothing is validated, and nothing saved."""
+    """True for runs without validations and checkpoints."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], global_batch_size: int | None) -> Schedule:
-        """Of an experiment's effective config."""
+        """Return the schedule of an experiment's effective configuration."""
         searcher = config["searcher"]
         return cls(
             max_length=unit_from_config(searcher["max_length"], global_batch_size),
@@ -209,7 +212,7 @@ class Schedule:
         )
 
     def for_test(self) -> Schedule:
-        """One batch of everything."""
+        """Return a schedule that trains, validates and saves one batch."""
         return replace(
             self,
             max_length=Batch(1),
@@ -222,11 +225,11 @@ class Schedule:
         )
 
     def for_throughput(self, config: Mapping[str, Any]) -> Schedule:
-        """Only training."""
+        """Return a schedule that only trains."""
         return replace(self.as_configured(config), only_trains=True)
 
     def as_configured(self, config: Mapping[str, Any]) -> Schedule:
-        """As long as an experiment's effective `config` says, also where a script says otherwise."""
+        """Return a schedule with the lengths of `config`, the effective configuration, even if a script sets others."""
         return replace(
             self,
             max_length=unit_from_config(config["searcher"]["max_length"], self.global_batch_size),
@@ -236,13 +239,15 @@ class Schedule:
         )
 
     def until(self, length: int) -> Schedule:
-        """The same up to the length that the search wants; where the script says a length of its own, that stands."""
+        """Return the schedule up to the length that the search requests; unchanged if the script sets its
+        own length.
+        """
         if self.search_unit is None:
             return self
         return replace(self, max_length=unit_from_config({self.search_unit: length}, self.global_batch_size))
 
     def next_boundary(self, steps: int) -> float:
-        """The next number of batches at which something may be due; the end of an epoch is one, too."""
+        """Return the next number of batches at which something may be due. The end of an epoch is a boundary, too."""
         units = (self.max_length, self.reporting_period, self.validation_period, self.checkpoint_period)
         return min(unit.next_boundary(steps) for unit in units if unit)
 
@@ -260,10 +265,12 @@ class Schedule:
         return (self.validation_period is not None and self.validation_period.due(progress)) or self.finished(progress)
 
     def checkpoint_is_due(self, progress: Progress) -> bool:
-        """By the period."""
+        """Return whether the checkpoint period is complete."""
         return progress.steps > 0 and self.checkpoint_period is not None and self.checkpoint_period.due(progress)
 
     def validated_is_kept(self, progress: Progress, *, improved: bool) -> bool:
-        """Whether a checkpoint of just this batch is wanted. `improved`: the last validation was the best so far."""
+        """Return whether the policy keeps a checkpoint of this batch. `improved`: the last validation was
+        the best one.
+        """
         wanted = self.checkpoint_policy == "all" or (self.checkpoint_policy == "best" and improved)
         return wanted and progress.steps > 0 and progress.validated == progress.steps

@@ -1,4 +1,4 @@
-"""What the search wants of a trial, and what the trial's validations are to it."""
+"""One trial's exchange with the search: how long to train, and the validations that it reports."""
 
 from __future__ import annotations
 
@@ -12,38 +12,40 @@ from hpc_det.search.method import better
 
 
 class Search:
-    """Methods are called by all ranks at the same batch."""
+    """The search as a trial sees it. All ranks call each method at the same batch."""
 
     def __init__(self, searcher: SearcherContext | None, schedule: Schedule) -> None:
-        """`searcher` None: a run by itself, that ends where its configuration says."""
+        """`searcher` is None for a run without a search, which ends at the length of its configuration."""
         self._searcher = searcher
         self._sets_length = schedule.search_unit is not None
         self._metric = schedule.metric
         self._smaller_is_better = schedule.smaller_is_better
         self.validations: dict[int, float] = {}
-        """The searcher metric, by batches."""
+        """Values of the searcher's metric by number of batches."""
         self.improved = False
-        """Whether the last validation was the best so far."""
+        """True if the last validation was the best one."""
         self.may_come_back = False
-        """Whether the search has let go of the trial, and may want more of it later."""
+        """True if the search may want more of the trial later."""
 
     @property
     def hears_reports(self) -> bool:
         return self._searcher is not None
 
     def wants_training(self) -> bool:
-        """Whether the search, where it decides on the length, has work for this gang."""
+        """Return whether there is training to do. A search that sets the length may have no work for this gang."""
         if self._searcher is None or not self._sets_length or self._searcher.has_work():
             return True
         self.may_come_back = self._searcher.may_come_back()
         return False
 
     def length(self) -> int | None:
-        """Until when to train, in the unit of `searcher.max_length`; None where no search says so."""
+        """Return the length to train to, in the unit of `searcher.max_length`; None without a search."""
         return self._searcher.until() if self._searcher else None
 
     def next_length(self, progress: Progress) -> int | None:
-        """Report a trial that is trained as long as was asked. None: the search wants no more of it now."""
+        """Report a trial that has reached its length, and return the next one; None if the search wants no more for
+        now.
+        """
         assert self._searcher
         if progress.stop_requested:
             self._searcher.end()
@@ -54,7 +56,7 @@ class Search:
         return until
 
     def take(self, progress: Progress, metrics: dict[str, Any]) -> None:
-        """Of a validation. Raises UsageError where the searcher metric is missing or no number."""
+        """Record the metrics of a validation. Raises UsageError if the searcher's metric is missing or not a number."""
         if self._metric is None:
             return
         value = _number(self._metric, metrics)
@@ -68,10 +70,10 @@ def _number(name: str, metrics: dict[str, Any]) -> float:
     if name not in metrics:
         raise UsageError(
             f"searcher.metric: '{name}' is not among the validation metrics {sorted(metrics)} that the trial returns; "
-            f"{nearest(name, metrics) or 'name one of those'}"
+            f"{nearest(name, metrics) or 'use one of those'}"
         )
     value = scalar(metrics[name])
     if value is None:
         kind = type(metrics[name]).__name__
-        raise UsageError(f"searcher.metric: '{name}' is {kind}, no number; return one number for it")
+        raise UsageError(f"searcher.metric: '{name}' is {kind}, expected a number; return one number for it")
     return value

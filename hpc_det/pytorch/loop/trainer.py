@@ -1,4 +1,4 @@
-"""The Trainer form: a script of the user's own, under any launcher or none, on the same loop."""
+"""The Trainer: training from a script, under any launcher or none, with the same loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Context = TypeVar("Context", bound=TrialContext)
 
 
 class TrainerContext(PyTorchTrialContext):
-    """A context that knows where it runs, for the Trainer."""
+    """The context of a Trainer, which contains its run."""
 
     def __init__(self, run: TrialRun) -> None:
         super().__init__(run.spec, run.distributed, run.folder)
@@ -49,19 +49,20 @@ def init(
     aggregation_frequency: int | None = None,
     enable_tensorboard_logging: bool = True,
 ) -> Iterator[TrainerContext]:
-    """The context of a trial, for the length of a `with` block.
+    """Yield the context of a trial, for the length of a `with` block.
 
-    In a job of hpc_det's, hyperparameters and configuration are the experiment's. Elsewhere they are the arguments;
+    In a job of hpc_det, hyperparameters and configuration are the experiment's. Elsewhere they are the arguments; the
     ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...), and a signal (TERM, USR1, USR2, HUP) makes all
     ranks save and leave `fit` at the same batch.
 
-    The generators of Python, numpy and torch are seeded with the trial's seed on all ranks. Outside a job that follows
-    from `reproducibility.experiment_seed` of the configuration; without one it is that of torch's generator on rank 0.
+    The random generators of Python, numpy and torch are seeded with the trial's seed on all ranks. Outside a job the
+    seed is derived from `reproducibility.experiment_seed` of the configuration, or else from torch's generator on rank
+    0.
 
-    `aggregation_frequency`: by default what the configuration says in `optimizations`. A process group that the script
-    has made is used, and stays. After the block models of several ranks can no longer be trained.
+    `aggregation_frequency` defaults to the value in the configuration's `optimizations`. An existing process group of
+    the script is used and kept. After the block, models of several ranks can no longer be trained.
 
-    Raises UsageError where the script's process group has another rank or size than these variables say.
+    Raises UsageError if the script's process group has another rank or size than these variables.
     """
 
     def new_context(run: TrialRun) -> TrainerContext:
@@ -81,7 +82,7 @@ def context_of_script(
 ) -> Iterator[Context]:
     """Yield the context of a script: `init` for any kind of trial.
 
-    SystemExit with code 0 in the block is a success, and is raised again once the ranks have left together.
+    SystemExit with code 0 in the block is a success, and is raised again after all ranks have left.
     """
     leaving = None
     with _in_job() if Attempt.is_in(os.environ) else _unmanaged(hparams or {}, exp_conf or {}, distributed) as run:
@@ -100,12 +101,14 @@ def context_of_script(
 
 class Trainer:
     def __init__(self, trial: Trial, context: TrialContext) -> None:
-        """`context`: of `init`. Raises UsageError for another, and for a trial with missing methods."""
+        """`context` is the one that `init` yields. Raises UsageError for another one, and for a trial with missing
+        methods.
+        """
         if problems := interface_problems(type(trial)):
             raise UsageError([f"{type(trial).__name__} {problem}" for problem in problems])
         run = getattr(context, "run", None)
         if not isinstance(run, TrialRun):
-            raise UsageError("Trainer: the context is not of hpc_det.pytorch.init(); make it with that")
+            raise UsageError("Trainer: the context is not from hpc_det.pytorch.init(); create it with that function")
         self._trial = trial
         self._context = context
         self._run = run
@@ -124,18 +127,19 @@ class Trainer:
     ) -> None:
         """Train for `max_length`, or until all ranks agree to stop, and save.
 
-        `max_length`: in a job the default is the experiment's. `reporting_period`: the default is the configuration's
-        `scheduling_unit`, or 100 batches. The other periods: None means at the end only; without `checkpoint_period`,
-        a job also saves as its `checkpoint_interval` says.
+        `max_length` defaults to the experiment's length in a job. `reporting_period` defaults to the configuration's
+        `scheduling_unit`, or 100 batches. None for another period means only at the end; without `checkpoint_period`, a
+        job also saves by its `checkpoint_interval`.
 
-        A trial that has checkpoints resumes from the newest. A trial without any starts from the checkpoint in the
-        folder `latest_checkpoint`: it resumes where the checkpoint was saved by this trial (outside any job: by a run
-        with the same seed); otherwise its models, optimizers and schedulers take that state, and batches count from 0.
+        A trial with checkpoints resumes from the newest. A trial without checkpoints starts from the folder
+        `latest_checkpoint`: if this trial saved it (outside a job: a run with the same seed), training resumes;
+        otherwise models, optimizers and schedulers take its state, and batches count from 0.
 
-        `test_mode`: one batch of everything. `profiling_enabled`: as the configuration's `profiling.enabled`.
+        `test_mode`: train, validate and save one batch. `profiling_enabled`: like `profiling.enabled` of the
+        configuration.
 
         Raises UsageError for a missing length or one below 1, for a period that is not a TrainUnit, for an unknown
-        policy, and for `test_mode` inside a job; TypeError for a length that is a schedule.
+        policy, and for `test_mode` inside a job; TypeError for a schedule as a length.
         """
         _check_units(
             checkpoint_period=checkpoint_period,
@@ -180,13 +184,11 @@ class Trainer:
             return unit_from_config(searcher["max_length"], self._context.get_hparams().get("global_batch_size"))
         if test:
             return Batch(1)
-        raise UsageError(
-            "fit: max_length is not given, and there is no experiment that says it; pass Batch(n) or Epoch(n)"
-        )
+        raise UsageError("fit: max_length is missing, and no experiment sets it; pass Batch(n) or Epoch(n)")
 
 
 def _check_units(**given: object) -> None:
-    """A number alone says neither batches nor epochs."""
+    """Raise UsageError for plain numbers, whose unit (batches or epochs) would be unknown."""
     wrong = {name: unit for name, unit in given.items() if unit is not None and not _is_unit(unit)}
     if wrong:
         raise UsageError(
@@ -203,18 +205,20 @@ def _is_unit(given: object) -> bool:
 
 
 def _policy(policy: CheckpointPolicy, metric: str | None) -> CheckpointPolicy:
-    """Without a metric nobody can say what is best (upstream's rule). Raises UsageError for an unknown one."""
+    """Return the policy; `best` becomes `all` without a metric (Determined's rule). Raises UsageError for an unknown
+    policy.
+    """
     if policy not in (known := get_args(CheckpointPolicy)):
         hint = nearest(policy, known) if isinstance(policy, str) else ""
         raise UsageError(f"fit: checkpoint_policy is {shown(policy)}; {hint or 'use one of ' + ', '.join(known)}")
     if policy == "best" and metric is None:
-        warnings.warn("fit: no searcher metric says what is best, so each validation is saved", stacklevel=3)
+        warnings.warn("fit: no searcher metric decides which is best, so each validation is saved", stacklevel=3)
         return "all"
     return policy
 
 
 def _kept(config: Mapping[str, Any]) -> Policy:
-    """How many checkpoints stay at the end: all of them, where no configuration says it."""
+    """Return the retention at the end; without a configuration, all checkpoints are kept."""
     without = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": sys.maxsize}
     return Policy.of({**without, **config.get("checkpoint_storage", {})})
 
@@ -224,7 +228,7 @@ def _kept(config: Mapping[str, Any]) -> Policy:
 
 @contextmanager
 def _in_job() -> Iterator[TrialRun]:
-    """Yield the run of this rank of a job. An exception in the block is noted as its failure and raised again."""
+    """Yield the run of this rank of a job. An exception in the block is recorded as its failure and raised again."""
     if "RANK" not in os.environ:
         os.environ.update(_rank_without_launcher(Attempt.from_env(os.environ)))
     process = join_gang(os.environ)
@@ -239,11 +243,11 @@ def _in_job() -> Iterator[TrialRun]:
 
 
 def _rank_without_launcher(attempt: Attempt) -> dict[str, str]:
-    """torchrun's variables for a script that is the entrypoint itself: it runs once on each node."""
+    """Return torchrun's variables for a script that is the entrypoint, which runs once on each node."""
     if attempt.ranks_per_node > 1:
         error = UsageError(
-            f"entrypoint: nothing starts the script once for each of the {attempt.ranks_per_node} slots of a node; "
-            f"write `python3 -m hpc_det.launch.torch_distributed` before it"
+            f"entrypoint: the script is started once on a node with {attempt.ranks_per_node} slots; start one for each "
+            f"slot with a launcher: `python3 -m hpc_det.launch.torch_distributed` before the script"
         )
         note_error(attempt, None, error)
         raise error
@@ -277,7 +281,7 @@ def _unmanaged(
 
 
 def _seed(exp_conf: Mapping[str, Any]) -> int:
-    """Of the experiment, where it has one; else of torch's generator, which the script may have seeded."""
+    """Return the seed: the experiment's, or that of torch's generator, which the script may have seeded."""
     seed = exp_conf.get("reproducibility", {}).get("experiment_seed")
     return first_sample({}, seed).seed if seed is not None else torch.initial_seed() % 2**31
 

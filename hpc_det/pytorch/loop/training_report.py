@@ -30,22 +30,24 @@ class TrainingReport:
         context.reducers.reset(training=True)
         self.window = MetricWindow(keep_batches=self._keeps_batches)
         self.records = 0
-        """Of this rank, since the start of the process."""
+        """Records that this rank has trained since its process started."""
         self._reported, self._began = 0, time.monotonic()
 
     def add(self, metrics: Any, records: int) -> None:
-        """What `train_batch` returned of so many records: metrics by name, or the loss; anything, where none count."""
+        """Add the result of `train_batch` for `records` records: metrics by name, or the loss. Ignored on other than
+        reporting ranks.
+        """
         if self._reports:
             self.window.add(named(metrics))
         self.records += records
 
     def close(self) -> tuple[dict[str, Any], dict[str, float], bool]:
-        """Collective: metrics, facts beside them, and whether any rank asks for a stop. The next report begins.
+        """Return the metrics, facts about the report, and whether any rank asks for a stop; then start the next report.
 
-        All is the same on every rank, but for the facts.
+        Collective. The results are the same on every rank, except the facts.
         """
         gang = self._context.distributed
-        # the others' sums stay on their device, and nobody waits for it
+        # copying the other ranks' sums from the device would wait for it, for nothing
         own = self.window.sums() if gang.rank in self._reporting else None
         by_rank = gang.gather_json({"window": own, "stop": self._context.get_stop_requested()})
         stops = [rank["stop"] for rank in by_rank]
@@ -61,7 +63,7 @@ class TrainingReport:
         return metrics, {"samples_per_second": self._samples_per_second()}, any(stops)
 
     def _samples_per_second(self) -> float:
-        """Of all ranks, by this one's count."""
+        """Return the records per second of all ranks, extrapolated from this rank."""
         now = time.monotonic()
         records = (self.records - self._reported) * self._mpu.data_parallel_world_size
         rate = records / max(now - self._began, 1e-9)
@@ -70,12 +72,14 @@ class TrainingReport:
 
 
 def _averages(context: TrialContext) -> bool:
-    """Or the first rank of them speaks alone (optimizations.average_training_metrics)."""
+    """Return whether metrics are averaged over all ranks (optimizations.average_training_metrics), not taken from the
+    first.
+    """
     return bool(context.get_experiment_config().get("optimizations", {}).get("average_training_metrics", True))
 
 
 def named(metrics: Any) -> dict[str, Any]:
-    """What `train_batch` returned. Raises UsageError for neither a dict nor a tensor."""
+    """Return the result of `train_batch` as a dict. Raises UsageError unless it is a dict or a tensor."""
     if isinstance(metrics, dict):
         return metrics
     if not isinstance(metrics, torch.Tensor):

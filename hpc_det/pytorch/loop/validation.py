@@ -1,4 +1,4 @@
-"""One validation: all ranks together, each at its own pace, or rank 0 alone over the full dataset."""
+"""One validation, by all ranks together, each at its own pace, or by rank 0 alone over the full dataset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Validation:
         reporting: Sequence[int],
         limit: int | None,
     ) -> None:
-        """`reporting`: the ranks whose metrics count. `limit`: rounds, at most."""
+        """`reporting`: the ranks whose metrics count. `limit`: largest number of rounds, or None."""
         self._trial, self._context, self._strategy = built.trial, built.context, built.strategy
         self._callbacks = callbacks
         self._data = data
@@ -38,16 +38,16 @@ class Validation:
         self._reports = self._context.distributed.rank in reporting
         self._limit = limit
         self._common_rounds = min(self._context.distributed.gather_json(data.validation.length or 0))
-        """That every rank makes, as far as anybody knows."""
+        """Number of rounds that every rank takes, as the lengths of the loaders show."""
         self._may_change = callbacks.overrides("on_validation_start", "on_validation_epoch_start")
         self._in_full = implements(type(built.trial), "evaluate_full_dataset")
         self._keeps_outputs = callbacks.overrides("on_validation_epoch_end")
 
     def run(self) -> dict[str, Any] | None:
-        """Collective: the metrics, the same on every rank; None when all ranks left it together for a stop.
+        """Return the metrics, the same on every rank; None if all ranks left together for a stop.
 
-        Random generators are put back afterwards, so that validating more or less often changes no weight. What was
-        left leaves no trace either: it is done again after the resume.
+        Collective. Random generators are restored afterwards, so that the number of validations does not affect the
+        weights. An interrupted validation leaves no trace, and is repeated after the resume.
         """
         put_back = self._strategy.snapshot(self._callbacks) if self._may_change else None
         self._may_leave = put_back is not None or not self._may_change
@@ -74,7 +74,10 @@ class Validation:
     # --- batches
 
     def _batches(self) -> dict[str, Any] | None:
-        """All ranks ask for a stop as often as the rank with the fewest batches can, so they leave at the same one."""
+        """Evaluate this rank's batches and reduce the metrics; None after an agreed stop.
+
+        All ranks check for a stop as often as the rank with the fewest batches, so they leave at the same one.
+        """
         self._callbacks.call("on_validation_epoch_start")
         window = MetricWindow(self._trial.evaluation_reducer(), numbers_only=True)
         outputs: list[Any] = []
@@ -96,7 +99,7 @@ class Validation:
         return self._reduced(window)
 
     def _keep_company(self, batches: Any, number: int) -> None:
-        """The other ranks have batches left, and need this one for them."""
+        """Take part in batches of other ranks, which need this rank for them."""
         with self._context.reducers.set_aside(self._strategy.owned(), in_training_only=False):
             self._strategy.evaluate(batches, number)
 
@@ -110,7 +113,9 @@ class Validation:
     # --- full dataset
 
     def _full_dataset(self) -> dict[str, Any] | None:
-        """Rank 0 leaves as soon as it knows of a stop; the others wait for what it says."""
+        """Evaluate on rank 0, which stops as soon as it knows of a stop request; the other ranks wait for
+        its result.
+        """
         distributed = self._context.distributed
         metrics = self._on_rank_0() if distributed.is_chief else None
         distributed.wait_for_rank_0()
@@ -140,11 +145,11 @@ def _checked(metrics: Any) -> dict[str, Any]:
 
 
 class Abandoned(BaseException):
-    """Rank 0 knows of a stop. No Exception, so that no handler of the trial's takes it for an error."""
+    """Raised on rank 0 for a stop. Derived from BaseException, so that no `except Exception` of a trial catches it."""
 
 
 class _Whole:
-    """All validation data, as `evaluate_full_dataset` gets it: the loader, but for stops."""
+    """The validation loader for `evaluate_full_dataset`, which ends early for a stop."""
 
     def __init__(self, loader: Any, stop: StopAgreement | None, limit: int | None) -> None:
         self._loader = loader

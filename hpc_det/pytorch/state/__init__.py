@@ -1,1 +1,1 @@
-"""What a checkpoint of a trial holds: saving and loading it, and the trace that compares two runs."""
+"""The content of a trial's checkpoint, saved and loaded, and the trace that compares two runs."""

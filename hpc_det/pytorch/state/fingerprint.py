@@ -1,6 +1,6 @@
-"""Values of a training as short texts: the same text means the same bits.
+"""Values of a training as short texts: equal texts mean equal bits.
 
-Numbers and strings are shown as they are; tensors and arrays by type, shape and a hash (blake2b, 64 bits).
+Numbers and strings are shown unchanged; tensors and arrays by type, shape and a hash (blake2b, 64 bits).
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from hpc_det.store.trace_names import GENERATOR, unwrapped
 
 MOST_SHOWN = 4
-"""Numbers of a tensor that are shown as they are."""
+"""Largest number of elements with which a tensor is shown unchanged."""
 LONGEST_TEXT = 80
 LARGEST_BYTES = 64 * 2**20
-"""Larger arrays in attributes are data sets, usually: hashing them before each batch would take seconds."""
+"""Arrays in attributes above this size are skipped. They are usually data sets, and hashing them before each batch
+would take seconds.
+"""
 MOST_VALUES = 5000
-"""In one attribute."""
+"""Largest number of values in one attribute."""
 DEEPEST = 8
 _CLOSED = {*sys.stdlib_module_names, "torch", "numpy", "deepspeed", "hpc_det", "tqdm", "rich"}
-"""Packages whose objects are not looked into, unless named below."""
+"""Packages whose objects are not inspected, except those named below."""
 _SHOWN = (bool, int, float, complex, str, bytes, type(None), Enum, PurePath, date, timedelta, range, itertools.count)
 _WRAPPABLE = {
     torch.nn.Module: "module",
@@ -51,7 +53,7 @@ Texts = dict[str, str]
 
 
 def tensor_text(tensor: torch.Tensor) -> str:
-    """Of this rank's part, where it is sharded."""
+    """Return the text of a tensor; for a sharded one, of this rank's part."""
     try:
         return _tensor_text(tensor)
     except RuntimeError:  # nested ones, say
@@ -76,7 +78,7 @@ def _tensor_text(tensor: torch.Tensor) -> str:
 
 
 def texts_of(path: str, value: Any) -> Texts:
-    """Each value in `value`, by the Python expression that leads to it from `path`.
+    """Return the text of each value in `value`, by the Python expression that leads to it from `path`.
 
     Objects of the standard library such as locks and files are left out.
     """
@@ -84,7 +86,7 @@ def texts_of(path: str, value: Any) -> Texts:
 
 
 def some_texts_of(path: str, value: Any, skipped: frozenset[int] = frozenset()) -> Texts:
-    """The same of what may be anything, a data set, say: without large arrays, and at most `MOST_VALUES`.
+    """Return the same for an arbitrary object, without large arrays and with at most `MOST_VALUES` values.
 
     `skipped`: the ids of objects that are left out.
     """
@@ -94,9 +96,9 @@ def some_texts_of(path: str, value: Any, skipped: frozenset[int] = frozenset()) 
 class _Walk:
     def __init__(self, skipped: frozenset[int], largest_bytes: float) -> None:
         self._seen: dict[int, Any] = {}
-        """Objects, which must not be freed while their ids are in use; of lists and maps those that are open.
+        """Objects by id, kept so that no id is reused while the walk runs; lists and maps only while they are open.
 
-        A list may be part of two others, and a copy in each of them after a resume: it is shown in both.
+        A list may be part of two others, and two separate copies after a resume, so it is shown in both.
         """
         self._skipped = skipped
         self._largest_bytes = largest_bytes
@@ -117,14 +119,16 @@ class _Walk:
                 del self._seen[id(value)]
 
     def _text(self, value: Any) -> str | None:
-        """None for what has parts, or is not looked into."""
+        """Return the text of a value without parts; None for a container or an object that is not inspected."""
         if isinstance(value, (torch.Tensor, np.ndarray)) and _size_in_bytes(value) > self._largest_bytes:
             return f"{value.dtype} {tuple(value.shape)}, too large to compare"
         return _text_of_array(value) or _text_of_generator(value) or _text_of_iterator(value)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """By what follows the expression of `value`. Containers are copied first: other threads may change them."""
+    """Yield the parts of `value` by the suffix of their expression. Containers are copied first, since other threads
+    may change them.
+    """
     kind = next((kind for each, kind in _WRAPPABLE.items() if isinstance(value, each)), None)
     if kind:
         yield from ((f" {unwrapped(kind)}[{name!r}]", part) for name, part in value.state_dict().items())
@@ -144,13 +148,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_users(value: object) -> bool:
-    """Whether it, or its class, is defined by the user, or by a library that is looked into."""
+    """Return whether the object or its class is defined by the user, or by a library that is inspected."""
     owner = value if isinstance(value, (type, FunctionType)) else type(value)
     return str(owner.__module__).partition(".")[0] not in _CLOSED
 
 
 def attributes(value: object) -> Iterator[tuple[str, Any]]:
-    """Those in `__dict__`, but for what torch keeps there of a module, and Python of a class."""
+    """Yield the attributes in `__dict__`, except those that torch stores in a module and Python in a class."""
     known = vars(torch.nn.Module()) if isinstance(value, torch.nn.Module) else {}
     for name, part in getattr(value, "__dict__", {}).copy().items():
         if name not in known and not name.startswith("__"):
@@ -158,7 +162,7 @@ def attributes(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _enclosed(value: object) -> Iterator[tuple[str, Any]]:
-    """The variables that a function has from the function around it."""
+    """Yield the variables that a function has from its enclosing function."""
     if isinstance(value, FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with suppress(ValueError):  # it is empty
@@ -170,14 +174,14 @@ def _variables_of(running: GeneratorType[Any, Any, Any]) -> dict[str, Any]:
 
 
 def _key(key: Any) -> str:
-    """Objects are shown by their class: their `repr` has an address, usually."""
+    """Return a key as text; other objects by their class, since their `repr` usually contains an address."""
     if isinstance(key, tuple):
         return _short(f"({', '.join(map(_key, key))})")
     return _short(repr(key)) if isinstance(key, _SHOWN) else type(key).__name__
 
 
 def _size_in_bytes(array: torch.Tensor | np.ndarray[Any, Any]) -> int:
-    """Of a sparse or nested tensor, as if it were dense: it has no nbytes."""
+    """Return the size in bytes; of a sparse or nested tensor, which has no nbytes, the size as if it were dense."""
     return array.numel() * array.element_size() if isinstance(array, torch.Tensor) else array.nbytes
 
 

@@ -1,7 +1,7 @@
-"""A trained trial from a checkpoint's folder, away from any cluster: ours or Determined's.
+"""Load a trained trial from a checkpoint's folder, without a cluster. The checkpoint may be Determined's.
 
-The folder says which class it was and with what it was built (load_data.json), brings the code (code/), and holds the
-state (state_dict.pth). Files are read without unpickling anything but tensors, numbers, texts and plain containers.
+The folder contains the class name and its arguments (load_data.json), the code (code/) and the state (state_dict.pth).
+Reading it unpickles only tensors, numbers, texts and plain containers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hpc_det.pytorch.trial.trial import PyTorchTrial
 
 
 class CheckpointLoadContext(PyTorchTrialContext):
-    """For a trial that is loaded by hand: one rank, on this machine's first GPU or its CPU."""
+    """The context of a trial that is loaded by hand: one rank, on this machine's first GPU or on its CPU."""
 
     def __init__(
         self,
@@ -51,16 +51,17 @@ def load_trial_from_checkpoint_path(
     torch_load_kwargs: dict[str, Any] | None = None,
     **legacy: Any,
 ) -> PyTorchTrial:
-    """The trial as it was saved: an instance with its models, optimizers and schedulers restored.
+    """Return the trial of a checkpoint, with its models, optimizers and schedulers restored.
 
-    Its class comes from the checkpoint's own code, unless `trial_class` is given, which a trial of the Trainer form
-    needs. It is built as trial_class(context, **trial_kwargs). While that goes on, modules are imported from `code/`
-    alone, and afterwards no trace of them is left: what a method imports when it is called must be importable then.
+    Its class comes from the checkpoint's code, unless `trial_class` is given, which a trial of the Trainer needs. It is
+    built as trial_class(context, **trial_kwargs). During the construction, modules are imported from `code/` alone, and
+    are removed afterwards: what a method imports when it is called must be importable then.
 
-    `torch_load_kwargs` may hold `map_location` and `mmap`; `legacy` is their former place.
+    `torch_load_kwargs` may contain `map_location` and `mmap`; `legacy` accepts the same as keyword arguments, as
+    Determined did.
 
-    Raises UsageError for what is no checkpoint or lacks what is needed, HpcDetError for a damaged one and where the
-    class wraps other objects than were saved; what the trial itself raises goes through.
+    Raises UsageError for a folder that is not a checkpoint or lacks needed files, HpcDetError for a damaged one and if
+    the class wraps other objects than were saved; exceptions of the trial are passed on.
     """
     options = _torch_options({**(torch_load_kwargs or {}), **legacy})
     folder = Path(path).resolve()
@@ -82,8 +83,8 @@ def _torch_options(given: Mapping[str, Any]) -> dict[str, Any]:
     ]
     if not given.get("weights_only", True):
         problems.append(
-            "torch_load_kwargs: weights_only=False would run whatever code the file brings; leave it out. What a "
-            "PyTorchTrial saves is loaded without, numpy's arrays and numbers included"
+            "torch_load_kwargs: weights_only=False would run code from the file; remove it. The state of "
+            "a PyTorchTrial is loaded without it, including numpy arrays and numbers"
         )
     if problems:
         raise UsageError(problems)
@@ -97,9 +98,9 @@ def _check_folder(folder: Path, *, imports_code: bool) -> None:
         raise HpcDetError([f"{folder}: not loaded: {problem}" for problem in wrong])
     if _trial_type(folder) == "DeepSpeedTrial":
         raise UsageError(
-            f"{folder}: a DeepSpeedTrial's, whose weights are in the shards of its engines, model0 and so on; get them "
-            f"by deepspeed.utils.zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, tag='model0'), or by "
-            f"load_checkpoint(folder, tag='model0') of an engine"
+            f"{folder}: saved by a DeepSpeedTrial, whose weights are in the shards of its engines, model0 and so on; "
+            f"read them with deepspeed.utils.zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, "
+            f"tag='model0'), or with load_checkpoint(folder, tag='model0') of an engine"
         )
     state_file(folder)
     problems = _damage(folder, imports_code)
@@ -121,19 +122,21 @@ def _damage(folder: Path, imports_code: bool) -> list[str]:
 def _trial_type(folder: Path) -> str | None:
     try:
         return (read_json(folder / LOAD_DATA) or {}).get("trial_type")
-    except ValueError:  # damaged, which is found out when all of the folder is known to be a checkpoint
+    except ValueError:  # damaged; reported later, once the folder is known to be a checkpoint
         return None
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """load_data.json; what Determined up to 0.17.7 put into metadata.json at the download; or nothing."""
+    """Return load_data.json, or what Determined up to 0.17.7 wrote into metadata.json at the download, or
+    an empty map.
+    """
     try:
         about: Any = read_json(folder / LOAD_DATA)
         if about is not None:
             return dict(about)
         about = read_json(folder / METADATA) or {}
     except ValueError as error:
-        raise HpcDetError(f"{folder}: damaged: {LOAD_DATA} or {METADATA} is no JSON: {error}") from None
+        raise HpcDetError(f"{folder}: damaged: {LOAD_DATA} or {METADATA} is not valid JSON: {error}") from None
     return {**about, "trial_cls_spec": (about.get("experiment_config") or {}).get("entrypoint")}
 
 
@@ -146,11 +149,11 @@ def _class_of(about: Mapping[str, Any], folder: Path) -> type[PyTorchTrial]:
     name = about.get("trial_cls_spec")
     if about.get("is_trainer") or about.get("trial_in_main"):
         raise UsageError(
-            f"{folder}: saved by a Trainer in a script of its own, which is not run again to find {name}; pass the "
+            f"{folder}: saved by a Trainer in a script, which is not executed again to find {name}; pass the "
             f"class as trial_class"
         )
     if not isinstance(name, str) or ":" not in name:
-        raise UsageError(f"{folder / LOAD_DATA}: does not say which class was trained; pass it as trial_class")
+        raise UsageError(f"{folder / LOAD_DATA}: does not name the trained class; pass it as trial_class")
     module_name, _, qualified_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -169,17 +172,16 @@ def _class_of(about: Mapping[str, Any], folder: Path) -> type[PyTorchTrial]:
 
 def _remedy(error: ImportError) -> str:
     if (error.name or "").split(".")[0] == "determined":
-        return "call hpc_det.compat.install() first: then it imports hpc_det instead"
+        return "call hpc_det.compat.install() first, so that the code imports hpc_det instead"
     return "install what it imports, or pass the class as trial_class"
 
 
 @contextmanager
 def importing_from(folder: Path) -> Iterator[None]:
-    """Import modules of `folder` without leaving them: two folders may both have a `model_def`.
+    """Import modules of `folder` within the block, and forget them afterwards: two folders may both have a `model_def`.
 
-    Within, modules of `folder` are found there, whatever else has their names; afterwards all is as it was before.
-
-    The standard library and hpc_det come first. A folder that does not exist has no modules.
+    Within the block, modules of `folder` take precedence over others of the same name, except the standard library and
+    hpc_det. A missing folder has no modules.
     """
     names = _modules_in(folder)
     path, writes_bytecode = [*sys.path], sys.dont_write_bytecode
@@ -189,7 +191,7 @@ def importing_from(folder: Path) -> Iterator[None]:
     before = {*sys.modules}
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True  # the folder stays as it is
-    importlib.invalidate_caches()  # it may be younger than Python's last look at it
+    importlib.invalidate_caches()  # the folder may be newer than Python's cached listing
     try:
         yield
     finally:
@@ -207,7 +209,10 @@ def _modules_in(folder: Path) -> set[str]:
 
 
 def _is_found_in(folder: Path, name: str) -> bool:
-    """Python prefers a package elsewhere to a mere folder here: it may hold data, and be called `datasets`."""
+    """Return whether Python would import `name` from `folder`.
+
+    It prefers a package elsewhere to a mere folder here, which may contain data and be called `datasets`.
+    """
     here = PathFinder.find_spec(name, [str(folder)])
     if here is None or here.origin is not None:
         return here is not None

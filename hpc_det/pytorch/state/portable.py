@@ -1,4 +1,4 @@
-"""What lets a checkpoint be used away from its experiment: the code, and what the trial was built with.
+"""The files with which a checkpoint can be used outside its experiment: the code, and the arguments of the trial.
 
 code/             the experiment's code as the trial's first attempt found it
 load_data.json    trial class, hyperparameters, effective configuration (secrets masked), seed and ids
@@ -31,14 +31,14 @@ from hpc_det.pytorch.trial.trial import Trial, kind_of
 
 METADATA = "metadata.json"
 _IDENTITY = ("trial_seed", "experiment_id", "trial_id")
-"""Runs outside any job have the same ids, and are told apart by their seed."""
+"""Keys that identify a trial. Runs outside a job have equal ids, and differ in their seed."""
 
 
 class Portable:
-    """Made once per process; `write` is for rank 0.
+    """Writes these files, once per process; `write` is for rank 0.
 
-    `spec` is the content of trial.json; `code` is None where nobody says what belongs to the trial. Raises UsageError
-    for hyperparameters or a configuration that are no JSON.
+    `spec` is the content of trial.json; `code` is None if the folder of the trial's code is unknown. Raises UsageError
+    if the hyperparameters or the configuration cannot be written as JSON.
     """
 
     def __init__(
@@ -56,17 +56,19 @@ class Portable:
         )
         self._identity = {name: spec[name] for name in _IDENTITY}
         self._recorded: dict[str, FileEntry] = {}
-        """Of the code in a checkpoint of this trial: no damage since passes for the code."""
+        """Checksums of the code as this trial's checkpoints recorded it, so that later damage is not taken for the
+        original.
+        """
 
     def is_of_this_trial(self, folder: Path) -> bool:
-        """Whether the checkpoint in `folder` was written by this trial, with all that a resume needs."""
+        """Return whether this trial wrote the checkpoint in `folder`, with all files that a resume needs."""
         stored = read_json(folder / LOAD_DATA) or {}
         return (folder / PROGRESS).exists() and {name: stored.get(name) for name in _IDENTITY} == self._identity
 
     def mend(self, folder: Path) -> list[str]:
-        """Compare the code in the checkpoint in `folder`, one of this experiment, and restore what is damaged.
+        """Compare the code in a checkpoint of this experiment, and repair what is damaged.
 
-        Returns a sentence for all that was: see `repair_code`.
+        Returns a sentence for each repair, see `repair_code`.
         """
         checkpoint = committed_at(folder)
         if checkpoint is None:
@@ -78,9 +80,10 @@ class Portable:
         return found
 
     def write(self, folder: Path, steps: int) -> dict[str, FileEntry]:
-        """Add to the partial folder of a checkpoint at `steps` batches; the entries of the files in `code/`.
+        """Add the files to the partial folder of a checkpoint at `steps` batches, and return the entries of those in
+        `code/`.
 
-        Those are durable already and need no reading: for `CheckpointContext.save`'s `finish`.
+        These are durable and verified already, as the `finish` of `CheckpointContext.save` needs them.
         """
         (folder / LOAD_DATA).write_text(self._load_data, encoding="utf-8")
         (folder / METADATA).write_text(_json(_metadata(steps)), encoding="utf-8")
@@ -103,10 +106,11 @@ class Portable:
 
 
 def keep_code(code: Path) -> Path:
-    """A read-only copy of `code` beside it, made at the first call for an experiment. Trials may call it together.
+    """Return a read-only copy of `code` beside it, made at the first call for an experiment. Trials may call it
+    concurrently.
 
-    Trials work in `code`: they download data there and append to files. Call this before the trial is imported. All
-    checkpoints share the files of the copy.
+    Trials work in `code`: they download data there and append to files. So it is called before the trial is imported.
+    All checkpoints share the files of the copy.
     """
     kept = code.with_name(f".{code.name}-kept")
     if not kept.exists():
@@ -125,7 +129,7 @@ def keep_code(code: Path) -> Path:
 
 
 def _not_submitted(folder: str, names: list[str]) -> set[str]:
-    """What a snapshot never holds: bytecode, links, and what is neither file nor folder."""
+    """Return the names that a submitted copy never contains: bytecode, links, and anything but files and folders."""
     paths = ((name, Path(folder, name)) for name in names)
     return {
         name
@@ -140,7 +144,7 @@ def _keep(source: str, target: str) -> None:
 
 
 def _place(kept: Path, target: Path) -> None:
-    """A hard link, or a copy where the file system has none."""
+    """Create a hard link, or a copy if the file system has no hard links."""
     make_folders(target.parent)
     try:
         os.link(kept, target)
@@ -165,7 +169,7 @@ def _metadata(steps: int) -> dict[str, Any]:
 
 
 def _masked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A script may give any part of a configuration, or none."""
+    """Return the configuration with its secrets masked; a script may give any part of a configuration, or none."""
     environment = {"environment_variables": [], **(config.get("environment") or {})}
     return masked({**config, "data": config.get("data") or {}, "environment": environment})
 
@@ -175,6 +179,6 @@ def _json(content: dict[str, Any]) -> str:
         return json.dumps(content, indent=1) + "\n"
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"hyperparameters and configuration become part of checkpoints as JSON: {error}; give numbers, texts, "
+            f"hyperparameters and configuration are stored in checkpoints as JSON: {error}; use numbers, texts, "
             f"lists and maps"
         ) from None

@@ -1,12 +1,12 @@
-"""What `hpc-det experiment verify-resume` compares: a line for each batch, written by each rank.
+"""The traces that `hpc-det experiment verify-resume` compares: a line for each batch, written by each rank.
 
-{"batch": 7, "attempt": 2, "first": true,      the first batch of its attempt: a resume, where the batch is not 0
- "state": {"model 0: fc.bias": "float32 (10,) 5d0f...", "attribute trial.ema": "0.25", ...},    before the batch
- "data": {"[0]": "float32 (32, 4) 81aa...", ...},        what the trial got
- "metrics": {"['loss']": "float32 0.693..."}}            what the trial returned
-The last line has the state at the end of the training alone.
+  {"batch": 7, "attempt": 2, "first": true,      first batch of its attempt: a resume, unless the batch is 0
+   "state": {"model 0: fc.bias": "float32 (10,) 5d0f...", "attribute trial.ema": "0.25", ...},    before the batch
+   "data": {"[0]": "float32 (32, 4) 81aa...", ...},        data of the batch
+   "metrics": {"['loss']": "float32 0.693..."}}            metrics that the trial returned
 
-Nothing of this runs in other trainings: methods of the strategy and of the trial are replaced where it does.
+The last line contains only the state at the end of the training. Other trainings execute none of this code: it replaces
+methods of the strategy and of the trial.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ResumeTrace:
         folder: TrialFolder,
         attempt: int,
     ) -> None:
-        """Before the loop is made. `stops`: so many batches are trained when the training is stopped."""
+        """Create it before the loop. `stops`: numbers of batches after which the training is stopped."""
         self._state = RankState(built, folder.experiment().code)
         self._is_chief = built.context.distributed.is_chief
         self._stop, self._stops = stop, stops
@@ -59,7 +59,7 @@ class ResumeTrace:
             self._replace(built.trial, f"build_{what}", self._noted(what))
 
     def end(self, kind: str, steps: int) -> None:
-        """The loop has ended with `kind`, see `hpc_det.pytorch.loop.loop.Loop.end`."""
+        """Record that the loop has ended with `kind`, see `hpc_det.pytorch.loop.loop.Loop.end`."""
         if kind == "finished":
             self._write(steps, state=self._state.texts())
         elif self._stop.is_forced and self._is_chief:
@@ -81,7 +81,7 @@ class ResumeTrace:
         return original(data, batches and self._seen(batches), progress)
 
     def _seen(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """A batch of training may be several of the loader's."""
+        """Yield the batches, recording their data. A training batch may consist of several batches of the loader."""
         for batch in batches:
             self._drawn += 1
             self._data |= texts_of(f"batch {self._drawn}: " * (self._drawn > 1), batch)
@@ -110,7 +110,7 @@ class RankState:
         self._trial, self._context, self._strategy = built.trial, built.context, built.strategy
         self._code = (f"{code}/", f"{code.resolve()}/")
         self.built: dict[str, Any] = {}
-        """What the trial has built for the loop: `callbacks`, `training_data_loader`, `validation_data_loader`."""
+        """Objects that the trial built for the loop: `callbacks`, `training_data_loader`, `validation_data_loader`."""
 
     def texts(self) -> Texts:
         trained = self._strategy.trained()
@@ -133,7 +133,7 @@ class RankState:
                 yield f"{GLOBAL}{module.__name__}{name}", value
 
     def _owners(self, trained: Trained) -> Iterator[tuple[str, object]]:
-        """Of Python attributes, by the expression that leads to them."""
+        """Yield the objects whose Python attributes are compared, by the expression that leads to them."""
         yield "trial", self._trial
         for number, model in enumerate(trained.models):
             for name, module in model.named_modules():
@@ -156,7 +156,7 @@ class RankState:
 
 
 def _saved(trained: Trained) -> Texts:
-    """What checkpoints hold."""
+    """Return the values that checkpoints contain."""
     found = texts_of("generators", rng_state())
     names = _names(trained)
     for number, model in enumerate(trained.models):
@@ -171,7 +171,9 @@ def _saved(trained: Trained) -> Texts:
 
 
 def _weights(path: str, model: torch.nn.Module, replaced: frozenset[int]) -> Texts:
-    """With buffers that are in no state_dict, and gradients that wait for a step. `replaced`: see Trained."""
+    """Return the weights, buffers that are in no state_dict, and gradients before their step. `replaced`:
+    see Trained.
+    """
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if id(buffer) not in replaced]
     tensors = [*model.named_parameters(), *buffers]
     waiting = [(name, parameter.grad) for name, parameter in model.named_parameters() if parameter.grad is not None]
@@ -180,7 +182,7 @@ def _weights(path: str, model: torch.nn.Module, replaced: frozenset[int]) -> Tex
 
 
 def _names(trained: Trained) -> dict[int, str]:
-    """Of parameters, by their ids."""
+    """Return the names of parameters by their ids."""
     return {
         id(parameter): f"{number}.{name}" if number else name
         for number, model in enumerate(trained.models)
@@ -189,7 +191,7 @@ def _names(trained: Trained) -> dict[int, str]:
 
 
 def _named(optimizer: Any, names: dict[int, str]) -> Any:
-    """Its state, by the names of parameters where it is torch's."""
+    """Return the state of an optimizer; of one of torch, by the names of its parameters."""
     content = optimizer.state_dict()
     if not isinstance(optimizer, torch.optim.Optimizer):
         return content

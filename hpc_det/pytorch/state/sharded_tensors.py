@@ -1,11 +1,11 @@
-"""Sharded tensors (torch's DTensor) in the files of a checkpoint, and out of them.
+"""Sharded tensors (torch's DTensor) in the files of a checkpoint: saving and loading.
 
-state_dict.pth    a meta tensor in the place of each: its shape and type, no numbers                rank 0
-shard-R.pth       {path: {"offset": [...], "part": tensor}}: which part of which tensor it is;      each rank
-                  a path is that in state_dict.pth, such as "models_state_dict/0/layer.weight"
+  state_dict.pth    a meta tensor for each: its shape and type, without numbers                      rank 0
+  shard-R.pth       {path: {"offset": [...], "part": tensor}}: the part of the tensor at `path` of    each rank
+                    state_dict.pth, such as "models_state_dict/0/layer.weight"
 
-Each rank writes what it has, and reads what it needs, whoever has written that: no rank ever holds a whole model, and
-nothing is sent. (torch.distributed.checkpoint gathers its plans as pickles, and keeps its metadata as one.)
+Each rank writes its own parts, and reads the parts that it needs from any file: no rank ever holds a whole model, and
+nothing is sent. (torch.distributed.checkpoint gathers its plans as pickles, and stores its metadata as one.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.pytorch.trial.trial_context import parameters_of
 
 Shards = dict[str, dict[str, Any]]
-"""The content of one shard-R.pth."""
+"""Content of one shard-R.pth."""
 
 
 _EVERY = "shard-*.pth"
@@ -37,12 +37,12 @@ def shard_file(rank: int) -> str:
 
 
 def is_sharded_tensor(tensor: torch.Tensor) -> bool:
-    """Whether each rank has a part of it."""
+    """Return whether each rank has a part of the tensor."""
     return isinstance(tensor, DTensor)
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's; all of a tensor that is not sharded."""
+    """Return this rank's part of a sharded tensor, or all of another one."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -50,7 +50,7 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def without_shards(state: dict[str, Any]) -> dict[str, Any]:
-    """`state` with a meta tensor for each sharded one."""
+    """Return `state` with a meta tensor for each sharded one."""
 
     def emptied(path: str, value: torch.Tensor) -> torch.Tensor:
         return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, DTensor) else value
@@ -60,7 +60,7 @@ def without_shards(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def shards_in(state: dict[str, Any]) -> Shards:
-    """This rank's part of each sharded tensor. Of copies on several ranks one is enough."""
+    """Return this rank's part of each sharded tensor. Of identical copies on several ranks, only the first is saved."""
     shards: Shards = {}
 
     def take(path: str, value: torch.Tensor) -> torch.Tensor:
@@ -83,22 +83,20 @@ def _is_first_copy(tensor: DTensor) -> bool:
 
 
 class StoredShards:
-    """Those in the folder of a checkpoint, as a gang of any size needs them. Files are opened when they are needed."""
+    """The shards in the folder of a checkpoint, for a gang of any size. Files are opened when needed."""
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
-        """`rank` of the gang that reads: what it has written itself it finds first."""
+        """`rank`: the reading rank; its own file is searched first."""
         self._folder = folder
         own = folder / shard_file(rank)
         self._paths = sorted(folder.glob(_EVERY), key=lambda path: (path != own, path.name))
         self._opened: list[Shards] = []
 
     def fitted(self, content: Any, path: str, likes: Mapping[str, torch.Tensor]) -> Any:
-        """A state_dict, which is at `path` of state_dict.pth, with its tensors as this rank needs them.
+        """Return a state_dict at `path` of state_dict.pth, with its tensors as this rank needs them.
 
-        `likes`: by the path of a tensor, or of the map that it is in, what it is going to be copied to: this rank's
-        part where that is sharded; else all of it.
-
-        Raises HpcDetError where something is in no shard.
+        `likes`: for the path of a tensor, or of its map, the tensor into which it will be copied. If that is sharded,
+        this rank's part is returned, else all of it. Raises HpcDetError if a part is in no shard.
         """
 
         def fit(there: str, value: torch.Tensor) -> torch.Tensor:
@@ -113,7 +111,7 @@ class StoredShards:
         return self._part(path, value, [0] * value.ndim, value.shape) if value.is_meta else value
 
     def _part(self, path: str, value: torch.Tensor, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """A copy, since the files may be gone before it is."""
+        """Return a copy of the part, since the files may be deleted while it is in use."""
         if not value.is_meta:
             return _cut(value, offset, shape).clone()
         part = torch.empty(shape, dtype=value.dtype)
@@ -135,7 +133,7 @@ class StoredShards:
 
 
 def likes_of(owner: Any, path: str) -> dict[str, torch.Tensor]:
-    """What the tensors of its state_dict at `path` are like: a model's themselves, an optimizer's their parameter."""
+    """Return the targets of the tensors of a state_dict at `path`: a model's own tensors, an optimizer's parameters."""
     if isinstance(owner, torch.nn.Module):
         return {f"{path}/{name}": value for name, value in owner.state_dict().items()}
     if isinstance(owner, torch.optim.Optimizer):
@@ -144,7 +142,7 @@ def likes_of(owner: Any, path: str) -> dict[str, torch.Tensor]:
 
 
 def part_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """This rank's part of the whole `value`, as `like` has it; all of it where that is not sharded."""
+    """Return this rank's part of the whole `value`, sharded like `like`; all of it if that is not sharded."""
     if not isinstance(like, DTensor):
         return value.to(like.device)
     shape, offset = _place(like)
@@ -155,7 +153,7 @@ def part_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _place(tensor: DTensor) -> tuple[Sequence[int], Sequence[int]]:
-    """Shape and offset of this rank's part."""
+    """Return shape and offset of this rank's part."""
     return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
 
 
@@ -177,7 +175,7 @@ def _cut(tensor: torch.Tensor, offset: Sequence[int], shape: Sequence[int]) -> t
 def _copy_overlap(
     source: torch.Tensor, source_offset: Sequence[int], target: torch.Tensor, target_offset: Sequence[int]
 ) -> int:
-    """Between two parts of one tensor; the count of numbers."""
+    """Copy the overlap of two parts of one tensor, and return its number of elements."""
     first = [max(pair) for pair in zip(source_offset, target_offset, strict=True)]
     ends = [
         min(s + s_count, t + t_count)
@@ -191,7 +189,7 @@ def _copy_overlap(
 
 
 def _mapped(function: Callable[[str, torch.Tensor], torch.Tensor], content: Any, path: str = "") -> Any:
-    """The same nesting with function(path, tensor) of each tensor."""
+    """Return the same nesting with function(path, tensor) in place of each tensor."""
     if isinstance(content, torch.Tensor):
         return function(path, content)
     if type(content) in (dict, OrderedDict):

@@ -1,13 +1,12 @@
-"""What a checkpoint of a PyTorchTrial holds, and how it comes back.
+"""The content of a PyTorchTrial's checkpoint, saved and restored.
 
 state_dict.pth    models_state_dict, optimizers_state_dict, lr_schedulers_state_dict, callbacks    rank 0
-                  and scaler_state_dict where losses are scaled
-shard-R.pth       of sharded models: see hpc_det.pytorch.state.sharded_tensors                     each rank
+                  and, with scaled losses, scaler_state_dict
+shard-R.pth       parts of sharded models: see hpc_det.pytorch.state.sharded_tensors               each rank
 progress.pth      batches, position, validation state, number of ranks                             rank 0
-rank-R.pth        random generators, gradients that wait for an optimizer step, the open windows   each rank
-                  of metrics and reducers, the lengths of event files, what is frozen or in eval
-                  mode, buffers that ranks do not share at this batch, what is known of the best
-                  size of DDP's buckets
+rank-R.pth        random generators, gradients before their optimizer step, metrics and reducers   each rank
+                  since the last report, lengths of event files, frozen and eval modes, buffers
+                  that ranks do not share at this batch, measurements of DDP's bucket size
 """
 
 from __future__ import annotations
@@ -51,21 +50,20 @@ def rank_file(rank: int) -> str:
 
 
 PLACES = (STATE_DICT, f"determined/{STATE_DICT}", f"pedl/{STATE_DICT}", "checkpoint.pt")
-"""Where the state is, ours and Determined's through the years."""
+"""Places of the state in a checkpoint, by hpc_det and by Determined's versions."""
 _DDP_PREFIX = "module."
 
 
 def stored_state(folder: Path, models: Sequence[torch.nn.Module] = (), **options: Any) -> dict[str, Any]:
-    """The content of a checkpoint's state_dict.pth, at any of its places, with the four keys of the API guide.
+    """Return the content of a checkpoint's state_dict.pth, at any of its places, with the four keys of the API guide.
 
-    It is read without unpickling anything but tensors, numbers, texts and plain containers.
+    It unpickles only tensors, numbers, texts and plain containers. `models`: removes DDP's "module." before each name,
+    with which Determined stored models of several slots. `options` are torch.load's `map_location` and `mmap`. Without
+    `mmap`, the file is mapped if it is in memory anyway, as after CheckpointContext.newest, so that all ranks of a node
+    share it; keep only copies of its tensors.
 
-    Fitted to `models`: Determined stored those of several slots with DDP's "module." before each name.
-
-    `options` are torch.load's `map_location` and `mmap`. Without the second, the file is mapped where it is in memory
-    anyway, as after CheckpointContext.newest: all ranks of a node share that. So keep copies of tensors alone.
-
-    Raises UsageError where there is no such file, HpcDetError for one that is damaged, holds objects, or is none.
+    Raises UsageError if there is no such file, HpcDetError for a damaged one, one with other objects, and another kind
+    of file.
     """
     file = state_file(folder)
     state = read(file, **{"mmap": is_zipfile(file) and is_in_memory(file), **options})
@@ -85,12 +83,12 @@ def stored_state(folder: Path, models: Sequence[torch.nn.Module] = (), **options
 def state_file(folder: Path) -> Path:
     found = next((folder / place for place in PLACES if (folder / place).is_file()), None)
     if found is None:
-        raise UsageError(f"{folder}: none of {', '.join(PLACES)} is there; name the folder of a checkpoint")
+        raise UsageError(f"{folder}: contains none of {', '.join(PLACES)}; name the folder of a checkpoint")
     return found
 
 
 def _without_prefix(content: dict[str, Any], model: torch.nn.Module) -> dict[str, Any]:
-    """A model may have a child called `module` itself."""
+    """Return the state without DDP's prefix. A model may itself have a child called `module`."""
     if content.keys() != model.state_dict().keys() and all(name.startswith(_DDP_PREFIX) for name in content):
         consume_prefix_in_state_dict_if_present(content, _DDP_PREFIX)
     return content
@@ -100,7 +98,7 @@ def _without_prefix(content: dict[str, Any], model: torch.nn.Module) -> dict[str
 
 
 def model_state(context: PyTorchTrialContext, callbacks: Callbacks) -> dict[str, Any]:
-    """The four keys that the PyTorch API guide promises, and Determined's fifth."""
+    """Return the four keys that the PyTorch API guide promises, and Determined's fifth."""
     scaler = context.precision.scaler
     return {
         **trained_state(context),
@@ -110,16 +108,16 @@ def model_state(context: PyTorchTrialContext, callbacks: Callbacks) -> dict[str,
 
 
 def trained_state(context: PyTorchTrialContext) -> dict[str, Any]:
-    """The first three of them; and gradients that wait for an optimizer step, where these are sharded."""
+    """Return the first three of them, and sharded gradients before their optimizer step."""
     state: dict[str, Any] = {key: [owner.state_dict() for owner in owners] for key, owners in _owners(context).items()}
     gradients = {name: gradient for name, gradient in _every_gradient(context).items() if isinstance(gradient, DTensor)}
     return {**state, **({GRADIENTS: gradients} if gradients else {})}
 
 
 def restore_models(state: dict[str, Any], context: PyTorchTrialContext, where: Path) -> None:
-    """Raises HpcDetError where the trial no longer wraps as many objects as it did."""
+    """Restore the state. Raises HpcDetError if the trial wraps another number of objects than was saved."""
     problems = [
-        f"{where / STATE_DICT}: {key} holds {len(state[key])}, the trial wraps {len(owners)}"
+        f"{where / STATE_DICT}: {key} contains {len(state[key])}, but the trial wraps {len(owners)}"
         for key, owners in _owners(context).items()
         if len(state[key]) != len(owners)
     ]
@@ -138,7 +136,7 @@ def restore_models(state: dict[str, Any], context: PyTorchTrialContext, where: P
 
 
 def _restore(owner: Any, content: dict[str, Any]) -> None:
-    """Nothing of `content` is kept but copies: it may lie in a mapped file, which may be deleted."""
+    """Restore an object from copies of `content`, which may be in a mapped file that is deleted later."""
     if isinstance(owner, torch.nn.Module):
         _load_model(owner, content)
     elif isinstance(owner, torch.optim.Optimizer):
@@ -151,7 +149,7 @@ def _restore(owner: Any, content: dict[str, Any]) -> None:
 
 
 def _load_model(model: torch.nn.Module, content: dict[str, Any]) -> None:
-    """Into the memory of its parameters and buffers. What modules keep besides, as an extra state, is copied first."""
+    """Copy the state into the parameters and buffers. Extra state, which modules keep as it is, is copied first."""
     named = *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
     loaded = {name for name, _ in named}
     kept = {name: copy.deepcopy(value) for name, value in content.items() if name not in loaded}
@@ -165,15 +163,15 @@ def _is_on_gpu(value: Any) -> bool:
 
 
 def restore_weights(state: dict[str, Any], context: PyTorchTrialContext, where: Path) -> None:
-    """Of the models alone. Raises UsageError where they are others than the trial's."""
+    """Restore the weights of the models alone. Raises UsageError if they do not fit the trial's models."""
     stored, models, shards = state[MODELS], context.models, StoredShards(where, context.distributed.rank)
     if len(stored) != len(models):
-        raise UsageError(f"{where / STATE_DICT}: holds {len(stored)} models, the trial wraps {len(models)}")
+        raise UsageError(f"{where / STATE_DICT}: contains {len(stored)} models, but the trial wraps {len(models)}")
     for k, (model, content) in enumerate(zip(models, stored, strict=True)):
         try:
             _load_model(model, shards.fitted(content, f"{MODELS}/{k}", likes_of(model, f"{MODELS}/{k}")))
         except RuntimeError as error:
-            raise UsageError(f"{where / STATE_DICT}: other weights than the trial's: {error}") from None
+            raise UsageError(f"{where / STATE_DICT}: the weights do not fit the trial's model: {error}") from None
 
 
 def _owners(context: PyTorchTrialContext) -> dict[str, list[Any]]:
@@ -185,7 +183,7 @@ def _owners(context: PyTorchTrialContext) -> dict[str, list[Any]]:
 
 
 def keep_types(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Any]]) -> None:
-    """load_state_dict casts most of the state to the types of the parameters."""
+    """Restore the types of the state, most of which load_state_dict casts to the types of the parameters."""
     for number, parameter in enumerate(parameters_of(optimizer)):
         for name, value in saved.get(number, {}).items():
             loaded = optimizer.state[parameter].get(name)
@@ -201,7 +199,7 @@ def progress_state(progress: Progress, ranks: int) -> dict[str, Any]:
 
 
 def restored_progress(folder: Path) -> tuple[Progress, int]:
-    """And the number of ranks that the gang had."""
+    """Return the progress and the number of ranks of the saved gang."""
     state = load(folder / PROGRESS)
     ranks = state.pop("ranks")
     return Progress(**{**state, "position": Position(**state["position"])}), ranks
@@ -220,7 +218,7 @@ def open_state(context: TrialContext, window: MetricWindow) -> dict[str, Any]:
 
 
 def restore_open(context: TrialContext, window: MetricWindow, *states: Mapping[str, Any]) -> None:
-    """As this rank left it; or what several ranks of a gang of another size did, all of it."""
+    """Restore the open reports of this rank, or of several ranks of a gang of another size."""
     window.restore(*(state["window"] for state in states))
     context.reducers.restore(*(state["reducers"] for state in states))
     context.set_stop_requested(any(state["stop_requested"] for state in states))
@@ -242,10 +240,10 @@ def rank_state(context: PyTorchTrialContext, window: MetricWindow) -> dict[str, 
 
 
 def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window: MetricWindow) -> dict[str, Any] | None:
-    """Everything of this rank but its generators, whose state is returned; None if it was not in the gang of `ranks`.
+    """Restore this rank, and return the state of its random generators; None if the gang of `ranks` did not have it.
 
-    A gang of another size goes on with the same sums: rank 0 takes over all open windows, and every rank the mean of
-    the gradients, as DDP would have made it.
+    In a gang of another size, rank 0 takes the open reports of all ranks, and every rank takes the mean of the
+    gradients, as DDP would have computed it.
     """
     rank, size = context.distributed.rank, context.distributed.size
     own = load(folder / rank_file(rank if rank < ranks else 0))
@@ -269,7 +267,7 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
 def _take_over(folder: Path, ranks: int, context: PyTorchTrialContext, window: MetricWindow) -> None:
     states = []
     gradients: dict[str, torch.Tensor] = {}
-    for rank in range(ranks):  # one file after the other: they may hold as much as a model
+    for rank in range(ranks):  # one file at a time, since each may be as large as a model
         state = load(folder / rank_file(rank))
         states.append({name: state[name] for name in ("window", "reducers", "stop_requested")})
         for name, gradient in state["gradients"].items():  # a rank without one counts as zero
@@ -280,17 +278,17 @@ def _take_over(folder: Path, ranks: int, context: PyTorchTrialContext, window: M
 
 
 def _gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
-    """This rank's own: those of sharded models are shared out already, see `trained_state`."""
+    """Return this rank's gradients; `trained_state` has those of sharded models."""
     return {name: gradient for name, gradient in _every_gradient(context).items() if not isinstance(gradient, DTensor)}
 
 
 def _every_gradient(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
-    """Those that are there: none right after an optimizer step that zeroes them."""
+    """Return the existing gradients: none right after an optimizer step that clears them."""
     return {name: parameter.grad for name, parameter in named_parameters(context.models) if parameter.grad is not None}
 
 
 def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tensor]) -> None:
-    """They wait for an optimizer step."""
+    """Set gradients that wait for an optimizer step."""
     exchanges = {id(parameter): model for model in _in_ddp(context) for parameter in model.parameters()}
     for name, parameter in named_parameters(context.models):
         if name not in gradients:
@@ -303,15 +301,14 @@ def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tens
 
 
 def takes_buffers(context: PyTorchTrialContext, wrapped: torch.nn.Module) -> bool:
-    """Whether each rank has rank 0's at the next batch, whatever it has now.
-
-    Between optimizer steps DDP sends none.
-    """
+    """Return whether each rank takes rank 0's buffers at the next batch. Between optimizer steps, DDP sends none."""
     return context.distributed.size == 1 or (context.aggregation_frequency == 1 and shares_buffers(wrapped))
 
 
 def _own_buffers(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
-    """What a state_dict holds of them, where each rank has its own: state_dict.pth has rank 0's only."""
+    """Return the buffers that differ between ranks, as a state_dict names them; state_dict.pth contains
+    only rank 0's.
+    """
     return {
         f"{k}.{name}": value
         for k, (model, wrapped) in enumerate(zip(context.models, context.wrapped_models, strict=True))
