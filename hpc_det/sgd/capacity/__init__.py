@@ -1,9 +1,9 @@
-"""Where node agents come from.
+"""Capacities: the sources of node agents.
 
-allocation   what the driver has already: this machine, or the job that it runs in
-starters     how processes start on its hosts: srun, PBS' commands, mpiexec
-job          jobs of their own through submitit, and how they stand in the queue; they run hpc_det.sgd.elastic.agents
-profile      a cluster's profile as parameters of such a job
+allocation   nodes that the driver already has: this machine, or the hosts of the job it is in
+starters     the commands that start processes on the hosts of a job: srun, PBS' commands, mpiexec
+job          jobs that are submitted through submitit and run node agents (hpc_det.sgd.elastic.agents), and their states
+profile      a cluster profile as the parameters of such a job
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ __all__ = ["Allocation", "Capacity", "GangJob", "Local", "Pool", "capacity_of"]
 
 
 class Capacity(Protocol):
-    """Runs in the driver, and starts on nodes what connects to it: hpc_det.sgd.elastic.node."""
+    """A source of nodes. It runs in the driver, and starts the node agents (hpc_det.sgd.elastic.node)."""
 
     @property
     def host(self) -> str:
-        """The address on which the driver listens; 127.0.0.1 where all agents run on its own host."""
+        """The address on which the driver listens; 127.0.0.1 if all agents run on its own host."""
 
     @property
     def slots(self) -> int | None:
-        """The most ranks that can ever run; None: as many as asked for."""
+        """The largest number of ranks that can ever run; None: as many as requested."""
 
     @property
     def min_slots(self) -> int:
-        """With fewer the driver waits."""
+        """The number of slots below which the driver waits for more."""
 
     @property
     def has_queue(self) -> bool:
-        """Whether agents may take hours to come."""
+        """True if agents run in jobs that may wait in a queue for hours."""
 
     @property
     def has_gpus(self) -> bool:
-        """Whether there is a GPU for each slot."""
+        """True if each slot has a GPU."""
 
     def start(self, run: Path, wanted: int) -> None:
-        """Start agents for `wanted` ranks, or submit the job that does. Returns at once."""
+        """Start agents for `wanted` ranks, or submit jobs that do, and return at once. `run`: the run folder."""
 
     def renew(self, missing_hosts: Collection[str]) -> None:
-        """Called about once a second while ranks are missing. Starts agents again where some have ended.
+        """Start agents again that have ended. Called about once a second while ranks are missing.
 
-        `missing_hosts`: where an agent had arrived, and is gone.
+        `missing_hosts`: hosts whose agent had connected and was lost.
         """
 
     def state(self) -> str:
-        """In one line, why agents may be missing."""
+        """Return one line of text on why agents may be missing."""
 
     def is_suspended(self, job: str) -> bool:
-        """Whether the scheduler has suspended the job, by the id that the environment of its processes says."""
+        """Return whether the scheduler has suspended a job; `job`: its id in the environment of its processes."""
 
     def stop(self) -> None:
-        """Called once the driver has hung up, so that agents leave. Ends what has not, and waits until it is gone."""
+        """End the agents that still run, and wait for their end. Called when the driver has closed its connections."""
 
 
 def capacity_of(
@@ -74,10 +74,11 @@ def capacity_of(
     cpus_per_worker: int = 1,
     use_gpu: bool | Literal["auto"] = "auto",
 ) -> Capacity:
-    """What TorchTrainer's `executor` means.
+    """Return the capacity that the argument `executor` of TorchTrainer selects.
 
-    None: the allocation that this process runs in, where that has other hosts; otherwise this machine. A name is
-    "local", "allocation", or that of a cluster profile, "slurm" and "pbs" among them. Raises UsageError for all else.
+    None: the allocation that this process is in, if that has other hosts, else this machine. A string is "local",
+    "allocation", or the name of a cluster profile, such as "slurm" or "pbs". An object is a Capacity or an executor of
+    submitit. Raises UsageError for any other value.
     """
     env = os.environ if env is None else env
     if executor is None:
@@ -91,17 +92,19 @@ def capacity_of(
 
         return gang_job(executor, env, num_workers, cpus_per_worker, use_gpu=bool(use_gpu))
     given: Any = executor
+    # By methods, not by class: a Capacity is a protocol, and submitit is imported only where a job is submitted.
     if all(hasattr(given, name) for name in ("start", "renew", "state", "is_suspended", "stop")):
         return given  # type: ignore[no-any-return]
     if hasattr(given, "update_parameters"):
         return GangJob(given, cpus_per_worker=cpus_per_worker)
     raise UsageError(
         f"executor: got {executor!r}; expected 'local', 'allocation', the name of a cluster profile, an executor of "
-        "submitit's, or one of hpc_det.sgd.capacity's Local, Allocation, GangJob, Pool"
+        "submitit, or a Local, Allocation, GangJob or Pool of hpc_det.sgd.capacity"
     )
 
 
 def _found(env: Mapping[str, str], cpus_per_worker: int, use_gpu: bool | str) -> Capacity:
+    """Return the capacity that the environment offers."""
     if variable_of_allocation(env):
         allocation = Allocation(cpus_per_worker=cpus_per_worker, use_gpu=use_gpu, env=env)
         if not allocation.is_this_host:

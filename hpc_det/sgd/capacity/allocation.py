@@ -1,4 +1,4 @@
-"""What the driver has already: this machine, or the allocation that it runs in, each of whose hosts gets an agent."""
+"""Capacities that the driver already has: this machine, or the job that it runs in, with one agent per host."""
 
 from __future__ import annotations
 
@@ -23,16 +23,23 @@ from hpc_det.sgd.elastic.agents import BackOff
 from hpc_det.store.run_folder import RunFolder
 
 START_S = 60.0
-"""A host whose agent is not there so long after its start is given another."""
+"""Seconds after the start of an agent after which a lost agent is replaced even if the command still runs."""
 ASK_S = 2.0
+"""Shortest time in seconds between two requests for the hosts of the allocation."""
 TERM_S = 3.0
+"""Seconds that the starting commands may take to exit."""
 POLL_S = 0.02
 
 
 class Local:
-    """This machine: one node agent, a child of the driver.
+    """This machine as a capacity: one node agent, which is a child of the driver.
 
-    `slots`: the most ranks; None: as many as the driver wants. Raises UsageError for fewer than one.
+    Args:
+        slots: The largest number of ranks. None: as many as the trainer requests.
+        has_gpus: Whether each slot has a GPU.
+
+    Raises:
+        UsageError: `slots` is below 1.
     """
 
     host = "127.0.0.1"
@@ -41,7 +48,7 @@ class Local:
 
     def __init__(self, slots: int | None = None, *, has_gpus: bool = False) -> None:
         if slots is not None and slots < 1:
-            raise UsageError(f"Local(slots={slots}): a node has room for 1 rank or more")
+            raise UsageError(f"Local(slots={slots}): slots must be at least 1, or None")
         self.slots = slots
         self.has_gpus = has_gpus
         self._again = BackOff()
@@ -51,14 +58,14 @@ class Local:
 
     @classmethod
     def of_gpus(cls, env: Mapping[str, str]) -> Local:
-        """A slot for each GPU that CUDA shows here; where there is none, as many as the driver wants."""
+        """Return this machine with a slot for each GPU that CUDA shows; without GPUs, with any number of slots."""
         count = len(gpus_here(env))
         return cls(count or None, has_gpus=count > 0)
 
     def start(self, run: Path, wanted: int) -> None:
         self._log = RunFolder(run).node_log(socket.gethostname())
         self._command = [sys.executable, *agents.arguments(run, self.slots or wanted)]
-        if variable_of_allocation(os.environ):  # PBS suspends only the session that the driver is in
+        if variable_of_allocation(os.environ):  # PBS suspends only the driver's session, and the agent has another
             guard_from_now_on()
         self._begin()
 
@@ -72,7 +79,7 @@ class Local:
         if self._agent.poll() is None:
             return f"the agent on this machine runs as process {self._agent.pid}"
         said = last_line(self._log, 0)
-        return f"the agent on this machine has ended with exit code {self._agent.returncode}" + (said and f": {said}")
+        return f"the agent on this machine has exited with code {self._agent.returncode}" + (said and f": {said}")
 
     def is_suspended(self, job: str) -> bool:
         return False
@@ -88,17 +95,27 @@ class Local:
 
 
 class Started(NamedTuple):
+    """A command that has started agents."""
+
     process: Process
     hosts: tuple[str, ...]
+    """The hosts on which it starts agents."""
     at: float
+    """time.monotonic() of the start."""
 
 
 class Allocation:
-    """Found in the environment: a job of Slurm or PBS, or hosts that an MPI knows.
+    """The allocation that this process is in as a capacity: a job of Slurm or PBS, or the hosts of an MPI's host file.
 
-    `use_gpu`: whether each rank takes a GPU ("auto": where the allocation has some), otherwise `cpus_per_worker` CPUs.
-    `interface`: of the network on which the driver listens; None: the one that leads to the other hosts.
-    Raises UsageError outside of any allocation, and where no host has room for a rank.
+    Args:
+        cpus_per_worker: CPUs that a rank takes if it takes no GPU.
+        use_gpu: Whether each rank takes a GPU. "auto": if the allocation has GPUs.
+        interface: Name of the network interface on which the driver listens. None: the one with the route to the other
+            hosts.
+        env: Environment that describes the allocation. None: os.environ.
+
+    Raises:
+        UsageError: The process is in no allocation, its commands are missing, or a host has too few CPUs for a rank.
     """
 
     min_slots = 1
@@ -120,13 +137,13 @@ class Allocation:
         }
         if not all(self._slots.values()):
             raise UsageError(
-                f"{self._starter.name} has {min(self._starter.cpus.values())} CPUs on a node, and a worker takes "
-                f"{cpus_per_worker}; ask for more CPUs, or set num_cpus_per_worker"
+                f"{self._starter.name} has {min(self._starter.cpus.values())} CPUs on a node, but a worker takes "
+                f"{cpus_per_worker}; request more CPUs, or reduce num_cpus_per_worker"
             )
         self.host = "127.0.0.1" if self.is_this_host else self._address(interface)
         self._again = {host: BackOff() for host in self._slots}
         self._started: dict[str, Started] = {}
-        """By host, the last one."""
+        """By host, the last command that started an agent there."""
         self._all: list[Process] = []
         self._run, self._log = Path(), Path()
         self._held: Collection[str] = self._starter.hosts
@@ -134,14 +151,16 @@ class Allocation:
 
     @property
     def slots(self) -> int:
+        """The number of slots on all hosts."""
         return sum(self._slots.values())
 
     @property
     def is_this_host(self) -> bool:
-        """One node, and the driver on it."""
+        """True if the allocation is one host, and the driver runs on it."""
         return [_short(host) for host in self._slots] == [_short(socket.gethostname())]
 
     def _address(self, interface: str | None) -> str:
+        """Return the address of this host on the network of the other hosts."""
         others = (host for host in self._slots if _short(host) != _short(socket.gethostname()))
         known = None if interface else address_towards(others)
         return known or own_address(2, interface, "interface")[0]
@@ -174,7 +193,7 @@ class Allocation:
         )
 
     def is_suspended(self, job: str) -> bool:
-        """The driver is in this job, and asks nothing while it is suspended."""
+        """Return False: the driver is in this job, and is suspended with it."""
         return False
 
     def stop(self) -> None:
@@ -193,7 +212,9 @@ class Allocation:
                 self._started[host] = Started(process, hosts, time.monotonic())
 
     def _without_agent(self, missing: Collection[str]) -> Iterator[str]:
-        """What has started an agent ends with it, but where it has started those of other hosts, too, or lost touch."""
+        """Yield the hosts that need a new agent; `missing`: short names of hosts whose agent was lost."""
+        # A starting command normally exits with its agent. It does not if it has started agents on other hosts too, or
+        # has lost its connection to the host; then the loss of the agent decides.
         for host, started in self._started.items():
             has_ended = started.process.poll() is not None
             is_blind = len(started.hosts) > 1 or time.monotonic() > started.at + START_S
@@ -201,21 +222,24 @@ class Allocation:
                 yield host
 
     def _ask(self) -> None:
+        """Update the hosts that the allocation still has, at most every ASK_S seconds."""
         if time.monotonic() > self._asked + ASK_S:
             self._held = self._starter.held()
             self._asked = time.monotonic()
 
 
 def _short(host: str) -> str:
-    """Hosts are named with their domain in one place and without it in another. A host file may have addresses."""
+    """Return the host name without its domain; addresses are unchanged."""
+    # Schedulers, MPI and gethostname() differ in whether they append the domain; a host file may contain addresses.
     return host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0]
 
 
-# --- processes that the driver starts, and ends for sure
+# --- processes that the driver starts and is sure to end
 
 
 def start(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Process:
-    """Where a Ctrl-C at the terminal does not reach it: the driver hears it first. What it prints goes to `log`."""
+    """Start a process with its output appended to `log`."""
+    # In a new session: a Ctrl-C at the terminal must reach only the driver, which then ends its processes.
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
         return subprocess.Popen(
             command,
@@ -228,6 +252,7 @@ def start(command: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
 
 
 def all_ended(processes: Collection[Process], within_s: float) -> bool:
+    """Wait up to `within_s` seconds until all processes have ended; return whether they have."""
     end = time.monotonic() + within_s
     while any(process.poll() is None for process in processes):
         if time.monotonic() > end:

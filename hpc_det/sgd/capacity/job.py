@@ -1,6 +1,7 @@
-"""Jobs of node agents, submitted by the driver through submitit: one for the gang, or a pool of single nodes.
+"""Jobs of node agents that the driver submits through submitit: one job for the gang, or a pool of one-node jobs.
 
-The executor that submits them is an own copy: one task a node, and a job that outlives a lost node.
+The jobs are submitted with a copy of the user's executor that has one task per node, and keeps a job when it loses a
+node.
 """
 
 from __future__ import annotations
@@ -34,21 +35,23 @@ if TYPE_CHECKING:
 
 SCHEDULERS = ("slurm", "pbs")
 GONE_S = 40.0
-"""For cancelled jobs to leave the queue. Slurm may take KillWait for one, 30 s by default."""
+"""Seconds for cancelled jobs to leave the queue. Slurm may take KillWait for one, 30 s by default."""
 POLL_S = 0.2
 SOME_NODES = 3
-"""One that is known by its name alone may have no address here."""
+"""Number of nodes whose address is tried: this host may be unable to resolve the name of one."""
 ASK_S = 10.0
-NO_NEWS = JobStatus(JobState.UNKNOWN, "not asked about yet")
+"""Timeout in seconds of commands that list the nodes."""
+NO_NEWS = JobStatus(JobState.UNKNOWN, "state not requested yet")
 _run = partial(run_command, timeout_s=10.0)
-"""The driver waits for the answer."""
+"""Runs a scheduler's command with a short timeout, because the driver is blocked until it ends."""
 NAME = "hpc-det-sgd"
+"""Default name of the jobs."""
 _GPUS = ("gpus_per_node", "gpus_per_task", "num_gpus", "gres")
 _COUNT = re.compile(r"(?:gpu:)?(?:[\w.-]+:)?(\d+)")
 
 
 class Jobs:
-    """Some equal jobs, of which as many are kept queued or running as the driver wants."""
+    """A number of equal jobs that are kept queued or running: a job that ends is submitted again."""
 
     min_slots = 1
     has_queue = True
@@ -65,27 +68,28 @@ class Jobs:
         **parameters: Any,
     ) -> None:
         if (cluster := cluster_of(executor)) not in SCHEDULERS:
-            raise UsageError(f"executor {cluster!r}: expected one with a queue, for {' or '.join(SCHEDULERS)}")
+            raise UsageError(f"executor {cluster!r}: expected an executor for {' or '.join(SCHEDULERS)}")
         self._executor = executor_of(executor, nodes, parameters)
         gpus, cpus = gpus_of(self._executor), cpus_of(self._executor)
         self.has_gpus = gpus > 0
         self._slots_per_node = slots_per_node or gpus or cpus // cpus_per_worker
         if not self._slots_per_node:
             raise UsageError(
-                f"the job has {cpus} CPUs on a node, and a worker takes {cpus_per_worker}; set cpus_per_task"
+                f"the job has {cpus} CPUs on a node, but a worker takes {cpus_per_worker}; set cpus_per_task to at "
+                f"least that"
             )
         self.slots = jobs * nodes_of(self._executor) * self._slots_per_node
         self.host = _address(cluster, interface)
         self._wanted_jobs = jobs
         self._queue = Queue(self._executor.name())
         self._jobs: list[Job[Any]] = []
-        """Those that have not ended, as far as is known."""
+        """The submitted jobs that have not ended, as of the last answer of the scheduler."""
         self._again = BackOff(most_s=300.0, lasted_s=600.0)
         self._task = AgentTask("", ())
         self._trouble = ""
 
     def start(self, run: Path, wanted: int) -> None:
-        """Raises CommandError where the scheduler refuses the job."""
+        """Submit the jobs. Raises CommandError if the scheduler rejects them."""
         from hpc_det.submit.jobs import check_path
 
         check_path("the run folder", str(run))
@@ -100,7 +104,7 @@ class Jobs:
             try:
                 self._submit(missing)
                 self._trouble = ""
-            except HpcDetError as refused:  # it may be a matter of time
+            except HpcDetError as refused:  # tried again later: a limit or an outage may be temporary
                 self._trouble = str(refused)
 
     def state(self) -> str:
@@ -117,14 +121,18 @@ class Jobs:
         return status is not None and status.is_suspended
 
     def stop(self) -> None:
-        """Agents leave when the driver hangs up, and their jobs end with them."""
+        """Withdraw queued jobs, and cancel jobs that still run after LEAVE_S seconds.
+
+        Raises HpcDetError if some are still in the queue after GONE_S more seconds.
+        """
+        # The driver has closed its connections, so agents exit now, and their jobs end.
         if not self._jobs:
             return
         self._queue.withdraw(self._jobs)
         if not self._all_gone(LEAVE_S):
             self._queue.end(self._jobs)
             if not self._all_gone(GONE_S):
-                raise HpcDetError(f"after {GONE_S:g} s, {self.state()}; cancel what is left by hand")
+                raise HpcDetError(f"jobs are left {GONE_S:g} s after they were cancelled: {self.state()}; cancel them")
 
     def _submit(self, count: int) -> None:
         from hpc_det.submit.executor import submission
@@ -139,6 +147,7 @@ class Jobs:
         self._jobs = [job for job in self._jobs if statuses[job.job_id].state is not JobState.ENDED]
 
     def _all_gone(self, within_s: float) -> bool:
+        """Wait up to `within_s` seconds until all jobs have ended; return whether they have."""
         end = time.monotonic() + within_s
         while True:
             self._forget_ended()
@@ -148,13 +157,13 @@ class Jobs:
 
 
 def _address(cluster: str, interface: str | None) -> str:
-    """Of this host, on the network of the cluster's nodes."""
+    """Return the address of this host on the network of the cluster's nodes; `interface`: on that interface."""
     known = None if interface else address_towards(_nodes(cluster))
     return known or own_address(2, interface, "interface")[0]
 
 
 def _nodes(cluster: str) -> list[str]:
-    """Some addresses of nodes, or their names; none where the scheduler does not say."""
+    """Return addresses or names of up to SOME_NODES nodes; none if the scheduler's command fails."""
     try:
         if cluster == "slurm":
             answer = run_command(["sinfo", "--noheader", "--Node", "--format=%o"], timeout_s=ASK_S)
@@ -167,31 +176,47 @@ def _nodes(cluster: str) -> list[str]:
 
 
 def _words(status: JobStatus) -> str:
-    """PBS has a comment on what runs, too, where and since when."""
+    """Return the state of a job as text, with the scheduler's reason if it is not running."""
+    # For running jobs PBS has a comment as well, but only with the place and time of the start.
     is_news = status.state is not JobState.RUNNING and status.reason not in ("", "None")
     return status.state.value + (f" ({status.reason})" if is_news else "")
 
 
 class GangJob(Jobs):
-    """One job with all nodes. It may shrink, and grows again with the next job only, after its end.
+    """A capacity of one job with all nodes. If it loses nodes, it gets new ones only with the next job, after its end.
 
-    `executor`: "slurm" or "pbs", with the `parameters` that submitit's AutoExecutor takes for it (timeout_min,
-    gpus_per_node, slurm_partition, ...), or an executor of submitit's, which stays as it is. `nodes`: None for as many
-    as that says. `slots_per_node`: None for a rank on each GPU of a job, otherwise on each `cpus_per_worker` CPUs.
-    `interface`: of the network on which the driver listens; None: the one that leads to the cluster's nodes.
-    Raises UsageError for what submitit or this host does not have.
+    Args:
+        executor: "slurm" or "pbs", or an executor of submitit, which is not changed.
+        nodes: Number of nodes. None: the number that the executor has.
+        slots_per_node: Ranks on each node. None: one per GPU of the job, or, without GPUs, one per `cpus_per_worker`
+            CPUs.
+        cpus_per_worker: CPUs that a rank takes if the job has no GPUs.
+        interface: Name of the network interface on which the driver listens. None: the one with the route to the
+            cluster's nodes.
+        **parameters: Parameters of submitit's AutoExecutor, such as `timeout_min`, `gpus_per_node` or
+            `slurm_partition`.
+
+    Raises:
+        UsageError: `nodes` is below 1, submitit rejects a parameter, the job has too few CPUs for a rank, or this host
+            lacks the interface.
     """
 
     def __init__(self, executor: Executor | str, nodes: int | None = None, **options: Any) -> None:
         if nodes is not None and nodes < 1:
-            raise UsageError(f"GangJob(nodes={nodes}): a job has 1 node or more")
+            raise UsageError(f"GangJob(nodes={nodes}): nodes must be at least 1")
         super().__init__(executor, jobs=1, nodes=nodes, **options)
 
 
 class Pool(Jobs):
-    """`nodes`: (MIN, MAX). MAX jobs are kept queued or running; fewer than MIN nodes are not worth a start.
+    """A capacity of one-node jobs: the gang grows and shrinks with the number of jobs that run.
 
-    All else is as with GangJob.
+    Args:
+        executor: "slurm" or "pbs", or an executor of submitit, which is not changed.
+        nodes: `(MIN, MAX)`: MAX jobs are kept queued or running, and training waits while fewer than MIN run.
+        **options: The other arguments of GangJob.
+
+    Raises:
+        UsageError: As for GangJob, and unless 1 <= MIN <= MAX.
     """
 
     def __init__(self, executor: Executor | str, nodes: tuple[int, int], **options: Any) -> None:
@@ -203,14 +228,14 @@ class Pool(Jobs):
 
 
 class PbsById(Pbs):
-    """Jobs by submitit's ids: `12` and `12_3`."""
+    """PBS with the job ids of submitit: `12`, and `12_3` for an element of an array."""
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         return element_statuses(job_ids, run)
 
 
 class Queue:
-    """`name`: submitit's of the cluster, "slurm" or "pbs"."""
+    """The scheduler's queue: states of jobs, and their cancellation. `name`: "slurm" or "pbs"."""
 
     def __init__(self, name: str) -> None:
         self._is_slurm = name == "slurm"
@@ -218,27 +243,26 @@ class Queue:
         self._known: dict[str, JobStatus] = {}
 
     def status(self, jobs: Iterable[Job[Any]]) -> dict[str, JobStatus]:
-        """By id, what the scheduler has said at last; it is asked no more often than every 2 s."""
+        """Return the last known state of each job by its id; the scheduler is asked at most every 2 s."""
         ids = [job.job_id for job in jobs]
         if ids and (news := self._answers.news(ids, _run, shared_answers.ASK_S)) is not None:
             self._known = {job_id: self._known.get(job_id, NO_NEWS) for job_id in ids} | news
         return {job_id: self._known.get(job_id, NO_NEWS) for job_id in ids}
 
     def id_of(self, job: str) -> str:
-        """submitit's, of the job that calls itself this in its environment."""
+        """Return submitit's id of a job; `job`: its id in the environment of its processes."""
         return job if self._is_slurm else from_pbs(job)
 
     def withdraw(self, jobs: Collection[Job[Any]]) -> None:
-        """What waits for its start."""
+        """Cancel the jobs that have not started yet."""
         for job_id in sorted({self._array_id(job.job_id) for job in jobs}):
             with suppress(CommandError):
                 (Slurm() if self._is_slurm else Pbs()).withdraw(job_id, _run)
 
     def end(self, jobs: Collection[Job[Any]]) -> None:
-        """At once: node agents would take a TERM for the notice of a preemption, which comes some time before.
-
-        For a job, `scancel --signal=KILL` is a TERM too, with KillWait behind it; for a step it is none (measured).
-        """
+        """Cancel the jobs, killing running ones at once."""
+        # Without SIGTERM: node agents would take it for the notice of a preemption. scancel --signal=KILL on a job
+        # sends SIGTERM first too, and SIGKILL after KillWait; on a step it does not (measured). So kill step 0 first.
         if not self._is_slurm:
             for job in jobs:
                 job.cancel(check=False)
@@ -253,10 +277,10 @@ class Queue:
 
 
 def executor_of(given: Executor | str, nodes: int | None, parameters: Mapping[str, Any]) -> Executor:
-    """For jobs of so many nodes; None: as many as it says itself.
+    """Return an executor for jobs of `nodes` nodes; None: of as many as its parameters say.
 
-    `given`: submitit's name of a cluster, "slurm" or "pbs", with the `parameters` that its AutoExecutor takes, or an
-    executor, which is not changed. Raises UsageError for what submitit refuses.
+    `given`: "slurm" or "pbs", with `parameters` of submitit's AutoExecutor, or an executor, which is copied. Raises
+    UsageError for parameters that submitit rejects.
     """
     try:
         made = _named(given, parameters) if isinstance(given, str) else _copied(given, parameters)
@@ -267,26 +291,29 @@ def executor_of(given: Executor | str, nodes: int | None, parameters: Mapping[st
 
 
 def cluster_of(given: Executor | str) -> str:
-    """By submitit's name."""
+    """Return submitit's name of the executor's cluster."""
     return given if isinstance(given, str) else inner_executor(given).name()
 
 
 def shown_executor(given: object) -> str:
+    """Return the executor as a message shows it: its name, or its type."""
     return repr(given) if isinstance(given, str) else type(given).__name__
 
 
 def gpus_of(executor: Executor) -> int:
-    """That its jobs have on each node."""
+    """Return the number of GPUs that a job of the executor has on each node; 0 if none is requested."""
     given = next((executor.parameters[name] for name in _GPUS if executor.parameters.get(name)), 0)
     found = _COUNT.fullmatch(str(given))
     return int(found[1]) if found else 0
 
 
 def cpus_of(executor: Executor) -> int:
-    return int(executor.parameters.get("cpus_per_task") or 1)
+    """Return the number of CPUs that a job of the executor has on each node."""
+    return int(executor.parameters.get("cpus_per_task") or 1)  # one task per node
 
 
 def nodes_of(executor: Executor) -> int:
+    """Return the number of nodes of a job of the executor."""
     return int(executor.parameters.get("nodes") or 1)
 
 
@@ -306,20 +333,21 @@ def _copied(given: Executor, parameters: Mapping[str, Any]) -> Executor:
 
 
 def inner_executor(executor: Any) -> Executor:
-    """Return the executor of the cluster, whose parameters go by their own names: AutoExecutor keeps one."""
+    """Return the executor inside an AutoExecutor, whose parameters have the cluster's names, or `executor` itself."""
     found: Executor = getattr(executor, "_executor", executor)
     return found
 
 
 def _shape(executor: Executor, nodes: int | None) -> None:
+    """Set one task per node, the number of nodes, and the flags with which a job survives the loss of a node."""
     generic = {"tasks_per_node": 1, **({"nodes": nodes} if nodes else {})}
     executor.update_parameters(**executor._convert_parameters(generic))
     if executor.name() == "pbs" and not executor.parameters.get("timeout_min"):
-        raise ValueError("timeout_min: no time limit is set, and a job of submitit's on PBS has one")
+        raise ValueError("timeout_min: no time limit is set, and jobs that submitit submits to PBS need one; set it")
     if executor.name() == "slurm":
         executor.parameters.setdefault("time", None)  # the site's default, instead of submitit's five minutes
-        # A job that Slurm requeues and starts again while a node still runs its former self has that node drained
-        # ("Duplicate jobid", measured): the driver submits another one instead.
+        # No requeue: if Slurm starts a requeued job while a node still runs its previous start, it drains that node
+        # ("Duplicate jobid", measured). The driver submits a new job instead.
         more = {"no-kill": True, "no-requeue": True, **(executor.parameters.get("additional_parameters") or {})}
         srun_args = [*(executor.parameters.get("srun_args") or []), *STEP_FLAGS]
         executor.update_parameters(additional_parameters=more, srun_args=srun_args)

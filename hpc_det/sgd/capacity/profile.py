@@ -1,4 +1,4 @@
-"""A cluster's profile as the parameters of a gang job: `executor="NAME"` is all that a program says."""
+"""The parameters of a gang job from a cluster profile, for programs that pass just `executor="NAME"`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from hpc_det.schedulers.slurm.scheduler import gpu_flags
 from hpc_det.sgd.capacity.allocation import Local
 from hpc_det.sgd.capacity.job import GangJob
 
+# Gigabytes in a unit of mem_per_node; without a unit it is megabytes, as for sbatch --mem.
 _GIGA = {"K": 1024**-2, "M": 1024**-1, "G": 1.0, "T": 1024.0}
 
 
 def gang_job(
     name: str, env: Mapping[str, str], num_workers: int, cpus_per_worker: int, *, use_gpu: bool
 ) -> GangJob | Local:
-    """A job for so many workers, on as few nodes as hold them. `use_gpu`: where the profile's slots are GPUs.
+    """Return a job for `num_workers` ranks on as few nodes as possible, or this machine for a local profile.
 
-    Raises UsageError for no such profile, a wrong one, and more nodes than it allows.
+    `use_gpu`: whether ranks take GPUs, if the profile's slots are GPUs. Raises UsageError if the profile does not exist
+    or is invalid, or if it allows fewer nodes than are needed.
     """
     profile = valid_profile(load_yaml(find("cluster", name, env)))
     cluster = profile.in_pool(profile.resource_pool)
@@ -38,8 +40,9 @@ def gang_job(
     nodes = math.ceil(num_workers / slots)
     if cluster.max_nodes and nodes > cluster.max_nodes:
         raise UsageError(
-            f"num_workers: {num_workers} workers need {nodes} nodes of {slots}, and cluster {cluster.name!r} allows "
-            f"{cluster.max_nodes}; the most is {cluster.max_nodes * cluster.slots_per_node}"
+            f"num_workers: {num_workers} workers need {nodes} nodes with {slots} slots each, but cluster "
+            f"{cluster.name!r} allows {cluster.max_nodes} nodes; use at most "
+            f"{cluster.max_nodes * cluster.slots_per_node} workers"
         )
     made = GangJob(
         cluster.scheduler,
@@ -54,7 +57,8 @@ def gang_job(
 
 
 def _slurms(cluster: Cluster, slots: int) -> dict[str, Any]:
-    """By AutoExecutor's names. Flags of ours that submitit has no parameter for go by their own."""
+    """Return the parameters of submitit's AutoExecutor for Slurm."""
+    # submitit has no parameters for these flags, so they are passed under their own names.
     flags = [flag.removeprefix("--").split("=", 1) for flag in gpu_flags(cluster, slots)]
     memory = {"mem": cluster.mem_per_node} if cluster.mem_per_node else {}
     return {
@@ -70,9 +74,13 @@ def _slurms(cluster: Cluster, slots: int) -> dict[str, Any]:
 
 
 def _pbss(cluster: Cluster, slots: int) -> dict[str, Any]:
+    """Return the parameters of submitit's AutoExecutor for PBS. Raises UsageError without a time limit."""
     limit = cluster.time_limit or cluster.max_time_limit
     if limit is None:
-        raise UsageError(f"cluster {cluster.name!r} has no time_limit, and submitit's jobs on PBS need one; set it")
+        raise UsageError(
+            f"cluster {cluster.name!r}: neither time_limit nor max_time_limit is set, but submitit needs a limit for "
+            f"jobs on PBS; set time_limit in the profile"
+        )
     memory = cluster.mem_per_node
     return {
         "pbs_queue": cluster.resource_pool,
@@ -86,6 +94,7 @@ def _pbss(cluster: Cluster, slots: int) -> dict[str, Any]:
 
 
 def _setup(cluster: Cluster) -> list[str]:
+    """Return the shell lines that run in the job before the agents: modules, setup, environment variables."""
     exports = (item.split("=", 1) for item in cluster.environment_variables)
     return [
         *(f"module load {shlex.quote(module)} || exit" for module in cluster.modules),
@@ -95,5 +104,6 @@ def _setup(cluster: Cluster) -> list[str]:
 
 
 def _if_here(interface: str | None) -> str | None:
-    """A login node need not have what the nodes have between them."""
+    """Return the interface if this machine has it, else None."""
+    # A login node may lack the network that connects the compute nodes.
     return interface if interface in [name for _, name in socket.if_nameindex()] else None

@@ -1,4 +1,4 @@
-"""How processes start on the hosts of the allocation that the driver runs in: srun's steps, PBS' starters, mpiexec."""
+"""Starters: commands that start node agents on the hosts of the driver's own job: srun, PBS' commands, mpiexec."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from hpc_det.sgd.elastic import agents
 Process = subprocess.Popen[bytes]
 
 LEAVE_S = 10.0
-"""For node agents to leave by themselves, once the driver has hung up: they may have a snapshot to write."""
+"""Seconds for node agents to exit when the driver has closed its connections: they may have a snapshot to write."""
 STEP_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mpi=none")
-"""Of srun: no lost node or agent ends the others (without --wait, slurm.conf's WaitTime counts), and as it is not known
-yet how many ranks there will be, none is bound.
+"""Flags of srun with which a lost node or agent does not end the others, and no process is bound to CPUs, because the
+number of ranks is not known yet. Without --wait, WaitTime of slurm.conf would apply.
 """
 HOST_FILES = (
     "HYDRA_HOST_FILE",  # MPICH, Intel MPI
@@ -36,46 +36,52 @@ HOST_FILES = (
     "LSB_DJOB_HOSTFILE",  # LSF
     "PE_HOSTFILE",  # Grid Engine
 )
-"""Variables that name a file with a host a line, first word."""
-# srun(1), INPUT ENVIRONMENT VARIABLES: the shape of the batch script's tasks, or of the step that the driver is, is
-# not that of the agents' step. What is said of the job stays, for srun and for what users read.
+"""Variables that contain the path of a host file: one host per line, as its first word."""
+# srun reads its options from SLURM_* variables (srun(1), INPUT ENVIRONMENT VARIABLES). Those about tasks describe the
+# batch script or the driver's step, and would change the agents' step. Only variables about the job are passed on.
 _OF_THE_JOB = re.compile(r"SLURM_(CONF|JOB_\w+|JOBID|ARRAY_\w+|RESTART_COUNT|SUBMIT_\w+|CLUSTER_NAME)")
 ASK_TIMEOUT_S = 10.0
 _DEVICE = re.compile(r"\d+|(GPU|MIG)-\S+")
 
 
 class Starter(Protocol):
+    """The hosts of an allocation, and the commands that start agents on them."""
+
     name: str
-    """Of the allocation, in messages."""
+    """Name of the allocation in messages."""
     hosts: list[str]
     cpus: dict[str, int]
-    """That the allocation has on each host."""
+    """CPUs of the allocation on each host."""
     gpus: int
-    """That it has on each."""
+    """GPUs of the allocation on each host."""
 
     def commands(self, run: Path, slots: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-        """Command lines that start an agent on each of these hosts, with so many slots, and the hosts of each.
+        """Yield command lines, each with its hosts, that start an agent on every host in `slots`.
 
-        As many hosts as can be by one, since whoever starts them has work with each.
+        `slots`: number of slots by host. One command starts agents on as many hosts as possible, because each command
+        costs the scheduler time.
         """
 
     def environment(self) -> dict[str, str]:
-        """Of these commands."""
+        """Return the environment of these commands."""
 
     def held(self) -> Collection[str]:
-        """The hosts that the allocation still has."""
+        """Return the hosts that the allocation still has."""
 
     def end(self, running: Collection[Process]) -> None:
-        """Of what these have started, all that has not left by itself. They end soon, with it."""
+        """End everything that the `running` commands have started and that has not exited; they then end too."""
 
 
 def variable_of_allocation(env: Mapping[str, str]) -> str | None:
-    """The one that says where this process is; None: in no allocation."""
+    """Return the name of the variable that identifies the allocation this process is in; None outside of any."""
     return next((name for name in ("SLURM_JOB_ID", "PBS_NODEFILE", *HOST_FILES) if env.get(name)), None)
 
 
 def starter_of(env: Mapping[str, str]) -> Starter:
-    """Raises UsageError where the environment is that of no allocation, or of one without means to start anything."""
+    """Return the starter for the allocation that this process is in.
+
+    Raises UsageError outside of any allocation, and if no command to start processes is found.
+    """
     match variable_of_allocation(env):
         case "SLURM_JOB_ID":
             return Srun(env)
@@ -84,13 +90,13 @@ def starter_of(env: Mapping[str, str]) -> Starter:
         case str(name):
             return Mpiexec(env, Path(env[name]))
     raise UsageError(
-        "executor 'allocation': this process is in none: there is no SLURM_JOB_ID, no PBS_NODEFILE, and no host file "
-        f"of an MPI ({', '.join(HOST_FILES)}); start it inside a job, or choose 'local', 'slurm' or 'pbs'"
+        "executor 'allocation': this process is not in a job: neither SLURM_JOB_ID nor PBS_NODEFILE nor the host file "
+        f"of an MPI ({', '.join(HOST_FILES)}) is set; start it inside a job, or use 'local', 'slurm' or 'pbs'"
     )
 
 
 class Srun:
-    """A step of Slurm's: the first over all hosts, later ones on a host that had lost its agent."""
+    """Starts agents as Slurm job steps: the first step on all hosts, later ones on hosts that have lost their agent."""
 
     def __init__(self, env: Mapping[str, str], run: Run = run_command) -> None:
         self._env = env
@@ -109,15 +115,17 @@ class Srun:
         return {n: value for n, value in self._env.items() if not n.startswith("SLURM_") or _OF_THE_JOB.fullmatch(n)}
 
     def held(self) -> Collection[str]:
-        """A node that went down is taken out of a job that stays (sbatch --no-kill), and does not come back to it."""
+        """Return the hosts that the job still has; all of them if squeue fails."""
+        # Slurm removes a failed node from a job that continues without it (sbatch --no-kill), for good.
         question = ["squeue", "--noheader", "--states=all", f"--jobs={self._job_id}", "--format=%N"]
         try:
             return host_names(run_command(question, timeout_s=ASK_TIMEOUT_S).strip())
-        except CommandError:  # no news
+        except CommandError:  # the state is unknown: assume no change
             return self.hosts
 
     def end(self, running: Collection[Process]) -> None:
-        """srun KILLs its step when it is sent TERM, and passes nothing on (measured)."""
+        """End the steps by sending SIGTERM to srun."""
+        # srun then kills its step with SIGKILL, and does not pass the signal on (measured).
         for process in running:
             process.terminate()
 
@@ -125,7 +133,7 @@ class Srun:
         return [
             "srun",
             f"--jobid={self._job_id}",
-            "--overlap",  # with the step that the driver may be, and with each other
+            "--overlap",  # share the CPUs with the driver's own step, if it is one, and with other agents' steps
             f"--nodes={len(hosts)}",
             f"--ntasks={len(hosts)}",
             "--ntasks-per-node=1",
@@ -135,9 +143,10 @@ class Srun:
         ]
 
     def _gpus(self, run: Run) -> int:
-        """A job's processes on its nodes are told. A shell of salloc's on another host has to ask."""
+        """Return the GPUs of the job on each node."""
         if "SLURMD_NODENAME" in self._env:
             return int(self._env.get("SLURM_GPUS_ON_NODE", 0))
+        # In a shell of salloc on a login node the variable is not set; the job's description has the total.
         try:
             total = re.search(r"gres/gpu=(\d+)", shown(self._job_id, run).get("TRES", ""))
         except CommandError:
@@ -146,18 +155,18 @@ class Srun:
 
 
 def _agent(run: Path, slots: int) -> list[str]:
-    """Return the command line of an agent with room for so many ranks."""
+    """Return the command line of an agent with `slots` slots."""
     return agents.into_log(run, [sys.executable, *agents.arguments(run, slots)])
 
 
 class _ByScript:
-    """One starter of PBS' for each host, so that none that is lost ends the others, with a script (HostFolder).
+    """Starts agents with one command per host, so that a lost host does not end the others, and a script (HostFolder).
 
-    Agents end when the folder that the script lies in is gone.
+    The agents end when the folder of the script is deleted.
     """
 
     def __init__(self, name: str, env: Mapping[str, str], starter: str, hosts: list[str], lines: list[str]) -> None:
-        """`lines`: those of PBS_NODEFILE."""
+        """`starter`: name of the command; `lines`: the lines of PBS_NODEFILE, or none."""
         self.name = name
         self.hosts = hosts
         self.gpus = len(gpus_here(env))
@@ -193,41 +202,49 @@ class _ByScript:
 
 
 class PbsStarter(_ByScript):
+    """Starts agents with a command of PBS: pbsdsh or pbs_tmrsh."""
+
     def __init__(self, env: Mapping[str, str]) -> None:
         name, starter = f"job {env.get('PBS_JOBID', '')}", starter_on_path(env)
         if starter is None:
             raise UsageError(
-                f"{name}: there is no {', '.join(STARTERS)} on PATH, and one of them must start the agents on its "
-                "hosts; put the folder of PBS' commands on the PATH of the job"
+                f"{name}: none of {', '.join(STARTERS)} is on PATH, and one of them is needed to start the agents on "
+                "the job's hosts; add the folder of PBS' commands to the PATH of the job"
             )
         super().__init__(name, env, starter, hosts_of(env), lines_of(env))
         self.cpus = dict.fromkeys(self.hosts, int(env.get("NCPUS") or len(os.sched_getaffinity(0))))
 
 
 class Mpiexec(_ByScript):
+    """Starts agents with mpiexec, on the hosts of a host file."""
+
     def __init__(self, env: Mapping[str, str], host_file: Path) -> None:
         super().__init__(f"the hosts of {host_file}", env, "mpiexec", _hosts_in(host_file), [])
         self.cpus = dict.fromkeys(self.hosts, len(os.sched_getaffinity(0)))
         if shutil.which("mpiexec", path=env.get("PATH")) is None:
-            raise UsageError(f"{self.name}: there is no mpiexec on PATH to start the agents with")
+            raise UsageError(f"{self.name}: mpiexec, which starts the agents, is not on PATH; add its folder to PATH")
 
     def environment(self) -> dict[str, str]:
-        """The driver may be a rank of an MPI itself."""
+        """Return the environment without the variables that an MPI sets in its ranks."""
+        # The driver may itself be an MPI rank.
         return {name: value for name, value in self._env.items() if not name.startswith(OF_ANOTHER_MPI)}
 
 
 def _hosts_in(host_file: Path) -> list[str]:
-    """Lines such as `node1`, `node1:4`, `node1 slots=4`, `node1 4 all.q@node1`; each host once."""
+    """Return the hosts in a host file, each once.
+
+    Lines are such as `node1`, `node1:4`, `node1 slots=4` or `node1 4 all.q@node1`. Raises UsageError for no hosts.
+    """
     lines = host_file.read_text(encoding="utf-8").splitlines()
     words = (line.partition("#")[0].split() for line in lines)
     hosts = list(dict.fromkeys(found[0].partition(":")[0] for found in words if found))
     if not hosts:
-        raise UsageError(f"{host_file} names no host, and an MPI's environment says that it does")
+        raise UsageError(f"{host_file}: this host file, which a variable of an MPI names, contains no host")
     return hosts
 
 
 def cpus_per_node(text: str) -> list[int]:
-    """ "4(x2),8", as in SLURM_JOB_CPUS_PER_NODE, is 4, 4, 8."""
+    """Return the CPUs of each node from text as in SLURM_JOB_CPUS_PER_NODE: "4(x2),8" gives [4, 4, 8]."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(cpus) for cpus, times in found for _ in range(int(times or 1))]
 
@@ -235,7 +252,7 @@ def cpus_per_node(text: str) -> list[int]:
 def gpus_here(env: Mapping[str, str]) -> list[str]:
     """Return the GPUs that CUDA would show on this host, as CUDA_VISIBLE_DEVICES names them.
 
-    CUDA stops at the first name that is none (CUDA C++ Programming Guide, environment variables).
+    CUDA ignores the list from the first invalid name on (CUDA C++ Programming Guide, environment variables).
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

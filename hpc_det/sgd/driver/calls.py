@@ -1,9 +1,9 @@
 """Calls to all ranks, the reduction of their results, and rounds of calls.
 
 A round is one iteration over TorchTrainer.remaining(). A restarted program repeats the round in which the earlier one
-ended. Each call that changes the state ends with a snapshot, which contains a record of the round: the calls so far,
-and their results. The restarted program makes the same calls: recorded calls return the recorded results, later calls
-are sent to the ranks.
+ended. Each call that changes the state ends with a snapshot, which contains a record of the round: the calls
+made in it, and their results. The restarted program makes the same calls: recorded calls return the recorded results,
+later calls are sent to the ranks.
 
 RUN/round      "TOKEN CALLS" of the last round that was completed; no snapshot contains that it was. The file has no
                seal: a forged one can only change whether a round is repeated.
@@ -153,7 +153,7 @@ class Rounds:
             return of_state
         return self._calls[self._made - 1].epochs_done if self._made else self._epoch
 
-    # --- what becomes of the state
+    # --- called when the state changes
 
     def add(self, call: Call, result: Any, epochs_done: int) -> None:
         """Add a call to the record: the state contains it now."""
@@ -166,9 +166,7 @@ class Rounds:
         try:
             pickled = base64.b85encode(cloudpickle.dumps(result)).decode()
             self._calls.append(_Recorded(call.name, epochs_done, pickled))
-            problem = (
-                "" if self._bytes <= MOST_BYTES else f"its results have {self._bytes} bytes, more than {MOST_BYTES}"
-            )
+            problem = "" if self._bytes <= MOST_BYTES else f"its results have more than {MOST_BYTES} bytes"
         except Exception as error:  # pickle raises exceptions of many types
             problem = f"the result of {call.name} cannot be pickled: {error}"
         self._made = len(self._calls)

@@ -1,4 +1,4 @@
-"""A gang that outlives its ranks: formed over what nodes there are, put where its last snapshot was, tried again."""
+"""A gang that survives failures: it is formed again, restored from the newest snapshot, and the call is repeated."""
 
 from __future__ import annotations
 
@@ -27,17 +27,21 @@ _log = logging.getLogger("hpc_det.sgd")
 
 @dataclass
 class Snapshot:
-    """The newest snapshot, in the memory of nodes; the ranks' own parts are here, too."""
+    """The newest snapshot: its shared part is in the memory of nodes, the ranks' own parts are in the driver."""
 
     number: int
+    """Snapshots of a run are numbered from 1."""
     buffer: int
+    """Number of the buffer on each of the nodes."""
     nodes: list[GangNode]
+    """Nodes that hold the shared part; the first one writes it to disk."""
     own: list[bytes]
+    """The ranks' own parts, in rank order."""
 
 
 @dataclass
 class _Keeping:
-    """The snapshot that an agent writes to the disk now."""
+    """A snapshot that an agent is writing to disk."""
 
     node: GangNode
     buffer: int
@@ -45,16 +49,17 @@ class _Keeping:
 
 
 class ElasticGang:
-    """Between two calls, the newest snapshot is what the ranks are."""
+    """A gang that survives the loss of its ranks. Between two calls the newest snapshot is the state of the ranks."""
 
     def __init__(self, gang: RankGang, wanted: GangRequest, is_durable: bool) -> None:
         self.calls = 0
-        """Train calls that have returned, by whatever driver of this run."""
+        """Number of `train` calls that the state contains, including those of earlier programs of this run."""
         self.epochs_done = 0
+        """Completed passes over the training data that the state contains."""
         self.has_failed = False
         """Whether the last call raised an exception."""
         self._calls_read = 0
-        """Train calls in the state that the program has read, or loaded, last."""
+        """Number of `train` calls in the state that the program has last read or loaded."""
         self._gang = gang
         self._nodes = gang.nodes
         self._wanted = wanted
@@ -62,46 +67,47 @@ class ElasticGang:
         self._held: Snapshot | None = None
         self._keeping: _Keeping | None = None
         self._blamed: GangNode | None = None
-        """On which the last gang could not be formed."""
+        """The node on which the last gang could not be formed."""
         self._is_changed = False
-        """Whether the newest snapshot is more than what `setup` makes."""
+        """Whether the newest snapshot differs from the state that `setup` creates."""
         self._is_in_step = False
-        """Whether the ranks are what the newest snapshot says; not after a Ctrl-C in the midst of a call."""
+        """Whether the ranks have the state of the newest snapshot; they do not after a Ctrl-C during a call."""
         self._kept = 0
-        """The newest of which its writer has told what became of it."""
+        """Number of the newest snapshot whose writer has reported its result."""
         self._stored_round: Mapping[str, Any] | None = {}
-        """Of the snapshot from which this program begins; None as soon as it has begun."""
+        """The record of the round in the snapshot that this program starts from; None once it has started."""
         self.rounds = Rounds(self._nodes.run.round, is_durable=is_durable)
         gang.on_kept = self._on_kept
-        if is_durable:
+        if is_durable:  # agents of an earlier driver may still be writing a snapshot
             await_writers(self._nodes.run)
         self._number = last_number(self._nodes.run)
 
     def start(self) -> None:
-        """Wait for the ranks that are wanted, or for the least of them, and form the gang."""
+        """Wait for slots for the requested number of ranks, or at least for the minimum, and form the gang."""
         self._nodes.await_slots(self._wanted.most, self._wanted.least)
         self._retried(lambda: None, max_retries=3)
         self.rounds.resume(self._stored_round or {})
         self._stored_round = None
 
     def train(self, call: Call, max_retries: int) -> Any:
-        """One call of Runner.train on all ranks, more of them than before if there is room."""
+        """Call Runner.train on all ranks, after the gang has grown if there are slots; return the call's result."""
         return self.rounds.once(
             call, lambda: self._retried(lambda: self._change(call, self.calls + 1), max_retries, may_grow=True)
         )
 
     def change(self, call: Call) -> Any:
-        """Another method of the Runner, on all ranks."""
+        """Call another method of the Runner that changes the state, on all ranks; return the call's result."""
         return self.rounds.once(call, lambda: self._retried(lambda: self._change(call, self.calls), max_retries=3))
 
     def load(self, state: dict[str, Any]) -> None:
-        """Into all ranks, and on the disk when this returns: that it is undone could be seen by no number of calls."""
+        """Load a state into all ranks; it is on disk when this returns, if the run is durable."""
         self.change(Call("load_state_dict", {"state": state}))
         self.note_read()
+        # Loading does not change `calls`, so the program could not notice that a lost snapshot has undone it.
         self._settle()
 
     def ask(self, method: str, **arguments: Any) -> Any:
-        """A method of rank 0's Runner that returns its state and changes nothing."""
+        """Call a method of rank 0's Runner that changes nothing, and return its result."""
         return self._retried(lambda: self._gang.call("call", method, arguments, 0)[0], max_retries=3)
 
     def note_read(self) -> None:
@@ -109,33 +115,37 @@ class ElasticGang:
         self._calls_read = self.calls
 
     def loop(self, begun: Callable[[RankGang], Callable[[RankWorker], None]], max_retries: int) -> None:
-        """A function on all ranks that keeps what it does by itself. `begun` says for each gang where it begins."""
+        """Run a function on all ranks that saves its own state (a training loop of `fit`), without snapshots.
+
+        `begun` is called for each gang, and returns the function with the place where it has to start.
+        """
         self._retried(lambda: self._gang.call("loop", begun(self._gang)), max_retries, may_grow=True)
 
     @property
     def has_unread_training(self) -> bool:
-        """Whether the program would lose train calls if the state were gone now."""
+        """True if the state contains `train` calls that the program has neither saved nor read."""
         return self.calls > self._calls_read
 
     def keep(self) -> bool:
-        """Write the newest snapshot to the disk, also of a temporary run; whether there is one when this returns."""
+        """Write the newest snapshot to disk, even of a temporary run; return whether a snapshot is on disk then."""
         self._is_durable = True
         self._settle()
         return last_number(self._nodes.run) > 0
 
     @property
     def local_operator(self) -> TrainingOperator | None:
-        """Of rank 0, where it lives in this process."""
+        """The operator of rank 0 if that is in this process, else None."""
         return self._gang.local_operator
 
     def stop(self, force: bool) -> None:
+        """Make the newest snapshot durable and end all ranks, agents and jobs; `force`: kill the ranks."""
         self._settle()
         if not force:
             self._gang.leave()
         self._nodes.close()
 
     def _settle(self) -> None:
-        """What is newest shall be durable, however long that takes, as long as its node is there."""
+        """Wait until the newest snapshot is on disk, if the run is durable, or until all its nodes are lost."""
         self._gang.poll()
         while (keeping := self._keeping) and keeping.node in self._nodes and not self._is_given_up(keeping):
             self._nodes.hear(POLL_S)
@@ -146,24 +156,31 @@ class ElasticGang:
             self._settle()
 
     def _is_given_up(self, keeping: _Keeping) -> bool:
-        """By its writer, as soon as that is handed the newest: there may be time for no more than one."""
+        """Return whether the writer abandons this snapshot because it also holds a newer one."""
+        # When the scheduler takes the node there may be time to write only one, so the writer prefers the newest.
         return self._held is not None and keeping.number < self._held.number and keeping.node is self._held.nodes[0]
 
     def _leave_job(self) -> None:
+        """Make the state durable, requeue the job, and raise JobLeaves."""
         self._settle()
-        _log.warning("the scheduler takes the nodes after %d calls: %s", self.calls, back_into_queue(os.environ))
+        _log.warning(
+            "the scheduler takes all nodes of this job after train() call %d: %s",
+            self.calls,
+            back_into_queue(os.environ),
+        )
         raise JobLeaves
 
     def _retried(self, do: Callable[[], T], max_retries: int, may_grow: bool = False) -> T:
-        """Raises what a rank has raised, RetriesUsedUp after `max_retries` gangs that were lost, and StateLost.
+        """Return `do()` with a gang that is ready, and repeat it with a new gang when the gang is lost.
 
-        However it ends, there is no rank left that is in the middle of something.
+        Raises the exception of a rank, RetriesUsedUp if more than `max_retries` gangs were lost, and StateLost. After
+        an exception no rank is left that is still busy with the call.
         """
         failures = in_a_row = 0
         while True:
             try:
                 self._be_ready(may_grow)
-                self._is_in_step = False
+                self._is_in_step = False  # until the call has returned, the ranks' state is between two snapshots
                 result = do()
                 self._is_in_step, self.has_failed = True, False
                 return result
@@ -172,8 +189,8 @@ class ElasticGang:
                 self._gang.end()
                 failures, in_a_row = failures + lost.counts, in_a_row + 1
                 if failures > max_retries:
-                    raise RetriesUsedUp(f"{lost}; {failures} failures, with max_retries = {max_retries}") from lost
-                _log.warning("%s; the last call is made again from its start", lost)
+                    raise RetriesUsedUp(f"{lost}; {failures} failures, but max_retries is {max_retries}") from lost
+                _log.warning("%s; the last call is repeated from its start", lost)
                 self._nodes.wait(pause_s(in_a_row))
             except BaseException as error:
                 self.has_failed = isinstance(error, Exception)
@@ -181,7 +198,7 @@ class ElasticGang:
                 raise
 
     def _change(self, call: Call, calls: int) -> Any:
-        """What comes of it is safe in a snapshot when this returns."""
+        """Make a call on all ranks and take a snapshot of the new state; `calls`: the `train` calls in it."""
         place = self._place()
         parts = self._gang.call("change", call.method, call.arguments, *place)
         result = call.then([result for result, _ in parts])
@@ -190,14 +207,16 @@ class ElasticGang:
         return result
 
     def _snapshot(self) -> None:
+        """Take a snapshot of the current state."""
         place = self._place()
         self._take(self._gang.call("snapshot", *place), place, self.calls)
 
     def _place(self) -> tuple[int, list[int]]:
-        """Which of the nodes' buffers is free, and the ranks that write to it: rank 0, and one on another node."""
+        """Return the number of a free buffer, and the ranks that write a snapshot to it: two on different nodes."""
         self._gang.poll()
         if self._keeping and self._keeping.node not in self._nodes:
             self._keeping = None
+        # Neither the newest snapshot nor the one that is being written to disk may be overwritten.
         taken = {part.buffer for part in (self._held, self._keeping) if part}
         return next(buffer for buffer in range(BUFFERS) if buffer not in taken), _on_different_nodes(self._gang)
 
@@ -205,7 +224,7 @@ class ElasticGang:
     def _take(
         self, own: list[Own], place: tuple[int, list[int]], calls: int, made: tuple[Call, Any] | None = None
     ) -> None:
-        """From now on this snapshot, after so many calls, is the newest."""
+        """Make this snapshot, which contains `calls` calls of `train`, the newest."""
         buffer, holders = place
         nodes = [self._gang.ranks[rank].node for rank in holders]
         self._number += 1
@@ -217,7 +236,10 @@ class ElasticGang:
 
     @uninterrupted()
     def _hand_over(self, held: Snapshot) -> None:
-        """To the agents: it is whole. The first of them makes it durable, unless it is still busy with another one."""
+        """Send the agents the rest of the snapshot, which is complete then. The first of them writes it to disk.
+
+        If one is being written already, this one is only held in memory: training does not wait for the disk.
+        """
         keeps = self._is_durable and self._keeping is None
         if keeps:
             self._keeping = _Keeping(held.nodes[0], held.buffer, held.number)
@@ -230,7 +252,7 @@ class ElasticGang:
             node.line.send({**order, **marks}, b"".join(own))
 
     def _be_ready(self, may_grow: bool) -> None:
-        """There is a gang, whole, of the size that it can have, and where the newest snapshot was taken."""
+        """Make sure that the gang is complete, has the possible size, and has the state of the newest snapshot."""
         gang = self._gang
         gang.poll()
         if self._nodes.is_taken:
@@ -240,12 +262,12 @@ class ElasticGang:
             return
         self._is_in_step = False
         if is_whole and not self._holder():
-            self._snapshot()  # in time, on a node that stays
+            self._snapshot()  # on a node that stays, while the ranks still exist
         if not self._holder():
-            self._settle()  # all of them leave: it has to be on the disk before they do
+            self._settle()  # all nodes that hold it will be taken away: it must be on disk before that
         gang.end()
         if not self._is_durable:
-            self._check_not_lost(None)  # no node that comes would help
+            self._check_not_lost(None)  # before waiting for nodes: a new node would not have the state
         if self._nodes.slots < self._wanted.least:
             self._nodes.await_slots(self._wanted.most, self._wanted.least)
         try:
@@ -257,7 +279,7 @@ class ElasticGang:
         self._is_in_step = True
 
     def _form(self) -> None:
-        """Ranks that are what the newest snapshot says."""
+        """Form a gang and restore the newest snapshot on its ranks."""
         gang = self._gang
         first, source, own = self._source()
         gang.form(self._wanted.possible(self._nodes), first)
@@ -268,13 +290,15 @@ class ElasticGang:
             for rank in range(gang.size)
         ]
         gang.call_each("begin", [cloudpickle.dumps((start,)) for start in starts])
-        if source is None:
+        if source is None:  # the first call needs a state to be repeated from, too
             self._snapshot()
 
     def _blame(self, node: GangNode | None) -> None:
-        """Its ranks have died before they could do anything. The second time in a row the gang does without it, if it
-        can: `max_retries` would be used up there.
+        """Note that the ranks of `node` failed while a gang was formed; leave it out if it is the second time in a row.
+
+        It stays if too few slots would remain, or if no other node holds the newest snapshot.
         """
+        # Otherwise a node on which ranks always fail would use up `max_retries`.
         is_again, self._blamed = node is self._blamed, node
         if node is None or not is_again or self._nodes.slots - node.slots < self._wanted.least:
             return
@@ -283,23 +307,28 @@ class ElasticGang:
             return
         node.is_broken = True
         _log.warning(
-            "%s: twice in a row no gang could be formed on it; it is left out until its agent is replaced", node
+            "%s: ranks failed on this node twice in a row while the gang was formed; it is left out until its agent is "
+            "replaced",
+            node,
         )
 
     def _holder(self) -> GangNode | None:
-        """A node that stays and has the newest snapshot."""
+        """Return a node that stays and holds the newest snapshot, or None."""
         return next((node for node in self._held.nodes if node in self._nodes.staying), None) if self._held else None
 
     def _source(self) -> tuple[GangNode | None, int | Path | None, list[bytes]]:
-        """Which node rank 0 has to be on, where it finds the newest snapshot, and the ranks' own parts of it."""
+        """Return the newest snapshot: rank 0's node, the buffer or file that rank 0 reads, and the ranks' own parts.
+
+        All are None or empty if the training starts from the beginning; the node is None if any node will do.
+        """
         if self._held and (node := self._holder()):
             return node, self._held.buffer, self._held.own
         stored = newest(self._nodes.run) if self._is_durable else None
         self._check_not_lost(stored)
         if self._held and stored:
             _log.warning(
-                "all nodes that held the state after train() call %d are lost; the training goes on after call %d, "
-                "the last one on the disk",
+                "all nodes that held the state after train() call %d are lost; the training continues after call %d, "
+                "from the newest snapshot on disk",
                 self.calls,
                 stored.calls,
             )
@@ -312,27 +341,28 @@ class ElasticGang:
         return (None, stored.state, stored.own) if stored else (None, None, [])
 
     def _check_not_lost(self, stored: Durable | None) -> None:
-        """Raises StateLost where the training would begin anew behind the back of the program."""
+        """Raise StateLost if the state is lost and the training would silently start from the beginning."""
         if not (self._held and self._is_changed) or self._holder() or stored:
             return
         hosts = ", ".join(str(node) for node in self._held.nodes)
         remedy = (
-            f"nor is there any on the disk, in {self._nodes.run.snapshots}"
+            f"no snapshot is on disk in {self._nodes.run.snapshots}"
             if self._is_durable
-            else "and with run=NAME it would be on the disk, too; name a run, and train again from the start"
+            else "the run is temporary; pass run=NAME to have snapshots on disk too, and train again from the start"
         )
-        raise StateLost(f"{hosts}: lost, and nobody else held the state after train() call {self.calls}; {remedy}")
+        raise StateLost(f"{hosts}: lost, and no other node held the state after train() call {self.calls}; {remedy}")
 
     def _on_kept(self, message: dict[str, Any]) -> None:
+        """Note the result of a writer. A failure is only logged: the snapshot is still in memory."""
         if self._keeping and self._keeping.number == message["kept"]:
             self._keeping = None
             self._kept = message["kept"]
         if "error" in message:
-            _log.warning("snapshot %d is not durable: %s", message["kept"], message["error"])
+            _log.warning("snapshot %d was not written to disk: %s", message["kept"], message["error"])
 
 
 def _on_different_nodes(gang: RankGang) -> list[int]:
-    """Rank 0 and the first on another node; of nodes that stay, as far as there are any."""
+    """Return rank 0 and the first rank on another node, if there is one; ranks on nodes that stay are preferred."""
     staying = [rank for rank in gang.ranks if not rank.node.is_leaving] or gang.ranks
     buddies = [rank for rank in staying if rank.node is not staying[0].node]
     return [rank.number for rank in (staying[0], *buddies[:1])]

@@ -1,8 +1,8 @@
-"""Why a gang could not go on, told apart: each kind has its own budget. And how a driver leaves.
+"""The kinds of failures of a gang, and the exit of the driver when its job is taken away.
 
-A user's exception is raised at once and never tried again. The death of a rank, an agent or a node, a gang that hangs
-and one whose ranks cannot talk to each other cost one of `max_retries`. What a scheduler takes away costs nothing: it
-may come as often as it likes. Where all that held the state are gone, nothing is tried again.
+An exception of the user's code is raised at once and not retried. The death of a rank, an agent or a node, a hung gang,
+and ranks that cannot communicate each use up one of `max_retries`. Preemptions by the scheduler are retried without
+limit. If all nodes that held the state are lost, and none is on disk, nothing is retried.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
     from hpc_det.sgd.driver.nodes import GangNode
 
 COLLATERAL_S = 2.0
-"""How long an error that a peer's end may have caused waits for news of such an end."""
+"""Seconds that an exception which a peer's death may have caused is held back, so that this death is reported first."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Seconds before the second retry in a row, and the limit of the doubled pauses after it."""
 
 TEMPORARY = 75
-"""sysexits.h, EX_TEMPFAIL: to be tried again."""
+"""Exit code of a driver whose job is taken away: EX_TEMPFAIL of sysexits.h, to be tried again."""
 
+# Words in the messages of gloo, NCCL and torch's stores when the connection to a peer has failed, in lower case.
 _OF_A_PEER = (
     "gloo",
     "nccl",
@@ -46,57 +48,58 @@ _OF_A_PEER = (
     "distbackend",
 )
 
+# Exception types of torch.distributed, which the user's own code does not raise.
 _OF_TORCH = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 class GangLost(HpcDetError):
-    """The ranks of this generation cannot go on: what they do can be tried again from the last snapshot."""
+    """The ranks of this generation cannot continue; their call can be retried from the newest snapshot."""
 
     counts = True
-    """Against `max_retries`."""
+    """Whether the failure counts against `max_retries`."""
 
     def __init__(self, problem: str, node: GangNode | None = None) -> None:
-        """`node`: whose ranks are the cause, where that is known."""
+        """`node`: the node whose ranks caused the failure; None if it is not known."""
         super().__init__(problem)
         self.node = node
 
 
 class RankDied(GangLost):
-    """A process, by itself or by a signal."""
+    """A rank's process exited, was killed by a signal, or does not respond."""
 
 
 class NodeLost(GangLost):
-    """An agent, or all of its node."""
+    """A node agent, or its whole node, was lost."""
 
 
 class Hung(GangLost):
-    """All ranks are there, and none gets on."""
+    """All ranks are alive, but make no progress."""
 
 
 class NotConnected(GangLost):
-    """All ranks are there, and cannot talk to each other any more: a network that failed for a while, a GPU."""
+    """All ranks are alive, but their collectives fail: the network was interrupted, or a GPU failed."""
 
 
 class Preempted(GangLost):
-    """By a scheduler that had told so."""
+    """The scheduler took a node away, after it had announced that."""
 
     counts = False
 
 
 class StateLost(HpcDetError, RuntimeError):
-    """There is nothing left that could be tried again: no node holds the newest snapshot, and the disk has none."""
+    """No node holds the newest snapshot any more, and no snapshot is on disk, so that nothing can be retried."""
 
 
 class RetriesUsedUp(HpcDetError, RuntimeError):
-    """RaySGD raises RuntimeError."""
+    """A call failed more often than `max_retries` allows. Also a RuntimeError, which RaySGD raises."""
 
 
 class NotEnoughRanks(HpcDetError, TimeoutError):
-    """RaySGD raises TimeoutError."""
+    """Fewer ranks than required started in time. Also a TimeoutError, which RaySGD raises."""
 
 
 def pause_s(failures_in_a_row: int) -> float:
-    """Before the next try: 1 s, 2 s, 4 s, ... The first failure is not waited for."""
+    """Return the seconds to wait before the next retry: none after the first failure, then 1, 2, 4, ... up to 60."""
     return 0.0 if failures_in_a_row < 2 else min(FIRST_PAUSE_S * 2.0 ** (failures_in_a_row - 2), LONGEST_PAUSE_S)
 
 
@@ -104,27 +107,32 @@ def pause_s(failures_in_a_row: int) -> float:
 
 
 class Raised(NamedTuple):
-    """What a rank says of an exception."""
+    """An exception that a rank has reported."""
 
     rank: int
     said: str
+    """Type and message, as "TYPE: MESSAGE"."""
     traceback: str
     pickled: bytes
+    """The pickled exception; empty if it cannot be pickled."""
 
     @property
     def may_be_of_a_peer(self) -> bool:
-        """Whether it is what gloo, NCCL and torch's stores say when a peer is gone."""
+        """True if gloo, NCCL and torch's stores raise such exceptions when a peer has exited."""
         said = self.said.lower()
         return any(word in said for word in _OF_A_PEER)
 
     @property
     def is_of_the_gang(self) -> bool:
-        """Whether gloo, NCCL or a store of torch's says it, and not the user's code, where connections break, too."""
+        """True if gloo, NCCL or a store of torch has raised it, not a broken connection in the user's code."""
         kind, _, words = self.said.partition(":")
         return kind in _OF_TORCH or (kind == "RuntimeError" and any(word in words.lower() for word in ("gloo", "nccl")))
 
     def error(self, log: Path) -> Exception:
-        """The user's own exception where it could travel, with the rank's traceback as its cause."""
+        """Return the exception to raise in the driver, with the rank's traceback as its cause.
+
+        It is the rank's own exception, or a RuntimeError with its message if it could not be pickled.
+        """
         error = self._unpickled() or RuntimeError(f"rank {self.rank}: {self.said}")
         error.__cause__ = RankTraceback(f"rank {self.rank}, log {log}:\n{self.traceback}")
         return error
@@ -137,53 +145,57 @@ class Raised(NamedTuple):
 
 
 def root_of(errors: Iterable[Raised]) -> Raised:
-    """The lowest rank's that no peer can have caused, else the first that came."""
+    """Return the error of the lowest rank among those that no peer can have caused, else the first one received."""
     found = list(errors)
     own = sorted((error for error in found if not error.may_be_of_a_peer), key=lambda error: error.rank)
     return (own or found)[0]
 
 
-class RankTraceback(Exception):  # the cause of a user's exception, as concurrent.futures has one
-    """Where in a rank the exception was raised."""
+class RankTraceback(Exception):  # modelled on the remote traceback of concurrent.futures
+    """The cause of an exception that a rank has raised: the traceback in the rank's process."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
 
 
-# --- how a driver leaves: the scheduler takes all nodes of its job, or it is in no job and gets a TERM
+# --- exit of the driver: the scheduler takes all nodes of its job, or SIGTERM arrives outside of any job
 
 
 class JobLeaves(SystemExit):
-    """The training goes on when the program is started again: `with` blocks and `finally` run, and then it ends."""
+    """The driver exits with code 75 because its job is taken away; a restarted program continues the training.
+
+    It is a SystemExit, so that `with` blocks and `finally` clauses run.
+    """
 
     def __init__(self) -> None:
         super().__init__(TEMPORARY)
 
 
 def back_into_queue(env: Mapping[str, str], run: Run = run_command) -> str:
-    """What becomes of the job, in words. A job of Slurm's is put back, unless somebody has cancelled it: one that ends
-    within its grace time by itself is COMPLETED there (Slurm 22.05, measured).
-    """
+    """Requeue the Slurm job of this driver, unless it was cancelled; return a text for the log about its future."""
     if "SLURM_JOB_ID" not in env:
-        return "start the program again with the same run, and it goes on"
+        return "start the program again with the same run, and it continues"
     job_id = Slurm().job_id(env)
     try:
+        # Needed even after a preemption: a job that exits within its grace time is COMPLETED (Slurm 22.05, measured).
         job = shown(job_id, run)
         comes_back = local_time(job.get("PreemptTime")) is not None or was_requeued(job, env)
         if not comes_back and job.get("JobState") in ("COMPLETING", "CANCELLED"):
-            return f"job {job_id} was cancelled; submit it again with the same run, and it goes on"
+            return f"job {job_id} was cancelled; submit it again with the same run, and it continues"
         if job.get("Requeue") == "0":
-            return f"job {job_id} stays out of the queue, as it was submitted; whoever submitted it may do so again"
+            return f"job {job_id} may not be requeued (Requeue=0); submit it again with the same run, and it continues"
         Slurm().requeue(job_id, env, run)
     except CommandError as error:
-        return f"job {job_id} could not be requeued: {error}; submit it again with the same run, and it goes on"
-    return f"job {job_id} goes back into the queue"
+        return f"job {job_id} could not be requeued: {error}; submit it again with the same run, and it continues"
+    return f"job {job_id} is requeued"
 
 
 def exit_at_term() -> None:
-    """From now on a TERM ends the program as `sys.exit` does, which shuts its trainers down. A handler of the program's
-    own stays.
+    """Let SIGTERM end the program as `sys.exit` does, which shuts its trainers down.
+
+    Nothing changes if the program has its own handler, or if this is not the main thread.
     """
+    # Python allows only the main thread to set signal handlers.
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit)
@@ -195,6 +207,6 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _end_at_term() -> None:
-    """A DataLoader's worker, or another child, has no trainer."""
+    """Restore the default action in a forked child, such as a DataLoader worker, which has no trainer to shut down."""
     if signal.getsignal(signal.SIGTERM) is _exit:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,11 +1,11 @@
-"""fit: a function of the user's on every rank of an elastic gang, as with today's Ray Train (Ray 2.60).
+"""fit: a training function of the user on every rank of an elastic gang, as in Ray Train (Ray 2.60).
 
-Where a rank dies, or the gang gets another size, the function begins anew on all ranks, with the last checkpoint that
-was committed. Reports is the driver's end of `report`: a barrier, the checkpoints, and what came of it all.
+If a rank dies, or the gang changes its size, the function starts again on all ranks, from the last committed
+checkpoint. Reports is the driver's side of `report`: a barrier, the checkpoints, and the result.
 
-RUN/checkpoints/   a folder each, committed by rename when all ranks have reported
-    reports.jsonl  a line for each report
-    finished.json  the function has returned on all ranks
+RUN/checkpoints/   one folder per checkpoint, committed by a rename when all ranks have reported
+    reports.jsonl  one line per report
+    finished.json  written when the function has returned on all ranks
 """
 
 from __future__ import annotations
@@ -42,32 +42,35 @@ from hpc_det.store.run_folder import run_of
 _log = logging.getLogger("hpc_det.sgd")
 
 RESIZE_S = 60.0
-"""A gang of another size than it could have goes on for so long at least: a restart costs what setting up costs."""
+"""Seconds that a gang runs at least before it grows: a restart costs as much time as setting up the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of a `fit`."""
+    """The result of `fit`."""
 
     metrics: dict[str, Any] | None
-    """Rank 0's, of the last report."""
+    """Metrics of rank 0 in the last report; None if nothing was reported."""
     checkpoint: Checkpoint | None
-    """The last one."""
+    """The newest checkpoint; None if there is none."""
     path: Path
     """The run folder."""
     metrics_history: list[dict[str, Any]]
-    """Rank 0's, of every report."""
+    """Metrics of rank 0 in each report, oldest first."""
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]]
-    """Those that were kept, with their metrics: the best first, or without a `metric` the newest."""
+    """The kept checkpoints with their metrics: the best first, or, without a `metric`, the newest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """Which checkpoints: the `most` best by this metric, without one the newest; None: all."""
+    """The checkpoints to keep."""
 
     most: int | None
+    """Number of checkpoints; None keeps all."""
     metric: str | None
+    """Metric that selects the best; None keeps the newest."""
     mode: Literal["min", "max"]
+    """Whether smaller ("min") or larger ("max") values of the metric are better."""
 
 
 def fit(
@@ -89,16 +92,47 @@ def fit(
     startup_timeout_s: float | None = None,
     hang_timeout_s: int | None = None,
 ) -> Result:
-    """Run `train_loop_per_worker(train_loop_config)` on every rank until it returns on all of them.
+    """Run a training function on every rank of a gang until it has returned on all of them.
 
-    `num_workers`: how many ranks, or (fewest, most) of an elastic gang. Placement as TorchTrainer's, and `run`, too: a
-    call with the run of one that was ended goes on from its last checkpoint. `max_failures`: how often ranks may die;
-    preemptions do not count. `num_to_keep`: of the checkpoints, the best by `metric` and `mode`; None: all.
-    `hang_timeout_s`: seconds without a report after which the gang counts as hung (None: 20 times the longest time
-    between reports so far, at least four hours; no limit before the first report of any rank).
+    In the function, call `report`, `get_checkpoint`, `get_context`, `prepare_model` and `prepare_data_loader`. If a
+    rank dies, or the gang changes its size, the function starts again on all ranks, and `get_checkpoint` returns the
+    last committed checkpoint. A call with the `run` of an unfinished one continues from its last checkpoint; with that
+    of a finished one it returns the result.
 
-    What the function raises on a rank is raised here at once, with that rank's traceback as its cause. Raises
-    RetriesUsedUp (a RuntimeError), NotEnoughRanks (a TimeoutError), and UsageError for what cannot be done.
+    Args:
+        train_loop_per_worker: The training function. It is called with `train_loop_config` if it has a parameter.
+        train_loop_config: Passed to the function as a dict. None: an empty dict.
+        num_workers: Number of ranks, or `(fewest, most)` for an elastic gang.
+        num_cpus_per_worker: CPUs that a rank takes on a node without GPUs.
+        use_gpu: Whether each rank takes a GPU. "auto": if the nodes have GPUs.
+        executor: Where the ranks run; see TorchTrainer.
+        initialization_hook: A function without arguments that every rank calls first. None: no hook.
+        run: A name below $HPC_DET_ROOT/sgd, or a path with a slash: the run folder. None: in a job the run of that job,
+            else a temporary run.
+        max_failures: How often ranks may die, hang or lose their connection before the call fails. Preemptions do not
+            count.
+        num_to_keep: Number of checkpoints to keep: the best by `metric`, or the newest without one. None: all.
+        metric: Name of the reported metric that determines the best checkpoints.
+        mode: Whether smaller ("min") or larger ("max") values of `metric` are better.
+        timeout_s: Seconds after which a collective fails. With GPUs the environment variable NCCL_TIMEOUT_S, if set,
+            overrides it.
+        heartbeat_timeout_s: Seconds without a message after which a node counts as lost.
+        startup_timeout_s: Seconds to wait for the smallest number of ranks. None: 100 s, or without limit if the ranks'
+            jobs wait in a queue.
+        hang_timeout_s: Seconds without a report after which the gang counts as hung. None: 20 times the longest time
+            between two reports of this gang, at least 4 hours; no limit before the first report of any rank.
+
+    Returns:
+        Metrics, checkpoints and the run folder.
+
+    Raises:
+        UsageError: An argument is invalid, `executor` cannot be used, another program uses the run, or ranks called
+            `report` inconsistently.
+        NotEnoughRanks: A TimeoutError; too few ranks started in time.
+        RetriesUsedUp: A RuntimeError; ranks failed more than `max_failures` times.
+        JobLeaves: A SystemExit with code 75; the scheduler takes all nodes of the job.
+        Exception: Any exception that the function raises on a rank, with that rank's traceback as its cause. It is not
+            retried.
     """
     least, most = num_workers if isinstance(num_workers, tuple) else (num_workers, num_workers)
     _check(train_loop_per_worker, least, most, max_failures, num_to_keep, mode)
@@ -126,7 +160,7 @@ def fit(
     def begun(gang: RankGang) -> TrainLoop:
         return TrainLoop(train_loop_per_worker, train_loop_config, reports.begin(gang, wanted, path.name))
 
-    elastic = opened(its_run, capacity, patience, wanted, is_durable=False)
+    elastic = opened(its_run, capacity, patience, wanted, is_durable=False)  # the loop saves its own checkpoints
     has_returned = False
     try:
         elastic.loop(begun, max_failures)
@@ -142,7 +176,9 @@ def _check(function: Any, least: Any, most: Any, max_failures: int, num_to_keep:
     if not callable(function):
         problems.append(f"train_loop_per_worker: got {shown(function)}; give the function that every rank runs")
     if not (isinstance(least, int) and isinstance(most, int) and 1 <= least <= most):
-        problems.append(f"num_workers: got {shown((least, most))}; give a number >= 1, or (fewest, most)")
+        problems.append(
+            f"num_workers: got {shown((least, most))}; give a number >= 1, or (fewest, most) with 1 <= fewest <= most"
+        )
     if max_failures < 0:
         problems.append(f"max_failures: got {max_failures}; expected >= 0")
     if num_to_keep is not None and num_to_keep < 1:
@@ -154,13 +190,13 @@ def _check(function: Any, least: Any, most: Any, max_failures: int, num_to_keep:
 
 
 class Resized(GangLost):
-    """The gang can be formed larger, or without a node that is to be taken away."""
+    """The gang can grow, or can be formed without a node that will be taken away."""
 
     counts = False
 
 
 class Reports:
-    """What ranks tell on their way, in the driver."""
+    """The reports of the ranks of a training loop, in the driver."""
 
     def __init__(self, run: Path, keep: Keep) -> None:
         self._run = run
@@ -170,22 +206,25 @@ class Reports:
 
     @property
     def is_finished(self) -> bool:
+        """True if the training function has returned on all ranks, in this or an earlier program."""
         return (self._run / "finished.json").exists()
 
     def finish(self) -> None:
+        """Record that the training function has returned on all ranks."""
         write_json(self._run / "finished.json", {"time": time.time()})
 
     def begin(self, gang: RankGang, wanted: GangRequest, name: str) -> Begin:
-        """Of a gang: what the one before had not finished is void."""
+        """Prepare the start of a gang: remove checkpoints that an earlier gang did not commit, and return the start."""
         self._gang, self._wanted = gang, wanted
         self._heard: dict[int, dict[str, Any]] = {}
         self._formed_at = time.monotonic()
         self._attempt = secrets.token_hex(4)
+        # No rank of an earlier gang will complete them: a commit needs the reports of all its ranks.
         for leftover in self._checkpoints.glob(".partial-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         newest, skipped = newest_good(self._checkpoints, set_aside=set_aside)
         for problem in skipped:
-            _log.warning("skipped: %s", problem)
+            _log.warning("checkpoint skipped: %s", problem)
         gang.on_report = self._hear
         return Begin(
             name=name,
@@ -196,6 +235,7 @@ class Reports:
         )
 
     def result(self) -> Result:
+        """Return the result, from the files of the run; while the function runs, up to the last report."""
         lines = self._lines()
         metrics = {line["report"]: line["metrics"] for line in lines}
         kept = committed(self._checkpoints)
@@ -209,21 +249,22 @@ class Reports:
         )
 
     def _badness(self, metrics: Mapping[str, Any]) -> tuple[bool, float]:
+        """Return a sort key that is smaller for better metrics; those without the metric or with NaN come last."""
         if self._keep.metric is None:
             return False, 0.0
         value = number_or_nan(metrics.get(self._keep.metric))
         return value != value, value if self._keep.mode == "min" else -value
 
     def _lines(self) -> list[dict[str, Any]]:
-        """Without those that a restart has made void."""
+        """Return the recorded reports, without those that were repeated after a restart."""
         return read_counted(self._run / "reports.jsonl", "report")
 
     def _hear(self, rank: int, head: dict[str, Any]) -> None:
-        """A barrier: nobody goes on before all have told the same report."""
+        """Receive a rank's report; when all ranks have sent the same one, record it and let the ranks continue."""
         self._heard[rank] = head
         said = {(told["report"], "ended" in told) for told in self._heard.values()}
         if len(said) > 1:
-            raise UsageError(f"report: every rank calls it equally often; {self._in_words()}")
+            raise UsageError(f"report: every rank must call it equally often; {self._in_words()}")
         if len(self._heard) < self._gang.size:
             return
         heard, self._heard = self._heard, {}
@@ -233,12 +274,14 @@ class Reports:
             each.send({"do": "heard"})
 
     def _in_words(self) -> str:
+        """Return a text with the last report of each rank."""
         return ", ".join(
-            f"rank {rank} has " + ("returned" if "ended" in told else "called it") + f" ({told['report']})"
+            f"rank {rank} has " + ("returned" if "ended" in told else "called it") + f" (report {told['report']})"
             for rank, told in sorted(self._heard.items())
         )
 
     def _take(self, report: int, told: list[dict[str, Any]]) -> None:
+        """Commit the checkpoint of a report, and record the report, from the messages of the ranks in rank order."""
         checkpoint = self._commit(report, [rank["files"] for rank in told])
         line = {"report": report, "metrics": told[0]["metrics"], "checkpoint": checkpoint and checkpoint.uuid}
         append_line(self._run / "reports.jsonl", {**line, "time": time.time()})
@@ -251,8 +294,8 @@ class Reports:
         for rank, own in enumerate(files):
             if twice := entries.keys() & (own or {}).keys():
                 raise UsageError(
-                    f"report: rank {rank} and one before it both gave {', '.join(sorted(twice))} as part of a "
-                    f"checkpoint; use different names, or let rank 0 alone give a checkpoint"
+                    f"report: rank {rank} and a lower rank both have {', '.join(sorted(twice))} in their part of the "
+                    f"checkpoint; use different file names, or let only rank 0 give a checkpoint"
                 )
             entries |= {name: FileEntry(**entry) for name, entry in (own or {}).items()}
         if not entries:
@@ -260,6 +303,7 @@ class Reports:
         return Staging(self._checkpoints, uuid_of(report, self._attempt)).commit(report, entries)
 
     def _prune(self) -> None:
+        """Delete the checkpoints that are not to be kept."""
         if self._keep.most is None:
             return
         by_metric = self._keep.metric is not None
@@ -269,15 +313,16 @@ class Reports:
             values if by_metric else {},
             smaller_is_better=self._keep.mode == "min",
             best=self._keep.most,
-            latest=1 if by_metric else self._keep.most,
+            latest=1 if by_metric else self._keep.most,  # the newest is needed to continue from
         ):
             delete(checkpoint.path, hidden=f".partial-{checkpoint.uuid}")
 
     def _resize(self) -> None:
-        """The work is safe just now: the moment for another size costs the least."""
+        """Raise Resized if the gang can grow, or a node is to be taken away. Called after a checkpoint."""
+        # No work is lost now: a restart continues from the checkpoint that was just committed.
         gang, wanted = self._gang, self._wanted
         possible = wanted.possible(gang.nodes)
         leaves = any(rank.node.is_leaving for rank in gang.ranks)
         is_time = time.monotonic() > self._formed_at + RESIZE_S
         if (leaves or (possible > gang.size and is_time)) and possible >= wanted.least:
-            raise Resized(f"{gang.size} ranks become {possible}")
+            raise Resized(f"the gang of {gang.size} ranks is formed again with {possible}")

@@ -1,4 +1,4 @@
-"""The gang: ranks that are formed over nodes, asked together, watched meanwhile, and ended together."""
+"""The gang: ranks that are formed on the nodes, called together, watched during a call, and ended together."""
 
 from __future__ import annotations
 
@@ -24,28 +24,35 @@ from hpc_det.sgd.rank.store import StoreKeeper
 from hpc_det.sgd.rank.worker import show
 
 LAST_REPORT_S = 2.0
-"""After a rank's line has ended: for its agent to say how it ended, or for the end of the agent's line, too. Both come
-within milliseconds, but on a busy node.
+"""Seconds to wait, after the connection of a rank has ended, for its agent to report the exit code, or for the agent's
+own connection to end. Both take milliseconds, except on a busy node.
 """
 JOIN_S, END_S, LEAVE_S = 60.0, 15.0, 5.0
+"""Seconds to wait for new ranks to connect, for killed ranks to be reported, and for ranks to exit on request."""
 STACKS_S = 2.0
-"""How long the ranks of a gang that hangs may take to show where they stand."""
+"""Seconds to wait for the ranks of a hung gang to report their stacks."""
 RANK_SILENT_S = 600.0
-"""A rank's second thread answers within milliseconds, but not while a C call keeps the interpreter's lock: to unpickle
-a large data set takes minutes."""
+"""Seconds without an answer after which a rank counts as dead. Its second thread answers within milliseconds, but not
+while a C call holds the interpreter's lock: unpickling a large data set takes minutes."""
 
 
 @dataclass(eq=False)
 class Rank:
+    """The driver's view of a rank."""
+
     number: int
     node: GangNode
     line: Line | None = None
+    """The connection to the rank; None until it has connected."""
     pid: int | None = None
     code: int | None = None
+    """Exit code, negative for a signal; None until the agent has reported it."""
     has_left: bool = False
+    """Whether it was asked to exit, so that its exit is not a failure."""
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:
-        assert self.line, "it has not arrived yet"
+        """Send a message to the rank, which must have connected."""
+        assert self.line, "this rank has not connected yet"
         self.line.send(head, body)
 
     def __str__(self) -> str:
@@ -53,14 +60,15 @@ class Rank:
 
 
 def spread(nodes: Sequence[GangNode], size: int) -> list[tuple[GangNode, int]]:
-    """Node and local rank of each rank: evenly over the nodes, as RaySGD has it, and a node's ranks in a row."""
+    """Return node and local rank of each rank: spread evenly over the nodes, with consecutive ranks on a node."""
+    # Evenly, because RaySGD spreads its workers so.
     by_turns = [(local, place) for place, node in enumerate(nodes) for local in range(node.slots)]
     taken = sorted(by_turns)[:size]
     return [(nodes[place], local) for place, local in sorted((place, local) for local, place in taken)]
 
 
 class Watch:
-    """Over the ranks of a generation, while something is asked of them."""
+    """The detection of hung and silent ranks while a call is in progress."""
 
     def __init__(self, ranks: Sequence[Rank], nodes: Nodes, hang_timeout_s: int | None) -> None:
         self._ranks = ranks
@@ -68,47 +76,52 @@ class Watch:
         self._judge = HangJudge(len(ranks), hang_timeout_s)
         self._clock = AwakeClock(POLL_S)
         self._places: dict[int, str] = {}
+        """By rank, the code location of its main thread, from the answers to "stacks"."""
         self._asked: set[int] = set()
-        """Ranks that owe an answer."""
+        """Ranks that have not answered the last progress request."""
         self._asked_at = self._next_look = 0.0
 
     def begin(self) -> None:
-        """Something is asked now."""
+        """Start watching: a call begins now."""
         self._asked_at = time.monotonic()
         self._next_look = self._asked_at + POLL_S
 
     @property
     def rest_s(self) -> float:
-        """How long to wait until the next look."""
+        """Seconds until the next check; negative if it is overdue."""
         return self._next_look - time.monotonic()
 
     def hears(self, rank: int, head: dict[str, Any]) -> None:
-        """What it says when it is looked at."""
+        """Record a rank's answer to a request for its progress or stacks."""
         self._asked.discard(rank)
         self._judge.take(rank, Progress(*head["progress"]))
         if "at" in head:
             self._places[rank] = head["at"]
 
     def look(self) -> None:
-        """If it is time. Raises RankDied for a rank that does not answer, and Hung where none gets on."""
+        """Check the ranks if it is time, and request their progress.
+
+        Raises RankDied for a rank that does not answer, and Hung if the gang makes no progress.
+        """
         if self.rest_s > 0:
             return
         self._next_look = time.monotonic() + min(POLL_S, self._judge.round_s)
-        if self._nodes.are_suspended:
+        if self._nodes.are_suspended:  # suspended ranks cannot answer; give them the full time once they continue
             self._asked_at = time.monotonic()
             return
         asked_since = max(self._asked_at, self._nodes.attentive_since)
         for rank in self._ranks:
-            if rank.number not in self._asked:  # what a suspended rank does not read would pile up
+            if rank.number not in self._asked:  # else requests would pile up for a rank that does not read them
                 rank.send({"do": "progress"})
                 self._asked.add(rank.number)
             if rank.line and time.monotonic() > max(rank.line.heard_at, asked_since) + RANK_SILENT_S:
                 log = self._nodes.run.rank_log(self._nodes.generation, rank.number)
-                raise RankDied(f"{rank} has not answered for {RANK_SILENT_S:g} s (stopped?); its log: {log}")
+                raise RankDied(f"{rank} has not answered for {RANK_SILENT_S:g} s (stopped?); see its log {log}")
         if self._judge.is_hung(self._clock.seconds()):
             raise Hung(f"{self._where_they_stand()} ({self._nodes.run.logs})")
 
     def _where_they_stand(self) -> str:
+        """Let the ranks write their stacks to their logs; return a text with the progress and place of each."""
         self._places.clear()
         for rank in self._ranks:
             rank.send({"do": "stacks"})
@@ -123,17 +136,22 @@ class Watch:
 
 @dataclass
 class _Call:
-    """What is asked of all ranks now, and what came of it."""
+    """The call in progress, and the answers of ranks to it."""
 
     number: int
     results: dict[int, Any] = field(default_factory=dict)
+    """By rank."""
     errors: list[Raised] = field(default_factory=list)
     lost: list[Rank] = field(default_factory=list)
     first_trouble: float = 0.0
+    """time.monotonic() of the first error or loss; 0 if there is none."""
 
 
 class RankGang:
-    """Every method is called by one thread, and may raise GangLost: then `end` it, and `form` another."""
+    """The ranks of the current generation.
+
+    All methods are called by one thread, and may raise GangLost: then call `end`, and `form` a new gang.
+    """
 
     def __init__(self, nodes: Nodes, hang_timeout_s: int | None) -> None:
         self.nodes = nodes
@@ -153,21 +171,25 @@ class RankGang:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a rank is gone already."""
+        """True if a rank has been lost."""
         return bool(self._call.lost)
 
     def live_here(self) -> None:
-        """Rank 0 is in this process from now on."""
+        """Make this process a node with one slot, so that rank 0 of each gang is in it."""
         self._own = InProcess(self.nodes.run, self.nodes.address, lambda head: self._node_said(node, head))
         node = GangNode(self._own, "the driver's host", 1)
         self.nodes.add(node)
 
     @property
     def local_operator(self) -> TrainingOperator | None:
+        """The operator of the rank in this process, or None."""
         return self._own.worker.runner.operator if self._own and self._own.worker else None
 
     def form(self, size: int, first: GangNode | None = None) -> None:
-        """A new generation of `size` ranks, rank 0 on the node `first` if that matters."""
+        """Start a new generation of `size` ranks, and wait until they have connected; `first`: the node of rank 0.
+
+        Raises RankDied if a rank does not connect within JOIN_S seconds, or another GangLost.
+        """
         self.nodes.generation += 1
         self.nodes.answer("store", StoreKeeper(self.nodes.generation).answer)
         nodes = sorted(self.nodes.staying, key=lambda node: node is not first)
@@ -182,27 +204,31 @@ class RankGang:
         self._await_ranks()
 
     def _await_ranks(self) -> None:
+        """Wait until all ranks have connected."""
         end = time.monotonic() + JOIN_S
         while missing := [rank for rank in self.ranks if not rank.line]:
             self.nodes.hear(POLL_S)
             self._raise_losses()
-            if self.nodes.are_suspended:
+            if self.nodes.are_suspended:  # time that ranks are suspended does not count
                 end = time.monotonic() + JOIN_S
             if time.monotonic() > end:
-                problem = f"{missing[0]} did not come within {JOIN_S:g} s; {self.log(missing[0].number)}"
+                problem = f"{missing[0]} did not connect within {JOIN_S:g} s; see {self.log(missing[0].number)}"
                 raise RankDied(problem, missing[0].node)
 
     def call(self, do: str, *arguments: Any) -> list[Any]:
-        """What each rank made of it, in rank order."""
+        """Call a method of RankWorker on all ranks, and return the results in rank order."""
         body = cloudpickle.dumps(arguments)
         return self.call_each(do, [body] * self.size)
 
     def call_each(self, do: str, bodies: Sequence[bytes]) -> list[Any]:
-        """The same with arguments of its own for each rank, pickled."""
+        """Call a method of RankWorker with different arguments on each rank: `bodies` are the pickled arguments.
+
+        Raises the exception of a rank, or GangLost.
+        """
         self._call = call = _Call(next(self._numbers), lost=self._call.lost)
         for rank, body in zip(self.ranks, bodies, strict=True):
             rank.send({"do": do, "id": call.number}, body)
-        if self._own:
+        if self._own:  # rank 0 in this process computes here, while the other ranks compute in theirs
             self._own.serve()
         self._watch.begin()
         while len(call.results) < self.size:
@@ -213,7 +239,7 @@ class RankGang:
         return [call.results[rank] for rank in range(self.size)]
 
     def end(self) -> None:
-        """KILL all ranks of this generation, and wait until their slots are free."""
+        """Kill all ranks of this generation, and wait until the agents have reported their end."""
         involved = [node for node in {rank.node for rank in self.ranks} if node in self.nodes]
         self._ended_on = set()
         for node in involved:
@@ -224,7 +250,7 @@ class RankGang:
             self.nodes.hear(POLL_S)
 
     def leave(self) -> None:
-        """The ranks end their process group and leave by themselves, if they can in time."""
+        """Ask the ranks to destroy their process group and exit; kill those that have not after LEAVE_S seconds."""
         leaving = [rank for rank in self.ranks if rank.line and rank.node.line is not self._own]
         for rank in leaving:
             rank.has_left = True
@@ -235,7 +261,7 @@ class RankGang:
         self.end()
 
     def poll(self) -> None:
-        """Hear what has come, without waiting."""
+        """Handle the messages that have arrived, without waiting."""
         while self.nodes.hear(0.0):
             pass
 
@@ -254,6 +280,7 @@ class RankGang:
 
     def _rank_event(self, event: Event) -> None:
         identity = event.line.identity
+        # Messages of an earlier generation may arrive late.
         if identity["generation"] == self.nodes.generation and identity["rank"] < self.size:
             getattr(self, f"_rank_{event.kind}")(self.ranks[identity["rank"]], event)
 
@@ -261,7 +288,7 @@ class RankGang:
         rank.line, rank.pid = event.line, event.line.identity["pid"]
 
     def _rank_gone(self, rank: Rank, event: Event) -> None:
-        if rank.line is event.line:  # else its first try to connect
+        if rank.line is event.line:  # else the end of an earlier attempt to connect
             self._lose(rank)
 
     def _rank_said(self, rank: Rank, event: Event) -> None:
@@ -286,12 +313,14 @@ class RankGang:
                 self._call.lost.append(rank)
 
     def _trouble(self) -> None:
+        """Note the time of the first error or loss."""
         self._call.first_trouble = self._call.first_trouble or time.monotonic()
 
     def _raise_losses(self) -> None:
-        """A rank that is gone is the cause of all that its peers say."""
+        """Raise the GangLost that describes the lost ranks, if there are any."""
         if not self._call.lost:
             return
+        # Losses come before errors: the exit of a rank causes the exceptions of its peers.
         end = time.monotonic() + LAST_REPORT_S
         while (left := end - time.monotonic()) > 0 and any(self._owes_a_report(rank) for rank in self._call.lost):
             self.nodes.hear(left)
@@ -301,21 +330,24 @@ class RankGang:
             if rank.node.is_leaving:
                 raise Preempted(f"{rank.node} was taken by the scheduler")
         if gone:
-            raise NodeLost(f"{gone[0].node} is lost, and with it rank {', '.join(str(rank.number) for rank in gone)}")
-        # A rank that left by itself may have left because of one that was killed.
+            raise NodeLost(f"{gone[0].node} was lost with rank {', '.join(str(rank.number) for rank in gone)}")
+        # A rank that exited on its own may have done so because another one was killed: name the killed one.
         first = min(lost, key=lambda rank: (rank.code is None or rank.code >= 0, rank.number))
         log = self.log(first.number)
-        if not log.exists():  # it was never forked
+        if not log.exists():  # the rank was never forked
             log = self.nodes.run.node_log(first.node.host)
-        how = "its line ended" if first.code is None else how_it_ended(first.code, log, 0)
+        how = "its connection ended" if first.code is None else how_it_ended(first.code, log, 0)
         raise RankDied(f"{first}: {how}", first.node)
 
     def _owes_a_report(self, rank: Rank) -> bool:
-        """Its agent has not said yet how it ended."""
+        """Return whether the agent has still to report the rank's exit code."""
         return rank.code is None and rank.node in self.nodes
 
     def _raise_errors(self) -> None:
-        """An error that a peer's end may have caused waits for that news."""
+        """Raise the exception of a rank, if there is one.
+
+        One that a peer's exit may have caused is held back for COLLATERAL_S seconds, so that the exit is reported.
+        """
         errors = self._call.errors
         if not errors:
             return
@@ -325,9 +357,11 @@ class RankGang:
         error = root.error(self.log(root.rank))
         if root.is_of_the_gang:
             raise NotConnected(
-                f"{self.ranks[root.rank]}: no rank is gone, and yet: {root.said}; its log: {self.log(root.rank)}"
+                f"{self.ranks[root.rank]}: communication failed although no rank has exited: {root.said}; see its log "
+                f"{self.log(root.rank)}"
             ) from error
         raise error
 
     def log(self, rank: int) -> Path:
+        """Return the path of a rank's log."""
         return self.nodes.run.rank_log(self.nodes.generation, rank)

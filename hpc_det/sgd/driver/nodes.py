@@ -1,6 +1,6 @@
-"""The driver's end of its node agents: they come, go, and say what happens on their nodes.
+"""The node agents that are connected to the driver: their arrival, messages, silence and loss.
 
-The driver's own process may be one of the nodes, and have rank 0.
+The driver's own process may be one of the nodes, with rank 0 in it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from hpc_det.sgd.rank.worker import RankWorker
 from hpc_det.store.run_folder import RunFolder
 
 POLL_S = 1.0
-"""How often the silent are looked for while something is waited for."""
+"""Longest wait in seconds for a message, after which silent nodes are looked for."""
 LOOK_S = 0.05
-"""Between two looks at all nodes, at least."""
+"""Shortest time in seconds between two checks of all nodes."""
 
 
 class NodeLine(Protocol):
-    """To an agent, or to what stands for one."""
+    """The connection to a node agent, or to the driver's own process in the role of one."""
 
     @property
     def heard_at(self) -> float:
-        """time.monotonic() when it was heard last."""
+        """time.monotonic() when the last message was received."""
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None: ...
     def close(self) -> None: ...
@@ -47,18 +47,22 @@ class NodeLine(Protocol):
 
 @dataclass(eq=False)
 class GangNode:
+    """A node whose agent is connected."""
+
     line: NodeLine
     host: str
     slots: int
+    """Number of ranks that the node has room for."""
     job: str | None = None
+    """The id of the scheduler's job that the agent is in; None without a scheduler."""
     is_leaving: bool = False
-    """The scheduler has said that it will take the node: nothing new is begun there."""
+    """Whether the scheduler has announced that it takes the node away: no new ranks are started there."""
     is_broken: bool = False
-    """No gang can be formed on it: nothing new is begun there before another agent comes."""
+    """Whether ranks failed on it repeatedly: no new ranks are started there until its agent is replaced."""
     is_suspended: bool = False
-    """With its job, when the scheduler was asked last, since the node was silent."""
+    """Whether the scheduler reported the node's job as suspended when the node was last found silent."""
     excused_at: float = 0.0
-    """When its silence was last known to be that of a suspended job."""
+    """time.monotonic() when the node was last found silent because its job was suspended."""
 
     def __str__(self) -> str:
         return self.host
@@ -66,21 +70,24 @@ class GangNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """All in seconds."""
+    """Timeouts in seconds."""
 
     heartbeat_timeout_s: float = 10.0
+    """Time without a message after which a node counts as lost."""
     startup_timeout_s: float | None = None
-    """None: without end where a queue is waited for, else DEFAULT_START_S."""
+    """Time to wait for enough slots; None: no limit if jobs wait in a queue, else DEFAULT_START_S."""
     hang_timeout_s: int | None = None
+    """Time without progress after which the gang counts as hung; None: derived from the times of batches."""
 
 
 DEFAULT_START_S, LEAVE_S = 100.0, 5.0
+"""Default seconds to wait for enough slots (RaySGD's default), and for agents to exit on request."""
 TOGETHER_S = 10.0
-"""Nodes that start together come one after the other: so long after the least of them the others are waited for."""
+"""Seconds to wait for more nodes after the minimum is reached: nodes that start together connect one by one."""
 
 
 class Nodes:
-    """One thread calls all methods."""
+    """The connected nodes, and the socket on which the driver listens. One thread calls all methods."""
 
     def __init__(self, run: RunFolder, capacity: Capacity, patience: Patience) -> None:
         self.on_lost: Callable[[GangNode], None] = lambda node: None
@@ -90,16 +97,17 @@ class Nodes:
         self._nodes: list[GangNode] = []
         self._own: GangNode | None = None
         self._missing: set[str] = set()
-        """Hosts whose agents are gone."""
+        """Hosts whose agents were lost."""
         self._wanted = 0
+        """Number of slots for which agents are started again; 0 during shutdown."""
         self._renewed_at = self.attentive_since = self._next_look = 0.0
         self._clock = AwakeClock(POLL_S)
         self._capacity = capacity
         self._patience = patience
         check_free(run)
-        allow_many_files()  # a line for each rank: the usual soft limit of 1,024 would be the most
+        allow_many_files()  # one socket per rank: the usual soft limit of 1,024 would limit the number of ranks
         self.generation = 0
-        """Of the ranks that may call."""
+        """Number of the current gang; only its ranks may connect."""
         self._key = run.key()
         self._board = TcpLineServer(capacity.host, self._key_for, Guests(run, capacity.host).are_allowed_from)
         try:
@@ -111,31 +119,33 @@ class Nodes:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where the driver listens."""
+        """Host and port on which the driver listens."""
         return self._board.host, self._board.port
 
     @property
     def slots(self) -> int:
-        """Of all nodes that stay and are not broken, in use or not."""
+        """The number of slots, used or not, of all nodes that stay and are not broken."""
         return sum(node.slots for node in self.staying)
 
     @property
     def staying(self) -> list[GangNode]:
+        """The nodes on which new ranks may be started: they are not taken away and not broken."""
         return [node for node in self._nodes if not node.is_leaving and not node.is_broken]
 
     @property
     def are_suspended(self) -> bool:
-        """Some of them, with their job, so that no gang can get on."""
+        """True if the job of a node is suspended, so that the gang cannot make progress."""
         return any(node.excused_at > node.line.heard_at for node in self._nodes)
 
     @property
     def is_taken(self) -> bool:
-        """The scheduler takes all nodes, and this driver, which is on one of them, will see no others."""
+        """True if the scheduler takes away all nodes of the allocation that the driver itself is in."""
+        # With a queue the driver is outside of the nodes' jobs, and other jobs may start.
         return bool(self._nodes) and all(node.is_leaving for node in self._nodes) and not self._capacity.has_queue
 
     @property
     def start_s(self) -> float:
-        """How long a start may take."""
+        """Seconds to wait for enough slots; infinite while jobs wait in a queue."""
         if self._patience.startup_timeout_s is not None:
             return self._patience.startup_timeout_s
         return float("inf") if self._capacity.has_queue else DEFAULT_START_S
@@ -144,23 +154,23 @@ class Nodes:
         return node in self._nodes
 
     def start(self, wanted: int) -> None:
-        """Agents for so many ranks begin to come, and are started again where they end."""
+        """Start agents for `wanted` ranks; from now on agents that have ended are started again."""
         self._wanted = wanted
         self._capacity.start(self.run.path, wanted)
 
     def add(self, node: GangNode) -> None:
-        """This process as one, before all others."""
+        """Add this process as a node, before all others, so that rank 0 is on it."""
         self._own = node
         self._nodes.insert(0, node)
 
     def answer(self, do: str, by: Callable[[Any, Message], None]) -> None:
-        """From now on such questions of ranks are answered by the thread of the lines."""
+        """Let `by` handle the ranks' requests of this kind, in the thread that reads the connections."""
         self._board.answers[do] = by
 
     def await_slots(self, wanted: int, least: int) -> None:
-        """Until there are as many as wanted, or at least `least` and nothing more comes.
+        """Wait until there are `wanted` slots, or at least `least` and no more for TOGETHER_S seconds.
 
-        Raises NotEnoughRanks with what the capacity says of itself.
+        Raises NotEnoughRanks, with the state of the capacity.
         """
         end, enough_since = time.monotonic() + self.start_s, float("inf")
         while self.slots < wanted and time.monotonic() < min(end, enough_since + TOGETHER_S):
@@ -169,17 +179,20 @@ class Nodes:
             enough_since = min(enough_since, time.monotonic()) if is_enough else float("inf")
         if self.slots < least:
             raise NotEnoughRanks(
-                f"{least} ranks are needed at least, and there is room for {self.slots} after {self.start_s:g} s "
-                f"(startup_timeout_s); {self._capacity.state()}; the agents' logs: {self.run.logs}"
+                f"at least {least} ranks are needed, but there are slots for {self.slots} after {self.start_s:g} s "
+                f"(startup_timeout_s); {self._capacity.state()}; see the agents' logs in {self.run.logs}"
             )
 
     def hear(self, within_s: float) -> bool:
-        """One thing that has happened, or will within this time; whether something has."""
+        """Handle the next event, waiting for it for up to `within_s` seconds; return whether there was one.
+
+        It also drops silent nodes and starts missing agents again.
+        """
         try:
             event = self._board.events.get(block=within_s > 0, timeout=max(within_s, 0.0) or None)
         except queue.Empty:
             event = None
-        if time.monotonic() >= self._next_look:  # not for each of a thousand beats: a look goes over all nodes
+        if time.monotonic() >= self._next_look:  # a check visits all nodes: too slow for each of a thousand heartbeats
             self._next_look = time.monotonic() + LOOK_S
             self._drop_silent()
             self._renew()
@@ -188,20 +201,20 @@ class Nodes:
         role = event.line.identity["role"]
         if role == "rank":
             self.on_rank(event)
-        elif role == "node":  # else a program that asks whether this one still lives
-            with uninterrupted():  # a node that arrives does not say so again
+        elif role == "node":  # else another driver that checks whether this one is alive
+            with uninterrupted():  # a Ctrl-C must not lose the event: a node announces its arrival only once
                 self._hear_node(event)
         return True
 
     def wait(self, seconds: float) -> None:
-        """And hear what happens meanwhile."""
+        """Wait, and handle the events that arrive meanwhile."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.hear(min(left, POLL_S))
 
     def close(self) -> None:
-        """Nothing is left: no agent, no job, no port."""
-        self._wanted = 0  # none that leaves is missed
+        """End all agents and jobs, and stop listening."""
+        self._wanted = 0  # agents that exit now are not started again
         for node in self._nodes:
             node.line.send({"do": "leave"})
         end = time.monotonic() + LEAVE_S
@@ -215,13 +228,18 @@ class Nodes:
             self._board.close()
 
     def _key_for(self, identity: dict[str, Any]) -> bytes | None:
-        """A node's is the run's own, a rank's that of its generation: none that was ended can say anything more."""
+        """Return the key of a connection with this identity, or None to reject it.
+
+        Nodes use the key of the run, ranks a key derived for their generation.
+        """
+        # So ranks of an earlier generation cannot send messages any more.
         if identity.get("role") in ("node", "driver"):
             return self._key
         is_of_now = identity.get("role") == "rank" and identity.get("generation") == self.generation
         return derived(self._key, f"generation {self.generation}") if is_of_now else None
 
     def _hear_node(self, event: Event) -> None:
+        """Handle the arrival, a message or the loss of a node."""
         if event.kind == "arrived":
             identity = event.line.identity
             self._nodes.append(GangNode(event.line, str(identity["host"]), int(identity["slots"]), identity["job"]))
@@ -236,7 +254,8 @@ class Nodes:
                 self.on_said(node, event.message.head)
 
     def _mark_leaving(self, told: GangNode) -> None:
-        """Schedulers take whole jobs; PBS tells the first of its nodes alone."""
+        """Mark a node, and all nodes of the same job, as being taken away."""
+        # Schedulers take whole jobs, but PBS sends the signal only to the first node.
         for node in self._nodes:
             node.is_leaving |= node is told or (node.job is not None and node.job == told.job)
 
@@ -246,9 +265,9 @@ class Nodes:
         self.on_lost(node)
 
     def _drop_silent(self) -> None:
-        """Not those whom a driver that was stopped, or was busy with something else, has not heard."""
+        """Drop the nodes that have sent nothing for `heartbeat_timeout_s`, unless their job is suspended."""
         now = time.monotonic()
-        if self._clock.stopped_s():
+        if self._clock.stopped_s():  # this process was suspended or busy: it has not read what nodes sent
             self.attentive_since = now
         for node in list(self._nodes):
             heard_at = max(node.line.heard_at, node.excused_at, self.attentive_since)
@@ -257,7 +276,8 @@ class Nodes:
                 self._lose(node)
 
     def _excuses(self, node: GangNode) -> bool:
-        """Whether its job is suspended, or was when the scheduler was asked last: then it needs time to be heard."""
+        """Return whether the node is silent because its job is suspended, or was at the previous check."""
+        # A job that has just been resumed needs some time until its next heartbeat.
         was_suspended = node.is_suspended
         node.is_suspended = node.job is not None and self._capacity.is_suspended(node.job)
         if was_suspended or node.is_suspended:
@@ -265,6 +285,7 @@ class Nodes:
         return was_suspended or node.is_suspended
 
     def _renew(self) -> None:
+        """Start missing agents again, at most once a second."""
         if self.slots < self._wanted and time.monotonic() > self._renewed_at + POLL_S:
             self._renewed_at = time.monotonic()
             self._capacity.renew(self._missing)
@@ -272,25 +293,28 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True)
 class GangRequest:
-    """How many ranks a driver asks for, and what each is to be."""
+    """The ranks that a driver requests."""
 
     most: int
+    """Largest number of ranks."""
     least: int
+    """Smallest number of ranks; with fewer the driver waits."""
     is_here: bool
-    """Rank 0 in the driver's own process."""
+    """Whether rank 0 is in the driver's own process."""
     settings: Callable[[int], RankSettings]
-    """For a gang of so many ranks."""
+    """Returns the settings of the ranks for a gang of the given size."""
     hook: Callable[[], None] | None
+    """The user's initialization hook."""
 
     def possible(self, nodes: Nodes) -> int:
-        """How many of them there is room for."""
+        """Return the number of ranks that the nodes have slots for, at most `most`."""
         return min(self.most, nodes.slots)
 
 
 class InProcess:
-    """Stands for the line to an agent: what the driver sends is done at once, by this process.
+    """The driver's own process in the role of a node agent: it executes at once what the driver sends.
 
-    `answer` is called with what an agent would say.
+    `answer` is called with the messages that an agent would send.
     """
 
     def __init__(self, run: RunFolder, address: tuple[str, int], answer: Callable[[dict[str, Any]], None]) -> None:
@@ -300,9 +324,7 @@ class InProcess:
         self._answer = answer
         self._buffers = [Buffer(number) for number in range(BUFFERS)]
         self._former: dist.ProcessGroup | None = None
-        """Of the gang that has ended. What destroys a group has the GIL and waits for gloo's threads, and one of those
-        may wait for the GIL, to drop what a lost peer has broken off. Until there is another gang, they have done that.
-        """
+        """The process group of the gang that has ended, kept until the next gang is formed."""
 
     @property
     def heard_at(self) -> float:
@@ -312,7 +334,7 @@ class InProcess:
         getattr(self, f"_{head['do']}")(head, body)
 
     def serve(self) -> None:
-        """What the driver has just asked of all ranks, by the thread that asks."""
+        """Run the request that the driver has just sent to all ranks, in the calling thread."""
         if self.worker:
             self.worker.serve_one()
 
@@ -330,13 +352,15 @@ class InProcess:
 
     def _end(self, head: dict[str, Any], body: bytes) -> None:
         if self.worker:
+            # Destroying a group holds the GIL and waits for gloo's threads, and one of these may wait for the GIL to
+            # release the operation that a lost peer has broken. By the next gang those threads have finished.
             self._former = dist.group.WORLD
             self.worker.close()
             self.worker = None
         self._answer({"ended": head["generation"]})
 
     def _hold(self, head: dict[str, Any], body: bytes) -> None:
-        """Written at once where it is to be durable: here nothing is behind the training."""
+        """Write the snapshot to disk at once if it is to be kept: this process has no agent to do it asynchronously."""
         if head["keep"]:
             self._answer(keep(Held.of(Message(head, body), self._buffers), self._run))
 

@@ -1,4 +1,4 @@
-"""From what TorchTrainer or fit was asked for to a gang that stands; every mistake in it is reported at once."""
+"""From the arguments of TorchTrainer or fit to the first gang. All invalid arguments are reported at once."""
 
 from __future__ import annotations
 
@@ -31,19 +31,26 @@ _ON_REGISTER = {
     "num_replicas": "num_workers",
     "batch_size": "config={BATCH_SIZE: ...}",
 }
-"""RaySGD's arguments of former days, and where their part is now."""
+"""Arguments of earlier RaySGD releases, and their replacements."""
 
 
 class FormerArgument(BadArgument, DeprecationWarning):
-    """RaySGD raises DeprecationWarning for these."""
+    """An argument of an earlier RaySGD release was given. Also a DeprecationWarning, which RaySGD raises."""
 
 
 def check(known: Mapping[str, Any], others: Mapping[str, Any], names: list[str]) -> None:
-    """`known`: the constructor's arguments, `others`: those that it does not have, `names`: all that it has.
+    """Check the constructor's arguments.
+
+    `known`: the values of the arguments to check; `others`: arguments that the constructor does not have; `names`: the
+    names of all arguments that it has, for suggestions.
 
     Raises BadArgument with every problem.
     """
-    former = [f"{name} is an argument no more; use {_ON_REGISTER[name]}" for name in others if name in _ON_REGISTER]
+    former = [
+        f"{name}: this argument of RaySGD was removed; use {_ON_REGISTER[name]}"
+        for name in others
+        if name in _ON_REGISTER
+    ]
     unknown = [
         f"{name}: no such argument; {nearest(name, names)}".strip("; ") for name in others if name not in _ON_REGISTER
     ]
@@ -68,15 +75,15 @@ def _problems(
     if not (isinstance(training_operator_cls, type) and issubclass(training_operator_cls, TrainingOperator)):
         yield f"training_operator_cls is {shown(training_operator_cls)}; give a subclass of TrainingOperator"
     if num_workers < 1:
-        yield f"num_workers is {num_workers}; it has to be at least 1"
+        yield f"num_workers is {num_workers}; it must be at least 1"
     if not 1 <= min_workers <= max(num_workers, 1):
-        yield f"min_workers is {min_workers}; it has to be from 1 to num_workers, which is {num_workers}"
+        yield f"min_workers is {min_workers}; it must be from 1 to num_workers, which is {num_workers}"
     if num_cpus_per_worker < 1:
-        yield f"num_cpus_per_worker is {num_cpus_per_worker}; it has to be at least 1"
+        yield f"num_cpus_per_worker is {num_cpus_per_worker}; it must be at least 1"
     if use_gpu not in (True, False, "auto"):
-        yield f"use_gpu is {shown(use_gpu)}; it can be True, False or 'auto'"
+        yield f"use_gpu is {shown(use_gpu)}; use True, False or 'auto'"
     if backend not in ("auto", "gloo", "nccl"):
-        yield f"backend is {backend!r}; it can be 'auto', 'gloo' or 'nccl'"
+        yield f"backend is {backend!r}; use 'auto', 'gloo' or 'nccl'"
     yield from problems_of(use_fp16, use_tqdm, scheduler_step_freq)
     if BATCH_SIZE in config and not config[BATCH_SIZE] >= num_workers:
         yield f"config[BATCH_SIZE] is {config[BATCH_SIZE]} for {num_workers} workers; each needs at least one sample"
@@ -85,14 +92,14 @@ def _problems(
 def on_devices(
     capacity: Capacity, *, use_gpu: bool | Literal["auto"], timeout_s: float, backend: str = "auto"
 ) -> dict[str, Any]:
-    """`use_gpu`, `backend` and `timeout_s` of RankSettings. Raises BadArgument for NCCL without GPUs."""
+    """Return `use_gpu`, `backend` and `timeout_s` for RankSettings. Raises BadArgument for NCCL without GPUs."""
     has_gpus = capacity.has_gpus if use_gpu == "auto" else use_gpu
     if backend == "nccl" and not has_gpus:
-        raise BadArgument("backend is 'nccl', and the ranks have no GPU; use 'auto', or an executor with GPUs")
+        raise BadArgument("backend is 'nccl', but the ranks have no GPU; use 'auto', or an executor with GPUs")
     return {
         "use_gpu": has_gpus,
         "backend": "nccl" if has_gpus and backend != "gloo" else "gloo",
-        # With GPUs RaySGD takes it from the environment.
+        # RaySGD too reads this variable if the ranks use GPUs.
         "timeout_s": float(os.environ.get("NCCL_TIMEOUT_S", timeout_s)) if has_gpus else timeout_s,
     }
 
@@ -106,14 +113,19 @@ def wanted_of(
     hook: Callable[[], None] | None,
     is_here: bool = False,
 ) -> GangRequest:
-    """As many of the workers as there can ever be slots for. Raises BadArgument where that is less than the least."""
+    """Return the request for a gang of at most as many ranks as the capacity can ever have slots.
+
+    `is_here`: rank 0 runs in this process. Raises BadArgument if there can be fewer slots than `min_workers`.
+    """
     slots = num_workers if capacity.slots is None else capacity.slots + is_here
     if slots < min_workers:
         raise BadArgument(
-            f"min_workers is {min_workers}, and there is room for {slots} at most; ask for more nodes or GPUs"
+            f"min_workers is {min_workers}, but there are slots for {slots} ranks at most; request more nodes or GPUs"
         )
     if slots < num_workers:
-        _log.warning("num_workers is %d, and there is room for %d at most: that many will run", num_workers, slots)
+        _log.warning(
+            "num_workers is %d, but there are slots for %d ranks at most: that many will run", num_workers, slots
+        )
     return GangRequest(
         most=min(num_workers, slots),
         least=max(min_workers, min(capacity.min_slots, num_workers)),
@@ -126,8 +138,11 @@ def wanted_of(
 def opened(
     run: DriverRun, capacity: Capacity, patience: Patience, wanted: GangRequest, *, is_durable: bool
 ) -> ElasticGang:
-    """Everything is stopped and removed again where it fails."""
-    if run.is_temporary:
+    """Start the capacity and form the first gang. If that fails, stop and remove everything again.
+
+    `is_durable`: whether snapshots are also written to disk.
+    """
+    if run.is_temporary:  # else a restarted program continues, and nothing has to be cleaned up
         exit_at_term()
     try:
         gang = RankGang(Nodes(run.folder, capacity, patience), patience.hang_timeout_s)
@@ -138,7 +153,7 @@ def opened(
                 gang.nodes.start(wanted.most - wanted.is_here)
             elastic = ElasticGang(gang, wanted, is_durable)
             elastic.start()
-        except BaseException:
+        except BaseException:  # also a Ctrl-C
             try:
                 gang.end()
             finally:

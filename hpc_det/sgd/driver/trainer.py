@@ -77,8 +77,8 @@ class TorchTrainer:
         startup_timeout_s: Seconds to wait for `min_workers` ranks. None: 100 s, or without limit if the ranks' jobs
             wait in a queue.
         hang_timeout_s: Seconds without a finished batch, or in `setup` or another call, after which the gang counts as
-            hung. None: 20 times the longest batch so far, at least 600 s; outside of training and validation, 4 hours
-            after another rank has finished.
+            hung. None: 20 times the longest batch until then, at least 600 s; outside of training and validation,
+            4 hours after another rank has finished.
         serialize_data_creation: An argument of RaySGD without effect; it only logs a warning.
         **others: Arguments of earlier RaySGD releases, and misspelled ones, which raise BadArgument.
 
@@ -168,6 +168,7 @@ class TorchTrainer:
         """Number of `train` calls of this program. The gang's own count may go back, when a newer state is lost."""
         self._run = run_of(run, os.environ)
         self._run.goes_with_driver()  # a temporary run is removed even if this process is killed
+        # With a queue, all nodes may be taken away and others come later: only the disk keeps the state meanwhile.
         is_durable = not self._run.is_temporary or capacity.has_queue
         self._gang: ElasticGang | None = opened(self._run, capacity, patience, wanted, is_durable=is_durable)
         _alive.add(self)
@@ -180,7 +181,7 @@ class TorchTrainer:
 
     @property
     def logs(self) -> Path:
-        """The folder of the ranks' logs, generation-G/rank-R.log. G is 1 for the first gang, 2 for the next, and so on."""
+        """The folder of the ranks' logs, generation-G/rank-R.log, where G counts the gangs from 1."""
         return self._run.folder.logs
 
     def remaining(self, epochs: int) -> Iterator[int]:
@@ -202,8 +203,8 @@ class TorchTrainer:
                 yield epoch
             if self._train_calls == calls:
                 raise UsageError(
-                    f"trainer.remaining: train() was not called in epoch {epoch}, so the loop would never end; call it "
-                    f"in each round"
+                    "trainer.remaining: train() was not called in this round, so the loop would never end; call it at "
+                    "least once in each round"
                 )
 
     def train(
@@ -322,7 +323,7 @@ class TorchTrainer:
             to_cpu: Whether the copies are on the CPU. False: on this process's GPU, if the ranks use GPUs and this
                 process has one.
         """
-        models = self._open_gang.ask("models", to_cpu=True)
+        models = self._open_gang.ask("models", to_cpu=True)  # a driver without a GPU could not unpickle GPU tensors
         if not to_cpu and self._settings.use_gpu and torch.cuda.is_available():
             models = [model.cuda() for model in models]
         self._open_gang.note_read()
@@ -432,8 +433,8 @@ class TorchTrainer:
         if is_kept:
             self._run = self._run.kept()
             _log.warning(
-                "an exception was raised after train() call %d, whose state was not saved; the newest snapshot is kept: "
-                "TorchTrainer(run=%r) continues from it; remove that folder when you do not need it",
+                "an exception was raised after train() call %d, whose state was not saved; the newest snapshot is "
+                "kept: TorchTrainer(run=%r) continues from it; remove that folder when you do not need it",
                 gang.calls,
                 str(self._run.folder.path),
             )
@@ -461,6 +462,7 @@ class TorchTrainer:
         return self
 
     def __exit__(self, *error: object) -> None:
+        # After an exception ranks may be stuck in a collective, so do not wait for them.
         self.shutdown(force=error[0] is not None)
 
     @property

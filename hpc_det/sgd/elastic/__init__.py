@@ -1,1 +1,1 @@
-"""What stands on each node for a driver (hpc_det.sgd): an agent that stays while gangs of ranks come and go."""
+"""The node agents of a driver (hpc_det.sgd), which keep running while gangs of ranks are formed and ended."""

@@ -1,5 +1,6 @@
-"""How a node agent is started, whoever does it (hpc_det.sgd.capacity), and what a job of ours runs in each of its
-tasks: one node agent, which submitit starts from a pickle.
+"""The command line of a node agent, and the task of a submitted job that runs one.
+
+The capacities (hpc_det.sgd.capacity) start agents; in a job submitit starts an AgentTask from a pickle.
 """
 
 from __future__ import annotations
@@ -17,25 +18,26 @@ from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_de
 from hpc_det.store.run_folder import RunFolder
 
 MODULE = "hpc_det.sgd.elastic.node"
-# The log is named on the node itself. A node agent that is replaced goes on in the log of the one before.
+# A shell on the node inserts its host name: the starter may start agents on many hosts with one command.
+# Appending lets an agent continue the log of the one that it replaces.
 _INTO_LOG = 'exec "$@" >>"$0/node-$(uname -n).log" 2>&1'
 POLL_S = 0.5
 
 
 def arguments(run: Path, slots: int) -> tuple[str, ...]:
-    """Python's, for a node agent with room for so many ranks."""
+    """Return the arguments for Python of a node agent with `slots` slots."""
     return ("-m", MODULE, str(run), str(slots))
 
 
 def into_log(run: Path, command: Sequence[str]) -> list[str]:
-    """`command`, printing into RUN/logs/node-HOST.log wherever it runs."""
+    """Return a command that runs `command` with its output appended to RUN/logs/node-HOST.log."""
     return ["/bin/sh", "-c", _INTO_LOG, str(RunFolder(run).logs), *command]
 
 
 class BackOff:
-    """When something that ended may be started again: 1 s after its last start, then 2 s, 4 s ... up to `most_s`.
+    """The delays between restarts of a process: 1 s after the last start, then 2 s, 4 s, ... up to `most_s` seconds.
 
-    What was started more than `lasted_s` ago was well, and is started again as if for the first time.
+    If the last start was more than `lasted_s` seconds ago, the process ran well, and the delay is 1 s again.
     """
 
     def __init__(self, most_s: float = 30.0, lasted_s: float = 60.0) -> None:
@@ -45,10 +47,11 @@ class BackOff:
         self._wait_s = 0.0
 
     def is_due(self) -> bool:
+        """Return whether the delay has passed."""
         return time.monotonic() >= self._started + self._wait_s
 
     def begin(self) -> None:
-        """It is started now."""
+        """Record that the process is started now."""
         now = time.monotonic()
         lasted = now - self._started > self._lasted_s
         self._wait_s = 1.0 if lasted else min(2 * self._wait_s, self._most_s)
@@ -57,23 +60,22 @@ class BackOff:
 
 @dataclass(frozen=True)
 class AgentTask:
-    """Returns the agent's exit code.
-
-    submitit's own handlers take no notice of TERM, and put the job back into the queue on USR2. Those are replaced
-    here: the agent hears what the scheduler sends. Where PBS is, or with proctrack/cgroup, nobody else would tell it.
-    """
+    """The task of a submitted job: runs a node agent, starts it again if it is killed, and returns its exit code."""
 
     run: str
+    """Path of the run folder."""
     arguments: tuple[str, ...]
-    """Python's."""
+    """Arguments for Python, from `arguments`."""
 
     def __call__(self) -> int:
+        # These replace submitit's handlers, which ignore TERM and requeue the job on USR2. The agent must receive the
+        # scheduler's signals: on PBS and with proctrack/cgroup only this process gets them.
         signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         adopt_orphans()
         again = BackOff()
         again.begin()
         code, warned = self._life(signals)
-        while code < 0 and not warned:  # killed, and nobody said that its node shall go
+        while code < 0 and not warned:  # killed, without a notice that the node is taken away
             while not again.is_due():
                 time.sleep(POLL_S)
             again.begin()
@@ -83,9 +85,13 @@ class AgentTask:
         return code
 
     def checkpoint(self) -> None:
-        """submitit asks for it before its handlers are replaced: it need not come back, the driver sees to that."""
+        """Return None: submitit need not requeue this job, because the driver submits another one.
+
+        submitit calls this on a signal that arrives before its handlers are replaced.
+        """
 
     def _life(self, signals: SignalPipe) -> tuple[int, bool]:
+        """Run one agent to its end, passing stop signals on; return its exit code and whether there was a signal."""
         command = into_log(Path(self.run), [sys.executable, *self.arguments])
         agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=ends_with_parent)
         warned = False

@@ -1,9 +1,9 @@
-"""How the agents of a run find its driver, which addresses may call it, and whose run it is: by files of the run.
+"""Files of a run by which agents find its driver, the driver knows their addresses, and one driver owns the run.
 
-A run is one driver's at a time, on whatever machine. Claims are numbered, and the highest counts. Each is made by
-link(2), which succeeds for one process only, and only by one that has found the claim before it withdrawn, or its
-driver dead. So a driver that was KILLed keeps nobody out, and of several that find it dead at the same time one comes
-next. The number of a claim is never given again.
+A run has one driver at a time, on any machine. A driver owns the run by a claim. Claims are numbered, and the highest
+one is valid. A claim is made by link(2), which succeeds for one process only, and only after the previous claim was
+withdrawn or its driver was found dead. So a killed driver does not block the run, and if several drivers find it dead
+at the same time, one of them gets the next claim. Numbers of claims are not reused.
 """
 
 from __future__ import annotations
@@ -27,40 +27,45 @@ from hpc_det.node.process import is_running, start_ticks
 from hpc_det.store.run_folder import RunFolder
 
 ANSWER_S = 0.5
-"""For a driver that may have been killed."""
+"""Seconds to wait for an answer of a driver that may have been killed."""
 TRY_S = 5.0
-"""Then the file is read again: the driver may have been started anew, elsewhere."""
+"""Seconds of one attempt to connect. Then the address is read again: a new driver may run elsewhere."""
 LOOK_S = 0.2
-"""At most so often the folder is looked through for the address of an unknown caller: anybody may knock."""
+"""Shortest time in seconds between two searches of the folder for an unknown address: anyone may try to connect."""
 
 
 class DriverAddress(NamedTuple):
+    """The address on which a driver listens."""
+
     host: str
     port: int
 
 
 def announce(run: RunFolder, host: str, port: int) -> None:
-    """The driver listens there from now on."""
+    """Write the address on which the driver of the run listens, for its agents."""
     write_json(run.driver, DriverAddress(host, port)._asdict())
 
 
 def withdraw(run: RunFolder) -> None:
-    """Nobody shall call any more."""
+    """Remove the address of the driver: no agent can connect any more."""
     run.driver.unlink(missing_ok=True)
 
 
 def await_driver(run: RunFolder, within_s: float) -> DriverAddress:
-    """Raises HpcDetError where no driver has announced itself by then."""
+    """Wait for the address of the driver, and return it. Raises HpcDetError if there is none in time."""
     data = awaited(run.driver, within_s)
     if data is None:
-        raise HpcDetError(f"{run.driver}: no driver in {within_s:.0f} s; does this node see the driver's folder?")
+        raise HpcDetError(
+            f"{run.driver}: no driver within {within_s:.0f} s; check that this node sees the driver's folder"
+        )
     return DriverAddress(**data)
 
 
 def call_driver(run: RunFolder, node: str, identity: dict[str, Any], within_s: float) -> Line:
-    """An agent's line to its driver, with the run's own key; `node` is the name of the file that lets it in.
+    """Connect an agent to its driver with the key of the run, and return the connection.
 
-    Raises HpcDetError where there is none in time.
+    `node`: name of the file in which the agent announces its address to the driver. Raises HpcDetError if
+    connecting has failed for `within_s` seconds.
     """
     key = run.key()
     for left_s in tries(within_s):
@@ -68,13 +73,13 @@ def call_driver(run: RunFolder, node: str, identity: dict[str, Any], within_s: f
         _check_in(run, node, driver)
         try:
             return connect(*driver, key, identity, min(TRY_S, left_s), listener="the driver")
-        except HpcDetError as error:  # it may be a former driver that is written there
+        except HpcDetError as error:  # the file may contain the address of an earlier driver
             problem = error
     raise problem
 
 
 def answers(run: RunFolder, driver: DriverAddress) -> bool:
-    """Whether it still listens: only it can show that it holds the key of the run."""
+    """Return whether a driver of this run still listens there: it must prove that it has the run's key."""
     name = f"driver-{os.getpid()}"
     try:
         _check_in(run, name, driver)
@@ -87,24 +92,29 @@ def answers(run: RunFolder, driver: DriverAddress) -> bool:
 
 
 def _check_in(run: RunFolder, node: str, driver: DriverAddress) -> None:
+    """Announce the address from which this node will connect, so that the driver accepts it."""
     write_json(run.nodes / node, {"address": _address_towards(driver)})
 
 
 def _address_towards(driver: DriverAddress) -> str:
-    """Of the interface from which this node speaks to the driver. Connecting UDP sends nothing."""
+    """Return the address of this node's interface towards the driver."""
+    # Connecting a UDP socket sends nothing; it only selects the route.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(driver)
         except OSError as error:
-            raise HpcDetError(f"{driver.host}: this node has no way to the driver: {error.strerror}") from None
+            raise HpcDetError(f"{driver.host}: this node has no route to the driver: {error.strerror}") from None
         return str(probe.getsockname()[0])
 
 
 class Guests:
-    """Who may call a driver that listens on `host`: only this machine, or all nodes that have checked in."""
+    """The addresses that may connect to a driver that listens on `host`.
+
+    If that is a loopback address, only this machine; otherwise the nodes that have announced their address in the run.
+    """
 
     def __init__(self, run: RunFolder, host: str) -> None:
-        """Those who checked in with a former driver are forgotten: they check in again."""
+        """Remove the addresses announced to an earlier driver; its agents announce theirs again."""
         self._folder = run.nodes
         self._is_local = ipaddress.ip_address(host).is_loopback
         self._addresses: set[str | None] = set()
@@ -113,6 +123,7 @@ class Guests:
             path.unlink(missing_ok=True)
 
     def are_allowed_from(self, address: str) -> bool:
+        """Return whether a connection from this address is accepted."""
         if self._is_local:
             return ipaddress.ip_address(address).is_loopback
         if address not in self._addresses and time.monotonic() >= self._next_look:
@@ -134,17 +145,23 @@ def _address_in(path: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Claim:
+    """The ownership of a run by this driver."""
+
     run: RunFolder
     number: int
 
     def withdraw(self) -> None:
-        """The run is nobody's now. The file stays: whoever is slow shall not take its number."""
-        with suppress(FileNotFoundError):  # the whole run is gone
+        """Give the run up, so that another driver may claim it."""
+        with suppress(FileNotFoundError):  # the whole run was deleted
+            # Empty the file instead of deleting it: a slow process must not claim the same number.
             write_json(_path(self.run, self.number), {})
 
 
 def claim(run: RunFolder, driver: DriverAddress) -> Claim:
-    """For a driver that listens there already: others ask it. Raises UsageError where another one has the run."""
+    """Claim the run for this driver, which must listen at `driver` already: others connect to check that it is alive.
+
+    Raises UsageError if another driver owns the run.
+    """
     number = _highest(run)
     process = {"machine": socket.gethostname(), "pid": os.getpid(), "ticks": start_ticks(os.getpid())}
     while True:
@@ -153,7 +170,8 @@ def claim(run: RunFolder, driver: DriverAddress) -> Claim:
         if write_first(_path(run, number), json.dumps({**driver._asdict(), **process})):
             if (highest := _highest(run)) == number:
                 break
-            _path(run, number).unlink(missing_ok=True)  # its number was over long ago
+            # Higher claims exist: this number had been used and deleted before, so the claim is void.
+            _path(run, number).unlink(missing_ok=True)
             number = highest
     for former in _numbers(run):
         if former < number:
@@ -162,23 +180,24 @@ def claim(run: RunFolder, driver: DriverAddress) -> Claim:
 
 
 def check_free(run: RunFolder, number: int | None = None) -> None:
-    """Raises UsageError where the driver of the claim with this number, the highest if None, still lives."""
+    """Raise UsageError if the driver of the claim with this number (None: the highest one) is alive."""
     found = read_json(_path(run, _highest(run) if number is None else number))
     if found and _lives(run, found):
         raise UsageError(
-            f"{run.path}: another program drives this run, on {found['host']}:{found['port']}; wait for it, or name "
-            "another run"
+            f"{run.path}: another program uses this run; its driver listens on {found['host']}:{found['port']}; wait "
+            "for its end, or name another run"
         )
 
 
 def is_abandoned(run: RunFolder) -> bool:
-    """Whether its driver has died without a word; of one on another machine that is never sure."""
+    """Return whether the driver died without withdrawing its claim; False if it was on another machine."""
     found = read_json(_path(run, _highest(run)))
     return found is not None and found.get("machine") == socket.gethostname() and not _lives(run, found)
 
 
 def _lives(run: RunFolder, found: dict[str, Any]) -> bool:
-    """A process of this machine may be too busy to answer. Of another one no more than the answer can be known."""
+    """Return whether the driver of a claim is alive: its process runs on this machine, or it answers."""
+    # A process of this machine may be too busy to answer. Of one on another machine only the answer can be known.
     if found["machine"] == socket.gethostname() and is_running(found["pid"], found["ticks"]):
         return True
     return answers(run, DriverAddress(found["host"], found["port"]))
@@ -189,7 +208,7 @@ def _highest(run: RunFolder) -> int:
 
 
 def _numbers(run: RunFolder) -> list[int]:
-    with suppress(FileNotFoundError):  # the whole run is gone
+    with suppress(FileNotFoundError):  # the whole run was deleted
         return [int(path.stem) for path in run.drivers.iterdir() if path.stem.isdecimal()]
     return []
 

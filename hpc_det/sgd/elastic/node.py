@@ -1,20 +1,19 @@
-"""The node agent of a driver: it stays while gangs of ranks come and go.
+"""The node agent of a driver: it keeps running while gangs of ranks are formed and ended.
 
     python3 -m hpc_det.sgd.elastic.node RUN_FOLDER SLOTS
 
-It says hello to the driver, and does what it is told on its line: fork ranks, end them, keep snapshots. Stop signals
-are news for the driver, which drains the node; they end nothing here. Without its driver it ends all ranks, makes the
-newest snapshot that it holds durable, or removes a run that is temporary, and leaves. In a scheduler's job its ranks
-stop and continue with it.
+It connects to the driver and executes its requests: fork ranks, end ranks, hold snapshots. It reports stop signals to
+the driver, which starts no new ranks on the node then; the signals end nothing here. If it loses its driver, it ends
+all ranks, writes the newest snapshot that it holds to disk (or removes the run if that is temporary), and exits. If a
+scheduler suspends its job, its ranks are suspended and continued with it.
 
-Torch is loaded by one child, the fork server (hpc_det.sgd.rank.fork_server), and the ranks are forked from that. The
-memory that snapshots are written to belongs to the agent: no rank that dies takes it along, and nothing of it outlives
-the agent.
+One child, the fork server (hpc_det.sgd.rank.fork_server), imports torch, and the ranks are forked from it. The agent
+owns the memory of the snapshots, so that it survives the death of a rank, and is freed when the agent exits.
 
 driver -> agent: {"do": "fork", "generation", "size", "ranks": [[rank, local rank], ...]}, {"do": "end", "generation"},
 {"do": "hold", "number", "buffer", "progress", "own": SIZES, "is_writer", "keep"} with the ranks' own parts, {"do":
 "leave"}; agent -> driver: {"beat": n} every BEAT_S, {"exited": rank, "code", "generation"}, {"ended": generation},
-{"leaving": SIGNAL}, {"kept": number}, with "error" if it was not.
+{"leaving": SIGNAL}, {"kept": number}, with "error" if the snapshot could not be written.
 """
 
 from __future__ import annotations
@@ -48,21 +47,25 @@ from hpc_det.sgd.elastic.meeting import call_driver, is_abandoned
 from hpc_det.store.run_folder import RunFolder
 
 BEAT_S, END_S = 1.0, 1.0
+"""Seconds between two heartbeats, and seconds that a fork server may take to exit."""
 DEATH_LOOKS, POLL_S = 40, 0.05
-"""A driver that is killed has hung up before it has ended. Looks are counted, and no time in which all stand still."""
+"""Number of checks, and seconds between them, until the driver's process has ended: a killed process closes its
+connections before it ends. Checks are counted, not time, because time also passes while all processes are suspended.
+"""
 MEET_S = 60.0
-"""How long the driver is looked for: it announces itself before it starts agents."""
+"""Seconds to wait for the driver; it writes its address before it starts agents."""
 
 
 @dataclass
 class ForkServerProcess:
-    """The agent's end of the process that ranks are forked from."""
+    """The agent's view of its fork server: the process and the connection to it."""
 
     process: subprocess.Popen[bytes]
     line: Line
 
     @classmethod
     def start(cls, buffers: list[int]) -> ForkServerProcess:
+        """Start a fork server; `buffers`: file descriptors of the node's snapshot buffers."""
         own, its = socket.socketpair()
         with its:
             process = subprocess.Popen(
@@ -76,6 +79,8 @@ class ForkServerProcess:
 
 
 class NodeAgent:
+    """The agent of one node: executes the driver's requests until it is asked to exit or loses the driver."""
+
     def __init__(self, run: RunFolder, slots: int) -> None:
         self._run = run
         self._slots = slots
@@ -88,14 +93,14 @@ class NodeAgent:
         self._keeper = Keeper(run, lambda message: self._driver.send(message))
         self._parent = os.getppid()
         self._is_over = self._is_alone = False
-        """Alone: it was not told to leave."""
+        """Over: the agent exits; alone: because it has lost its driver or its parent, without a request to exit."""
         self._fork_server: ForkServerProcess | None = None
         self._forked: dict[str, Any] = {}
-        """The last order to do so."""
-        self._start_fork_server()  # torch loads while the driver is met
+        """The last "fork" request."""
+        self._start_fork_server()  # it imports torch while the agent connects to the driver
 
     def run(self) -> int:
-        """Until the driver says so, or is gone."""
+        """Execute requests until the driver asks the agent to exit or is lost; return the exit code."""
         host = socket.gethostname()
         identity = {"role": "node", "host": host, "job": own_job(os.environ), "pid": os.getpid(), "slots": self._slots}
         self._driver = call_driver(self._run, f"{host}-{os.getpid()}", identity, MEET_S)
@@ -108,7 +113,7 @@ class NodeAgent:
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + BEAT_S
                 self._driver.send({"beat": 1})
-                if os.getppid() != self._parent:  # whoever started this agent is gone
+                if os.getppid() != self._parent:  # the process that started this agent has exited
                     self._is_over = self._is_alone = True
         end_descendants()
         if not self._remove_abandoned():
@@ -127,7 +132,7 @@ class NodeAgent:
                 getattr(self, f"_{order.head['do']}")(order)
 
     def _fork(self, order: Message) -> None:
-        """A fork server that is gone is replaced."""
+        """Fork the ranks of a new generation, with a new fork server if the last one has exited."""
         head = self._forked = order.head
         if self._fork_server is None:
             self._start_fork_server()
@@ -152,14 +157,17 @@ class NodeAgent:
             self._driver.send({"ended": order.head["generation"]})
 
     def _hold(self, order: Message) -> None:
-        """This snapshot is whole now. The memory of those before it may be written to again."""
+        """Hold this snapshot, which is complete now; the buffers of earlier ones may be overwritten."""
         self._held = Held.of(order, self._buffers)
         self._is_writer = order.head["is_writer"]
         if order.head["keep"]:
             self._keeper.begin(self._held)
 
     def _remove_abandoned(self) -> bool:
-        """A temporary run whose driver was killed, which nobody can go on with; whether it was one."""
+        """Remove the run if it is temporary and its driver was killed, so that no program can continue it.
+
+        Return whether it was removed.
+        """
         for _ in range(DEATH_LOOKS):
             if not (self._is_alone and self._run.temporary.exists()):
                 break
@@ -182,7 +190,8 @@ class NodeAgent:
             self._driver.send(message.head)
 
     def _lose_fork_server(self, lost: ForkServerProcess) -> None:
-        """It has failed, and its ranks with it. Nobody else tells of those that it was still to fork."""
+        """Clean up after a fork server that has failed, and report its ranks as exited."""
+        # Also ranks that it had still to fork: no other message would report them.
         self._selector.unregister(lost.line.connection)
         lost.line.connection.close()
         code = _code_of(lost.process)
@@ -196,12 +205,12 @@ class NodeAgent:
     def _on_signals(self) -> None:
         for number in self._signals.received():
             if number in STOP_SIGNALS:
-                print(f"{number.name}: the driver is told that this node leaves", flush=True)
+                print(f"{number.name} received: reporting to the driver that this node will be taken away", flush=True)
                 self._driver.send({"leaving": number.name})
 
 
 def _code_of(process: subprocess.Popen[bytes]) -> int:
-    """Of one that ends, or it is killed."""
+    """Return the exit code of a process that is about to exit; kill it if it has not after END_S seconds."""
     with suppress(subprocess.TimeoutExpired):
         return process.wait(END_S)
     process.kill()
@@ -209,20 +218,25 @@ def _code_of(process: subprocess.Popen[bytes]) -> int:
 
 
 class _Orders:
-    """What the driver says, read by a thread: its end has to be heard while a snapshot is being sent."""
+    """The driver's requests, read by a separate thread.
+
+    So requests and the end of the connection are received even while the main thread is busy.
+    """
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self._messages: deque[Message | None] = deque()
-        self.fd, self._bell = os.pipe()
+        self.fd, self._bell = os.pipe()  # wakes the selector of the main thread
         self._thread = threading.Thread(target=self._read, name="orders")
         self._thread.start()
 
     def taken(self) -> list[Message | None]:
+        """Return the requests that have arrived; None among them is the end of the connection."""
         os.read(self.fd, 4096)
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
     def join(self) -> None:
+        """Wait for the end of the thread."""
         self._thread.join()
 
     def _read(self) -> None:
@@ -234,18 +248,20 @@ class _Orders:
 
 
 def share_cpus(slots: int, environment: MutableMapping[str, str]) -> None:
-    """Each rank would start as many threads as there are CPUs, and all of them wait for each other."""
+    """Set OMP_NUM_THREADS to each slot's share of the CPUs, unless it is set."""
+    # By default each rank starts one thread per CPU, and the threads of all ranks compete for the CPUs.
     environment.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // slots, 1)))
 
 
 def own_job(env: Mapping[str, str]) -> str | None:
-    """The id by which the scheduler's commands know the job that this process is in."""
+    """Return the id of the job that this process is in, as the scheduler's commands take it; None outside of a job."""
     if "SLURM_JOB_ID" in env:
         return Slurm().job_id(env)
     return Pbs().job_id(env) if "PBS_JOBID" in env else None
 
 
 def main(argv: list[str]) -> int:
+    """Run a node agent: `argv` is [RUN_FOLDER, SLOTS]. Return the exit code."""
     adopt_orphans()
     limit_look_ups(os.environ)
     run, slots = RunFolder(Path(argv[0])), int(argv[1])

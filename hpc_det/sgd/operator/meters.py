@@ -142,7 +142,7 @@ class TimerStat:
 class TimerCollection:
     """Timers by name. They are disabled until `enable` is called, and cost almost nothing then.
 
-    Enabled timers on a GPU synchronize with the device at the begin and the end of each part, so training is slower.
+    Enabled timers on a GPU synchronize with the device before and after each part, so training is slower.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:

@@ -70,7 +70,7 @@ class Cut:
         return self._batches_of(-(-left // self.size))
 
     def samples(self, left: int) -> int:
-        """Return the number of samples of this rank, including those repeated from the begin of the pass to fill up."""
+        """Return the number of samples of this rank, including samples that are repeated to fill up batches."""
         fewest, one_more = divmod(left, self.size)
         if self.exact and self._batches_of(fewest) == self.batches(left):
             return fewest + (self.rank < one_more)

@@ -1,10 +1,11 @@
-"""Searches over trials that are TorchTrainers, or anything else that a class of the user's trains in steps.
+"""Hyperparameter searches over TorchTrainers, or over any Trainable class of the user.
 
-space      grid_search, choice, uniform, loguniform, randint; asha, adaptive_asha, pbt: which of hpc_det.search
-run        tune_run: from what was asked for to an Analysis, which says what came of it
-driver     gives trials to slots, and starts those again that died
-places     slots of this machine, or jobs of submitit
-trial      the process of a trial
+space      ranges (grid_search, choice, uniform, loguniform, randint) and searchers (asha, adaptive_asha, pbt)
+run        tune_run, and Analysis, its result
+trainable  Trainable, the class that is trained, and the one that TorchTrainer.as_trainable returns
+driver     assigns trials to slots, and restarts trials whose process died
+places     the processes of trials: on this machine, or as jobs
+trial      the main program of a trial's process
 files      the run folder
 """
 

@@ -1,7 +1,7 @@
-"""Drives a search: gives trials to slots, tells the search what they reported, starts those again that died.
+"""The driver of a search: assigns trials to slots, reports their results to the searcher, restarts trials that died.
 
-All that it decides follows from the journal of the search and from the trials' files. So another driver goes on where
-this one was killed.
+Its decisions depend only on the journal of the search and on the files of the trials. So if it is killed, another
+driver continues the search.
 """
 
 from __future__ import annotations
@@ -31,30 +31,33 @@ from hpc_det.store.metrics import number_or_nan
 log = logging.getLogger(__name__)
 
 REFUSED_S = 30.0
-"""Until a job that the scheduler refused is submitted again: a limit of its may count those that run."""
+"""Seconds until a job that the scheduler rejected is submitted again: a limit may count the jobs that run."""
 LEAVES_S = 5.0
-"""A process that has nothing to do leaves by itself, as a rule."""
+"""Seconds that a process may take to exit when it has no more turns; then it is ended."""
 COPIES = 5
-"""Attempts to copy a checkpoint: the trial that it belongs to deletes older ones meanwhile."""
+"""Attempts to copy a checkpoint: the trial that owns it may delete it meanwhile."""
 
 
 @dataclass
 class Slot:
-    """Room for one trial at a time: a worker, in the words of the journal."""
+    """A place for one trial at a time; the journal calls it a worker."""
 
     number: int
     trial: TuneTrial | None = None
     process: Process | None = None
     work: Work | None = None
-    """What the process does, or did last."""
+    """The work that the process does, or did last."""
     let_go_at: float | None = None
+    """time.monotonic() after which the process is ended, if it was asked to exit; None if not."""
     begins_at: float = 0.0
-    """Not sooner."""
+    """time.monotonic() before which no process is started."""
 
 
 class TuneDriver:
+    """The driver of one search."""
+
     def __init__(self, run: TuneFolder, place: TrialPlace, *, max_failures: int, turns: Mapping[str, Any]) -> None:
-        """`turns`: what all turns of all trials have in common."""
+        """`turns`: the fields of Turn that are the same for all trials."""
         self._run = run
         self._place = place
         self._max_failures = max_failures
@@ -65,7 +68,10 @@ class TuneDriver:
         self._slots = [Slot(number) for number in range(place.slots)]
 
     def drive(self) -> None:
-        """Until the search is finished. Whatever ends it ends the trials' processes, too."""
+        """Run the search to its end. If an exception ends it, the processes of the trials are ended too.
+
+        Raises HpcDetError if the searcher gives up.
+        """
         try:
             self._take_over()
             while self._goes_on():
@@ -78,7 +84,7 @@ class TuneDriver:
             self._end_all()
 
     def _take_over(self) -> None:
-        """What another driver had begun, in no more slots than there are now."""
+        """Continue what an earlier driver began; trials in slots that do not exist any more are queued again."""
         state = self._journal.state()
         self._journal.submitted(0, max(state.workers, len(self._slots)), stay=True)
         for worker, job in list(state.present.items()):
@@ -86,7 +92,7 @@ class TuneDriver:
                 self._journal.lose(worker, job)
 
     def _goes_on(self) -> bool:
-        """Idle slots ask for work where there is some."""
+        """Get work for idle slots; return whether any slot is busy."""
         state = self._journal.state()
         for slot in self._slots:
             if slot.process is None and slot.work is None and (slot.number in state.open or self._has_work()):
@@ -94,11 +100,13 @@ class TuneDriver:
         return any(slot.process or slot.work for slot in self._slots)
 
     def _has_work(self) -> bool:
+        """Return whether the searcher has work for another slot."""
         state = self._journal.state()
         work = state.method.next_work()
         return work is not None and (work.trial in state.trials or not state.given_up)
 
     def _look_at(self, slot: Slot) -> None:
+        """Do the next thing for a slot: start its process, follow it, or end it."""
         if slot.let_go_at is not None:
             self._let_go(slot)
         elif slot.process is None and slot.work and time.monotonic() >= slot.begins_at:
@@ -107,10 +115,11 @@ class TuneDriver:
             self._follow(slot, slot.process, slot.work)
 
     def _begin(self, slot: Slot, work: Work) -> None:
-        """In a process, unless the trial has come so far already: while no driver was there, or since it is done."""
+        """Start the work in a process, or report its result at once if it exists already."""
         trial = slot.trial = self._run.trial(work.trial)
         trial.create()
         turn = self._next_turn(trial, work)
+        # A job may have done the work while no driver ran.
         if (result := trial.newest()) and _is_at_end(result, work):
             self._report(slot, work, result)
             return
@@ -126,22 +135,24 @@ class TuneDriver:
 
     @uninterrupted()
     def _start(self, slot: Slot, trial: TuneTrial, number: int) -> None:
-        """What is started is known to be: a job would outlive this driver. Raises CommandError for one that is refused
-        while no other runs.
+        """Start a process, and record its job, or try again later if the scheduler rejects it.
+
+        Raises CommandError if it rejects the job while no other runs.
         """
+        # Uninterrupted: a Ctrl-C between start and record would leave a job that no driver knows.
         try:
             slot.process = self._place.start(slot.number, trial, number)
         except CommandError as refused:
             if not any(other.process for other in self._slots):
                 raise
-            log.warning("trial %s: %s; tried again in %g s", trial.id, refused, REFUSED_S)
+            log.warning("trial %s: %s; submitting it again in %g s", trial.id, refused, REFUSED_S)
             slot.begins_at = time.monotonic() + REFUSED_S
         else:
             _note(trial, job=slot.process.job)
 
     def _follow(self, slot: Slot, process: Process, work: Work) -> None:
         assert slot.trial
-        has_ended = not process.is_running()  # asked first: what it wrote before is read after
+        has_ended = not process.is_running()  # before reading the result: it may write one and exit in between
         result = slot.trial.newest()
         if result and _is_at_end(result, work):
             slot.process = None if has_ended else process
@@ -151,22 +162,24 @@ class TuneDriver:
             self._after_end(slot, slot.trial, work, process.log)
 
     def _report(self, slot: Slot, work: Work, result: dict[str, Any]) -> None:
-        """To the search, and go on with what it wants next."""
+        """Report a result to the searcher, and continue with the work that it returns."""
         if self._metric is not None and self._metric not in result:
-            raise UsageError(f"metric {self._metric!r}: trial {work.trial} returned none; it returned {sorted(result)}")
+            raise UsageError(
+                f"metric {self._metric!r}: trial {work.trial} did not return it; it returned {sorted(result)}"
+            )
         log.info("trial %d at iteration %d: %s", work.trial, result[ITERATION], result.get(self._metric or ""))
-        value = number_or_nan(result.get(self._metric)) if self._metric else 0.0
+        value = number_or_nan(result.get(self._metric)) if self._metric else 0.0  # without a metric all are equal
         following = self._journal.report(slot.number, work, value)
         self._copy_source(work.trial)
         self._go_on_with(slot, following)
 
     def _after_end(self, slot: Slot, trial: TuneTrial, work: Work, its_log: Path) -> None:
-        """The process has ended before the turn has: by itself after a pause, by the user's exception, or it died."""
+        """Handle a process that exited before the end of its turn: it was idle, raised an exception, or died."""
         outcome = read_json(trial.outcome) or {}
-        if outcome.get("kind") == "left":
+        if outcome.get("kind") == "left":  # not a failure: the slot's work starts another process
             return
         failures = _status(trial).get("failures", 0) + 1
-        error = outcome.get("error") or f"its process died for the {failures}. time; see {its_log}"
+        error = outcome.get("error") or f"its process died (failure {failures}); see {its_log}"
         log.warning("trial %d: %s", work.trial, error)
         _note(trial, failures=failures, error=error, traceback=outcome.get("traceback"))
         if not outcome and failures <= self._max_failures:
@@ -175,6 +188,7 @@ class TuneDriver:
         self._go_on_with(slot, self._journal.end(slot.number, work.trial, how))
 
     def _go_on_with(self, slot: Slot, work: Work | None) -> None:
+        """Assign the next work to a slot. A process gets a new turn if it is for the same trial; else it must exit."""
         before, slot.work = slot.work, work
         if slot.process is None:
             return
@@ -187,7 +201,7 @@ class TuneDriver:
             slot.let_go_at = time.monotonic() + LEAVES_S
 
     def _let_go(self, slot: Slot) -> None:
-        """The slot is free when the process is gone."""
+        """Free the slot if its process has exited; end the process if it takes too long."""
         assert slot.process
         assert slot.let_go_at is not None
         if not slot.process.is_running():
@@ -196,10 +210,10 @@ class TuneDriver:
             slot.process.end()
 
     def _next_turn(self, trial: TuneTrial, work: Work) -> Turn:
-        """The one that it has, where it is not done; with what another trial gives to it."""
+        """Return the trial's turn for this work: the recorded one if it is for the same end, else a new one."""
         status = _status(trial)
         last = Turn(**status["turn"]) if "turn" in status else None
-        if last and last.until == work.until:
+        if last and last.until == work.until:  # the process, or an earlier driver, has not completed it
             return last
         hparams, source = self._hparams(work.trial)
         turn_number = last.number + 1 if last else 1
@@ -208,7 +222,7 @@ class TuneDriver:
         return Turn(number=turn_number, process=process, until=work.until, config=hparams, load=load, **self._turns)
 
     def _hparams(self, trial: int) -> tuple[dict[str, Any], int | None]:
-        """What the trial trains next with, and the trial whose checkpoint it begins with, if not with its own."""
+        """Return the hyperparameters of the trial's next turn, and the number of the trial it starts from, or None."""
         method = self._journal.state().method
         if isinstance(method, Population):
             return method.member(trial)
@@ -217,13 +231,14 @@ class TuneDriver:
         return sample.hparams, sample.source
 
     def _copy_source(self, number: int) -> None:
-        """Of a population, while that checkpoint is the one by which its trial was chosen."""
+        """In a population, copy the checkpoint that the trial's next turn starts from."""
+        # At once: the trial that owns the checkpoint trains on, and its newest would not be the one it was chosen for.
         trial = self._run.trial(number)
         if isinstance(self._journal.state().method, Population) and (source := self._hparams(number)[1]):
             self._copied(source, trial, _status(trial)["turn"]["number"] + 1)
 
     def _copied(self, source: int, trial: TuneTrial, turn: int) -> str | None:
-        """The newest checkpoint of `source`, as links in `trial`'s own folder; None where it has none."""
+        """Copy the newest checkpoint of `source` by hard links into the folder of `trial`; return its path, or None."""
         theirs, target = self._run.trial(source).checkpoints, trial.start(turn)
         for _ in range(COPIES):
             if target.exists():
@@ -231,13 +246,14 @@ class TuneDriver:
             if not (found := committed(theirs)):
                 return None
             shutil.rmtree(target.parent, ignore_errors=True)
-            with suppress(shutil.Error, OSError):
+            with suppress(shutil.Error, OSError):  # deleted meanwhile: try the next one
                 partial = target.with_name(f".{turn}")
                 shutil.copytree(found[0].path, partial, copy_function=os.link)
                 partial.rename(target)
-        raise HpcDetError(f"trial {trial.id}: the checkpoint of trial {source} cannot be copied from {theirs}")
+        raise HpcDetError(f"trial {trial.id}: copying a checkpoint of trial {source} from {theirs} failed repeatedly")
 
     def _end_all(self) -> None:
+        """End the processes of all trials, and wait for their end."""
         running = [slot.process for slot in self._slots if slot.process]
         for slot in self._slots:
             if slot.trial:
@@ -249,18 +265,22 @@ class TuneDriver:
 
 
 def _is_at_end(result: Mapping[str, Any], work: Work) -> bool:
+    """Return whether the work ends with this result."""
     return bool(result[DONE] or (work.until is not None and result[ITERATION] >= work.until))
 
 
 def _status(trial: TuneTrial) -> dict[str, Any]:
+    """Return the driver's record of the trial."""
     return read_json(trial.trial) or {}
 
 
 def _give(trial: TuneTrial, turn: Turn) -> None:
-    """Noted first, so that no driver gives another one under the same number."""
+    """Record the turn, and give it to the trial's process."""
+    # Recorded first: after a crash in between, the next driver must not give another turn the same number.
     _note(trial, turn=asdict(turn))
     trial.write_turn(turn)
 
 
 def _note(trial: TuneTrial, **facts: Any) -> None:
+    """Add facts to the driver's record of the trial."""
     write_json(trial.trial, {**_status(trial), **facts})

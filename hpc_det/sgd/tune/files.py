@@ -1,18 +1,18 @@
-"""The files of a search, and who writes each. The run folder is an experiment's as far as its search goes.
+"""The files of a search, and the process that writes each. The search's part is the same as in an experiment folder.
 
 RUN/effective.json      searcher, hyperparameters, seed        tune_run, once
-    search/             the search's journal                   the driver
-    driver.json         the process that drives it             "
-    key                 what the next two are sealed with      "
-    trainable.pkl       the class, and what JSON has not       "
-    import_path         where its modules are found            "
-    trials/1/trial.json its hyperparameters and how it stands  "
-             turn.json  what its process shall do now          "
-             start/2/   the checkpoint that turn 2 begins with "
-             metrics.jsonl  a line for each iteration          the trial's process
-             checkpoints/   a folder each, committed by rename "
-             outcome.json   what went wrong                    "
-             logs/trial.log what it prints                     "
+    search/             the journal of the search              the driver
+    driver.json         the process of the driver              "
+    key                 the key that seals the next two files  "
+    trainable.pkl       the class, and values JSON lacks       "
+    import_path         the folders of its modules (sys.path)  "
+    trials/1/trial.json its hyperparameters and its status     "
+             turn.json  the current task of its process        "
+             start/2/   the checkpoint that turn 2 starts from "
+             metrics.jsonl  one line per iteration             the trial's process
+             checkpoints/   one folder per checkpoint          "
+             outcome.json   how the process ended              "
+             logs/trial.log its output                         "
 """
 
 from __future__ import annotations
@@ -36,84 +36,101 @@ from hpc_det.store.run_folder import path_of
 
 Mode = Literal["min", "max"]
 ITERATION, DONE = "training_iteration", "done"
-"""In every result."""
+"""Keys of every result: the number of the iteration from 1, and whether the trial is complete."""
 STATE = "trial.json"
-"""In a checkpoint: {"turn", "result", "data"}."""
+"""File in a checkpoint: {"turn": number, "result": the last result, "data": path for load_checkpoint}."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What a trial's process shall do now."""
+    """A task for the process of a trial: train up to a certain iteration."""
 
     number: int
-    """From 1; a new one has a greater number."""
+    """Number of the turn, from 1."""
     process: int
-    """Which of the trial's processes shall do it, from 1: one that was believed dead writes nothing any more."""
+    """Number of the trial's process that is to do it, from 1: one that was wrongly believed dead writes nothing."""
     until: int | None
-    """Iterations behind it at the end of the turn; None: until it is done."""
+    """Iteration at which the turn ends; None: when the trial is complete."""
     config: dict[str, Any]
+    """Hyperparameters of the trial."""
     load: str | None = None
-    """Another trial's checkpoint to begin the turn with; None: the trial's own latest."""
+    """Checkpoint of another trial to start the turn from; None: the trial's own newest."""
     stop: dict[str, float] = field(default_factory=dict)
-    """The trial is done when a metric is as great as that, or greater."""
+    """By metric, the value at or above which the trial is complete."""
     checkpoint_freq: int = 1
+    """Iterations from one checkpoint to the next."""
     keep: dict[str, Any] = field(default_factory=dict)
-    """Of the checkpoints, besides the newest: {"metric", "mode"} of the best."""
+    """{"metric", "mode"}, by which the best checkpoint is kept besides the newest."""
 
 
 class TuneTrial(TrialFolder):
+    """The folder of a trial."""
+
     @property
     def turn(self) -> Path:
+        """The file with the current turn."""
         return self.path / "turn.json"
 
     def start(self, turn: int) -> Path:
-        """The checkpoint of another trial, with which the turn begins."""
+        """Return the folder of the checkpoint of another trial that the turn starts from."""
         return self.path / "start" / str(turn)
 
     @property
     def log(self) -> Path:
+        """The file with the output of the trial's process."""
         return self.logs / "trial.log"
 
     def read_turn(self) -> Turn | None:
-        """None: there is none, or the process shall end."""
+        """Return the current turn; None if there is none, or if the process is to exit."""
         found = read_json(self.turn)
         return Turn(**found) if found else None
 
     def write_turn(self, turn: Turn | None) -> None:
+        """Write the current turn; None asks the process to exit."""
         write_json(self.turn, asdict(turn) if turn else {})
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the last result, read from the end of the file: the driver asks many times a second."""
+        """Return the last result, or None."""
+        # Read from the end of the file, because the driver calls this many times a second.
         return next(filter(None, map(parse_line, newest_first(self.metrics))), None)
 
     def results(self) -> list[dict[str, Any]]:
-        """Of each iteration the last line: a process that died may have trained some that had to be trained again."""
+        """Return the last result of each iteration."""
+        # An iteration may have several lines: after the death of a process some iterations are trained again.
         return read_counted(self.metrics, ITERATION)
 
 
 class TuneFolder(ExperimentFolder):
-    """A search's run folder."""
+    """The run folder of a search."""
 
     @property
     def driver(self) -> Path:
+        """The file that names the process of the driver."""
         return self.path / "driver.json"
 
     @property
     def trainable(self) -> Path:
+        """The file with the pickled class."""
         return self.path / "trainable.pkl"
 
     @property
     def import_path(self) -> Path:
+        """The file with the driver's sys.path."""
         return self.path / "import_path"
 
     def trial(self, number: int = 1) -> TuneTrial:
+        """Return the folder of a trial."""
         return TuneTrial(self.path / "trials" / str(number))
 
     def key(self) -> bytes:
+        """Return the key that seals the files to be unpickled."""
         return derived(user_key(self.path / "key"), "trainable")
 
     def prepare(self, config: Mapping[str, Any]) -> bool:
-        """Make the folder for this search; whether it had begun before. UsageError where that was another search."""
+        """Create the folder for a search, or check that it belongs to the same search; return whether it existed.
+
+        Raises UsageError if it belongs to another search.
+        """
         make_private(self.path)
         for folder in (self.search, self.path / "trials"):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -126,11 +143,14 @@ class TuneFolder(ExperimentFolder):
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """This process drives the search. UsageError where another one of this machine does."""
+        """Hold the search for this process in the `with` block.
+
+        Raises UsageError if another process of this machine has it.
+        """
         other = read_json(self.driver)
         host = os.uname().nodename
         if other and other["host"] == host and is_running(other["pid"], other["ticks"]):
-            raise UsageError(f"{self.path}: process {other['pid']} drives this search now; wait for it, or end it")
+            raise UsageError(f"{self.path}: process {other['pid']} is running this search; wait for its end, or end it")
         write_json(self.driver, {"host": host, "pid": os.getpid(), "ticks": start_ticks(os.getpid())})
         try:
             yield
@@ -138,43 +158,48 @@ class TuneFolder(ExperimentFolder):
             self.driver.unlink(missing_ok=True)
 
     def write_trainable(self, content: Any) -> None:
-        """For the processes of trials, which may be on other machines."""
+        """Write the pickled class and the driver's sys.path, for the processes of trials.
+
+        Raises UsageError if `content` cannot be pickled.
+        """
         import cloudpickle
 
         try:
             pickled: bytes = cloudpickle.dumps(content)
         except Exception as error:
             raise UsageError(
-                f"trainable: cannot be sent to the processes of trials: {type(error).__name__}: {error}; keep what "
-                f"cannot be pickled out of the globals that it uses"
+                f"trainable: it cannot be pickled for the processes of trials: {type(error).__name__}: {error}; remove "
+                f"objects that cannot be pickled from the globals that it uses"
             ) from None
         key = self.key()
         write_with_seal(self.trainable, pickled, key)
         write_with_seal(self.import_path, json.dumps([os.path.abspath(folder) for folder in sys.path]).encode(), key)
 
     def read_trainable(self) -> Any:
-        """What `write_trainable` was given, with its modules found where they were found there."""
+        """Return what was given to `write_trainable`, after putting the driver's sys.path first in this process."""
         import cloudpickle
 
+        # Pickles refer to modules by name, so they must be found in the folders in which the driver found them.
         folders = json.loads(read_with_seal(self.import_path, self.key()))
         sys.path[:] = [*folders, *(folder for folder in sys.path if folder not in folders)]
         return cloudpickle.loads(read_with_seal(self.trainable, self.key()))
 
 
 def run_folder(run: str | os.PathLike[str], env: Mapping[str, str]) -> TuneFolder:
+    """Return the run folder for a name below $HPC_DET_ROOT/sgd, or a path."""
     return TuneFolder(path_of(run, env))
 
 
 def _differences(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What a search that is to go on was asked for otherwise the first time."""
+    """Return a message for each section of the configuration that differs from the one the search began with."""
     return [
-        f"{run}: {section} is {json.dumps(now[section])}, and was {json.dumps(before.get(section))} when this search "
-        f"began; ask for the same, or give another run"
+        f"{run}: {section} is {json.dumps(now[section])}, but was {json.dumps(before.get(section))} when this search "
+        f"began; pass the same arguments, or another run"
         for section in now
         if now[section] != before.get(section)
     ]
 
 
 def checkpoint_data(checkpoint: Path) -> str:
-    """What load_checkpoint takes."""
+    """Return the path for `load_checkpoint` in a committed checkpoint."""
     return str(os.path.normpath(checkpoint / (read_json(checkpoint / STATE) or {}).get("data", ".")))

@@ -1,4 +1,4 @@
-"""Where the processes of trials run: beside each other on this machine, or each as a job of its own."""
+"""The places for the processes of trials: slots of this machine, or one job per trial."""
 
 from __future__ import annotations
 
@@ -23,38 +23,47 @@ from hpc_det.sgd.tune.files import TuneTrial
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 END_S = 15.0
-"""For a trial's process to clean up."""
+"""Seconds that the process of a trial may take to clean up; then it is killed."""
 ASK_S = 1.0
-"""Between two questions how jobs stand."""
+"""Shortest time in seconds between two requests for the states of jobs."""
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Slurm's, before it takes the nodes."""
+"""Signals that Slurm sends some time before it takes the nodes."""
 
 
 class Process(Protocol):
+    """A process of a trial, seen by the driver."""
+
     job: str | None
-    """By which another driver would find it again."""
+    """Id by which another driver finds the process again; None if it ends with its driver."""
     log: Path
-    """Where it says last what went wrong."""
+    """File that contains the process's last messages."""
 
     def is_running(self) -> bool: ...
     def end(self) -> None:
-        """Ask it to; where that takes longer than END_S, insist. Returns at once; ask again until it has ended."""
+        """Ask the process to exit, or kill it if it was asked END_S seconds ago.
+
+        It returns at once; call it again until the process has ended.
+        """
 
 
 class TrialPlace(Protocol):
+    """A place that runs the processes of trials."""
+
     slots: int
-    """How many trials run at the same time, at most."""
+    """Largest number of trials at the same time."""
     poll_s: float
-    """Between two looks at what trials have written."""
+    """Seconds between two checks of the trials' files."""
 
     def start(self, slot: int, trial: TuneTrial, number: int) -> Process:
-        """The trial's process of this number. Raises CommandError where a scheduler refuses it."""
+        """Start the process with this number of a trial. Raises CommandError if a scheduler rejects it."""
 
     def found(self, job: str) -> Process | None:
-        """A process that an earlier driver has started, if it may run."""
+        """Return a process that an earlier driver has started; None if it has certainly ended."""
 
 
 class _Child:
+    """A process on this machine."""
+
     job: str | None = None
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -74,18 +83,18 @@ class _Child:
 
 
 class Packed:
-    """On this machine; each slot has its own GPUs."""
+    """Slots of this machine; each has its own GPUs."""
 
     poll_s = 0.02
 
     def __init__(self, slots: int, gpus: Sequence[Sequence[str]] | None, env: Mapping[str, str]) -> None:
-        """`gpus`: those of each slot, as CUDA_VISIBLE_DEVICES has them; None: trials use none of their own."""
+        """`gpus`: the GPUs of each slot, as named in CUDA_VISIBLE_DEVICES; None: no GPUs are assigned to trials."""
         self.slots = slots
         self._gpus = gpus
         self._env = env
 
     def start(self, slot: int, trial: TuneTrial, number: int) -> Process:
-        if variable_of_allocation(self._env):  # PBS suspends only the session that the driver is in
+        if variable_of_allocation(self._env):  # PBS suspends only the driver's session, and trials have their own
             guard_from_now_on()
         own = {_GPUS: ",".join(self._gpus[slot])} if self._gpus is not None else {}
         with trial.log.open("ab") as log:
@@ -95,7 +104,7 @@ class Packed:
                 stdout=log,
                 stderr=log,
                 env={**self._env, **own},
-                start_new_session=True,  # Ctrl-C is for the driver, which ends its trials
+                start_new_session=True,  # a Ctrl-C must reach only the driver, which ends its trials
                 preexec_fn=ends_with_parent,
             )
         return _Child(process, trial.log)
@@ -105,22 +114,30 @@ class Packed:
 
 
 def packed(resources: Mapping[str, int], env: Mapping[str, str], max_concurrent: int | None) -> Packed:
-    """As many slots as this machine has room for trials that take so many {"cpu", "gpu"}, or `max_concurrent`, on GPUs
-    no more than there is room for. UsageError where there are too few GPUs for a single one.
+    """Return slots of this machine for trials that take these resources, {"cpu": n, "gpu": m}.
+
+    There are `max_concurrent` slots, or as many as the machine has resources for; slots with GPUs never share one.
+    Raises UsageError if there are too few GPUs for one trial.
     """
     cpu, gpu = resources.get("cpu", 1), resources.get("gpu", 0)
-    if not gpu:  # too little of the CPU makes trials slow, no more
+    if not gpu:  # CPUs may be overcommitted: trials then only run slower
         room = max(len(os.sched_getaffinity(0)) // max(cpu, 1), 1)
         return Packed(max_concurrent or room, None, env)
     visible = gpus_here(env)
     if gpu > len(visible):
-        raise UsageError(f"resources_per_trial: a trial takes {gpu} GPUs, and this machine shows {len(visible)}")
+        raise UsageError(
+            f"resources_per_trial: a trial takes {gpu} GPUs, but this machine has {len(visible)}; use fewer, or an "
+            f"executor"
+        )
     slots = min(len(visible) // gpu, max_concurrent or len(visible))
     return Packed(slots, [visible[i * gpu : (i + 1) * gpu] for i in range(slots)], env)
 
 
 class TrialJob:
-    """What submitit calls in each task of the job; on PBS, a job that is put back goes on from the last checkpoint."""
+    """The function that submitit calls in each task of a trial's job.
+
+    If PBS requeues the job, the trial continues from its last checkpoint.
+    """
 
     def __init__(self, folder: str, number: int) -> None:
         self.folder = folder
@@ -132,18 +149,21 @@ class TrialJob:
         from hpc_det.sgd.tune.trial import main
 
         env = JobEnvironment()
-        if env.global_rank:  # the first task trains, with what nodes the job has
+        if env.global_rank:  # only the first task trains, and may use all nodes of the job
             return 0
         warned_by = _WARNINGS if "SLURM_JOB_ID" in os.environ and env.activated() else ()
         return main(Path(self.folder), self.number, warned_by)
 
     def checkpoint(self) -> Any:
+        """Return this function for submitit to requeue."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 class _Job:
+    """A process of a trial in a job of submitit."""
+
     def __init__(self, job: Any) -> None:
         self._job = job
         self.job: str | None = job.job_id
@@ -161,7 +181,9 @@ class _Job:
 
 
 class _SlurmJob(_Job):
-    """submitit asks for a job's state every ten minutes, and only where sacct is."""
+    """A process of a trial in a Slurm job."""
+
+    # submitit itself would ask for the state only every ten minutes, and only with sacct.
 
     def __init__(self, job: Any, states: _States) -> None:
         super().__init__(job)
@@ -170,6 +192,7 @@ class _SlurmJob(_Job):
         states.jobs.append(job)
 
     def is_running(self) -> bool:
+        # The result exists before the queue shows the end.
         if self._job.paths.result_pickle.exists() or self._states.has_ended(self._job):
             self._states.forget(self._job)
             return False
@@ -180,12 +203,12 @@ class _SlurmJob(_Job):
             super().end()
             self._asked_at = time.monotonic()
         elif time.monotonic() > self._asked_at + END_S:
-            self._states.queue.end([self._job])
+            self._states.queue.end([self._job])  # kills it; repeated, because the command may have failed
             self._asked_at = time.monotonic()
 
 
 class _States:
-    """Of all jobs that trials have in the queue: one question for all."""
+    """The states of all trials' jobs in the queue, requested by one command."""
 
     def __init__(self) -> None:
         self.queue = Queue("slurm")
@@ -194,6 +217,7 @@ class _States:
         self._asked_at = float("-inf")
 
     def has_ended(self, job: Any) -> bool:
+        """Return whether the scheduler reports that the job has ended."""
         if time.monotonic() > self._asked_at + ASK_S:
             self._asked_at = time.monotonic()
             self._known = self.queue.status(self.jobs)
@@ -201,20 +225,23 @@ class _States:
         return status is not None and status.state is JobState.ENDED
 
     def forget(self, job: Any) -> None:
-        with suppress(ValueError):  # it was asked about before
+        """Request the state of this job no more."""
+        with suppress(ValueError):  # called before for the same job
             self.jobs.remove(job)
 
 
 class Jobs:
-    """Each trial is a job that `executor`, one of submitit's, submits. Its own job_class is asked how jobs stand, but
-    not on Slurm: there a job that is to be put back into the queue ends, and the driver submits another.
+    """One job per trial, submitted by an executor of submitit.
+
+    On Slurm the queue shows the states of the jobs; otherwise the executor's job_class does.
     """
 
     poll_s = 0.2
 
     def __init__(self, executor: Any, slots: int) -> None:
-        """Raises UsageError for what submitit refuses."""
+        """`slots`: largest number of jobs at the same time. Raises UsageError for parameters that submitit rejects."""
         inner = inner_executor(executor)
+        # On Slurm the copy of the executor does not requeue jobs: they end, and the driver submits new ones.
         self._states = _States() if inner.name() == "slurm" else None
         self._executor = executor_of(executor, None, {}) if self._states else inner
         self.slots = slots

@@ -1,4 +1,4 @@
-"""tune_run: from what was asked for to an Analysis, which tells what came of the trials and which is the best."""
+"""tune_run, which runs a search, and Analysis, its results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpc_det.sgd.tune.trainable import Trainable
 from hpc_det.store.metrics import number_or_nan
 
 JOBS = 16
-"""At the same time, unless `max_concurrent` says otherwise; as in an experiment file."""
+"""Default number of jobs at the same time; the same as `max_concurrent_trials` in an experiment file."""
 
 Scope = Literal["last", "all"]
 
@@ -47,23 +47,42 @@ def tune_run(
     max_failures: int = 3,
     checkpoint_freq: int = 1,
 ) -> Analysis:
-    """Train trials with the hyperparameters of `config`, each in a process of its own, and tell which was the best.
+    """Run a search: train trials with different hyperparameters, each in a separate process, and return the results.
 
-    `config`: values, and ranges: grid_search, choice, uniform, loguniform, randint, or as in an experiment file. Every
-    point of the grid is tried `num_samples` times. `stop`: a trial ends when one of these metrics is as great as that,
-    or greater; {"training_iteration": n} are its most iterations. `searcher`: asha(), adaptive_asha(), pbt(), or a
-    `searcher` of an experiment file; None: every trial runs to its end.
+    A trial whose process dies is restarted from its last checkpoint. A trial that raises an exception has failed; the
+    others continue.
 
-    Trials run beside each other on this machine, as many as have room for `resources_per_trial`, {"cpu", "gpu"} (by
-    default what the trainable says); or each as a job that `executor`, one of submitit's, submits, JOBS at a time. One
-    that the scheduler refuses while others run is submitted again later.
+    Args:
+        trainable: The class to train: TorchTrainer.as_trainable(...), or a subclass of Trainable.
+        config: Hyperparameters by name, also nested: fixed values, grid_search, choice, uniform, loguniform, randint,
+            or a range as in an experiment file. None: no hyperparameters.
+        stop: By metric, the value at or above which a trial is complete. `{"training_iteration": n}` limits a trial to
+            n iterations. None: a trial is complete when its step returns `{"done": True}`.
+        metric: Name of the metric by which trials are compared.
+        mode: Whether smaller ("min") or larger ("max") values of `metric` are better.
+        num_samples: Number of trials, or, with a grid, of trials for each point of it.
+        searcher: asha(), adaptive_asha(), pbt(), or the `searcher` section of an experiment file. None: every trial
+            runs to its end.
+        max_concurrent: Largest number of trials at the same time. None: on this machine as many as it has resources
+            for, with an `executor` 16.
+        resources_per_trial: `{"cpu": n, "gpu": m}` for a trial on this machine. None: what the trainable requires.
+        executor: An executor of submitit, which submits each trial as a job. A job that the scheduler rejects while
+            others run is submitted again later. None: trials run on this machine.
+        run: A name below $HPC_DET_ROOT/sgd, or a path: the run folder. A call with the run of an earlier, unfinished
+            search continues it: complete trials are not repeated, others continue from their last checkpoint. None: a
+            new folder.
+        seed: Seed of the drawn hyperparameters. None: that of the continued search, or the time.
+        max_failures: How often a trial is restarted after its process has died.
+        checkpoint_freq: Iterations from one checkpoint of a trial to the next.
 
-    `run`: a name below $HPC_DET_ROOT/sgd, or a path. A call with the same run goes on where an earlier one was ended:
-    finished trials are not repeated, others go on from their last checkpoint. They save one every `checkpoint_freq`
-    iterations. None: a new folder. `seed`: of what is drawn; None: by the time.
+    Returns:
+        The results of all trials.
 
-    A trial whose process dies is started again from its last checkpoint, `max_failures` times. A trial that raises has
-    failed, and the others go on. Raises UsageError for what cannot be done, and HpcDetError where every trial failed.
+    Raises:
+        UsageError: An argument is invalid, the run belongs to another search or another process runs it, or a trial
+            does not return `metric`.
+        CommandError: The scheduler rejects a job while no other runs.
+        HpcDetError: No trial has completed an iteration.
     """
     _check(trainable, stop or {}, num_samples, max_concurrent, max_failures, checkpoint_freq)
     taken_apart = config_of(config or {})
@@ -96,7 +115,7 @@ def tune_run(
 
 
 def _seed(before: Mapping[str, Any], given: int | None) -> int:
-    """What was drawn stays so where the search goes on."""
+    """Return the given seed, or that of the search that is continued, or the time."""
     recorded = before.get("reproducibility", {}).get("experiment_seed")
     return next(seed for seed in (given, recorded, int(time.time())) if seed is not None)
 
@@ -106,7 +125,9 @@ def _check(
 ) -> None:
     problems = []
     if not (isinstance(trainable, type) and issubclass(trainable, Trainable)):
-        problems.append(f"trainable: got {shown(trainable)}; give TorchTrainer.as_trainable(...), or a Trainable")
+        problems.append(
+            f"trainable: got {shown(trainable)}; give TorchTrainer.as_trainable(...), or a subclass of Trainable"
+        )
     problems += [
         f"stop.{name}: got {shown(end)}; expected a number"
         for name, end in stop.items()
@@ -123,6 +144,7 @@ def _check(
 
 
 def _analysis(folder: TuneFolder, metric: str | None, mode: Mode) -> Analysis:
+    """Return the results. Raises HpcDetError, with the error of each trial, if no trial has any."""
     analysis = Analysis(folder.path, metric, mode)
     if not any(trial.results for trial in analysis.trials):
         raise HpcDetError([f"trial {trial.number}: {trial.status}: {trial.error}" for trial in analysis.trials])
@@ -131,29 +153,36 @@ def _analysis(folder: TuneFolder, metric: str | None, mode: Mode) -> Analysis:
 
 @dataclass(frozen=True)
 class Trial:
+    """A trial of a search, with its results."""
+
     number: int
-    """From 1."""
+    """Number of the trial, from 1."""
     config: dict[str, Any]
-    """What is its own: without what all trials share because no file can hold it."""
+    """Hyperparameters of the trial, without values that JSON cannot represent, which all trials share."""
     status: str
-    """completed, failed, invalid hyperparameters, running, or, where the search has left it behind: stopped."""
+    """One of "completed", "failed", "invalid hyperparameters", "running", and "stopped" early by the searcher."""
     results: list[dict[str, Any]]
-    """Of each iteration."""
+    """The result of each iteration."""
     error: str | None
+    """The last error of the trial; None if there was none."""
     folder: TuneTrial
+    """The folder of the trial."""
 
     @property
     def last_result(self) -> dict[str, Any]:
-        """Empty where it has none."""
+        """The result of the last iteration; empty if there is none."""
         return self.results[-1] if self.results else {}
 
     def checkpoints(self) -> dict[int, str]:
-        """Iteration -> what the trainable's load_checkpoint takes: the newest two, and the best one, are kept."""
+        """Return the paths of the kept checkpoints, the newest two and the best, for `load_checkpoint` by iteration."""
         kept = committed(self.folder.checkpoints)
         return {checkpoint.steps: checkpoint_data(checkpoint.path) for checkpoint in kept}
 
     def value(self, metric: str, mode: Mode, scope: Scope) -> tuple[float, dict[str, Any]] | None:
-        """The best of its results, or with scope "last" the last one; None where it is no number."""
+        """Return value and result of the best iteration, or of the last one with scope "last".
+
+        None if the trial has no result with a number for this metric.
+        """
         best: tuple[float, dict[str, Any]] | None = None
         for result in self.results if scope == "all" else self.results[-1:]:
             value = number_or_nan(result.get(metric))
@@ -163,7 +192,16 @@ class Trial:
 
 
 class Analysis:
-    """Of the search in a run folder, also while it runs; `metric` and `mode` are what the methods take by default."""
+    """The results of a search, read from its run folder; the search may still be running.
+
+    Args:
+        path: The run folder.
+        metric: Default of the methods' argument `metric`.
+        mode: Default of the methods' argument `mode`.
+
+    Attributes:
+        path: The run folder.
+    """
 
     def __init__(self, path: str | os.PathLike[str], metric: str | None = None, mode: Mode = "min") -> None:
         self.path = Path(path)
@@ -172,28 +210,40 @@ class Analysis:
 
     @cached_property
     def trials(self) -> list[Trial]:
+        """All trials, in the order of their numbers; read from the files once."""
         run = TuneFolder(self.path)
         return [_trial(run.trial(n), state) for n, state in SearchJournal(run).state().trials.items()]
 
     def get_best_trial(
         self, metric: str | None = None, mode: Mode | None = None, scope: Scope = "last"
     ) -> Trial | None:
-        """By the last result of each trial, or with scope "all" by any; None where none has such a number."""
+        """Return the best trial, or None if no trial has a number for the metric.
+
+        Args:
+            metric: Name of the metric. None: that of this Analysis.
+            mode: Whether smaller ("min") or larger ("max") values are better. None: that of this Analysis.
+            scope: Whether trials are compared by their "last" result or by the best of "all" their results.
+
+        Raises:
+            UsageError: No metric is given, no trial has returned it, or `mode` is invalid.
+        """
         found = self._best(metric, mode, scope)
         return found[0] if found else None
 
     def get_best_config(
         self, metric: str | None = None, mode: Mode | None = None, scope: Scope = "last"
     ) -> dict[str, Any] | None:
-        """The config of the best trial. Raises UsageError where no trial has told such a metric."""
+        """Return the hyperparameters of the best trial, or None. Arguments and errors are those of `get_best_trial`."""
         found = self._best(metric, mode, scope)
         return found[0].config if found else None
 
     def get_best_checkpoint(
         self, metric: str | None = None, mode: Mode | None = None, scope: Scope = "last"
     ) -> str | None:
-        """Of the best trial, that of its best iteration among those that are kept: what load_checkpoint, and
-        TorchTrainer.load, take.
+        """Return the path of a checkpoint of the best trial, or None.
+
+        It is the checkpoint of the trial's best iteration if that is kept, else the newest one. `load_checkpoint` and
+        TorchTrainer.load take this path. Arguments and errors are those of `get_best_trial`.
         """
         found = self._best(metric, mode, scope)
         if not found:
@@ -204,23 +254,30 @@ class Analysis:
 
     @property
     def best_trial(self) -> Trial | None:
+        """The best trial by the default metric and its last result, or None."""
         return self.get_best_trial()
 
     @property
     def best_config(self) -> dict[str, Any] | None:
+        """The hyperparameters of the best trial, or None."""
         return self.get_best_config()
 
     @property
     def best_result(self) -> dict[str, Any] | None:
+        """The last result of the best trial, or None."""
         found = self._best(None, None, "last")
         return found[1] if found else None
 
     @property
     def best_checkpoint(self) -> str | None:
+        """The path of a checkpoint of the best trial, or None."""
         return self.get_best_checkpoint()
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each trial, ready for a table: the last result, and config/NAME for what is in its config."""
+        """Return one row per trial for a table: number, status, `config/NAME` for its config, and its last result.
+
+        Nested dicts are flattened, with their keys joined by slashes.
+        """
         return [
             {
                 "trial": trial.number,
@@ -232,9 +289,12 @@ class Analysis:
         ]
 
     def _best(self, metric: str | None, mode: Mode | None, scope: Scope) -> tuple[Trial, dict[str, Any]] | None:
+        """Return the best trial and its best result, or None."""
         metric, mode = metric or self._metric, mode or self._mode
         if metric is None:
-            raise UsageError("metric: give the name of the metric that trials are compared by, or give it to tune_run")
+            raise UsageError(
+                "metric: none is given; pass the name of the metric to compare trials by, here or to tune_run"
+            )
         if mode not in ("min", "max"):
             raise UsageError(f"mode: got {mode!r}; expected 'min' or 'max'")
         self._check_known(metric)
@@ -250,10 +310,11 @@ class Analysis:
         known = {name for trial in self.trials for name in trial.last_result}
         if known and metric not in known:
             hint = nearest(metric, known) or f"known: {', '.join(sorted(known))}"
-            raise UsageError(f"metric {metric!r}: no trial has told it; {hint}")
+            raise UsageError(f"metric {metric!r}: no trial has returned it; {hint}")
 
 
 def _trial(folder: TuneTrial, state: TrialState) -> Trial:
+    """Return a trial from its files and its state in the journal."""
     noted, results = read_json(folder.trial) or {}, folder.results()
     is_done = bool(results) and results[-1][DONE]
     left = "stopped" if state.worker is None else "running"
@@ -268,6 +329,7 @@ def _trial(folder: TuneTrial, state: TrialState) -> Trial:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested dicts, with their keys joined by slashes."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}/")

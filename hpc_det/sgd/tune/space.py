@@ -1,4 +1,4 @@
-"""What users of tune_run write, a config with ranges and a searcher, in the words of hpc_det.search."""
+"""The config and the searcher of tune_run: functions to write them, and their translation for hpc_det.search."""
 
 from __future__ import annotations
 
@@ -27,38 +27,74 @@ Tree = dict[str, Any]
 
 
 def grid_search(values: Iterable[Any]) -> Tree:
-    """Each of these values, with each of every other grid_search."""
+    """Return a grid: each value is tried in combination with each value of all other grids.
+
+    Args:
+        values: Numbers, texts and other values that JSON can represent.
+    """
     return {GRID: list(values)}
 
 
 def choice(values: Iterable[Any]) -> Tree:
-    """One of these values."""
+    """Return a range from which one of the values is drawn.
+
+    Args:
+        values: Numbers, texts and other values that JSON can represent.
+    """
     return {"type": "categorical", "vals": list(values)}
 
 
 def uniform(low: float, high: float) -> Tree:
+    """Return a range from which a float is drawn uniformly.
+
+    Args:
+        low: Smallest value.
+        high: Largest value.
+    """
     return {"type": "double", "minval": low, "maxval": high}
 
 
 def loguniform(low: float, high: float, base: float = 10.0) -> Tree:
-    """`low` and `high` are values, both above 0, as with Tune; a `log` of an experiment file takes exponents."""
+    """Return a range from which a float is drawn whose logarithm is uniform.
+
+    Args:
+        low: Smallest value, above 0. As in Ray Tune it is the value itself; `log` in an experiment file takes its
+            exponent.
+        high: Largest value.
+        base: Base of the logarithm.
+
+    Raises:
+        UsageError: Unless 0 < low < high.
+    """
     if not 0 < low < high:
         raise UsageError(f"loguniform({low}, {high}): expected 0 < low < high")
     return {"type": "log", "base": base, "minval": math.log(low, base), "maxval": math.log(high, base)}
 
 
 def randint(low: int, high: int) -> Tree:
-    """low <= x < high, as with Tune and numpy; an `int` of an experiment file includes its maxval."""
-    if high - low == 1:
+    """Return a range from which an integer is drawn uniformly.
+
+    Args:
+        low: Smallest value.
+        high: One more than the largest value, as in Ray Tune and numpy; `int` in an experiment file includes its
+            `maxval`.
+    """
+    if high - low == 1:  # an `int` range with equal ends is invalid
         return {"type": "const", "val": low}
     return {"type": "int", "minval": low, "maxval": high - 1}
 
 
 def asha(*, num_rungs: int = 5, divisor: float = 4, stop_once: bool = False) -> Tree:
-    """Of the trials of a rung one in `divisor` goes on to the next one, whose length is `divisor` times as long.
+    """Return a searcher that trains many trials a little and promotes the best (asynchronous successive halving).
 
-    `stop_once`: a trial that was left behind never goes on, as with Tune's ASHAScheduler. (Else it waits for the
-    promotion that those after it may bring.)
+    Of the trials that complete a rung, the best one in `divisor` is promoted to the next rung, which is `divisor` times
+    as many iterations long.
+
+    Args:
+        num_rungs: Number of rungs.
+        divisor: Ratio of trials, and of iterations, from one rung to the next.
+        stop_once: Whether a trial that is not promoted at once is stopped for good, as by Ray Tune's ASHAScheduler.
+            False: it is paused, and promoted when the results of later trials allow it.
     """
     return {"name": "async_halving", "num_rungs": num_rungs, "divisor": divisor, "stop_once": stop_once}
 
@@ -66,35 +102,52 @@ def asha(*, num_rungs: int = 5, divisor: float = 4, stop_once: bool = False) -> 
 def adaptive_asha(
     *, mode: Literal["standard", "aggressive", "conservative"] = "standard", max_rungs: int = 5, divisor: float = 4
 ) -> Tree:
-    """Several searches by `asha` side by side, which stop trials more and less early."""
+    """Return a searcher that runs several `asha` searches in parallel, which stop trials at different times.
+
+    Args:
+        mode: How early trials are stopped: "aggressive" (early), "standard" or "conservative" (late).
+        max_rungs: Largest number of rungs of a search.
+        divisor: Ratio of trials, and of iterations, from one rung to the next.
+    """
     return {"name": "adaptive_asha", "mode": mode, "max_rungs": max_rungs, "divisor": divisor}
 
 
 def pbt(*, interval: int = 1, quantile: float = 0.25) -> Tree:
-    """Every `interval` iterations a trial that is among the worst `quantile` loads the checkpoint of one of the best,
-    and goes on a step away from its hyperparameters. Those change that are ranges or choices in `config`.
+    """Return a searcher that trains a population of trials (population-based training).
+
+    Every `interval` iterations, a trial that is among the worst loads the checkpoint of one of the best, and continues
+    with hyperparameters close to that trial's. Only those change that are ranges or choices in `config`.
+
+    Args:
+        interval: Iterations between two comparisons, at least 1.
+        quantile: Fraction of the trials that count as the worst, and as the best; above 0, at most 0.5.
+
+    Raises:
+        UsageError: An argument is out of range.
     """
     if interval < 1 or not 0 < quantile <= 0.5:
-        raise UsageError(f"pbt: interval {interval}, quantile {quantile}; expected interval >= 1, 0 < quantile <= 0.5")
+        raise UsageError(
+            f"pbt: got interval {interval} and quantile {quantile}; expected interval >= 1 and 0 < quantile <= 0.5"
+        )
     return {"name": "population", "interval": interval, "quantile": quantile}
 
 
-# --- a config with ranges in it, in the words of hpc_det.search
+# --- translation of a config with ranges for hpc_det.search
 
 
 @dataclass(frozen=True)
 class Config:
-    """What a user gave as `config`, taken apart."""
+    """The `config` of a user, separated into its kinds of values."""
 
     space: Tree
-    """Ranges and what JSON has, without grids."""
+    """Ranges, and fixed values that JSON can represent."""
     grid: Tree
-    """The values of each grid_search, as `categorical`."""
+    """The values of each grid_search, as a `categorical` range."""
     objects: Tree
-    """All else: functions, classes. They are the same for all trials."""
+    """All other values, such as functions and classes; they are the same for all trials."""
 
     def points(self, num_samples: int, seed: int) -> list[Tree]:
-        """Of every trial its constants: the grid `num_samples` times over, ranges drawn anew for each trial."""
+        """Return the hyperparameters of every trial: the grid `num_samples` times, with values drawn for each trial."""
         grid, drawn = GridSampler(self.grid, 0), SpaceSampler(self.space, seed)
         return [
             merged(
@@ -106,7 +159,7 @@ class Config:
 
 
 def config_of(written: Mapping[str, Any]) -> Config:
-    """Raises UsageError with everything that is wrong in it."""
+    """Return the config separated into its kinds of values. Raises UsageError with every problem in it."""
     found = Config({}, {}, {})
     problems = list(_sort(written, found.space, found.grid, found.objects, "config"))
     problems += space_problems({**found.grid}, "random", "config")
@@ -117,12 +170,13 @@ def config_of(written: Mapping[str, Any]) -> Config:
 
 
 def _sort(written: Mapping[str, Any], space: Tree, grid: Tree, objects: Tree, path: str) -> Iterable[Problem]:
+    """Add each value of a config to the tree of its kind; yield the problems."""
     for name, value in written.items():
         if _is_section(value):
             inner: tuple[Tree, Tree, Tree] = ({}, {}, {})
             yield from _sort(value, *inner, f"{path}.{name}")
             for tree, part in zip((space, grid, objects), inner, strict=True):
-                if part or (tree is space and not value):
+                if part or (tree is space and not value):  # keep an empty section
                     tree[name] = part
         elif isinstance(value, Mapping) and GRID in value:
             yield from _not_in_json(value[GRID], f"{path}.{name}")
@@ -137,6 +191,7 @@ def _sort(written: Mapping[str, Any], space: Tree, grid: Tree, objects: Tree, pa
 
 
 def _is_section(value: Any) -> bool:
+    """Return whether the value is a nested part of the config, not a range or a grid."""
     if not isinstance(value, Mapping) or "type" in value or set(value) == {GRID}:
         return False
     return all(isinstance(key, str) for key in value)
@@ -145,12 +200,14 @@ def _is_section(value: Any) -> bool:
 def _not_in_json(values: Any, path: str) -> Iterable[Problem]:
     if wrong := [value for value in values if not is_plain(value)] if isinstance(values, list) else []:
         yield Problem(
-            path, f"{shown(wrong[0])} is no JSON", "give texts or numbers, and let setup look up what they name"
+            path,
+            f"{shown(wrong[0])} cannot be represented in JSON",
+            "use numbers or names, and let setup() look up the object by its name",
         )
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is after a way through a file what it was before."""
+    """Return whether the value is the same after it was written to JSON and read again."""
     try:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError):
@@ -158,7 +215,8 @@ def is_plain(value: Any) -> bool:
 
 
 def _constants(space: Tree, values: Tree) -> Tree:
-    """A value that is a map stays one value."""
+    """Return the values as constants of a search space, nested as the ranges in `space`."""
+    # Nested by the ranges, not by the values: a drawn value that is a dict is one constant.
     return {
         name: _constants(spec, values[name]) if is_nested(spec) else {"type": "const", "val": values[name]}
         for name, spec in space.items()
@@ -166,11 +224,11 @@ def _constants(space: Tree, values: Tree) -> Tree:
 
 
 def space_of(config: Config) -> Tree:
-    """The hyperparameters of an effective configuration."""
+    """Return the section `hyperparameters` of an effective configuration."""
     return merged(config.space, config.grid)
 
 
-# --- the `searcher` of an effective configuration
+# --- the section `searcher` of an effective configuration
 
 
 def searcher_of(
@@ -184,10 +242,12 @@ def searcher_of(
     max_concurrent: int,
     seed: int,
 ) -> Tree:
-    """`asked`: what asha, adaptive_asha or pbt gave, or a `searcher` as in an experiment file; None: every trial to its
-    end. Without a `max_trials` of its own there are `num_samples` trials, or so many for each point of the grid.
+    """Return the section `searcher` of the effective configuration.
 
-    Raises UsageError with every problem at once.
+    `asked`: the result of asha, adaptive_asha or pbt, or a `searcher` section of an experiment file; None: every trial
+    runs to its end. Unless it has `max_trials`, there are `num_samples` trials, or with a grid as many for each point.
+
+    Raises UsageError with all problems.
     """
     points = config.points(num_samples, seed) if config.grid else None
     given = {"name": "random"} if asked is None else dict(asked)
@@ -200,9 +260,11 @@ def searcher_of(
     found["max_length"] = {"epochs": length} if length else None
     if points and searcher["name"] in ("grid", "optuna", "custom"):
         raise UsageError(
-            f"searcher {searcher['name']!r}: chooses by itself; write choice([...]) for grid_search([...])"
+            f"searcher {searcher['name']!r}: it chooses hyperparameters itself and cannot be combined with "
+            f"grid_search([...]); use choice([...])"
         )
     if points:
+        # Any searcher with "points" tries these instead of drawing; the one named "points" only tries them.
         found |= {"points": points} if asked else {"name": "points", "points": points}
     return found
 
@@ -212,9 +274,14 @@ def _check(found: Tree, asked: Tree | None, metric: str | None, mode: str, lengt
     if mode not in ("min", "max"):
         problems.append(f"mode: got {shown(mode)}; expected 'min' or 'max'")
     if metric is None and found["name"] not in ("single", "random", "grid", "points"):
-        problems.append(f"metric: {found['name']} compares trials by it; give the name of a metric that step returns")
+        problems.append(
+            f"metric: none is given, but {found['name']} compares trials by one; give the name of a metric that step "
+            f"returns"
+        )
     if length is None and found["name"] in ("async_halving", "adaptive_asha", "population"):
-        problems.append(f'stop: {found["name"]} needs the most iterations of a trial; give stop={{"{ITERATION}": ...}}')
+        problems.append(
+            f'stop: {found["name"]} needs the largest number of iterations of a trial; give stop={{"{ITERATION}": ...}}'
+        )
     if problems:
         raise UsageError(problems)
 
@@ -224,7 +291,7 @@ class _Asked(Section):
 
 
 def _validated(searcher: Mapping[str, Any], metric: str | None, length: int | None) -> Tree:
-    """With every default that an experiment file has."""
+    """Return the searcher with all defaults of an experiment file. Raises UsageError if it is invalid."""
     whole = {"max_length": {"epochs": length} if length else None, **searcher, "metric": metric or _NO_METRIC}
     try:
         found = _Asked.model_validate({"searcher": whole})

@@ -1,4 +1,4 @@
-"""A TorchTrainer as a search wants it: set up with a trial's config, trained step by step, saved and loaded."""
+"""Trainable, the interface of classes that a search trains, and its implementation for TorchTrainer."""
 
 from __future__ import annotations
 
@@ -16,52 +16,83 @@ from hpc_det.sgd.capacity.starters import gpus_here
 from hpc_det.sgd.driver.failures import GangLost, NotEnoughRanks, RetriesUsedUp, StateLost
 
 CHECKPOINT = "trainer.checkpoint"
+"""File of TorchTrainer.save in a checkpoint, named as in RaySGD."""
 
 Step = Callable[[Any, dict[str, Any]], dict[str, Any]]
-"""override_tune_step(trainer, {"iteration": k}) -> metrics; k is 0 in the first step."""
+"""override_tune_step(trainer, {"iteration": k}) returns the metrics; k is 0 in the first step."""
 
 
 class WrongStep(UsageError, ValueError):
-    """override_tune_step cannot be called as it will be."""
+    """`override_tune_step` does not have exactly two parameters."""
 
 
 class Trainable:
-    """What `tune_run` trains; one object a trial, in a process of its own. Subclasses may override every method."""
+    """A trial of a search, as a class that `tune_run` trains. Derive a class from it and override its methods.
+
+    `tune_run` creates one object per trial, in a separate process.
+
+    Attributes:
+        ended_by: Exceptions of `step` that mean that processes died. After one of these the trial is restarted from its
+            last checkpoint; after any other exception it has failed.
+        trial_folder: A folder for files of the trial; None outside of a search.
+        training_iteration: Number of completed steps, including those before the loaded checkpoint.
+    """
 
     ended_by: ClassVar[tuple[type[BaseException], ...]] = ()
-    """What `step` raises where processes have died: the trial is started again from its last checkpoint. After any
-    other exception it has failed.
-    """
     trial_folder: Path | None = None
-    """For files of the trial, where a search trains it."""
     training_iteration = 0
-    """Steps that are behind the trial, also those before it was loaded."""
 
     @classmethod
     def resources(cls) -> dict[str, int]:
-        """{"cpu", "gpu"}: how much of a machine a trial takes."""
+        """Return the resources that a trial takes on this machine: `{"cpu": number, "gpu": number}`."""
         return {"cpu": 1, "gpu": 0}
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Called once, before anything else."""
+        """Prepare the trial. Called once, before any other method.
+
+        Args:
+            config: Hyperparameters of the trial.
+        """
 
     def step(self) -> dict[str, Any]:
-        """Train for one iteration; the metrics. {"done": True} among them ends the trial."""
+        """Train for one iteration and return the metrics by name; `{"done": True}` among them completes the trial.
+
+        Raises:
+            NotImplementedError: The class does not override it.
+        """
         raise NotImplementedError
 
     def save_checkpoint(self, folder: str) -> str | None:
-        """Write a checkpoint into `folder`. Return the path in it that `load_checkpoint` takes; None: the folder."""
+        """Write a checkpoint.
+
+        Args:
+            folder: Path of the folder to write it to.
+
+        Returns:
+            The path in the folder that `load_checkpoint` is to receive. None: the folder itself.
+
+        Raises:
+            NotImplementedError: The class does not override it.
+        """
         raise NotImplementedError
 
     def load_checkpoint(self, path: str) -> None:
+        """Load a checkpoint. Called after `setup`.
+
+        Args:
+            path: The path that `save_checkpoint` returned; the folder may have been moved since.
+
+        Raises:
+            NotImplementedError: The class does not override it.
+        """
         raise NotImplementedError
 
     def cleanup(self) -> None:
-        """Called once, after anything else."""
+        """Free resources. Called once, after all other methods."""
 
 
 class TorchTrainable(Trainable):
-    """Subclasses, made by `trainable_of`, say whose trainer with which arguments."""
+    """A trial that trains a TorchTrainer. `trainable_of` derives classes with the trainer's arguments from it."""
 
     ended_by = (GangLost, RetriesUsedUp, StateLost, NotEnoughRanks)
     trainer_cls: ClassVar[Any]
@@ -69,10 +100,11 @@ class TorchTrainable(Trainable):
     kwargs: ClassVar[Mapping[str, Any]] = {}
     override: ClassVar[Step | None] = None
     _trainer: Any = None
-    """None where its making failed: that error is the one to be told."""
+    """None if creating it failed; `cleanup` must not hide that exception by another one."""
 
     @classmethod
     def resources(cls) -> dict[str, int]:
+        """Return the resources of all workers of the trainer: `{"cpu": number, "gpu": number}`."""
         workers = int(cls.kwargs.get("num_workers", 1))
         use_gpu = cls.kwargs.get("use_gpu", "auto")
         if use_gpu == "auto":
@@ -80,40 +112,46 @@ class TorchTrainable(Trainable):
         return {"cpu": workers * int(cls.kwargs.get("num_cpus_per_worker", 1)), "gpu": workers if use_gpu else 0}
 
     def setup(self, config: dict[str, Any]) -> None:
-        """`config` overlays a copy of the `config` that as_trainable was given: trials share nothing."""
+        """Create the trainer. Its config is that given to as_trainable, overlaid by the `config` of the trial."""
+        # RaySGD changes the shared dict, so that trials see each other's hyperparameters.
         whole = {**deepcopy(self.kwargs.get("config") or {}), **config}
         self._run = self._own_run()
         run = {"run": self._run} if self._run else {}
         self._trainer = self.trainer_cls(*self.args, **{**run, **self.kwargs, "config": whole})
 
     def _own_run(self) -> str | None:
-        """For this process alone: a trial goes on from its checkpoint, and not from an earlier trainer's snapshot."""
+        """Return a new run folder for this process, or None outside of a search."""
+        # Not one folder per trial: a trial continues from its checkpoint, not from the snapshot of an earlier trainer.
         return tempfile.mkdtemp(prefix="trainer-", dir=self.trial_folder) if self.trial_folder else None
 
     @property
     def trainer(self) -> Any:
+        """The TorchTrainer of the trial."""
         return self._trainer
 
     def step(self) -> dict[str, Any]:
-        """train() without retries, since the search starts the trial again, and validate(), both profiled."""
+        """Call `override_tune_step`, or `train()` and `validate()`, and return the metrics."""
         override = type(self).override
         if override is not None:
             metrics = override(self.trainer, {"iteration": self.training_iteration})
         else:
+            # No retries: the search restarts the trial.
             trained = self.trainer.train(max_retries=0, profile=True)
             metrics = merged(trained, self.trainer.validate(profile=True))
         self.training_iteration += 1
         return metrics
 
     def save_checkpoint(self, folder: str) -> str:
+        """Save the trainer's state in the folder, and return the path of the file."""
         return str(self.trainer.save(str(Path(folder) / CHECKPOINT)))
 
     def load_checkpoint(self, path: str) -> None:
-        """`path`: of the file, or of the folder that save_checkpoint was given."""
+        """Load the trainer's state; `path`: the file, or the folder that `save_checkpoint` received."""
         found = Path(path)
         self.trainer.load(str(found / CHECKPOINT if found.is_dir() else found))
 
     def cleanup(self) -> None:
+        """Shut the trainer down, and remove its run folder."""
         if self._trainer:
             self._trainer.shutdown()
         if self._run:
@@ -123,7 +161,10 @@ class TorchTrainable(Trainable):
 def trainable_of(
     trainer_cls: Any, *args: Any, override_tune_step: Step | None = None, **kwargs: Any
 ) -> type[TorchTrainable]:
-    """What TorchTrainer.as_trainable returns. Raises WrongStep, a ValueError, for a step of other than 2 parameters."""
+    """Return the class that TorchTrainer.as_trainable returns.
+
+    Raises WrongStep, a ValueError, if `override_tune_step` does not have exactly two parameters.
+    """
     if override_tune_step is not None:
         _check_step(override_tune_step)
     own = {
@@ -140,13 +181,13 @@ def _check_step(step: Step) -> None:
     parameters = list(inspect.signature(step).parameters)
     if len(parameters) != 2:
         raise WrongStep(
-            f"override_tune_step: takes {len(parameters)} parameters ({', '.join(parameters)}), and must take exactly "
-            f"2: step(trainer, info)"
+            f"override_tune_step: takes {len(parameters)} parameters ({', '.join(parameters)}), but must take exactly "
+            f"2; define it as step(trainer, info)"
         )
 
 
 def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, maps in them recursively; of two other values that of `high`."""
+    """Return a dict with the entries of both. Nested mappings are merged; otherwise the value of `high` wins."""
     both = dict(low)
     for name, value in high.items():
         is_map = isinstance(value, Mapping) and isinstance(both.get(name), Mapping)

@@ -1,8 +1,8 @@
 """The process of a trial: python3 -m hpc_det.sgd.tune.trial TRIAL_FOLDER NUMBER
 
-Does turn after turn, as the driver writes them, and saves a checkpoint before it tells the result that needs one. So
-whenever it dies, another process goes on where the last checkpoint is. With nothing to do for a while it leaves by
-itself: its driver may be gone.
+It executes the turns that the driver writes. It saves a checkpoint before it writes the result of the same iteration,
+so that after its death another process can continue from the last checkpoint. If it has had no turn for WAITS_S
+seconds, it exits, because the driver may have ended.
 """
 
 from __future__ import annotations
@@ -31,31 +31,36 @@ from hpc_det.sgd.tune.trainable import Trainable, merged
 from hpc_det.store.metrics import in_json, number_or_nan
 
 WAITS_S, POLL_S = 10.0, 0.02
+"""Seconds without a turn after which the process exits, and seconds between two checks for one."""
 _STDERR = 2
 LEFT, FAILED = 0, 1
-"""Exit codes."""
+"""Exit codes: no more turns, or an exception of the user's code."""
 
 
 class TrialProcess:
+    """A process of a trial, which executes turns."""
+
     def __init__(self, folder: TuneTrial, process: int) -> None:
         self._folder = folder
         self._process = process
         self._cls, self._objects = TuneFolder(folder.path.parent.parent).read_trainable()
         self._trainable: Trainable | None = None
         self._turn: Turn | None = None
-        """The one that was done last."""
+        """The last turn that was executed."""
         self._last: dict[str, Any] = {ITERATION: 0, DONE: False, "time_total_s": 0.0}
         """The last result."""
         self._leaves = False
 
     def hear_warning(self, signum: int, frame: FrameType | None) -> None:
-        """The node is taken soon, so this step is the last one; nobody waits for it where the driver has ended."""
-        os.write(_STDERR, f"{signal.Signals(signum).name}: the trial leaves this job after its step\n".encode())
+        """Handle the notice that the node will be taken away: exit after this step, or at once without a turn."""
+        # os.write: print() is not safe in a signal handler that interrupts another print().
+        os.write(_STDERR, f"{signal.Signals(signum).name} received: exiting after the current step\n".encode())
         self._leaves = True
-        if self._own_turn() is None:
+        if self._own_turn() is None:  # the driver has ended: no process needs the result of this step
             sys.exit(LEFT)
 
     def run(self) -> None:
+        """Execute turns until none is left for this process."""
         try:
             while turn := self._next_turn():
                 self._do(turn)
@@ -64,6 +69,7 @@ class TrialProcess:
             self._clean_up()
 
     def _next_turn(self) -> Turn | None:
+        """Wait for the next turn and return it; None if the process is to exit."""
         end = time.monotonic() + WAITS_S
         while time.monotonic() < end and not self._leaves:
             turn = self._own_turn()
@@ -73,10 +79,12 @@ class TrialProcess:
         return None
 
     def _own_turn(self) -> Turn | None:
+        """Return the current turn if it is for this process."""
         turn = self._folder.read_turn()
         return turn if turn and turn.process == self._process else None
 
     def _do(self, turn: Turn) -> None:
+        """Execute a turn, with a new trainable if hyperparameters or checkpoint are not those of the last turn."""
         if self._trainable is None or self._turn is None or turn.load or turn.config != self._turn.config:
             self._clean_up()
             self._begin(turn)
@@ -84,7 +92,10 @@ class TrialProcess:
             self._iterate(turn)
 
     def _begin(self, turn: Turn) -> None:
-        """From the own newest checkpoint, unless the turn begins with another trial's and has none of its own yet."""
+        """Create the trainable and load the checkpoint that the turn starts or continues from.
+
+        It is the trial's own newest one, unless the turn starts from that of another trial and has saved none yet.
+        """
         own, state = self._newest()
         if state:
             self._last = state["result"]
@@ -99,25 +110,28 @@ class TrialProcess:
             trainable.load_checkpoint(checkpoint_data(own.path))
 
     def _newest(self) -> tuple[Committed | None, dict[str, Any] | None]:
+        """Return the newest undamaged checkpoint of the trial and its STATE, or None and None."""
         own, skipped = newest_good(self._folder.checkpoints, set_aside=set_aside)
         for problem in skipped:
-            print(f"skipped: {problem}", flush=True)
+            print(f"checkpoint skipped: {problem}", flush=True)
         return own, read_json(own.path / STATE) if own else None
 
     def _say_again(self) -> None:
-        """The line of the checkpoint's result, where it is not the last: a process may die between the two."""
+        """Write the result of the loaded checkpoint again, unless it is the last one in the file."""
+        # A process may have died after it saved the checkpoint, and before it wrote the result.
         results = self._folder.results()
         if not results or results[-1][ITERATION] != self._last[ITERATION]:
             append_line(self._folder.metrics, self._last)
 
     def _iterate(self, turn: Turn) -> None:
+        """Train for one iteration, save a checkpoint if one is due, and write the result."""
         assert self._trainable
         self._trainable.training_iteration = self._last[ITERATION]
         began = time.perf_counter()
         metrics = self._trainable.step()
         took_s = time.perf_counter() - began
         if self._own_turn() is None:
-            raise SystemExit(LEFT)  # another process has the trial now, or nobody wants it any more
+            raise SystemExit(LEFT)  # the trial has another process now, or is not continued
         iteration = self._last[ITERATION] + 1
         times = {"time_this_iter_s": took_s, "time_total_s": self._last["time_total_s"] + took_s, "time": time.time()}
         result = {**in_json(metrics), ITERATION: iteration, **times}
@@ -131,6 +145,7 @@ class TrialProcess:
         self._last = result
 
     def _save(self, turn: Turn, result: dict[str, Any]) -> None:
+        """Save and commit a checkpoint, and delete those that are not kept."""
         assert self._trainable
         staging = new_staging(self._folder.checkpoints)
         saved = self._trainable.save_checkpoint(str(staging.partial)) or str(staging.partial)
@@ -142,7 +157,7 @@ class TrialProcess:
         self._prune(turn, result)
 
     def _prune(self, turn: Turn, newest: dict[str, Any]) -> None:
-        """The two newest stay, and the best one."""
+        """Delete all checkpoints but the newest two and the best one."""
         metric, mode = turn.keep.get("metric"), turn.keep.get("mode")
         results = [*self._folder.results(), newest]
         values = {result[ITERATION]: number_or_nan(result.get(metric)) for result in results} if metric else {}
@@ -165,12 +180,14 @@ def _reached(value: Any, end: float) -> bool:
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    sys.exit(128 + signum)
+    sys.exit(128 + signum)  # by an exception, so that the trainable is cleaned up
 
 
 def main(folder: Path, number: int, warned_by: Iterable[signal.Signals] = ()) -> int:
-    """The exit code: FAILED after an exception of the user's, which outcome.json tells. `warned_by`: signals after
-    which the process has some time left to leave by itself.
+    """Run process `number` of the trial in `folder`, and return the exit code.
+
+    It is FAILED after an exception of the user's code, which outcome.json contains. `warned_by`: signals that announce
+    the end of the job, after which the process exits at the end of its step.
     """
     trial = TuneTrial(folder)
     process = TrialProcess(trial, number)
@@ -183,7 +200,7 @@ def main(folder: Path, number: int, warned_by: Iterable[signal.Signals] = ()) ->
         raise
     except Exception as error:
         traceback.print_exc()
-        if isinstance(error, process._cls.ended_by):
+        if isinstance(error, process._cls.ended_by):  # without an outcome the driver counts it as a death, and restarts
             raise
         kind = "invalid" if isinstance(error, InvalidHP) else "failed"
         said = traceback.format_exception_only(type(error), error)[-1].strip()

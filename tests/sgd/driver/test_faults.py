@@ -160,7 +160,7 @@ def test_retries_are_counted_and_used_up(monkeypatch: pytest.MonkeyPatch) -> Non
             raise AssertionError
 
     with TorchTrainer(training_operator_cls=Fatal, executor=LocalNodes(1)) as its:
-        with refused(RuntimeError, "SIGKILL", "2", "max_retries = 1") as caught:
+        with refused(RuntimeError, "SIGKILL", "2", "max_retries is 1") as caught:
             its.train(max_retries=1)
         assert isinstance(caught.value, RetriesUsedUp)
 

@@ -120,7 +120,7 @@ def test_ranks_that_report_unequally_often_are_told(tmp_path: Path) -> None:
         if get_context().get_world_rank() == 0:
             report({})
 
-    with refused(UsageError, "rank 0", "(1)", "rank 1", "(0)"):
+    with refused(UsageError, "rank 0", "(report 1)", "rank 1", "(report 0)"):
         run(unequal, tmp_path)
 
 
