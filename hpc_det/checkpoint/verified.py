@@ -3,7 +3,7 @@
 Each node reads the files that its ranks will load, each byte once: the ranks of a node share the blocks. Files that no
 rank loads are divided among all nodes. Nodes read from the file system, not from each other: a parallel file system
 serves many readers of one file at once, and bytes from another node would not be in the page cache, so that a second
-copy of the state would take memory on each node (docs/performance.md has measurements of both).
+copy of the state would take memory on each node (docs/reference/performance.md has measurements of both).
 """
 
 from __future__ import annotations

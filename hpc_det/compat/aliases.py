@@ -81,4 +81,4 @@ class AliasLoader(InspectLoader):
 
 def missing(name: str) -> str:
     """Return the message for a name that exists in Determined and not in hpc_det."""
-    return f"{name}: hpc_det has no counterpart; docs/porting.md lists the supported names and the alternatives"
+    return f"{name}: hpc_det has no counterpart; docs/how-to/port-from-determined.md lists alternatives"

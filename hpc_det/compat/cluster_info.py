@@ -28,7 +28,7 @@ class ClusterInfo:
     """The trial and this node's part of the gang.
 
     It has those attributes of upstream's class that have a meaning without a master. Any other attribute raises an
-    AttributeError that names docs/porting.md.
+    AttributeError that names docs/how-to/port-from-determined.md.
     """
 
     trial: TrialInfo

@@ -20,7 +20,7 @@ REMEDIES = {
 }
 """Remedies for keys that only Determined has, by path."""
 
-_OWN_CLASS = "write a search method of your own (name: custom), as docs/search.md shows"
+_OWN_CLASS = "write a search method of your own (name: custom), as docs/how-to/search-hyperparameters.md shows"
 REMEDIES_OF_KINDS = {
     "searcher.name": {
         "adaptive": "use adaptive_asha",

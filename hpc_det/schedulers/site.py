@@ -92,7 +92,7 @@ def ask(run: Run, which: Which, only: str | None = None) -> Site:
     if not here:
         raise UsageError(
             "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run this on a login node of the "
-            "cluster, or write a profile by hand: see docs/clusters.md"
+            "cluster, or write a profile by hand: see docs/how-to/set-up-a-cluster.md"
         )
     # A PBS site may also have the commands of a Slurm that does not run, so a scheduler that does not answer is
     # skipped.

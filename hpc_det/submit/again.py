@@ -306,4 +306,4 @@ def _sources(found: Effective, before: Tree, owner: str) -> Iterator[str]:
         # Each user's experiments have their own numbers, so the owner's number would mean another experiment here.
         value = found.tree["searcher"].get(key)
         if value and value == before["searcher"].get(key):
-            yield f"searcher.{key}: {value!r} is of user {owner}; set one of yours, or null, with --config searcher.{key}="
+            yield f"searcher.{key}: {value!r} is of user {owner}; set yours, or null, with --config searcher.{key}="

@@ -104,7 +104,7 @@ def test_determineds_own_names_are_there_too(python: Copies) -> None:
     ],
 )
 def test_what_hpc_det_does_not_have_is_named(python: Copies, code: str, kind: str, name: str) -> None:
-    assert not unnamed(python.refusal(code), kind, name, "hpc_det", "docs/porting.md")
+    assert not unnamed(python.refusal(code), kind, name, "hpc_det", "docs/how-to/port-from-determined.md")
 
 
 def test_a_probe_for_what_is_not_there_is_answered_as_python_answers_it(python: Copies) -> None:

@@ -115,9 +115,7 @@ def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredC
         if len(named) == 1:
             return named[0]
         listed = ", ".join(item.uuid for item in named or found)
-        raise UsageError(
-            f"--uuid {uuid}: {name} has {'several matching checkpoints' if named else 'no matching checkpoint'}: {listed}"
-        )
+        raise UsageError(f"--uuid {uuid}: {name} has {'several matches' if named else 'no match'}: {listed}")
     return _best(found, config["searcher"], 1, None, None)[0] if best else found[0]
 
 

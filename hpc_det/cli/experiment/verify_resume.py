@@ -73,7 +73,7 @@ def verify_resume(
     resume from the checkpoint in new processes. Data, metrics, weights, optimizer states and random generators are
     compared bit for bit, for every batch and rank. The first difference is shown with its likely cause, such as a
     generator in a Python attribute or a non-deterministic kernel. The exit code is 1 if the trainings differ. Both are
-    separate experiments and are deleted afterwards. See docs/verify_resume.md.
+    separate experiments and are deleted afterwards. See docs/how-to/check-exact-resume.md.
 
     \b
     Example:

@@ -129,7 +129,8 @@ def _planned_slots(experiment: ExperimentFolder) -> int | None:
     return None
 
 
-KEYS = "position id type experiment name priority scheduler_priority submitted slots state user pool reason start"  # of a record
+# keys of a record in the JSON and CSV output
+KEYS = "position id type experiment name priority scheduler_priority submitted slots state user pool reason start"
 
 
 def columns(*, all_pools: bool) -> list[Column]:

@@ -260,8 +260,8 @@ class _Wrapped:
         if self.name is None:
             if not isinstance(result, Mapping):
                 raise UsageError(
-                    f"{self.called}: has no name, and cross_slot_reduce returned {type(result).__name__}; return a dict "
-                    f"of metrics, or call wrap_reducer with name=..."
+                    f"{self.called}: has no name, but cross_slot_reduce returned {type(result).__name__}; return a "
+                    f"dict of metrics, or call wrap_reducer with name=..."
                 )
             return {name: plain(value) for name, value in result.items()}
         if isinstance(result, Mapping):

@@ -51,7 +51,7 @@ class TrialData:
         return _over_and_over(next(batches)) if self._context.trains_on == "first batch" else batches
 
     def validation_batches(self) -> Iterator[Any] | None:
-        """Return this rank's share of one validation as the trial receives it; None if other ranks load for this one."""
+        """Return this rank's share of one validation as the trial receives it, or None if it loads none."""
         if not self._loads_validation:
             return None
         batches = self.validation.batches()

@@ -1,7 +1,7 @@
 """RaySGD's TorchTrainer: the driver of a training whose gang may lose and gain ranks.
 
-Arguments, methods and results are those of ray.util.sgd.torch.TorchTrainer in Ray 1.8; docs/sgd.md lists the
-differences.
+Arguments, methods and results are those of ray.util.sgd.torch.TorchTrainer in Ray 1.8;
+docs/how-to/port-from-raysgd.md lists the differences.
 """
 
 from __future__ import annotations
