@@ -1,8 +1,8 @@
 """The flags of sbatch and qsub that hpc_det sets itself, each with the setting to use instead.
 
 They are refused in `slurm.sbatch_args` and `pbs.pbsbatch_args`. For sbatch they are Determined's list of refused
-options (nodes, ntasks, gpus, chdir, error, output, partition, requeue, gres naming gpu), and the flags for the signal and the
-time limit, by which a job is warned of its end.
+options (nodes, ntasks, gpus, chdir, error, output, partition, requeue, gres naming gpu), and the flags for the signal
+and the time limit, by which a job is warned of its end.
 """
 
 from __future__ import annotations

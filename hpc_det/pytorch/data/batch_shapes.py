@@ -72,7 +72,7 @@ class Shapes:
     """The shapes of the loaders of all ranks."""
 
     def __init__(self, kind: str, told: list[tuple[int, Shape | None]]) -> None:
-        """`kind`: "training" or "validation". `told`: each rank's data-parallel rank and shape, None without a loader."""
+        """`kind`: "training" or "validation". `told`: each rank's data-parallel rank and shape, or None."""
         self._kind = kind
         self._told = told
         self.all_load = all(shape for _, shape in told)

@@ -1,8 +1,8 @@
-"""Where the time of training goes, and what the nodes do meanwhile: measured while `profiling.enabled` says so.
+"""Measurements of a training with `profiling.enabled`: how its time is spent, and the load of its nodes.
 
-    measurements   which batches are measured, what counts as what, and a line for each stretch of batches
-    timer          seconds by name
-    system         a line for each look at the node and its GPUs
+  measurements   the measured batches, the names of timings, and a line for each stretch of batches
+  timer          seconds by name
+  system         a line for each sample of the node and its GPUs
 
-Where nothing is measured, nothing of this is in the loop: timed functions take the place of plain ones at the start.
+Without profiling, none of this is in the loop: timed functions replace plain ones at the start.
 """

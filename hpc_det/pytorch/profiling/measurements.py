@@ -1,6 +1,4 @@
-"""Where the time of training goes: which batches are measured, what of the loop counts as what, and a line for each
-stretch of batches, from each rank.
-"""
+"""How training time is spent: the measured batches, the names of timings, and a line for each stretch, on each rank."""
 
 from __future__ import annotations
 
@@ -29,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class Measurements:
-    """Of one rank; its node's, too, where it is the first there."""
+    """The measurements of one rank, and of its node on the first rank there."""
 
     def __init__(
         self, profiling: Mapping[str, Any], trial: TrialFolder, attempt: int, distributed: Distributed
     ) -> None:
-        """`profiling`: the section of the config."""
+        """`profiling`: that section of the configuration."""
         last = profiling.get("end_after_batch")
         self._first: int = profiling.get("begin_on_batch", 0)
         self._end = math.inf if last is None else last + 1
@@ -45,12 +43,12 @@ class Measurements:
         self._timer = Timer(synchronized(device)) if profiling.get("sync_timings", True) else Timer()
         self._exchange: Exchange | None = None
         self._timings: Timings | None = None
-        """Of the batches that are measured now."""
+        """Timings of the current stretch of batches."""
         self._system: SystemMetrics | None = None
         self.time, self.timed = self._timer.time, self._timer.timed
 
     def measure(self, built: BuiltTrial, data: TrialData, report: TrainingReport, validation: Validation) -> None:
-        """These objects have timed functions from now on. Before anybody asks for batches."""
+        """Replace methods of these objects by timed ones, before any batch is requested."""
         context, strategy = built.context, built.strategy
         timer, load = self._timer, data.training.batches
         _replace(data.training, "batches", lambda position: timer.timed_batches("dataloader_next", load(position)))

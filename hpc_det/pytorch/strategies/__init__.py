@@ -1,1 +1,1 @@
-"""How a model trains: on one device, on many (DDP), sharded."""
+"""Strategies: how a model trains on one device, on many (DDP), and sharded."""

@@ -11,22 +11,24 @@ from hpc_det.pytorch.strategies.device import mapped
 
 
 class Precision:
-    """How models compute and losses are scaled: as they are, automatically, or with the trial's own scaler."""
+    """The precision of models and the scaling of losses: unchanged, automatic, or with the trial's own scaler."""
 
     def __init__(self, device: torch.device, *, automatic: bool = False) -> None:
-        """`automatic`: as by `use_amp(None)` where the trial says nothing itself (optimizations.mixed_precision)."""
+        """`automatic`: enable `use_amp(None)` unless the trial chooses a precision (optimizations.mixed_precision)."""
         self._device = device
         self._automatic = automatic
         self._autocast: Autocast | None = None
         self._wraps_models = False
         self._stepped = False
         self.scaler: torch.amp.GradScaler | None = None
-        """Its state is part of every checkpoint."""
+        """Gradient scaler, whose state is part of every checkpoint; None without one."""
         self.scales_losses = False
-        """Whether the loop does it; a trial with a scaler of its own does it itself."""
+        """True if the loop scales losses; a trial with its own scaler does it itself."""
 
     def use_amp(self, dtype: torch.dtype | None) -> None:
-        """float16 on a GPU by default, as upstream; a CPU has fast arithmetic for bfloat16 only."""
+        """Compute models in `dtype`: by default float16 on a GPU, as in Determined, and bfloat16, which is fast there,
+        on a CPU.
+        """
         dtype = dtype or (torch.float16 if self._device.type == "cuda" else torch.bfloat16)
         if dtype not in (torch.float16, torch.bfloat16):
             raise UsageError(f"use_amp: {dtype} is neither torch.float16 nor torch.bfloat16")
@@ -40,12 +42,12 @@ class Precision:
         self._check_first("wrap_scaler")
         if self._automatic:
             raise UsageError(
-                "wrap_scaler: optimizations.mixed_precision is O1, which scales losses by itself; leave one of them out"
+                "wrap_scaler: optimizations.mixed_precision is O1, which scales losses already; remove one of them"
             )
         self.scaler = scaler
 
     def prepare(self, model: torch.nn.Module) -> None:
-        """Before the model is wrapped in anything."""
+        """Prepare a model for mixed precision, before it is wrapped in anything."""
         if self._automatic and not self._autocast:
             self.use_amp(None)
         self._wraps_models = True
@@ -58,7 +60,7 @@ class Precision:
         return loss
 
     def step(self, optimizer: torch.optim.Optimizer, own: torch.amp.GradScaler | None) -> None:
-        """`own`: the trial's scaler for this step, which the trial updates."""
+        """Make an optimizer step. `own`: the trial's scaler for this step, which the trial updates."""
         scaler = own or (self.scaler if self.scales_losses else None)
         if scaler is None:
             optimizer.step()
@@ -67,13 +69,13 @@ class Precision:
         self._stepped = scaler is self.scaler and self.scales_losses
 
     def unscale(self, optimizer: torch.optim.Optimizer, own: torch.amp.GradScaler | None) -> None:
-        """For clipping, which needs the true gradients."""
+        """Unscale the gradients, which clipping needs."""
         scaler = own or (self.scaler if self.scales_losses else None)
         if scaler is not None:
             scaler.unscale_(optimizer)
 
     def end_batch(self) -> None:
-        """The scale changes once a batch, however many optimizers took a step (torch.amp's rule)."""
+        """Update the scale, once for each batch even with several optimizer steps (torch.amp's rule)."""
         if self._stepped and self.scaler:
             self.scaler.update()
             self._stepped = False
@@ -82,11 +84,14 @@ class Precision:
         if self._wraps_models:
             raise UsageError(f"{what}: call it before wrap_model, which prepares each model for it")
         if self.scaler or self._autocast:
-            raise UsageError(f"{what}: precision is set already; call use_amp or wrap_scaler, and once")
+            raise UsageError(f"{what}: precision is set already; call either use_amp or wrap_scaler, once")
 
 
 class Autocast:
-    """Hooks, and not a new `forward`: they stay right when a callback copies the model."""
+    """Autocast around the forward pass of a model.
+
+    It uses hooks and not a new `forward`, so that it also works for a copy of the model that a callback makes.
+    """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device_type = device.type
@@ -94,7 +99,7 @@ class Autocast:
         self._entered: list[torch.autocast] = []
 
     def surround(self, model: torch.nn.Module) -> None:
-        """Its forward pass runs under autocast from now on, and gives float32."""
+        """Run the model's forward pass under autocast from now on, with float32 results."""
         model.register_forward_pre_hook(self._enter)
         model.register_forward_hook(self._leave, always_call=True)
 
@@ -109,7 +114,7 @@ class Autocast:
 
 
 def as_float32(data: Any) -> Any:
-    """float16 and bfloat16 tensors as float32, in dicts, lists and tuples of any depth."""
+    """Return float16 and bfloat16 tensors as float32, in dicts, lists and tuples of any depth."""
     return mapped(_float32, data)
 
 

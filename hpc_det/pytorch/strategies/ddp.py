@@ -1,12 +1,12 @@
 """DistributedDataParallel whose sums do not depend on when the process started.
 
-DDP lays gradients into buckets by parameter order for its first iteration, and by order of arrival from then on. A
-ring all-reduce adds an element's parts in an order that follows from its place in the bucket, so with three ranks and
-more the first iteration after a resume would round differently from the same iteration of an undisturbed run.
+DDP assigns gradients to buckets in parameter order in its first iteration, and in order of arrival afterwards. A ring
+all-reduce adds the parts of an element in an order that depends on its place in the bucket. So with three or more
+ranks, the first iteration after a resume would round differently from the same iteration of an uninterrupted run.
 
-DDP also knows only the parameters that required gradients when it was made. `DataParallel` compares them at each
-forward pass in training and, where some were frozen or thawed since, makes a new reducer, whose buckets depend on what
-is trained alone.
+DDP also knows only the parameters that required gradients when it was created. `DataParallel` compares them at each
+forward pass in training. If some were frozen or thawed since, it creates a new reducer, whose buckets depend only on
+the trained parameters.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from hpc_det.pytorch.strategies.parameters import shown_names
 
 
 class DataParallel(DistributedDataParallel):
-    """With the wrapped model's own attributes and methods in reach."""
+    """DDP that also gives access to the wrapped model's attributes and methods."""
 
     def __init__(self, model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> None:
-        """`options`: DDP's."""
+        """`options`: arguments of DistributedDataParallel."""
         super().__init__(model, device_ids=[device] if device.type == "cuda" else None, **options)
         self._given = (device, options)
         self._bucket_mb: dict[str, int] = {}
-        """Of `resize_buckets`."""
+        """Argument of DDP that `resize_buckets` has set."""
         self._watched = [*model.parameters()]
         self._trained = self._requiring_gradients()
-        """Which of those the reducer exchanges the gradients of."""
+        """For each watched parameter, whether the reducer exchanges its gradient."""
         self._changes = 0
-        """How often that has changed."""
+        """Number of changes of the trained parameters."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -49,7 +49,7 @@ class DataParallel(DistributedDataParallel):
             return getattr(super().__getattr__("module"), name)
 
     alone = False
-    """In a validation ranks run at their own pace: nothing may be exchanged there (DDP would send buffers)."""
+    """True in validations, where ranks run at their own pace and exchange nothing (DDP would send buffers)."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         if self.alone:
@@ -59,44 +59,46 @@ class DataParallel(DistributedDataParallel):
         return super().forward(*inputs, **options)  # type: ignore[no-untyped-call]
 
     def let_go(self) -> None:
-        """Of the process group, which may end now: training is over, and the model is evaluated alone."""
+        """Release the process group after training, so that it may end; the model is evaluated alone from then on."""
         self.alone = True
         del self.reducer, self.logger, self.process_group
 
     compresses = False
 
     def compress_gradients(self) -> None:
-        """Exchange them as float16 (torch's fp16_compress_hook)."""
+        """Exchange gradients as float16 (torch's fp16_compress_hook)."""
         if not self.compresses:
             self.compresses = True
             self.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
     @property
     def leaves_bucket_size(self) -> bool:
-        """Whether nothing that the trial has asked for goes by buckets: `resize_buckets` may be called."""
+        """True if `resize_buckets` may be called: the trial uses no option that depends on buckets."""
         own_hooks = len(self._comm_hooks) - self.compresses
         return not own_hooks and not _SETS_BUCKETS & self._given[1].keys()
 
     def resize_buckets(self, megabytes: int) -> None:
-        """From the next forward pass on; between an optimizer step and that. Collective."""
+        """Use buckets of this size from the next forward pass on. Call it between an optimizer step and that pass.
+        Collective.
+        """
         self._bucket_mb = {"bucket_cap_mb": megabytes}
         self._renew_reducer()
 
     # --- what is frozen, and thawed
 
     def follow_freezing(self) -> None:
-        """Exchange the gradients of all parameters that require them now. Collective where these have changed.
+        """Exchange the gradients of all parameters that require them now. Collective if these have changed.
 
-        A model that is frozen as a whole, as a GAN's discriminator is for a moment, has nothing to exchange. Raises
-        UsageError where ranks have not changed the same, and for an option of DDP that settles what is trained.
+        A model that is frozen as a whole, such as a GAN's discriminator for a moment, exchanges nothing. Raises
+        UsageError if ranks have changed differently, and for an option of DDP that fixes the trained parameters.
         """
         now = self._requiring_gradients()
         if now == self._trained or not any(now):
             return
         if "mixed_precision" in self._given[1]:
             raise UsageError(
-                f"{self._what_changed(now)}; DistributedDataParallel's mixed_precision settles at wrap_model which "
-                f"parameters are trained: freeze and thaw before that, or leave mixed_precision out and use "
+                f"{self._what_changed(now)}; DistributedDataParallel's mixed_precision fixes the trained "
+                f"parameters at wrap_model: freeze and thaw before that, or remove mixed_precision and use "
                 f"context.experimental.use_amp()"
             )
         self._agree_on(now)
@@ -114,24 +116,24 @@ class DataParallel(DistributedDataParallel):
 
     @property
     def has_other_parameters(self) -> bool:
-        """Whether layers were added or replaced since the model was wrapped, of which the reducer knows nothing."""
+        """True if layers were added or replaced after the model was wrapped, which the reducer does not know."""
         return [*map(id, self._watched)] != [*map(id, self.module.parameters())]
 
     def _requiring_gradients(self) -> list[bool]:
         return [*map(_REQUIRES_GRAD, self._watched)]
 
     def _agree_on(self, now: Sequence[bool]) -> None:
-        """Collective. Raises UsageError where another rank trains other parameters of the model than this one."""
+        """Raise UsageError if another rank trains other parameters of the model than this one. Collective."""
         digest = int.from_bytes(hashlib.sha256(bytes(now)).digest()[:7], "big")
         own = torch.tensor([digest, sum(now)], device=self._given[0])
         by_rank = [torch.zeros_like(own) for _ in range(self.process_group.size())]
         gathering = dist.all_gather(by_rank, own, group=self.process_group, async_op=True)
         if not _comes_in_time(gathering, _WORTH_A_LINE_S):
-            print(f"hpc-det: {self._what_changed(now)}, and waits for all ranks to do so", flush=True)
+            print(f"hpc-det: {self._what_changed(now)}, and waits for the other ranks", flush=True)
             if not _comes_in_time(gathering, _LIMIT_S):
                 raise UsageError(
-                    f"{self._what_changed(now)}, and not all ranks have after {_LIMIT_S} s; freeze and thaw the same "
-                    f"parameters at the same batch on all ranks"
+                    f"{self._what_changed(now)}, but not all ranks have done so after {_LIMIT_S} s; freeze and thaw "
+                    f"the same parameters at the same batch on all ranks"
                 )
         gathering.wait()
         others = {rank: int(theirs[1]) for rank, theirs in enumerate(by_rank) if not torch.equal(theirs, own)}
@@ -154,7 +156,9 @@ class DataParallel(DistributedDataParallel):
         return f"{kind}: since the last batch rank {rank} has {' and '.join(shown)}"
 
     def _share_gradients(self, frozen: Sequence[torch.nn.Parameter]) -> None:
-        """Collective. Those that wait for an optimizer step: no exchange of DDP's comes to them any more."""
+        """Average gradients of newly frozen parameters that wait for an optimizer step, since DDP exchanges them no
+        more. Collective.
+        """
         if not frozen:
             return
         device, size = self._given[0], self.process_group.size()
@@ -167,15 +171,15 @@ class DataParallel(DistributedDataParallel):
                 parameter.grad = gradient.div_(size)
 
     def _renew_reducer(self) -> None:
-        """For what is trained now. Collective.
+        """Create a new reducer for the parameters that are trained now. Collective.
 
-        DDP has no way to do so but a new one, around the same model, whose reducer takes the place of the old.
+        DDP offers no other way: a new DDP is created around the same model, and its reducer replaces the old one.
         """
         device, options = self._given
-        del self.reducer, self.logger  # and with them the old one's hooks
+        del self.reducer, self.logger  # removes the old reducer's hooks
         gradients = [parameter.grad for parameter in self._watched]
         for parameter in self._watched:
-            parameter.grad = None  # to which a pass through the new one would add
+            parameter.grad = None  # a pass through the new DDP would add to it
         renewed = data_parallel(self.module, device, {**options, **self._bucket_mb, "init_sync": False})
         self.reducer, self.logger = renewed.reducer, renewed.logger
         for hook, state in self._comm_hooks:
@@ -186,7 +190,7 @@ class DataParallel(DistributedDataParallel):
             self.put_gradient(parameter, gradient)
 
     def put_gradient(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
-        """One that waits for an optimizer step."""
+        """Set a gradient that waits for an optimizer step."""
         if gradient is not None and self.find_unused_parameters and parameter.requires_grad:
             with self.no_sync():  # DDP notes which ones were used since the last optimizer step
                 torch.autograd.backward(parameter, gradient)
@@ -199,11 +203,11 @@ _MANY_CHANGES = 20
 
 _WORTH_A_LINE_S = 60
 _LIMIT_S = 1800
-"""As gloo has for any exchange."""
+"""Seconds; gloo has the same limit for any exchange."""
 
 
 def _comes_in_time(work: dist.Work, seconds: float) -> bool:
-    """Whether all ranks take part in an exchange: one that has nothing to change waits in another one."""
+    """Return whether all ranks take part in an exchange in time. A rank without a change waits in another one."""
     end = time.monotonic() + seconds
     while not work.is_completed():
         if time.monotonic() > end:
@@ -213,11 +217,11 @@ def _comes_in_time(work: dist.Work, seconds: float) -> bool:
 
 
 _SETS_BUCKETS = {"bucket_cap_mb", "bucket_cap_mb_list", "mixed_precision"}
-"""Options of DDP: the last one hooks the model, and would hook a new DDP's once more."""
+"""Options of DDP that fix its buckets. The last one also hooks the model, and a new DDP would hook it again."""
 
 
 def data_parallel(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> DataParallel:
-    """`model` in DDP, with its final buckets from the first iteration on."""
+    """Return `model` in DDP, with its final buckets from the first iteration on."""
     wrapped = DataParallel(model, device, options)
     rebuilds = not options.get("find_unused_parameters") and not options.get("static_graph")
     if rebuilds and _takes_plain_gradients(model):
@@ -226,15 +230,15 @@ def data_parallel(model: torch.nn.Module, device: torch.device, options: dict[st
 
 
 def synchronized_batch_norm(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """With torch.nn.SyncBatchNorm for every batch norm. Raises UsageError without a GPU, where torch has none."""
+    """Return the model with torch.nn.SyncBatchNorm. Raises UsageError without a GPU, which torch requires."""
     if device.type != "cuda":
-        raise UsageError("wrap_model: sync_batch_norm=True needs GPUs, this rank has none; leave it out on CPUs")
+        raise UsageError("wrap_model: sync_batch_norm=True needs GPUs, but this rank has none; remove it on CPUs")
     converted: torch.nn.Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     return converted
 
 
 def share_buffers(models: Iterable[torch.nn.Module]) -> None:
-    """Collective: all ranks take rank 0's buffers, as they would at the next training batch."""
+    """Broadcast rank 0's buffers, as the next training batch would. Collective."""
     for model in models:
         if shares_buffers(model):
             for buffer in model.module.buffers():
@@ -242,33 +246,37 @@ def share_buffers(models: Iterable[torch.nn.Module]) -> None:
 
 
 def shares_buffers(model: torch.nn.Module) -> TypeGuard[DistributedDataParallel]:
-    """Whether all ranks take rank 0's at each training batch; otherwise each has its own."""
+    """Return whether all ranks take rank 0's buffers at each training batch; otherwise each has its own."""
     return isinstance(model, DistributedDataParallel) and model.broadcast_buffers
 
 
 def _takes_plain_gradients(model: torch.nn.Module) -> bool:
-    """Not so for sparse embeddings, nor where hooks act on gradients, such as an optimizer in the backward pass."""
+    """Return whether buckets can be fixed: not with sparse embeddings, or with hooks on gradients such as a fused
+    optimizer.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     hooked = any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters)
     return bool(parameters) and not hooked and not any(getattr(module, "sparse", False) for module in model.modules())
 
 
 class _Sum(torch.nn.Module):
-    """Stands in for the model, so that no hook of it runs and nothing of it is touched."""
+    """A stand-in model for one backward pass, so that no hook of the real model runs."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         super().__init__()
         self._summed = parameters
 
     def forward(self, on_its_device: torch.Tensor) -> torch.Tensor:
-        """With an input that it does not need: on a GPU DDP fails without any (IndexError in its _pre_forward)."""
+        """Return the sum of all parameters. DDP on a GPU needs an input (IndexError in its _pre_forward), which is not
+        used.
+        """
         return torch.stack([parameter.sum().real.float() for parameter in self._summed]).sum()
 
 
 def _settle_buckets(wrapped: DistributedDataParallel) -> None:
-    """One backward pass in parameter order, from which DDP takes the order of arrival for good.
+    """Run one backward pass in parameter order, from which DDP takes its final order.
 
-    Now, and not at its next forward pass: by then a resume has put gradients back.
+    It runs now and not at the next forward pass, before which a resume restores gradients.
     """
     model, broadcasts_buffers = wrapped.module, wrapped.broadcast_buffers
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

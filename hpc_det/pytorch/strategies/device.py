@@ -1,6 +1,4 @@
-"""Batches on their way to a rank's device, and data as trials nest it: dicts, lists and tuples of any depth around
-tensors and other values.
-"""
+"""Moving batches to a rank's device, and functions on nested data: dicts, lists and tuples of any depth."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import torch
 
 
 class ToDevice:
-    """Moves nested data: dicts, lists and tuples of any depth."""
+    """Moves nested data to a device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -22,12 +20,13 @@ class ToDevice:
         self._warned: set[type] = set()
 
     def __call__(self, data: Any) -> Any:
-        """Tensors, numeric arrays and whatever has `.to` on the device; other types as they are, with one warning each.
+        """Return the data with tensors, numeric arrays and objects with `.to` on the device.
 
-        Copies from pinned memory do not wait for the device.
+        Values of other types stay, with one warning for each type. Copies from pinned memory do not wait for the
+        device.
         """
         if self._on_cpu and type(data) in (list, tuple) and all(map(_is_on_cpu, data)):
-            return data  # the ordinary batch
+            return data  # the usual case, without walking the data
         return mapped(self._moved, data)
 
     def _moved(self, value: Any) -> Any:
@@ -42,26 +41,24 @@ class ToDevice:
     def _left(self, data: Any) -> Any:
         if type(data) not in self._warned:
             self._warned.add(type(data))
-            warnings.warn(
-                f"to_device: {type(data).__name__} stays where it is; only tensors and arrays move", stacklevel=3
-            )
+            warnings.warn(f"to_device: {type(data).__name__} is not moved; only tensors and arrays are", stacklevel=3)
         return data
 
 
 def _is_on_cpu(value: Any) -> bool:
-    """At once; to compare devices takes several times as long."""
+    """Return whether it is a CPU tensor. Comparing devices takes several times as long."""
     return type(value) is torch.Tensor and value.is_cpu
 
 
 def prefetched(batches: Iterable[Any], move: Callable[[Any], Any], device: torch.device) -> Iterator[Any]:
-    """`batches` on a GPU, each copied on a stream of its own while the one before is in training.
+    """Yield `batches` on a GPU, each copied on a separate stream while the one before is in training.
 
-    Only for batches that worker processes load: one that this process loads would draw its random numbers too early.
+    Use it only for batches of worker processes: a batch loaded by this process would draw its random numbers too early.
     """
     copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     waiting = None
     for batch in batches:
-        # What this copy overwrites was freed here, after the batches that were trained so far: it waits for those.
+        # The memory of this copy may be that of a batch in training, so it waits for the batches trained so far.
         copies.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(copies):
             upcoming = (move(batch), copies.record_event())
@@ -73,13 +70,15 @@ def prefetched(batches: Iterable[Any], move: Callable[[Any], Any], device: torch
 
 
 def _ready(batch: Any, copied: torch.cuda.Event) -> Any:
-    """For the stream that trains, which goes on after the copy."""
+    """Make the training stream wait for the copy, and return the batch."""
     torch.cuda.current_stream().wait_event(copied)
     return batch
 
 
 def mapped(function: Callable[[Any], Any], data: Any) -> Any:
-    """The same nesting with `function` of each value. What has a `.to` is a value, such as a PackedSequence."""
+    """Return the same nesting with `function` of each value. An object with `.to` is a value, such as a
+    PackedSequence.
+    """
     if type(data) is dict:
         return {name: mapped(function, value) for name, value in data.items()}
     if hasattr(data, "to"):
@@ -94,7 +93,7 @@ def mapped(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def _with_values(values: dict[Any, Any], data: Any) -> Any:
-    """A dict of a class of its own, which may keep more than its items."""
+    """Return a copy of a dict subclass, which may store more than its items, with new values."""
     for name, value in values.items():
         data[name] = value
     return data

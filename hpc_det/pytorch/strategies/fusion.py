@@ -1,8 +1,8 @@
-"""The size of the buckets in which DDP exchanges gradients, found out by the first batches of a run.
+"""Choosing the size of DDP's gradient buckets from measurements of the first batches of a run.
 
-Large buckets cost less in all; small ones are on their way while the backward pass goes on. What is best depends on the
-model, the network and the number of ranks. Which size a batch has had decides how its sums are rounded, so all that was
-found out is part of a checkpoint, and a run that is resumed, also in between, lays out its batches as it would have.
+Large buckets have less overhead; small ones are sent while the backward pass continues. The best size depends on the
+model, the network and the number of ranks. The size of a batch's buckets decides how its sums are rounded, so all
+measurements are part of a checkpoint, and a run that resumes in between uses the same sizes.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.strategies.ddp import DataParallel
 
 SIZES_MB = (1, 5, 25, 100)
-"""Around DDP's own 25. One bucket for everything is tried as the next size above the model's."""
+"""Sizes to try, in MB, around DDP's default of 25. One bucket for everything is tried as the next size above the
+model's.
+"""
 EXCHANGES = 10
-"""With each size. The first one after a change is not counted."""
+"""Exchanges with each size. The first one after a change is not counted."""
 _MB = 2**20
 
 
 class FusionTuner:
-    """For the models of a trial that leave the size to it. All ranks change it at the same batch."""
+    """Tunes the models of a trial that leave the size open. All ranks change it at the same batch."""
 
     def __init__(self, distributed: Distributed, models: Iterable[torch.nn.Module]) -> None:
-        """Lays out the first size."""
+        """Set the first size."""
         self._distributed = distributed
         self._models = [model for model in models if isinstance(model, DataParallel) and model.leaves_bucket_size]
         self._sizes = _sizes(max((_gradient_mb(model) for model in self._models), default=0))
         self._seconds: list[list[float]] = [[] for _ in self._sizes]
-        """Of the exchanges with each size, from the end of the batch before on."""
+        """Time of each exchange in seconds, by size, measured from the end of the previous batch."""
         self._exchanges = 0
         self._began = 0.0
-        """When the batch before had ended."""
+        """Time at which the previous batch ended."""
         self.chosen_mb: int | None = self._sizes[0] if len(self._sizes) == 1 else None
         self._lay_out()
 
@@ -46,7 +48,7 @@ class FusionTuner:
         return self.chosen_mb is None
 
     def end_exchange(self) -> None:
-        """After each batch that has exchanged gradients, while it is tuning. Collective when all sizes were tried."""
+        """Record a batch that has exchanged gradients. Collective after the last size."""
         number, first = divmod(self._exchanges, EXCHANGES)
         if first:
             self._seconds[number].append(self._now() - self._began)
@@ -61,13 +63,13 @@ class FusionTuner:
         return {"exchanges": self._exchanges, "seconds": self._seconds, "chosen_mb": self.chosen_mb}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Of a run with the same models and number of ranks."""
+        """Restore the state of a run with the same models and number of ranks."""
         self._exchanges, self._seconds, self.chosen_mb = state["exchanges"], state["seconds"], state["chosen_mb"]
         self._began = self._now()
         self._lay_out()
 
     def _choose(self) -> None:
-        """By the median, which validations and saves in between do not move."""
+        """Choose by the median, which validations and saves in between do not affect."""
         medians = [statistics.median(seconds) for seconds in self._seconds]
         self.chosen_mb = self._distributed.broadcast_json(self._sizes[medians.index(min(medians))])
         if self._distributed.is_chief:
@@ -80,7 +82,7 @@ class FusionTuner:
             model.resize_buckets(size)
 
     def _now(self) -> float:
-        """When the device has done what it was given."""
+        """Return the time after the device has completed its work."""
         if self._distributed.device.type == "cuda":
             torch.cuda.synchronize(self._distributed.device)
         return time.perf_counter()
@@ -91,6 +93,6 @@ def _gradient_mb(model: torch.nn.Module) -> float:
 
 
 def _sizes(model_mb: float) -> list[int]:
-    """Those that lay out a model of this size differently."""
+    """Return the sizes that give different buckets for a model of this size."""
     below = list(takewhile(lambda size: size < model_mb, SIZES_MB))
     return [*below, *SIZES_MB[len(below) : len(below) + 1]]

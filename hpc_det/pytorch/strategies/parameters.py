@@ -1,4 +1,4 @@
-"""The parameters of models: which are frozen, which are sharded, and whose gradients ranks do not exchange.
+"""The parameters of models: frozen ones, sharded ones, and those whose gradients ranks do not exchange.
 
 torch's fully_shard (FSDP2) spreads a model over the ranks: each parameter is a DTensor, of which every rank has a part,
 and is whole only while its layer computes.
@@ -23,7 +23,7 @@ _SHOWN = 3
 
 
 def modes(models: Sequence[torch.nn.Module]) -> dict[str, list[str]]:
-    """The parameters that are frozen, the modules in eval mode."""
+    """Return the names of the frozen parameters and of the modules in eval mode."""
     return {
         "frozen": [name for name, parameter in named_parameters(models) if not parameter.requires_grad],
         "evaluating": [name for name, module in _modules(models) if not module.training],
@@ -31,7 +31,7 @@ def modes(models: Sequence[torch.nn.Module]) -> dict[str, list[str]]:
 
 
 def set_modes(models: Sequence[torch.nn.Module], state: Mapping[str, Any]) -> None:
-    """As in the `modes` of `state`; everything else is trained."""
+    """Restore the `modes` of `state`; everything else is trained."""
     frozen, evaluating = {*state["frozen"]}, {*state["evaluating"]}
     for name, parameter in named_parameters(models):
         parameter.requires_grad_(name not in frozen)
@@ -50,7 +50,7 @@ def named_parameters(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """The first few of them."""
+    """Return the first few names."""
     return ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
 
 
@@ -62,7 +62,9 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def reshard(models: Iterable[torch.nn.Module]) -> None:
-    """After a forward pass without a backward pass the parameters of the outermost module are still whole ones."""
+    """Release the whole parameters of the outermost modules, which remain after a forward pass without a
+    backward pass.
+    """
     for model in models:
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -70,17 +72,17 @@ def reshard(models: Iterable[torch.nn.Module]) -> None:
 
 
 def obstacles(model: torch.nn.Module, ranks: int, ddp_options: Sequence[str]) -> Iterator[str]:
-    """What keeps a model, sharded or not, from being trained by a gang of so many `ranks`, a sentence each."""
+    """Yield each reason why a gang of `ranks` ranks cannot train the model."""
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        yield "it is in FullyShardedDataParallel, whose parameters have lost their shapes; use fully_shard instead"
+        yield "it is in FullyShardedDataParallel, whose parameters have no shapes; use fully_shard instead"
     if not is_sharded(model):
         return
     if ranks == 1:
-        yield "it is sharded, and there is one rank; call fully_shard where context.distributed.get_size() > 1"
+        yield "it is sharded, but there is one rank; call fully_shard if context.distributed.get_size() > 1"
     elif sizes := {mesh for mesh in _mesh_sizes(model) if mesh != ranks}:
         yield (
-            f"it is sharded over {', '.join(map(str, sorted(sizes)))} of the {ranks} ranks, which each train on data "
-            f"of their own; give fully_shard a mesh of all of them"
+            f"it is sharded over {', '.join(map(str, sorted(sizes)))} of the {ranks} ranks, but each rank trains on "
+            f"other data; give fully_shard a mesh of all ranks"
         )
     for option in ddp_options:
         yield f"{option} is for DDP, which a sharded model is not put into; leave it out, and see fully_shard's own"
@@ -105,28 +107,29 @@ def _is_loose(parameter: torch.nn.Parameter) -> bool:
 
 
 class Unshared:
-    """Parameters whose gradients ranks do not exchange, since nothing of their model was trained when it was wrapped.
+    """Parameters whose gradients ranks do not exchange, since their whole model was frozen when it was wrapped.
 
-    DDP refuses a model of which nothing is trained; thawed later, each rank would train a model of its own."""
+    DDP refuses such a model; thawed later, each rank would train a different model.
+    """
 
     def __init__(self, wrapped_by: str) -> None:
-        """`wrapped_by`: the method that takes models."""
+        """`wrapped_by`: name of the method that wraps models, for messages."""
         self._wrapped_by = wrapped_by
         self._models: list[torch.nn.Module] = []
         self._parameters: list[torch.nn.Parameter] = []
 
     def add(self, model: torch.nn.Module) -> None:
-        """A model outside DDP, of a gang of several ranks."""
+        """Add a model outside DDP, in a gang of several ranks."""
         self._models.append(model)
         self._parameters += [parameter for _, parameter in _whole(model)]
 
     def watch(self, optimizer: object) -> None:
-        """Before each of its steps. Nothing for one that is not torch's."""
+        """Check before each step of an optimizer of torch; others are ignored."""
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer.register_step_pre_hook(lambda *_: self.check())
 
     def check(self) -> None:
-        """Raises UsageError where one of them has a gradient, which is of this rank's batch alone."""
+        """Raise UsageError if one of the parameters has a gradient, which would be of this rank's batch only."""
         if not any(parameter.grad is not None for parameter in self._parameters):
             return
         for model in self._models:

@@ -1,4 +1,4 @@
-"""PyTorchTrial: the trial steps its optimizers, DDP shares gradients, and rank 0 saves the models of all."""
+"""The strategy of a PyTorchTrial: the trial steps its optimizers, DDP averages gradients, rank 0 saves models."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class PyTorchStrategy:
             if not wrapped
         ]
         problems += [
-            f"{name}: {type(model.module).__name__} got other parameters after wrap_model, whose gradients ranks would "
-            f"not exchange; add and replace layers before it"
+            f"{name}: {type(model.module).__name__} got other parameters after wrap_model, whose gradients would not "
+            f"be exchanged; add and replace layers before it"
             for model in context.wrapped_models
             if isinstance(model, DataParallel) and model.has_other_parameters and not is_sharded(model.module)
         ]
@@ -91,7 +91,9 @@ class PyTorchStrategy:
             )
 
     def _sharded_problems(self, loose: int) -> Iterator[str]:
-        """`loose`: parameters that optimizers train, and no wrapped model has."""
+        """Yield the problems of sharded models. `loose`: number of parameters in optimizers that no wrapped
+        model has.
+        """
         from hpc_det.pytorch.trial.trial import implements  # which imports this module
 
         for model, wrapped in zip(self._context.models, self._context.wrapped_models, strict=True):
@@ -99,12 +101,12 @@ class PyTorchStrategy:
                 yield f"{type(model).__name__} is sharded after wrap_model; call fully_shard before it"
         if loose:
             yield (
-                f"optimizers train {loose} parameters of no wrapped model, as if one were made before fully_shard, "
-                f"which replaces parameters; make optimizers after it"
+                f"optimizers train {loose} parameters that no wrapped model has, since fully_shard "
+                f"replaces parameters; create optimizers after it"
             )
         if implements(type(self._trial), "evaluate_full_dataset"):
             yield (
-                "evaluate_full_dataset runs on rank 0 alone, and a sharded model needs all ranks for each batch; "
+                "evaluate_full_dataset runs on rank 0 alone, but a sharded model needs all ranks for each batch; "
                 "implement evaluate_batch"
             )
 
@@ -141,7 +143,7 @@ class PyTorchStrategy:
             self._context.fusion.end_exchange()
 
     def _epochs_until_next_step(self, number: int) -> range:
-        """Those that batch `number` or one after it ends, up to the batch of the next optimizer step."""
+        """Return the epochs that end between batch `number` and the batch of the next optimizer step."""
         start, trained = self._progress.position, number - self._progress.steps
         before = position = self._data.after(start, trained) if trained else start
         for _ in range(self._context.aggregation_frequency):
@@ -188,7 +190,7 @@ class PyTorchStrategy:
             yield from (*model.modules(), *model.parameters(), *model.buffers())
 
     def snapshot(self, callbacks: Callbacks) -> Callable[[], None]:
-        """Callbacks swap weights, say."""
+        """Return a function that restores what callbacks may change in a validation, such as weights."""
         models = [
             {name: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value for name, value in state}
             for state in (model.state_dict().items() for model in self._context.models)
@@ -222,7 +224,7 @@ class PyTorchStrategy:
         context = self._context
         parameters = [parameter for model in context.models for parameter in model.parameters()]
         gradients = [
-            torch.empty_like(own_part(each), device="cpu")  # which takes no memory
+            torch.empty_like(own_part(each), device="cpu")  # untouched pages take no memory
             for each in parameters
             if each.requires_grad and each.grad is None and context.aggregation_frequency > 1
         ]
@@ -245,7 +247,7 @@ class PyTorchStrategy:
         return files
 
     def write(self, folder: Path, put: Put) -> None:
-        """All is in `files`."""
+        """Write nothing: `files` returns everything."""
 
     def reads(self, name: str) -> bool:
         return name in (STATE_DICT, PROGRESS, rank_file(self._context.distributed.rank))
@@ -253,7 +255,7 @@ class PyTorchStrategy:
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
         state = stored_state(folder, self._context.models)
         if callbacks.overrides("on_checkpoint_load_start"):
-            state = copy.deepcopy(state)  # they may keep some of it
+            state = copy.deepcopy(state)  # callbacks may keep parts of it
             callbacks.call("on_checkpoint_load_start", state)
         restore_models(state, self._context, folder)
         callbacks.restore(copy.deepcopy(state["callbacks"]))

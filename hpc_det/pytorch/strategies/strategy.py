@@ -1,6 +1,6 @@
-"""What the one loop leaves to the kind of trial: one training batch, one evaluation, what a checkpoint holds.
+"""The interface between the loop and the kind of trial: a training batch, an evaluation, the content of a checkpoint.
 
-The loop decides when; the strategy does. PyTorchTrial has hpc_det.pytorch.strategies.pytorch_strategy, DeepSpeedTrial
+The loop decides when, the strategy how. PyTorchTrial has hpc_det.pytorch.strategies.pytorch_strategy, DeepSpeedTrial
 hpc_det.pytorch.deepspeed.strategy.
 """
 
@@ -26,133 +26,137 @@ from hpc_det.pytorch.trial.trial_context import TrialContext
 
 
 class Trained(NamedTuple):
-    """What a strategy trains, in the order in which the trial has wrapped it."""
+    """The objects that a strategy trains, in the order in which the trial wrapped them."""
 
     models: Sequence[torch.nn.Module]
-    """Of DeepSpeed, its engines."""
+    """Models; for DeepSpeed, its engines."""
     optimizers: Sequence[Any]
     schedulers: Sequence[Any]
-    """Of learning rates."""
+    """Learning rate schedulers."""
     scaler: torch.amp.GradScaler | None = None
-    """Of losses."""
+    """Gradient scaler."""
     replaced: frozenset[int] = frozenset()
-    """Ids of the buffers of models that rank 0 replaces by its own at the next batch. On rank 0 there are none."""
+    """Ids of the buffers that rank 0's replace at the next batch; empty on rank 0."""
 
 
 class Strategy(Protocol):
-    """Made once per process, when the trial is built."""
+    """The strategy of one trial, created once per process."""
 
     context_class: ClassVar[type[TrialContext]]
     saves_on_every_rank: ClassVar[bool]
-    """Whether each rank saves models and callbacks of its own, or rank 0 does for all."""
+    """True if each rank saves its own models and callbacks; otherwise rank 0 saves for all."""
 
     @staticmethod
     def explained() -> AbstractContextManager[None]:
-        """Around the making of a trial: what a user should read otherwise is raised as a UsageError."""
+        """Return a context for building a trial, which raises errors for the user as UsageError."""
         ...
 
     def __init__(self, trial: Any, context: Any) -> None: ...
 
     @property
     def mpu(self) -> ModelParallelUnit:
-        """Which part of the data this rank trains on, and whether its metrics count."""
+        """This rank's part of the data, and whether its metrics count."""
         ...
 
     @property
     def micro_batches(self) -> int:
-        """So many batches of the loader make a batch of training."""
+        """Number of batches of the loader in a training batch."""
         ...
 
     @property
     def micro_batch_size(self) -> int | None:
-        """Records that a batch of an hpc_det DataLoader must have; None: as many as the user likes."""
+        """Records that a batch of an hpc_det DataLoader must have; None if the trial chooses."""
         ...
 
     @property
     def evaluation(self) -> Evaluation: ...
 
     def check(self) -> None:
-        """Raises UsageError for what the trial's `__init__` has left out."""
+        """Raise UsageError if the trial's `__init__` is incomplete."""
         ...
 
     # --- training
 
     def begin(self, data: TrainingData, batches: Iterator[Any] | None, progress: Progress) -> Any:
-        """Before anything is restored: what `train_batch` takes its batches from.
+        """Return the iterator for `train_batch`, before anything is restored.
 
-        `batches`: None where others load them. `progress`: the loop's own, which grows after each stretch of batches.
+        `batches`: None if other ranks load them. `progress` belongs to the loop and grows after each stretch of
+        batches.
         """
         ...
 
     def train_batch(self, batches: Any, epoch: int, number: int) -> tuple[Any, int]:
-        """One batch of training, number `number`: what the trial returned of it, and its records on this rank."""
+        """Train batch `number`, and return the trial's result and the records on this rank."""
         ...
 
     def end_batch(self, number: int) -> None:
-        """After each; its metrics are taken."""
+        """Finish a batch, after its metrics were taken."""
         ...
 
     # --- validation
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Collective: around a validation, with what it needs to see of the other ranks."""
+        """Return a context for a validation, in which ranks have what they need of each other. Collective."""
         ...
 
     def evaluate(self, batches: Any, number: int) -> Any:
-        """What `evaluate_batch` returns of the next of `batches`, which is None where others load them."""
+        """Return the result of `evaluate_batch` for the next batch; `batches` is None if other ranks load them."""
         ...
 
     def trained(self) -> Trained:
-        """From `begin` on."""
+        """Return the trained objects, from `begin` on."""
         ...
 
     def owned(self) -> Iterator[object]:
-        """What training goes on to change, and reducers may hold."""
+        """Yield the objects that training changes and reducers may refer to."""
         ...
 
     def snapshot(self, callbacks: Callbacks) -> Callable[[], None] | None:
-        """What a callback may change in a validation, as what puts it back. None where nobody could."""
+        """Return a function that restores what a callback may change in a validation; None if nothing can change."""
         ...
 
     # --- checkpoints
 
     def check_savable(self, callbacks: Callbacks) -> None:
-        """Raises HpcDetError naming what no checkpoint could hold."""
+        """Raise HpcDetError that names values which no checkpoint can hold."""
         ...
 
     def expected(self, callbacks: Callbacks, window: MetricWindow) -> list[Any]:
-        """First what `files` would return now, with what else is known to be saved later; then each content that
-        `write` would put. No hook is called.
+        """Return the content of a later save, for the allocation of memory: what `files` would return, and what `write`
+        would put.
+
+        It calls no hooks.
         """
         ...
 
     def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
-        """What this rank saves by torch.save, by file name."""
+        """Return what this rank saves with torch.save, by file name."""
         ...
 
     def write(self, folder: Path, put: Put) -> None:
-        """Collective, where each rank saves its own: what else it saves in the partial folder of a checkpoint, by `put`
-        or written into it.
+        """Write the rest of this rank's state into the partial folder of a checkpoint, directly or with `put`.
+
+        Collective if each rank saves its own models.
         """
         ...
 
     def reads(self, name: str) -> bool:
-        """Whether this rank loads the file of that name when it goes on from a checkpoint.
+        """Return whether this rank loads the file of that name in a resume.
 
-        A wrong answer costs time: the file is read by another node, and once more by this one.
+        A wrong answer only costs time: another node reads the file, and this one reads it again.
         """
         ...
 
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
-        """Models, and all that trains them, as they were saved. Raises HpcDetError where they do not fit."""
+        """Restore models, optimizers and schedulers. Raises HpcDetError if they do not fit."""
         ...
 
     def restore_weights(self, folder: Path) -> None:
-        """Of the models alone."""
+        """Restore the weights of the models alone."""
         ...
 
     def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
-        """Everything of this rank but its generators, whose state is returned; None if it was not in the gang."""
+        """Restore this rank, and return the state of its random generators; None if the former gang did not have it."""
         ...
 
 
@@ -160,9 +164,9 @@ Evaluate = Callable[..., Any]
 
 
 def numbered(evaluate: Evaluate) -> Evaluate:
-    """`evaluate_batch` as a function of (batch, number), whether its signature takes the number or not.
+    """Return `evaluate_batch` as a function of (batch, number), whether its signature has the number or not.
 
-    It does with a parameter `batch_idx`, or a second one that must be given.
+    It has it with a parameter `batch_idx`, or with a second required parameter.
     """
     parameters = inspect.signature(evaluate).parameters
     if "batch_idx" in parameters:
@@ -177,12 +181,16 @@ def numbered(evaluate: Evaluate) -> Evaluate:
 
 @dataclass
 class ModelParallelUnit:
-    """Which part of the data a rank trains on, where several ranks may train one model.
+    """The part of the data that a rank trains on, if several ranks may train one model.
 
-    One rank's place: of `data_parallel_world_size` copies of the model it has a part of number
-    `data_parallel_rank`.
+    The gang has `data_parallel_world_size` copies of the model, and the rank a part of copy `data_parallel_rank`. A
+    subclass may define these attributes as properties or as methods without arguments.
 
-    A subclass may have properties or methods without arguments in place of these attributes.
+    Attributes:
+      data_parallel_rank: Number of the copy, from 0.
+      data_parallel_world_size: Number of copies.
+      should_report_metrics: True if the metrics of this rank count.
+      should_build_data_loader: True if this rank loads data.
     """
 
     data_parallel_rank: int
@@ -192,12 +200,14 @@ class ModelParallelUnit:
 
 
 def make_data_parallel_mpu(distributed: Distributed) -> ModelParallelUnit:
-    """For ranks that have a copy of the model each."""
+    """Return the unit of a rank with its own copy of the model."""
     return ModelParallelUnit(distributed.rank, distributed.size, True, True)
 
 
 def make_deepspeed_mpu(grid: Any) -> ModelParallelUnit:
-    """For the grid of a PipelineEngine. Of the ranks that share a stage the first one loads data and reports."""
+    """Return the unit for the grid of a PipelineEngine. Of ranks that share a stage, the first one loads data and
+    reports.
+    """
     is_first_of_stage = grid.get_slice_parallel_rank() == 0
     return ModelParallelUnit(
         data_parallel_rank=grid.get_data_parallel_rank(),
@@ -208,7 +218,9 @@ def make_deepspeed_mpu(grid: Any) -> ModelParallelUnit:
 
 
 def checked_unit(mpu: Any, ranks: int) -> ModelParallelUnit:
-    """What a unit of any subclass says. Raises UsageError with all that cannot be so in a gang of so many ranks."""
+    """Return the values of a unit of any subclass. Raises UsageError with everything impossible in a gang of `ranks`
+    ranks.
+    """
     if not isinstance(mpu, ModelParallelUnit):
         raise UsageError(f"ModelParallelUnit: got {shown(mpu)}; pass one, or an object of a subclass")
     said = ModelParallelUnit(*(_said(mpu, field.name) for field in fields(ModelParallelUnit)))
@@ -245,7 +257,7 @@ def _wrong_types(said: ModelParallelUnit) -> Iterator[str]:
 
 
 def reporting_ranks(reports: Sequence[bool]) -> list[int]:
-    """The ranks whose metrics count, from what each rank's unit says. Raises UsageError for none."""
+    """Return the ranks whose metrics count, from each rank's unit. Raises UsageError for none."""
     if not any(reports):
         raise UsageError("ModelParallelUnit: should_report_metrics is False on all ranks; let at least one report")
     return [rank for rank, does in enumerate(reports) if does]
