@@ -1,9 +1,9 @@
-"""What a checkpoint of a DeepSpeedTrial holds, and how it comes back.
+"""The content of a DeepSpeedTrial's checkpoint, saved and restored.
 
-model0, model1, ...   the shards of each engine, by DeepSpeed's own names
-engines.json          what a resume, also on another number of ranks, must know of each
-rank-R.pth            each rank: random generators, callbacks, the open windows of metrics and reducers, the lengths of
-                      event files, what is frozen or in eval mode, buffers, which data-parallel ranks do not share
+model0, model1, ...   the shards of each engine, with DeepSpeed's own names
+engines.json          facts about each engine that a resume needs, also on another number of ranks
+rank-R.pth            for each rank: random generators, callbacks, metrics and reducers since the last report, lengths
+                      of event files, frozen and eval modes, buffers, which data-parallel ranks do not share
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from hpc_det.pytorch.trial.callback import Callbacks
 
 ENGINES = "engines.json"
 _SHARD = re.compile(r"model\d+/(?:(?:bf16_)?zero_pp_rank_(?P<rank>\d+)_)?mp_rank_\d+_(?:model|optim)_states\.pt")
-"""Of one data-parallel rank, or what all of them have in common; see _get_ckpt_name in deepspeed/runtime/engine.py."""
+"""Names of shards, of one data-parallel rank or common to all; see _get_ckpt_name in deepspeed/runtime/engine.py."""
 
 
 # --- engines
 
 
 def tag(number: int) -> str:
-    """What DeepSpeed calls a checkpoint: a folder's name."""
+    """Return DeepSpeed's name of the checkpoint of an engine, which is the name of its folder."""
     return f"model{number}"
 
 
 def is_read_by(data_parallel_rank: int, name: str) -> bool:
-    """Whether such a rank of the same gang loads a file. Of a pipeline's layers nobody says: each rank has others."""
+    """Return whether this rank of the same gang loads a file. The files of pipeline layers are not decided here."""
     shard = _SHARD.fullmatch(name)
     return name == ENGINES or bool(shard and shard["rank"] in (None, str(data_parallel_rank)))
 
 
 def settings(engine: Any) -> dict[str, Any]:
-    """What an engine's shards hold beside tensors, as far as it is the user's own."""
+    """Return the part of an engine's shards beside tensors that the user sets."""
     groups = getattr(engine.optimizer, "param_groups", [])
     return {
         "ds_config": engine.config,
@@ -58,11 +58,11 @@ def settings(engine: Any) -> dict[str, Any]:
 
 
 def expected(engine: Any) -> Iterator[Any]:
-    """The tensors that this rank saves of an engine, file by file, as far as they are known without a save.
+    """Yield the tensors that this rank saves of an engine, file by file, as far as they are known without a save.
 
-    As `_save_checkpoint` and `_save_zero_checkpoint` of deepspeed/runtime/engine.py have it. State dicts are views of
-    what the engine has: nothing is copied or exchanged. The layers of pipelines and of mixtures of experts are left
-    out, since their files are shared out among ranks, and so is what is on a disk.
+    They follow `_save_checkpoint` and `_save_zero_checkpoint` of deepspeed/runtime/engine.py. State dicts are views of
+    the engine: nothing is copied or exchanged. Layers of pipelines and mixtures of experts are left out, since their
+    files are divided among ranks, and so is what is on a disk.
     """
     has_one_model_file = not (isinstance(engine, PipelineEngine) or engine.has_moe_layers)
     if engine.save_non_zero_checkpoint and has_one_model_file:
@@ -77,19 +77,19 @@ def _optimizer_state(engine: Any) -> Any:
 
 
 def save_facts(context: DeepSpeedTrialContext, folder: Path) -> None:
-    """On rank 0."""
+    """Write engines.json, on rank 0."""
     if context.distributed.is_chief:
         write_json(folder / ENGINES, [engine_facts(engine) for engine in context.models])
 
 
 def load_engines(context: DeepSpeedTrialContext, folder: Path, *, weights_alone: bool = False) -> None:
-    """Collective: every engine as it was saved, or its weights alone. They must be fresh ones.
+    """Load every engine as it was saved, or its weights alone. The engines must be new. Collective.
 
-    Raises UsageError for engines that it cannot be done with, HpcDetError for damaged shards.
+    Raises UsageError for engines that DeepSpeed cannot load so, HpcDetError for damaged shards.
     """
     saved = facts(folder)
     if len(saved) != len(context.models):
-        raise UsageError(f"{folder}: holds {len(saved)} engines, the trial wraps {len(context.models)}")
+        raise UsageError(f"{folder}: contains {len(saved)} engines, but the trial wraps {len(context.models)}")
     aside = context.folder.checkpoints if context.folder else folder.parent
     for number, (engine, its_facts) in enumerate(zip(context.models, saved, strict=True)):
         shards = folder / tag(number)
@@ -99,7 +99,7 @@ def load_engines(context: DeepSpeedTrialContext, folder: Path, *, weights_alone:
 def facts(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] | None = read_json(folder / ENGINES)
     if found is None:
-        raise HpcDetError(f"{folder}: has no {ENGINES}, so it is no checkpoint of a DeepSpeedTrial; use one")
+        raise HpcDetError(f"{folder}: has no {ENGINES}, so it is not a checkpoint of a DeepSpeedTrial; use one that is")
     return found
 
 
@@ -117,7 +117,7 @@ def rank_state(context: DeepSpeedTrialContext, callbacks: Callbacks, window: Met
 
 
 def stored_rank(folder: Path, context: DeepSpeedTrialContext) -> dict[str, Any]:
-    """Rank 0's for a rank that the gang did not have."""
+    """Return this rank's state, or rank 0's if the former gang did not have this rank."""
     own = folder / rank_file(context.distributed.rank)
     state: dict[str, Any] = load(own if own.exists() else folder / rank_file(0))
     return state
@@ -126,10 +126,11 @@ def stored_rank(folder: Path, context: DeepSpeedTrialContext) -> dict[str, Any]:
 def restore_rank(
     folder: Path, ranks: int, context: DeepSpeedTrialContext, window: MetricWindow
 ) -> dict[str, Any] | None:
-    """Everything of this rank but callbacks and generators, whose state is returned; None if the gang did not have it.
+    """Restore this rank except callbacks, and return the state of its random generators; None if the gang did not have
+    it.
 
-    In a gang of another size the first rank that reports takes over all open windows; those of ranks that did not
-    report are empty, but for reducers.
+    In a gang of another size, the first reporting rank takes all open reports; other ranks have empty ones, except
+    reducers.
     """
     gang = context.distributed
     own = stored_rank(folder, context)
@@ -148,7 +149,7 @@ def restore_rank(
 
 
 def _buffers(context: DeepSpeedTrialContext) -> dict[str, torch.Tensor]:
-    """Of what a state_dict holds; DeepSpeed saves those of the first data-parallel rank."""
+    """Return the buffers of a state_dict; DeepSpeed saves those of the first data-parallel rank."""
     return {
         f"{k}.{path}.{name}": buffer
         for k, engine in enumerate(context.models)

@@ -1,5 +1,6 @@
-"""Engines from shards: as they were saved, or of another number of data-parallel ranks through DeepSpeed's universal
-checkpoints, which hold each parameter and its optimizer state as a whole.
+"""Load engines from shards: unchanged, or converted for another number of data-parallel ranks.
+
+The conversion uses DeepSpeed's universal checkpoints, which contain each parameter and its optimizer state as a whole.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from hpc_det.pytorch.deepspeed.checkpoint_engine import deepspeeds_own_allowed
 
 Facts = dict[str, Any]
 _STATES = {"exp_avg", "exp_avg_sq"}
-"""Of an optimizer's states, those that universal checkpoints hold (deepspeed/checkpoint/ds_to_universal.py)."""
+"""Optimizer states that universal checkpoints contain (deepspeed/checkpoint/ds_to_universal.py)."""
 _WEIGHTS_ONLY = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
-"""For torch.load, which refuses to have both said."""
+"""Environment variables of torch.load, which refuses to have both set to 1."""
 _WORDS = {
     "pipeline_stages": "a number of pipeline stages of",
     "model_parallel_size": "a model-parallel size of",
@@ -38,7 +39,7 @@ _WORDS = {
 
 
 def engine_facts(engine: Any) -> Facts:
-    """What a later engine must share with this one, or may differ in: JSON, to be kept beside its shards."""
+    """Return facts that a later engine must share with this one, or may change, for a JSON file beside its shards."""
     stages = getattr(engine, "num_stages", 1)
     return {
         "zero_stage": int(engine.zero_optimization_stage()),
@@ -61,10 +62,10 @@ def load_engine(
     aside: Path,
     weights_alone: bool = False,
 ) -> None:
-    """A fresh `engine` goes on as the one whose folder of `shards` it is. Collective.
+    """Load the shards of a former engine into the new `engine`. Collective.
 
-    `saved`: that one's facts. `aside`: a folder that all ranks see, for a conversion where that is needed. The
-    checkpoint stays as it is. `weights_alone`: the module, not its optimizer, scheduler and counters.
+    `saved`: facts of the former engine. `aside`: a folder that all ranks see, for a conversion. The checkpoint is not
+    changed. `weights_alone`: load the module, without optimizer, scheduler and counters.
 
     Raises UsageError, before anything is loaded, for what DeepSpeed cannot do; HpcDetError for damaged shards.
     """
@@ -81,18 +82,18 @@ def load_engine(
 
 
 def obstacles(saved: Facts, now: Facts, *, weights_alone: bool = False) -> list[str]:
-    """What DeepSpeed cannot do, with both values, a sentence each."""
+    """Return a sentence for each difference that DeepSpeed cannot convert, with both values."""
     same = ["pipeline_stages", "model_parallel_size"]
     if not weights_alone or 3 in (saved["zero_stage"], now["zero_stage"]):
         same += ["zero_stage", "dtype"]
     problems = [
-        f"saved with {_WORDS[name]} {saved[name]}, and this engine has {now[name]}"
+        f"saved with {_WORDS[name]} {saved[name]}, but this engine has {now[name]}"
         for name in same
         if saved[name] != now[name]
     ]
     if problems or not _needs_conversion(saved, now, weights_alone=weights_alone):
         return problems
-    sizes = f"saved by {saved['data_parallel_size']} data-parallel ranks, and {now['data_parallel_size']} are here"
+    sizes = f"saved by {saved['data_parallel_size']} data-parallel ranks, and there are {now['data_parallel_size']} now"
     for name, what in (("experts", "mixtures of experts"), ("tied_layers", "pipelines with tied layers")):
         if saved[name] or now[name]:
             problems.append(f"{sizes}: DeepSpeed does not spread {what} anew")
@@ -111,7 +112,9 @@ def _remedy(saved: Facts) -> str:
 
 
 def _needs_conversion(saved: Facts, now: Facts, *, weights_alone: bool) -> bool:
-    """Stage 0 keeps everything on every rank, and up to stage 2 each has the weights."""
+    """Return whether a conversion is needed. Stage 0 keeps everything on every rank, and up to stage 2 each has the
+    weights.
+    """
     spread_from = 3 if weights_alone else 1
     return bool(now["zero_stage"] >= spread_from and saved["data_parallel_size"] != now["data_parallel_size"])
 
@@ -139,8 +142,8 @@ def _load_as_it_was(engine: Any, shards: Path, *, weights_alone: bool) -> None:
 
 @contextmanager
 def _universal(shards: Path, aside: Path, distributed: Distributed) -> Iterator[Path]:
-    """The folder of the universal checkpoint, until the block ends. Rank 0 converts."""
-    # the next save clears it away, where this is killed
+    """Yield the folder of the universal checkpoint, until the block ends. Rank 0 converts."""
+    # the next save deletes the folder if this process is killed
     hidden = aside / f".partial-universal-{shards.parent.name}"
     try:
         said = None
@@ -157,7 +160,9 @@ def _universal(shards: Path, aside: Path, distributed: Distributed) -> Iterator[
 
 
 def _convert(shards: Path, universal: Path) -> str | None:
-    """What went wrong, if anything. A process of its own: no GPU, and its memory is gone afterwards."""
+    """Convert the shards, and return the error or None. A separate process uses no GPU, and its memory is released at
+    its end.
+    """
     print(f"hpc-det: {shards}: converting it for another number of data-parallel ranks", flush=True)
     shutil.rmtree(universal.parent, ignore_errors=True)
     universal.mkdir(parents=True, mode=0o700)
@@ -176,7 +181,9 @@ def _convert(shards: Path, universal: Path) -> str | None:
 
 
 def _load_universal(engine: Any, shards: Path, universal: Path, saved: Facts, *, weights_alone: bool) -> None:
-    """And what DeepSpeed leaves out of it: buffers, frozen parameters, at stage 3 all groups but the first."""
+    """Load the engine, including what DeepSpeed omits: buffers, frozen parameters, and at stage 3 all groups but the
+    first.
+    """
     stage_3 = engine.zero_optimization_stage() == 3
     if stage_3:
         engine.optimizer.checkpoint_event_prologue()  # buffers and frozen parameters are loaded beside parts
@@ -189,7 +196,9 @@ def _load_universal(engine: Any, shards: Path, universal: Path, saved: Facts, *,
 
 
 def _give_groups_their_own(optimizer: torch.optim.Optimizer, file: Path) -> None:
-    """DeepSpeed gives all groups the settings of the first, and one tensor as their step, which each then counts up."""
+    """Restore the settings of each group. DeepSpeed gives all groups those of the first, and a shared tensor as their
+    step.
+    """
     stored = torch.load(file, mmap=True)["param_groups"]
     for group, settings in zip(optimizer.param_groups, stored, strict=True):
         group.update({name: value for name, value in settings.items() if name != "params"})
@@ -199,7 +208,9 @@ def _give_groups_their_own(optimizer: torch.optim.Optimizer, file: Path) -> None
 
 @contextmanager
 def _universal_allowed(engine: Any) -> Iterator[None]:
-    """Within, the engine reads universal checkpoints. Its optimizer unpickles their files: see convert.py."""
+    """Let the engine read universal checkpoints within the block. Its optimizer unpickles their files: see
+    convert.py.
+    """
     engine._config.load_universal_checkpoint = True
     users = {name: os.environ.get(name) for name in _WEIGHTS_ONLY}
     os.environ.update(_WEIGHTS_ONLY)
@@ -215,7 +226,7 @@ def _universal_allowed(engine: Any) -> Iterator[None]:
 
 
 def _module(engine: Any, shards: Path, ranks: int) -> Any:
-    """What the module is loaded from. At stage 3: buffers, as rank 0 had them, and what is frozen."""
+    """Return the state from which the module is loaded. At stage 3: rank 0's buffers, and frozen parameters."""
     state = _model_states(engine, shards, 0)
     if engine.zero_optimization_stage() == 3 and state[FROZEN_PARAM_FRAGMENTS]:
         others = [_model_states(engine, shards, rank) for rank in range(1, ranks)]
@@ -234,7 +245,9 @@ def _model_states(engine: Any, shards: Path, data_parallel_rank: int) -> Any:
 
 
 def _share(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's, all of one size; the last ones end in zeros (deepspeed/runtime/zero/partition_parameters.py)."""
+    """Return this rank's part; all parts have one size, the last is padded
+    (deepspeed/runtime/zero/partition_parameters.py).
+    """
     size = math.ceil(len(whole) / dist.get_world_size(group))
     share = whole.new_zeros(size)
     there = whole[size * dist.get_rank(group) :][:size]

@@ -75,7 +75,9 @@ class Measurements:
         _replace(strategy, "end_batch", end)
 
     def at(self, progress: Progress) -> float:
-        """Training goes on at this batch, and at the number that is returned something begins or ends."""
+        """Note that training has reached a batch, and return the number of batches at which measuring starts or ends
+        next.
+        """
         if self._timings:
             self._timings.at(progress, self._report.records)
         if self._first <= progress.steps < self._end:
@@ -95,7 +97,7 @@ class Measurements:
         self._timings.begin(progress, self._report.records)
 
     def end(self, progress: Progress) -> None:
-        """All is written; nothing where nothing has begun."""
+        """Write everything, if measuring has started."""
         if self._timings:
             self._timings.end(progress, self._report.records)
         if self._system:
@@ -108,16 +110,20 @@ def _replace(thing: object, method: str, function: Callable[..., Any]) -> None:
 
 
 SHORTEST_S = 1.0
-"""Of a stretch, and of an epoch that has one of its own: a small model trains thousands of batches a second."""
+"""Shortest time of a stretch in seconds, and of an epoch with its own stretch: a small model trains thousands of
+batches a second.
+"""
 
 
 class Timings:
-    """What is due at the end of a stretch belongs to it: validations and checkpoints, too."""
+    """Writes a line for each stretch of batches. What is due at its end belongs to it, such as validations and
+    checkpoints.
+    """
 
     def __init__(
         self, timer: Timer, exchange: Exchange | None, lines: BufferedLines, facts: Mapping[str, Any], shares: int
     ) -> None:
-        """`facts`: what each line says. `shares`: of ranks that train on records of their own."""
+        """`facts`: fields of each line. `shares`: number of ranks that train on different records."""
         self._timer = timer
         self._exchange = exchange
         self._lines = lines
@@ -125,12 +131,12 @@ class Timings:
         self._shares = shares
 
     def begin(self, progress: Progress, records: int) -> None:
-        """`records`: of this rank so far, here and below."""
+        """Start the first stretch. `records`: records of this rank so far, here and below."""
         self._stretch = self._epoch = Mark.now(progress, records)
         self._timer.start()
 
     def at(self, progress: Progress, records: int) -> None:
-        """Training goes on from here: where a stretch was long enough, the next one begins."""
+        """Note that training has reached a batch; if the stretch was long enough, start the next one."""
         since = self._epoch if progress.epoch_ended else self._stretch
         if time.perf_counter() - since.time >= SHORTEST_S:
             self._end_stretch(progress, records)
@@ -166,12 +172,12 @@ class Timings:
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a stretch begins."""
+    """The start of a stretch."""
 
     time: float
     batches: int
     records: int
-    """Of this rank."""
+    """Records of this rank."""
 
     @classmethod
     def now(cls, progress: Progress, records: int) -> Mark:
@@ -179,16 +185,16 @@ class Mark:
 
 
 EXCHANGES_PER_TIMED_ONE = 10
-"""On a GPU, DDP waits for the end of one that it times; to ask for its times costs a few microseconds."""
+"""Ratio of exchanges to timed ones. On a GPU, DDP waits for the end of a timed one; reading its times costs
+microseconds.
+"""
 
 
 class Exchange:
-    """How long a rank waits for gradients that it has computed: the part of their exchange, once a batch, that nothing
-    hides.
+    """Measures how long a rank waits for gradients after it has computed its own: the exposed part of their exchange.
 
-    DistributedDataParallel notes it by itself, in what its logger calls backward_comm_time and
-    backward_compute_comm_overlap_time (torch/csrc/distributed/c10d/logger.cpp, in nanoseconds), for some of the
-    exchanges.
+    DistributedDataParallel measures this for some of its exchanges, as backward_comm_time and
+    backward_compute_comm_overlap_time of its logger (torch/csrc/distributed/c10d/logger.cpp, in nanoseconds).
     """
 
     def __init__(self, models: Sequence[DataParallel], aggregation: int) -> None:
@@ -199,24 +205,24 @@ class Exchange:
         self._time_some()
 
     def end_batch(self, number: int) -> None:
-        """Before anybody resizes buckets."""
+        """Record the exchange of a batch, before buckets are resized."""
         if not (number + 1) % (self._aggregation * EXCHANGES_PER_TIMED_ONE):
             self._exposed.append(sum(map(exposed_s, self._models)))
             self._time_some()
 
     def _time_some(self) -> None:
-        """Said again and again, since with new buckets DDP begins anew."""
+        """Set the sample rate again, which DDP resets with new buckets."""
         for model in self._models:
             model._set_ddp_runtime_logging_sample_rate(EXCHANGES_PER_TIMED_ONE)  # type: ignore[no-untyped-call]
 
     def take(self, batches: int) -> float | None:
-        """Seconds in so many batches, by those that were timed since the last `take`; None where none was."""
+        """Return the seconds in `batches` batches, from those timed since the last `take`; None if none was."""
         taken, self._exposed = self._exposed, []
         return sum(taken) / len(taken) * batches / self._aggregation if taken else None
 
 
 def exposed_s(model: DataParallel) -> float:
-    """In the last exchange that was timed; 0 before the first."""
+    """Return the seconds of the last timed exchange; 0 before the first."""
     logger: Any = model.logger
     times: dict[str, int] = logger._get_ddp_logging_data().ints_map
     return (times.get("backward_comm_time", 0) - times.get("backward_compute_comm_overlap_time", 0)) / 1e9

@@ -1,4 +1,4 @@
-"""What a node does while it trains: a look every second, off the training thread."""
+"""Load of a node while it trains: a sample every second, off the training thread."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from typing import Any
 from hpc_det.node.json_files import append_lines
 
 EVERY_S = 1.0
-"""A look takes about a millisecond of a core, and the driver's own use of a GPU is a mean of up to a second."""
+"""Seconds between samples. One takes about a millisecond of a core, and the driver's GPU use is a mean of up to a
+second.
+"""
 
 
 class SystemMetrics:
-    """Of the node of this rank, while it is open."""
+    """Samples the node of this rank while it is open."""
 
     def __init__(self, lines: BufferedLines, facts: Mapping[str, Any]) -> None:
-        """`facts`: what each line says."""
+        """`facts`: fields of each line."""
         import psutil
 
         self._psutil = psutil
@@ -33,7 +35,7 @@ class SystemMetrics:
         self._thread.start()
 
     def look(self) -> None:
-        """A line about what was since the last look."""
+        """Add a line about the time since the last sample."""
         now = self._counters()
         self._lines.add(
             {
@@ -48,24 +50,24 @@ class SystemMetrics:
         self._before = now
 
     def close(self) -> None:
-        """After a last look."""
+        """Stop after a last sample."""
         self._end.set()
         self._thread.join()
         self._gpus.close()
 
     def _run(self) -> None:
-        """Where the file cannot be written, training goes on without."""
+        """Sample until closed. If the file cannot be written, training continues without samples."""
         try:
-            self._psutil.cpu_percent()  # the next answer is the mean from here on
+            self._psutil.cpu_percent()  # starts the interval of the next value
             while not self._end.wait(EVERY_S):
                 self.look()
             self.look()
             self._lines.write()
         except OSError as error:
-            print(f"hpc-det: no more system metrics: {error}", flush=True)
+            print(f"hpc-det: system metrics are disabled: {error}", flush=True)
 
     def _counters(self) -> Counters:
-        """A node without disks has no operations, nor one that does not tell of them."""
+        """Return the counters. A node without disks, or without statistics of them, has zeros."""
         disk, net = _told(self._psutil.disk_io_counters), _told(self._psutil.net_io_counters)
         return Counters(
             time=time.monotonic(),
@@ -79,7 +81,7 @@ class SystemMetrics:
 
 @dataclass(frozen=True)
 class Counters:
-    """Of all disks and networks of the node, since its start."""
+    """Counters of all disks and networks of the node since its start."""
 
     time: float
     disk_operations: int
@@ -89,7 +91,7 @@ class Counters:
     net_received: int
 
     def rates(self, before: Counters) -> dict[str, float]:
-        """A second, between the two."""
+        """Return the rates per second between two samples."""
         seconds = max(self.time - before.time, 1e-9)
         return {
             "disk_iops": (self.disk_operations - before.disk_operations) / seconds,
@@ -101,7 +103,7 @@ class Counters:
 
 
 def _told(count: Callable[[], Any]) -> Any:
-    """None where the node has no such file: psutil says NotImplementedError then."""
+    """Return the counters, or None if the node has no such file, for which psutil raises NotImplementedError."""
     try:
         return count()
     except (NotImplementedError, OSError):
@@ -109,15 +111,15 @@ def _told(count: Callable[[], Any]) -> Any:
 
 
 class Gpus:
-    """Those that the job's cgroup or container shows; none on a node without them, or without the driver."""
+    """GPUs visible in the job's cgroup or container; none without GPUs or without the driver."""
 
     def __init__(self) -> None:
         self._nvml, self._handles = _started()
 
     def look(self) -> dict[str, dict[str, float]]:
-        """{UUID: {"util": percent of the time in which it computed anything, "memory_free": bytes}}.
+        """Return {UUID: {"util": percent of the time with a running kernel, "memory_free": bytes}}.
 
-        A GPU that is cut into MIG devices does not say it, and is left out.
+        A GPU that is divided into MIG devices does not report its use, and is left out.
         """
         return dict(self._answers())
 
@@ -136,7 +138,7 @@ class Gpus:
 
 
 def _started() -> tuple[Any, dict[str, Any]]:
-    """The library, and a handle for each GPU by its UUID."""
+    """Return the library, and a handle for each GPU by its UUID."""
     try:
         import pynvml
     except ImportError:
@@ -149,7 +151,7 @@ def _started() -> tuple[Any, dict[str, Any]]:
 
 
 def _handles(nvml: Any) -> Iterator[tuple[str, Any]]:
-    """Of the GPUs that answer: one that has fallen off the bus says nothing, and need not be this trial's."""
+    """Yield the GPUs that answer: one that has fallen off the bus does not, and may belong to another job."""
     for index in range(nvml.nvmlDeviceGetCount()):
         with suppress(nvml.NVMLError):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -157,11 +159,11 @@ def _handles(nvml: Any) -> Iterator[tuple[str, Any]]:
 
 
 WRITTEN_S = 10.0
-"""Between two writes (as Determined's profiler does it)."""
+"""Seconds between two writes, as in Determined's profiler."""
 
 
 class BufferedLines:
-    """Measurements on their way to a file that has one writer: in groups, since each write costs as much as many."""
+    """Lines for a file with one writer, written in groups, since each write costs as much as many lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -174,7 +176,7 @@ class BufferedLines:
             self.write()
 
     def write(self) -> None:
-        """All that wait."""
+        """Write all waiting lines."""
         if self._waiting:
             append_lines(self._path, self._waiting, durable=False)
             self._waiting = []

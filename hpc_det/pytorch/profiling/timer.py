@@ -1,4 +1,4 @@
-"""Seconds by name, of functions that are timed: what runs within another one counts once, under its own name."""
+"""Seconds by name, of timed functions: the time of a function within another one counts once, under its own name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 Timed = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""The function, which counts as that name from now on."""
+"""Returns the function, timed under that name."""
 
 CALLBACKS = "callbacks."
-"""Before the class and the hook of a callback."""
+"""Prefix of the class and the hook of a callback."""
 
 
 def untimed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,15 +23,15 @@ def untimed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Timer:
-    """Of one thread; what others call is not timed, nor anything before `start` and after `stop`."""
+    """Timer of one thread. Calls of other threads, before `start` and after `stop` are not timed."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock`: seconds; see `synchronized`."""
+        """`clock`: returns seconds; see `synchronized`."""
         self._clock = clock
         self._thread: int | None = None
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._inner = 0.0
-        """Of what was timed within the call under way."""
+        """Seconds of timed functions within the current call."""
 
     def start(self) -> None:
         self._thread = get_ident()
@@ -40,7 +40,7 @@ class Timer:
         self._thread = None
 
     def take(self) -> dict[str, float]:
-        """Seconds since the last `take`."""
+        """Return the seconds by name since the last `take`."""
         taken = dict(self._seconds)
         self._seconds.clear()
         return taken
