@@ -1,8 +1,8 @@
-"""The report of an experiment: one HTML page with everything in it.
+"""The report of an experiment as one HTML page.
 
-facts       what the report shows, as plain data: trials, rungs, profiles, configuration
+facts       the content of the report as plain data: trials, rungs, profiles, configuration
 spans       how a trial spent its time, and its goodput
-importance  how much each hyperparameter explains of the metric
-page        the facts as a page: page.html.j2 with page.css and page.js inside, and the pictures
+importance  the share of the metric that each hyperparameter explains
+page        the facts as a page: page.html.j2 with page.css and page.js inlined, and the pictures
 pictures    SVG of facts: curves, hyperparameters, rungs, time lines
 """

@@ -1,6 +1,5 @@
-"""The facts of an experiment that its report shows, as plain data: trials, spans, rungs, profiles, configuration.
-
-Nothing here draws, and nothing writes.
+"""The facts of a report as plain data: trials, spans, rungs, profiles, configuration. This module draws and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -31,16 +30,18 @@ from hpc_det.view.trials import differing, flattened, length_unit
 
 Record = dict[str, Any]
 Points = list[tuple[int, float | None]]
-"""Batches and value; None for what is no finite number."""
+"""Pairs of batches and value; None for a value that is not a finite number."""
 MOST_POINTS = 10_000
-"""Of a curve: a trial may have a million reports. The lowest and highest values stay (see `Curve.points`)."""
+"""Largest number of points of a curve, since a trial may have a million reports. Extremes are kept (see
+`Curve.points`).
+"""
 MOST_SPANS = 10_000
 MOST_COLUMNS = 120
-"""Of a picture: more could not be distinguished."""
+"""Largest number of columns in a picture; more could not be distinguished."""
 
 
 def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
-    """All of an experiment as of `now`, in seconds since the epoch, as all moments in it. Can be written as JSON."""
+    """Return the facts of an experiment as of `now`, ready for JSON. Times are seconds since the epoch."""
     plan, searcher = view.plan(), view.config["searcher"]
     found = [*trials_of(view, state)]
     queued = _submissions(view, {trial.id: trial.attempts for trial in found})
@@ -83,7 +84,7 @@ def _times(view: ExperimentView, trials: Sequence[Record], state: ExperimentStat
 
 
 def _best(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
-    """With the checkpoint to take."""
+    """Return the best validation, with its checkpoint."""
     by_trial = {trial["id"]: trial["best"] for trial in trials}
     only = by_trial.get(1)
     found = best(view) if view.has_many_trials else only and {**only, "trial": 1}
@@ -101,7 +102,7 @@ def _best(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
 
 
 def _course(view: ExperimentView, trials: Sequence[Record], best: Record | None) -> Record | None:
-    """Of the best trial or, where that has no timings, the first that has some."""
+    """Return the time over batches of the best trial or, if that has no timings, of the first trial that has."""
     timed = [trial["id"] for trial in trials if trial["profile"] and trial["profile"]["timings"]]
     if not timed:
         return None
@@ -109,7 +110,7 @@ def _course(view: ExperimentView, trials: Sequence[Record], best: Record | None)
 
 
 def _drawn_by_logarithm(space: Tree, prefix: str = "") -> Iterator[str]:
-    """The names of hyperparameters, dotted where nested, whose range is of the kind log."""
+    """Yield the names of hyperparameters with a log range, dotted if nested."""
     for name, spec in space.items():
         if is_nested(spec):
             yield from _drawn_by_logarithm(spec, f"{prefix}{name}.")
@@ -118,7 +119,9 @@ def _drawn_by_logarithm(space: Tree, prefix: str = "") -> Iterator[str]:
 
 
 def _importance(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
-    """By the reports at the length that most trials have reached: those at others are no fair comparison."""
+    """Return the importances, from the reports at the length that most trials have reached; others are not
+    comparable.
+    """
     reports = [entry for entry in view.reports if entry["event"] == "reported"]
     lengths = Counter(entry["until"] for entry in reports)
     if not lengths or len(trials) < 2:
@@ -145,7 +148,7 @@ def _seconds(trials: Sequence[Record]) -> dict[Phase, float]:
 
 
 def _submissions(view: ExperimentView, by_trial: Mapping[int, Sequence[AttemptHistory]]) -> dict[int, list[float]]:
-    """When the jobs were submitted that each trial waited for: those whose first attempt is one of its own."""
+    """Return for each trial when its jobs were submitted, without jobs in which another trial came first."""
     first: dict[tuple[int, float], float] = {}
     for attempts in by_trial.values():
         for attempt in attempts:
@@ -166,13 +169,13 @@ def _submissions(view: ExperimentView, by_trial: Mapping[int, Sequence[AttemptHi
 
 
 def _submitted_for(view: ExperimentView, attempt: AttemptHistory) -> list[float]:
-    """The submission that brought the worker of this attempt; none where somebody started it by hand."""
+    """Return the submission of the job of this attempt; empty if the job was started by hand."""
     jobs = (job for job in view.jobs if job.first <= attempt.worker < job.first + job.workers)
     return [job.submitted for job in jobs if job.submitted <= attempt.started][-1:]
 
 
 def _config(folder: ExperimentFolder) -> list[Record]:
-    """Each value of the effective configuration and who wrote it, secrets masked."""
+    """Return each value of the effective configuration and its layer, secrets masked."""
     config, origins = shown_config(folder)
     return [{"key": path, "value": value, "origin": origins[path]} for path, value in leaves(config)]
 
@@ -181,7 +184,7 @@ def _config(folder: ExperimentFolder) -> list[Record]:
 
 
 def trial_record(found: TrialFacts, queued: Sequence[float], now: float) -> Record:
-    """All of a trial. `queued`: when jobs were submitted that the trial waited for."""
+    """Return the facts of a trial. `queued`: submission times of jobs for which the trial waited."""
     folder, history, metrics = found.folder, found.history(), found.metrics
     times = TrialTimes(
         attempts=found.attempts,
@@ -222,7 +225,7 @@ def _attempt(folder: TrialFolder, times: TrialTimes, attempt: AttemptHistory) ->
 
 
 def curves(by_name: Mapping[str, Curve]) -> dict[str, Points]:
-    """Of each metric that was ever a number."""
+    """Return the points of each metric that was ever a number."""
     points = {name: curve.points(MOST_POINTS) for name, curve in by_name.items()}
     return {name: curve for name, curve in points.items() if any(value is not None for _, value in curve)}
 
@@ -231,17 +234,18 @@ def curves(by_name: Mapping[str, Curve]) -> dict[str, Points]:
 
 
 def brackets_of(search: SearchState, reports: Sequence[Entry]) -> list[Record]:
-    """{"rungs": [{"length", "trials": [{"trial", "value", "status"}]}]} of each bracket; none of other searches.
+    """Return {"rungs": [{"length", "trials": [{"trial", "value", "status"}]}]} of each bracket; empty for other
+    searches.
 
-    `reports`: of the trials to the search, oldest first. A status is promoted, finished, waiting or stopped; `fate` is
-    its former name. Trials whose hyperparameters are invalid were never there.
+    `reports`: the trials' reports to the search, oldest first. A status is promoted, finished, waiting or stopped;
+    `fate` is its former name. Trials with invalid hyperparameters are left out.
     """
     values = {(entry["trial"], entry["until"]): entry["value"] for entry in reports if entry["event"] == "reported"}
     return [{"rungs": list(_rungs(halving, numbers, search, values))} for halving, numbers in _brackets(search)]
 
 
 def _brackets(search: SearchState) -> Iterator[tuple[AsyncHalving, Sequence[int]]]:
-    """Each with the numbers of its trials in the whole search."""
+    """Yield each bracket with the numbers of its trials in the whole search."""
     if isinstance(search.method, AsyncHalving):
         yield search.method, sorted(search.trials)
     elif isinstance(search.method, AdaptiveSearch):
@@ -273,10 +277,10 @@ def _status(halving: AsyncHalving, own: int, rung: int, *, is_last: bool) -> str
 
 
 def course_of(trial: TrialFolder) -> Record:
-    """Of a trial with timings: how the time of its slowest rank, and the use of all nodes, went over the batches.
+    """Return how the time of a trial's slowest rank, and the load of all nodes, developed over the batches.
 
-    {"trial", "rank", "host", "columns": [{"first", "last", "seconds": {part: s}}],
-     "system": {metric: [[batches, mean, lowest, highest]]}}
+    {"trial", "rank", "host", "columns": [{"first", "last", "seconds": {part: s}}], "system": {metric: [[batches, mean,
+    lowest, highest]]}}
     """
     timings = read_timings(trial.profile)
     rank = slowest([total(stretches) for stretches in timings.values()])
@@ -291,7 +295,7 @@ def course_of(trial: TrialFolder) -> Record:
 
 
 def _columns(stretches: Sequence[Stretch]) -> Iterator[Sequence[Stretch]]:
-    """Neighbours together, where there are too many."""
+    """Yield groups of neighbouring stretches, if there are too many."""
     parts = min(len(stretches), MOST_COLUMNS)
     for part in range(parts):
         yield stretches[part * len(stretches) // parts : (part + 1) * len(stretches) // parts]

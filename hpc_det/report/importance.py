@@ -1,12 +1,12 @@
-"""How much of a metric each hyperparameter explains by itself: the correlation ratio on ranks, freed of its bias.
+"""The share of a metric that each hyperparameter explains alone: the correlation ratio on ranks, without its bias.
 
-Trials are ranked by the metric, and put in groups by the hyperparameter: a group for each value, or for each stretch
-between quantiles where it has many. The share of the ranks' variance that lies between the groups is the correlation
-ratio; it is above 0 by chance alone, the more so the more groups there are. Epsilon squared takes that out: T. L.
-Kelley, "An unbiased correlation ratio measure", PNAS 21 (1935) 554-559. On ranks it is a form of Kruskal and Wallis'
-H (JASA 47 (1952) 583-621), whose quantiles say how much chance alone would reach.
+Trials are ranked by the metric and grouped by the hyperparameter: a group for each value, or for each interval between
+quantiles if there are many. The share of the ranks' variance between the groups is the correlation ratio. It is above 0
+by chance, and more so with more groups. Epsilon squared removes that bias: T. L. Kelley, "An unbiased correlation ratio
+measure", PNAS 21 (1935) 554-559. On ranks it is a form of Kruskal and Wallis' H (JASA 47 (1952) 583-621), whose
+quantiles give the range of chance.
 
-It sees effects of any shape, of one hyperparameter at a time: not what two do only together.
+It detects effects of any shape of one hyperparameter, but not the joint effect of two.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from dataclasses import dataclass
 from typing import Any
 
 FEWEST_TRIALS = 20
-"""With fewer, chance alone reaches what a strong hyperparameter does."""
+"""Smallest number of trials; with fewer, chance reaches the values of a strong hyperparameter."""
 MOST_GROUPS = 6
 FEWEST_IN_GROUP = 5
 _NORMAL_95 = 1.6449
-"""The 95% quantile of the normal distribution."""
+"""95% quantile of the normal distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
     name: str
     share: float
-    """Of the ranks' variance, 0 .. 1."""
+    """Share of the ranks' variance, from 0 to 1."""
     by_chance: float
-    """What a hyperparameter without any effect stays below in 19 of 20 searches."""
+    """Value that a hyperparameter without effect stays below in 19 of 20 searches."""
     groups: int
 
 
 def importances(points: Sequence[tuple[dict[str, Any], float | None]], names: Sequence[str]) -> list[Importance]:
-    """The most important first. `points`: hyperparameters and metric of each trial; None is the worst or unknown value.
+    """Return the importances, largest first.
 
-    Nothing with too few trials; a name without two groups has no importance.
+    `points`: hyperparameters and metric of each trial; None is the worst or an unknown value. Empty with too few
+    trials; a name without two groups is left out.
     """
     if len(points) < FEWEST_TRIALS:
         return []
@@ -62,7 +63,7 @@ def _importance(name: str, values: Sequence[Any], ranks: Sequence[float]) -> Imp
 
 
 def ranked(values: Sequence[float]) -> list[float]:
-    """From 1; equal values share the mean of their ranks."""
+    """Return the ranks, from 1; equal values share the mean of their ranks."""
     order = sorted(range(len(values)), key=values.__getitem__)
     ranks = [0.0] * len(values)
     first = 0
@@ -77,7 +78,9 @@ def ranked(values: Sequence[float]) -> list[float]:
 
 
 def grouped(values: Sequence[Any]) -> list[Hashable]:
-    """A label for each value: equal ones have the same, and many different numbers are cut at quantiles."""
+    """Return a label for each value: equal values have the same label, and many different numbers are divided at
+    quantiles.
+    """
     most = min(MOST_GROUPS, len(values) // FEWEST_IN_GROUP)
     if len({json.dumps(value, sort_keys=True) for value in values}) <= most or not all(map(_is_number, values)):
         return [json.dumps(value, sort_keys=True) for value in values]
@@ -95,7 +98,7 @@ def _variation(values: Sequence[float]) -> float:
 
 
 def _chi_squared_95(freedom: int) -> float:
-    """The 95% quantile, by E. B. Wilson and M. M. Hilferty, PNAS 17 (1931) 684-688."""
+    """Return the 95% quantile, by E. B. Wilson and M. M. Hilferty, PNAS 17 (1931) 684-688."""
     spread = 2 / (9 * freedom)
     root = 1 - spread + _NORMAL_95 * math.sqrt(spread)
     return freedom * root * root * root

@@ -1,6 +1,6 @@
-"""The facts of an experiment as one HTML page, with everything inside: it needs no server and no network.
+"""The facts of an experiment as one self-contained HTML page, which needs no server and no network.
 
-The page may run its own script and nothing else: a Content-Security-Policy names the hashes of what is inline.
+A Content-Security-Policy with the hashes of the inline script and styles allows nothing else to run.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from hpc_det.view.trials import flattened
 Record = Mapping[str, Any]
 Thing = TypeVar("Thing")
 COLOURS = 7
-"""v0 for the best trials to v6 for the worst, as page.css has them; vx where nobody knows a value."""
+"""Number of colour classes: v0 for the best trials to v6 for the worst, as in page.css; vx for unknown values."""
 HERE = Path(__file__).parent
 MOST_PANELS = 24
 POINTS = 120_000
-"""Of all curves of a page together; each one has an equal part."""
+"""Largest number of points of all curves of a page; each curve has an equal share."""
 CROWD = 100
-"""With more trials, lines are thin and pale, so that where there are many shows."""
+"""Number of trials above which lines are thin and pale, so that dense areas remain visible."""
 MOST_OF_A_CURVE = 400
-"""More than a panel has pixels."""
+"""Largest number of points of a curve, more than a panel has pixels."""
 FEWEST_OF_A_CURVE = 8
 
 
 def page(facts: Record) -> str:
-    """The whole file."""
+    """Return the whole file."""
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -110,7 +110,7 @@ Panel = tuple[str, dict[int, Sequence[Point]]]
 
 
 def _panels(trials: Sequence[Record], metric: str) -> Iterator[Panel]:
-    """The searcher's metric first, then validation, then training."""
+    """Yield the panels: the searcher's metric first, then validation, then training."""
     found: list[Panel] = []
     for kind in ("validation", "training"):
         names = dict.fromkeys(name for trial in trials for name in trial[kind])
@@ -145,7 +145,7 @@ _SYSTEM = {
     "net_sent": ("network: sent, MiB a second", MIB),
     "net_received": ("network: received, MiB a second", MIB),
 }
-"""The title of each system metric, and in multiples of what it is shown."""
+"""For each system metric, its title and the unit in which it is shown."""
 
 
 def _course(course: Record) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _panel(panel: Panel, colours: Colours, most_points: int) -> dict[str, Any]:
 
 
 def _parallel(facts: Record, colours: Colours) -> Markup | None:
-    """Of the trials that have a value of the searcher's metric."""
+    """Return parallel coordinates of the trials with a value of the searcher's metric."""
     names = facts["hyperparameters"][:MOST_AXES]
     points = {
         trial["id"]: [*map(flattened(trial["hyperparameters"]).get, names), value_of(trial)]
@@ -180,15 +180,15 @@ def _parallel(facts: Record, colours: Colours) -> Markup | None:
 
 @dataclass(frozen=True)
 class Colours:
-    """Which colour each trial has, the same in every picture: by its place among all trials."""
+    """The colour of each trial, by its rank among all trials, the same in every picture."""
 
     classes: dict[int, str]
-    """Of each trial, the one that is drawn last and so on top is the best."""
+    """Class of each trial, in drawing order: the best trial is last and so on top."""
     best: int | None
 
     @classmethod
     def of(cls, trials: Sequence[Record], *, smaller_is_better: bool, best: int | None) -> Colours:
-        """`best`: the trial that stands out, if any."""
+        """Return the colours. `best`: the trial that is highlighted, if any."""
         sign = 1 if smaller_is_better else -1
         values = {trial["id"]: value_of(trial) for trial in trials}
         known = sorted((sign * value, trial) for trial, value in values.items() if value is not None and trial != best)
@@ -201,11 +201,11 @@ class Colours:
         return cls(classes, best)
 
     def in_order(self, by_trial: Mapping[int, Thing]) -> dict[int, Thing]:
-        """The best one last."""
+        """Return the items in drawing order, the best trial last."""
         return {trial: by_trial[trial] for trial in self.classes if trial in by_trial}
 
 
 def value_of(trial: Record) -> float | None:
-    """The best validation by the searcher's metric, or else what the search has; None where it is no finite number."""
+    """Return the best validation by the searcher's metric, or the search's value; None if it is not a finite number."""
     value = trial["best"]["value"] if trial["best"] else trial["reported"]
     return value if isinstance(value, (int, float)) else None

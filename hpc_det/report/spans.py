@@ -1,7 +1,7 @@
-"""How a trial spent its time: spans between queue and end, and how much of its slots' time became kept training.
+"""How a trial spent its time: spans from the queue to the end, and the goodput.
 
-An attempt has its slots from its start to its end. In between, training stands still for validations and saves, and
-what was trained after the checkpoint that the trial went on from is lost: it is done again.
+An attempt has its slots from its start to its end. Validations and saves interrupt training. Batches after the
+checkpoint from which the trial resumed are lost, since they are trained again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hpc_det.view.trial_history import AttemptHistory
 
 
 class Phase(str, enum.Enum):
-    """What a trial's time went into."""
+    """The phases of a trial."""
 
     QUEUED = "queued"
     WAITING = "waiting"
-    """For the search, which may want more of the trial."""
+    """Waiting for the search, which may want more of the trial."""
     PAUSED = "paused"
     STARTING = "starting"
     TRAINING = "training"
@@ -31,10 +31,10 @@ class Phase(str, enum.Enum):
     VALIDATING = "validating"
     SAVING = "saving"
     LOST = "lost"
-    """Batches that were trained, and had to be trained again or never counted."""
+    """Batches that were trained again later, or never counted."""
     ENDING = "ending"
     UNKNOWN = "unknown"
-    """An entrypoint that does not say when it trains."""
+    """An entrypoint that does not report when it trains."""
 
     @property
     def has_slots(self) -> bool:
@@ -44,27 +44,27 @@ class Phase(str, enum.Enum):
 class Span(NamedTuple):
     phase: Phase
     begin: float
-    """In seconds since the epoch, as `end`."""
+    """Seconds since the epoch, as `end`."""
     end: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTimes:
-    """What is known of one trial."""
+    """The recorded times of one trial."""
 
     attempts: Sequence[AttemptHistory]
     lines: Mapping[int, AttemptLines]
-    """What metrics.jsonl says of the time of each attempt, by its number."""
+    """Times of each attempt in metrics.jsonl, by its number."""
     saves: Sequence[Save]
     queued: Sequence[float] = field(default=())
-    """When jobs were submitted for it."""
+    """Submission times of its jobs."""
     now: float
     is_over: bool
-    """Nothing of the experiment runs any more."""
+    """True if nothing of the experiment runs any more."""
 
     @property
     def reports_training(self) -> bool:
-        """Whether it says when it begins to train."""
+        """True if the trial reports when it starts to train."""
         return any(lines.began is not None for lines in self.lines.values())
 
 
@@ -74,14 +74,16 @@ _AFTER = {
     Action.WAIT: Phase.WAITING,
     Action.PAUSE: Phase.PAUSED,
 }
-"""What a trial does between the end of an attempt and the next one; after others it goes on if jobs are submitted."""
+"""Phase between the end of an attempt and the next one, by the action. After other actions the trial continues only
+with new jobs.
+"""
 _PAUSES = {Phase.VALIDATING, Phase.SAVING}
 _VIOLENT = {Cause.FAILED, Cause.NODE_LOST, Cause.HUNG, Cause.DISK_FULL, Cause.UNHEALTHY, Cause.SCHEDULER_AWAY}
-"""Such an end leaves no time for a save: whatever was trained since the last one is lost."""
+"""Causes that leave no time for a save: batches since the last save are lost."""
 
 
 def spans_of(trial: TrialTimes) -> list[Span]:
-    """Of the whole trial, in order, without those of no length."""
+    """Return the spans of the whole trial in order, without empty ones."""
     found = list(_before(trial))
     for attempt, later in pairwise([*trial.attempts, None]):
         assert attempt is not None
@@ -98,7 +100,7 @@ def _before(trial: TrialTimes) -> Iterator[Span]:
 
 
 def _gap(trial: TrialTimes, attempt: AttemptHistory, later: AttemptHistory | None) -> Iterator[Span]:
-    """After an attempt: until the next one, or until now where one may come."""
+    """Yield the spans after an attempt: until the next one, or until now if one may follow."""
     if attempt.action is None or (later is None and trial.is_over):
         return
     begin, end = end_of(trial, attempt), later.started if later else trial.now
@@ -113,7 +115,7 @@ def _gap(trial: TrialTimes, attempt: AttemptHistory, later: AttemptHistory | Non
 
 
 def end_of(trial: TrialTimes, attempt: AttemptHistory) -> float:
-    """Where nobody could write when it ended, it ended with its last sign of life."""
+    """Return the end of an attempt. If it could not be recorded, it is the last recorded event."""
     if attempt.is_open and not trial.is_over:
         return trial.now
     if attempt.ended is not None and not attempt.late:
@@ -140,7 +142,7 @@ def _of_attempt(trial: TrialTimes, attempt: AttemptHistory) -> Iterator[Span]:
 
 
 def _kept(trial: TrialTimes, attempt: AttemptHistory, began: float, end: float) -> tuple[float, Save | None]:
-    """Until when the training of the attempt was kept, and the save that kept the last of it."""
+    """Return until when the training of the attempt was kept, and the save that kept the last of it."""
     batches = _resumed_at(trial, attempt)
     if batches is None:
         return end, None
@@ -149,7 +151,7 @@ def _kept(trial: TrialTimes, attempt: AttemptHistory, began: float, end: float) 
 
 
 def _resumed_at(trial: TrialTimes, attempt: AttemptHistory) -> int | None:
-    """The batches that were kept of it and what was before; None: it goes on."""
+    """Return the number of batches from which the next attempt resumed; None if this attempt still runs."""
     later = (lines for number, lines in trial.lines.items() if number > attempt.number and lines.began is not None)
     if following := next(later, None):
         return following.trained
@@ -160,7 +162,7 @@ def _resumed_at(trial: TrialTimes, attempt: AttemptHistory) -> int | None:
 
 
 def _has_lost(trial: TrialTimes, attempt: AttemptHistory, lines: AttemptLines) -> bool:
-    """Whether it trained beyond what was kept, as far as anybody can know."""
+    """Return whether the attempt trained beyond what was kept, as far as is known."""
     kept = _resumed_at(trial, attempt)
     if kept is None:
         return False
@@ -169,7 +171,7 @@ def _has_lost(trial: TrialTimes, attempt: AttemptHistory, lines: AttemptLines) -
 
 
 def _training(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) -> Iterator[Span]:
-    """With the validations and saves in between."""
+    """Yield training with its validations and saves."""
     for stop in sorted(_stops(trial, lines, begin, end), key=lambda stop: stop.begin):
         if begin <= stop.begin and stop.end <= end:
             yield Span(Phase.TRAINING, begin, stop.begin)
@@ -179,7 +181,7 @@ def _training(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) 
 
 
 def _stops(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) -> Iterator[Span]:
-    """Of the saves, which are those of the whole trial, the ones that began in this time."""
+    """Yield the saves of the trial that started in this time, and the validations."""
     saves = (save for save in trial.saves if begin <= save.began <= end)
     yield from (Span(Phase.SAVING, save.began, save.began + save.stall_s) for save in saves)
     for time, seconds in zip(lines.validation_ends, lines.validation_s, strict=True):
@@ -187,7 +189,9 @@ def _stops(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) -> 
 
 
 def longest(spans: Sequence[Span], most: int) -> list[Span]:
-    """At most `most` spans for a picture: pauses too short to be seen there become part of the training around them."""
+    """Return at most `most` spans for a picture: pauses too short to be visible become part of the training around
+    them.
+    """
     if len(spans) <= most:
         return list(spans)
     pauses = sorted((span.end - span.begin for span in spans if span.phase in _PAUSES), reverse=True)
@@ -206,7 +210,7 @@ def longest(spans: Sequence[Span], most: int) -> list[Span]:
 
 
 def seconds_by_phase(spans: Sequence[Span]) -> dict[Phase, float]:
-    """Only of phases that there were."""
+    """Return the seconds of each phase that occurred."""
     found: dict[Phase, float] = {}
     for span in spans:
         found[span.phase] = found.get(span.phase, 0.0) + span.end - span.begin
@@ -214,9 +218,8 @@ def seconds_by_phase(spans: Sequence[Span]) -> dict[Phase, float]:
 
 
 def goodput(seconds: dict[Phase, float]) -> float | None:
-    """The share of the time with slots that became training steps which were kept.
-
-    None where there was no such time, or nobody knows when training began.
+    """Return the share of the time with slots that became kept training; None without such time, or if training is not
+    reported.
     """
     allocated = sum(amount for phase, amount in seconds.items() if phase.has_slots)
     if not allocated or Phase.UNKNOWN in seconds:

@@ -1,4 +1,4 @@
-"""DeepSpeedTrial, its context and what they are configured with. Alone here deepspeed is imported."""
+"""DeepSpeedTrial, its context and its configuration. Only this package imports deepspeed."""
 
 # ruff: noqa: E402  # DeepSpeed must be there, and chooses its accelerator, before anything imports it
 
@@ -13,13 +13,13 @@ import sys
 import torch
 
 AT_LEAST, BELOW = (0, 19), (0, 20)
-"""0.18 breaks ZeRO with torch 2.13; what checkpoint_engine.py and universal.py know of DeepSpeed's files is 0.19's."""
+"""Supported versions: 0.18 breaks ZeRO with torch 2.13, and checkpoint_engine.py and universal.py know the files of
+0.19.
+"""
 
 
 def check_installed() -> None:
-    """Raise ModuleNotFoundError or ImportError, with the command that mends it, unless the DeepSpeed that this package
-    needs is installed.
-    """
+    """Raise ModuleNotFoundError or ImportError, with the command to run, unless a supported DeepSpeed is installed."""
     remedy = "run: pip install 'hpc_det[deepspeed]'"
     if importlib.util.find_spec("deepspeed") is None:
         raise ModuleNotFoundError(

@@ -1,5 +1,7 @@
-"""How DeepSpeed engines write and read their shards: flushed like all files of a checkpoint, and read
-without unpickling anything but tensors, numbers, texts, plain containers and a few of DeepSpeed's own small classes.
+"""Writing and reading the shards of DeepSpeed engines.
+
+Shards are flushed like all files of a checkpoint. Reading them unpickles only tensors, numbers, texts, plain containers
+and a few small classes of DeepSpeed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from hpc_det.errors import HpcDetError
 
 
 def stage_called(enum: Any, name: str) -> ZeroStageEnum:
-    """For `getattr`, by which Python 3.11.0 to 3.11.3 pickle the member of an enum (its enum.py, `__reduce_ex__`)."""
+    """Return the member of the enum, in place of `getattr`, by which Python 3.11.0 to 3.11.3 pickle it (enum.py,
+    `__reduce_ex__`).
+    """
     if enum is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
         raise pickle.UnpicklingError(f"{name} of {enum} is not loaded, only a stage of ZeRO")
     return ZeroStageEnum[name]
@@ -37,18 +41,20 @@ _DEEPSPEEDS_OWN: list[Any] = [
     *(DynamicLossScaler, LossScaler, SubparamShape, ZeroStageEnum, fragment_address),
     (stage_called, "builtins.getattr"),
 ]
-"""What engines of all kinds put into their files beside plain content. Numbers with names: loading runs none of it."""
+"""Names in the files of all kinds of engines beside plain content. They are enums and records: loading them runs no
+code.
+"""
 
 
 @contextmanager
 def deepspeeds_own_allowed() -> Iterator[None]:
-    """Within, torch.load(weights_only=True) takes every file that an engine writes, and no more."""
+    """Let torch.load(weights_only=True) accept every file that an engine writes, and nothing else, within the block."""
     with stand_ins(also=_DEEPSPEEDS_OWN):
         yield
 
 
 class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no types
-    """The way of one rank's engines to their files."""
+    """DeepSpeed's checkpoint engine for the engines of one rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +62,9 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no ty
 
     @contextmanager
     def part_of(self, folder: Path, put: Put) -> Iterator[None]:
-        """Within, what engines save below `folder` is put into its checkpoint. Elsewhere it is on disk at once."""
+        """Put what engines save below `folder` into the checkpoint, within the block. Elsewhere files are written at
+        once.
+        """
         self._checkpoint = folder, put
         try:
             yield
@@ -70,7 +78,7 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no ty
         return True  # the checkpoint as a whole is committed, see hpc_det.checkpoint.staging
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Raises HpcDetError for what `load` would refuse."""
+        """Save a state dict. Raises HpcDetError for content that `load` would refuse."""
         place = Path(path)
         _check_loadable(place.name, state_dict)
         if self._checkpoint and self._checkpoint[0] in place.parents:
@@ -81,19 +89,19 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no ty
             torch.save(state_dict, file)  # type: ignore[arg-type]  # anything that writes will do
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Raises HpcDetError where it holds anything else, or is damaged."""
+        """Return a state dict. Raises HpcDetError if the file contains anything else or is damaged."""
         with deepspeeds_own_allowed():
             return read(Path(path), map_location=map_location or "cpu")
 
 
 def refused_names(file: Path | IO[bytes]) -> list[str]:
-    """The classes and functions of a file that `load` would refuse it for; torch finds them without its tensors."""
+    """Return the classes and functions for which `load` would refuse a file, without reading its tensors."""
     with deepspeeds_own_allowed():
         return [str(name) for name in get_unsafe_globals_in_checkpoint(file)]
 
 
 def _check_loadable(name: str, state: Any) -> None:
-    """By a file with holes in the place of the tensors."""
+    """Raise HpcDetError for a state that `load` would refuse, tested with a file without tensor data."""
     with TemporaryFile() as outline:
         with skip_data():
             torch.save(state, outline)

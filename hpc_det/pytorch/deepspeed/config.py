@@ -1,4 +1,4 @@
-"""A deepspeed config, overwritten with what an experiment says."""
+"""A DeepSpeed configuration, overridden by values of an experiment."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ _READ_AS_THEY_ARE = (
     "optimizer",
     "scheduler",
 )
-"""Keys where DeepSpeed computes with "auto" and dies; elsewhere it takes its default (measured with 0.19.8)."""
+"""Keys for which DeepSpeed computes with "auto" and fails; for others it uses its default (measured with 0.19.8)."""
 
 
 class DeepSpeedConfigTypeError(UsageError, TypeError):
-    """A value of the wrong type, also for who catches TypeError."""
+    """A value of the wrong type; also a TypeError, as in Determined."""
 
 
 def overwrite_deepspeed_config(base_ds_config: str | Path | Config, source_ds_dict: Mapping[str, Any]) -> Config:
-    """A new dict: `base_ds_config`, the path of a file or a dict, with the leaves of `source_ds_dict` over its own.
+    """Return a copy of the configuration, overridden by the leaves of `source_ds_dict`.
 
-    Depth first: a section, which is a dict in both, is merged; a leaf of the base is replaced, also by a section; a key
-    that the base does not have is added. Keys with dots are keys like others. The file is read as DeepSpeed reads it:
-    JSON that may have comments.
+    `base_ds_config` is a dict or the path of a JSON file, which may have comments, as DeepSpeed allows. Sections, which
+    are dicts in both, are merged recursively; a leaf of the base is replaced, even by a section; new keys are added.
+    Dots in keys have no meaning.
 
-    Raises DeepSpeedConfigTypeError for a leaf that would replace a section or one of another type; UsageError for a
-    file that is missing, no JSON, or has a key twice, and for an "auto" that is left: a word of Transformers.
+    Raises DeepSpeedConfigTypeError for a leaf that would replace a section or a value of another type; UsageError for a
+    file that is missing, not valid JSON or has a key twice, and for a remaining "auto", which only Transformers
+    resolves.
     """
     base = _of_file(Path(base_ds_config)) if isinstance(base_ds_config, (str, Path)) else base_ds_config
     for name, given in (("base_ds_config", base), ("source_ds_dict", source_ds_dict)):
@@ -59,10 +60,11 @@ def overwrite_deepspeed_config(base_ds_config: str | Path | Config, source_ds_di
 
 
 def get_ds_config_from_hparams(hparams: Mapping[str, Any], base_dir: str | Path = "") -> Config:
-    """The file that hyperparameters.deepspeed_config names, from `base_dir`, with
-    hyperparameters.overwrite_deepspeed_args over it.
+    """Return the file that hyperparameters.deepspeed_config names, overridden by
+    hyperparameters.overwrite_deepspeed_args.
 
-    Raises what `overwrite_deepspeed_config` raises, and UsageError where the first is missing or no path.
+    Relative paths are below `base_dir`. Raises the errors of `overwrite_deepspeed_config`, and UsageError if
+    `deepspeed_config` is missing or not a path.
     """
     name = hparams.get("deepspeed_config")
     if not isinstance(name, (str, Path)):
@@ -123,7 +125,7 @@ def _merged(base: Mapping[str, Any], source: Mapping[str, Any], above: tuple[str
 
 
 def _misfit(path: str, old: Any, new: Any) -> Iterator[str]:
-    """`new` is copied over a leaf, or a section that is no leaf. None stands for any type."""
+    """Yield the problem if `new` cannot replace `old`. None is compatible with any type."""
     if isinstance(old, Mapping):
         yield f"deepspeed config: {path}: {shown(new)} would replace the section {shown(dict(old))}; give keys of it"
         return

@@ -1,4 +1,4 @@
-"""What a DeepSpeedTrial can ask and must wrap."""
+"""The context of a DeepSpeedTrial: it registers engines and answers questions about the run."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ _ENGINES_OWN: dict[str, tuple[object, str]] = {
     "tensor_fusion_threshold": (None, "set zero_optimization.reduce_bucket_size of the deepspeed config"),
     "auto_tune_tensor_fusion": (False, "set zero_optimization.reduce_bucket_size of the deepspeed config"),
 }
-"""Of `optimizations`: the default, and where an engine has the same."""
+"""Keys of `optimizations` that engines configure themselves: the default, and the key of the engine."""
 
 
 class DeepSpeedTrialContext(TrialContext):
-    """Registers the engines of deepspeed.initialize. Batches come to the trial as they are loaded: see `to_device`."""
+    """The context of a DeepSpeedTrial, which registers the engines of deepspeed.initialize.
+
+    Batches reach the trial as they are loaded; move them with `to_device`.
+    """
 
     own_loaders_allowed_by = "context.disable_dataset_reproducibility_checks"
 
@@ -45,23 +48,26 @@ class DeepSpeedTrialContext(TrialContext):
         prepare(distributed)
         self.to_device_automatically = False
         self.models: list[DeepSpeedEngine] = []
-        """As given to `wrap_model_engine`."""
+        """Engines, in the order of `wrap_model_engine`."""
         self.mpu: ModelParallelUnit = make_data_parallel_mpu(distributed)
-        """This rank's; of the first engine, or as given to `set_mpu`."""
+        """This rank's part of the data and the model: the first engine's, or the argument of `set_mpu`."""
         self.shards = ShardFiles()
-        """Through which all engines write and read their checkpoints."""
+        """Writes and reads the checkpoints of all engines."""
         self.settled: list[torch.nn.Parameter] = []
-        """Frozen at deepspeed.initialize, of engines whose optimizers take up trained parameters only there."""
+        """Parameters frozen at deepspeed.initialize, of engines whose optimizers consider only the parameters trained
+        then.
+        """
         self._mpu_is_given = False
         self._accumulates = True
 
     # --- wrapping
 
     def wrap_model_engine(self, model: Engine) -> Engine:
-        """Register an engine, which is returned as it is. Loaders and calls of `train_batch` go by the first one.
+        """Register an engine and return it unchanged.
 
-        Several engines are all plain, or all pipelines over the same ranks. Raises UsageError for others, for one that
-        is wrapped already, and for what is no engine.
+        The first engine determines batch sizes and the calls of `train_batch`. Several engines must be of one kind: all
+        plain, or all pipelines over the same ranks. Raises UsageError for other combinations, for an engine that is
+        wrapped already, and for other objects.
         """
         self._check_kind(model)
         _check_whole_numbers(model)
@@ -76,9 +82,9 @@ class DeepSpeedTrialContext(TrialContext):
         return model
 
     def set_mpu(self, mpu: ModelParallelUnit) -> None:
-        """For model parallelism of another kind than DeepSpeed's pipelines; see ModelParallelUnit.
+        """Set the unit of another kind of model parallelism than DeepSpeed's pipelines; see ModelParallelUnit.
 
-        After the first engine is wrapped, and once; raises UsageError otherwise, and for numbers that cannot be.
+        Call it once, after the first engine is wrapped. Raises UsageError otherwise, and for impossible numbers.
         """
         if not self.models:
             raise UsageError("set_mpu: no model engine is wrapped yet; call wrap_model_engine first")
@@ -88,18 +94,18 @@ class DeepSpeedTrialContext(TrialContext):
         self._mpu_is_given = True
 
     wrap_mpu = set_mpu
-    """As the documentation of Determined's ModelParallelUnit calls it."""
+    """Name of `set_mpu` in the documentation of Determined's ModelParallelUnit."""
 
     def disable_auto_grad_accumulation(self) -> None:
-        """The trial trains on all micro batches of a batch in one call of `train_batch`."""
+        """Call `train_batch` once for all micro batches of a batch."""
         self._accumulates = False
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow other loaders than hpc_det's. They shuffle, repeat, shard and skip by themselves."""
+        """Allow loaders of other classes. They must shuffle, repeat, shard and skip batches themselves."""
         self.checks_dataset_reproducibility = False
 
     def check(self) -> None:
-        """When the trial is built. Raises UsageError with all that does not fit together."""
+        """Raise UsageError with every inconsistency, after the trial is built."""
         if problems := list(self._problems()):
             raise UsageError(problems)
 
@@ -111,23 +117,23 @@ class DeepSpeedTrialContext(TrialContext):
 
     @property
     def auto_grad_accumulation(self) -> bool:
-        """Whether the loop calls `train_batch` once for every micro batch."""
+        """True if the loop calls `train_batch` once for every micro batch."""
         return self._accumulates and not self.use_pipeline_parallel
 
     @property
     def evaluates_together(self) -> bool:
-        """Whether the ranks of an engine must evaluate equally many batches: they exchange something in each."""
+        """True if the ranks of an engine must evaluate the same number of batches, since they communicate in each."""
         shares_model = self.mpu.data_parallel_world_size < self.distributed.size
         return self.use_pipeline_parallel or shares_model or any(map(_exchanges_parameters, self.models))
 
     @property
     def train_micro_batch_size_per_gpu(self) -> int:
-        """Records of a batch of the training loader, as the first engine is configured."""
+        """Records in a batch of the training loader, as the first engine is configured."""
         return int(self._first.train_micro_batch_size_per_gpu())
 
     @property
     def num_micro_batches_per_slot(self) -> int:
-        """The gradient_accumulation_steps of the first engine: so many of the loader's batches are one of training."""
+        """Number of loader batches in a training batch: gradient_accumulation_steps of the first engine."""
         return int(self._first.gradient_accumulation_steps())
 
     def get_train_micro_batch_size_per_gpu(self) -> int:
@@ -137,11 +143,11 @@ class DeepSpeedTrialContext(TrialContext):
         return self.num_micro_batches_per_slot
 
     def get_per_slot_batch_size(self) -> int:
-        """Records of one batch of training on each rank that loads data."""
+        """Return the records of one training batch on each rank that loads data."""
         return self.train_micro_batch_size_per_gpu * self.num_micro_batches_per_slot
 
     def get_hparam(self, name: str) -> Any:
-        """Raises UsageError naming the known ones."""
+        """Return a hyperparameter. Raises UsageError that names the known ones."""
         return self._hparam(name)
 
     # --- helpers
@@ -228,7 +234,7 @@ class DeepSpeedTrialContext(TrialContext):
 
 
 def _check_whole_numbers(engine: Any) -> None:
-    """DeepSpeed takes 2.0 as it is, and a loader does not."""
+    """Raise UsageError for sizes such as 2.0, which DeepSpeed accepts but a loader does not."""
     numbers = {
         "train_micro_batch_size_per_gpu": engine.train_micro_batch_size_per_gpu(),
         "gradient_accumulation_steps": engine.gradient_accumulation_steps(),

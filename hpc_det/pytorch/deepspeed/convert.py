@@ -1,9 +1,9 @@
-"""Run as a process of its own: an engine's shards, of any number of ranks, as DeepSpeed's universal checkpoint.
+"""Convert an engine's shards into DeepSpeed's universal checkpoint, in a separate process.
 
-    python -m hpc_det.pytorch.deepspeed.convert SHARDS UNIVERSAL
+  python -m hpc_det.pytorch.deepspeed.convert SHARDS UNIVERSAL
 
-DeepSpeed's converter unpickles what it reads. Here it takes what checkpoint_engine.py takes: whoever starts this sets
-TORCH_FORCE_WEIGHTS_ONLY_LOAD, and its workers inherit the short list of classes.
+DeepSpeed's converter unpickles what it reads. The caller sets TORCH_FORCE_WEIGHTS_ONLY_LOAD, so that only the classes
+of checkpoint_engine.py are accepted; the workers of the converter inherit both.
 """
 
 from __future__ import annotations

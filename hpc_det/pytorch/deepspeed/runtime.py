@@ -1,4 +1,4 @@
-"""DeepSpeed on a rank: what has to be so before the first engine is made, and its errors in words that name keys."""
+"""Preparing a rank for DeepSpeed engines, and explaining DeepSpeed's errors by the keys of its configuration."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _DEPRECATED = "all_gather_into_tensor|reduce_scatter_tensor"
 
 
 def prepare(distributed: Distributed) -> None:
-    """Accelerator, process group and no compiler: for any number of engines, and again after an end of the group.
+    """Choose the accelerator and the process group, and disable the compiler, after `distributed.start()`.
 
-    After `distributed.start()`. One rank that nobody has launched gets a process group of its own: DeepSpeed needs
-    one. Whoever ends the others ends it, too (Distributed.stop).
+    It may be called again after a group has ended. A single rank without a launcher gets its own process group, which
+    DeepSpeed needs; `Distributed.stop` ends it.
     """
     _choose_accelerator(distributed.device.type)
     # DeepSpeed's own calls, on every rank: nothing that a user could change
@@ -44,7 +44,9 @@ def prepare(distributed: Distributed) -> None:
 
 
 def _choose_accelerator(kind: str) -> None:
-    """DeepSpeed's, once chosen, stays; it may have been on a process' way here that has forked since."""
+    """Choose DeepSpeed's accelerator, which may have been chosen already in the process from which this one
+    was forked.
+    """
     if real_accelerator.get_accelerator().device_name() != kind:
         os.environ["DS_ACCELERATOR"] = kind
         real_accelerator.ds_accelerator = None
@@ -52,7 +54,7 @@ def _choose_accelerator(kind: str) -> None:
 
 
 def _describe(distributed: Distributed) -> None:
-    """For engines: the rank of a process is nowhere else on one that no launcher has started."""
+    """Set the variables from which engines take the rank of a process that no launcher has started."""
     ours = {
         "RANK": distributed.rank,
         "WORLD_SIZE": distributed.size,
@@ -70,7 +72,7 @@ def _start_alone(distributed: Distributed) -> None:
 
 
 def _forget_ended_groups() -> None:
-    """DeepSpeed makes its groups once a process; they end with the one that they are part of."""
+    """Forget DeepSpeed's groups, which it creates once per process, after the group that contains them has ended."""
     if groups._WORLD_GROUP not in (None, *dist.distributed_c10d._world.pg_map):
         groups._release_process_group_references()
 
@@ -136,12 +138,12 @@ _WORDS = {
         "no file {path}; give deepspeed.initialize a dict, or a path that is there"
     ),
 }
-"""Patterns of messages, as DeepSpeed 0.19.8 has them, and ours; tests have it say each."""
+"""Patterns of DeepSpeed's messages (0.19.8) and our explanations; a test provokes each."""
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Within, what DeepSpeed raises and a user should read otherwise is a UsageError."""
+    """Raise errors of DeepSpeed that a user can fix as UsageError, within the block."""
     try:
         yield
     except Exception as error:
@@ -151,12 +153,12 @@ def explained() -> Iterator[None]:
 
 
 def in_our_words(error: BaseException) -> UsageError | None:
-    """What a user should read of an error that DeepSpeed has raised; None where it knows better than we do."""
+    """Return the explanation of an error of DeepSpeed for the user; None if its own message is better."""
     if isinstance(error, ValidationError):
         return _of_section(error)
     if isinstance(error, TypeError) and _is_about_batch_sizes(error):
         return UsageError(
-            f'deepspeed config: a batch size is no number, and "auto" is for Transformers alone; {_BATCH_SIZES}'
+            f'deepspeed config: a batch size is not a number; only Transformers resolves "auto"; {_BATCH_SIZES}'
         )
     for pattern, words in _WORDS.items():
         if found := re.search(pattern, str(error), re.DOTALL):
@@ -176,7 +178,9 @@ def _of_section(error: ValidationError) -> UsageError | None:
 
 
 def _is_about_batch_sizes(error: TypeError) -> bool:
-    """Where the sizes are computed, it is the one thing that DeepSpeed does with values that are no numbers."""
+    """Return whether the error comes from the computation of batch sizes, the only one with values that may not be
+    numbers.
+    """
     innermost = traceback.extract_tb(error.__traceback__)[-1:]
     return any(
         frame.filename.endswith("deepspeed/runtime/config.py") and "_batch_" in frame.name for frame in innermost

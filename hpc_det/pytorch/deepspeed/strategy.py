@@ -1,4 +1,4 @@
-"""DeepSpeedTrial: engines step their optimizers, and every rank saves its part of them."""
+"""The strategy of a DeepSpeedTrial: engines step their optimizers, and every rank saves its part of them."""
 
 from __future__ import annotations
 
@@ -145,7 +145,9 @@ class DeepSpeedStrategy:
             yield from (*engine.module.modules(), *engine.module.parameters(), *engine.module.buffers())
 
     def snapshot(self, callbacks: Callbacks) -> None:
-        """Nobody has all of an engine's weights, so a validation that may change some is never left half-way."""
+        """Return None: no rank has all weights of an engine, so a validation that may change some is never
+        interrupted.
+        """
 
     # --- checkpoints
 
@@ -154,7 +156,7 @@ class DeepSpeedStrategy:
         check_loadable({rank_file(self._context.distributed.rank): {"callbacks": callbacks.state()}, **engines})
 
     def expected(self, callbacks: Callbacks, window: MetricWindow) -> list[Any]:
-        """What engines would save is known where the trial saves them as DeepSpeedTrial does."""
+        """Return what engines will save, which is known if the trial saves them as DeepSpeedTrial does."""
         engines = [] if implements(type(self._trial), "save") else self._context.models
         return [rank_state(self._context, callbacks, window), *(part for each in engines for part in expected(each))]
 
@@ -187,19 +189,21 @@ class DeepSpeedStrategy:
 
 
 def _numbers(metrics: Any) -> dict[str, float | torch.Tensor | None]:
-    """What `train_batch` returned, without the graphs, which end with the micro batch; None for what is no number."""
+    """Return the metrics of `train_batch` without graphs, which end with the micro batch; None for values that are not
+    numbers.
+    """
     return {name: number_of(value) for name, value in named(metrics).items()}
 
 
 def _nothing(metrics: Any) -> dict[str, Any]:
-    """Of a rank whose metrics do not count: it may return anything."""
+    """Return no metrics, for a rank whose metrics do not count and may be anything."""
     return {}
 
 
 def mean(metrics: Sequence[Mapping[str, float | torch.Tensor | None]]) -> dict[str, Any]:
-    """Over the micro batches of one batch; None where one of them has no number.
+    """Return the mean over the micro batches of a batch; None if one of them is not a number.
 
-    Raises UsageError where they are not of the same names.
+    Raises UsageError if their names differ.
     """
     for each in metrics[1:]:
         if each.keys() != metrics[0].keys():

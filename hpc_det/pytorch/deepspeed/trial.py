@@ -1,4 +1,4 @@
-"""What a user of DeepSpeed implements, and the Trainer form: a script of the user's own, under any launcher or none."""
+"""DeepSpeedTrial, which users subclass, and `init` for scripts with a Trainer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from hpc_det.pytorch.trial.trial import Trial
 
 
 class DeepSpeedTrial(Trial):
-    """Subclass this; give deepspeed.initialize models, optimizers and schedulers in `__init__`, and wrap its engines.
+    """A trial that trains DeepSpeed engines. Subclass it.
 
-    `train_batch`, both loaders and one of `evaluate_batch` and `evaluate_full_dataset` are required.
+    Call deepspeed.initialize in `__init__` and wrap the engines. Required are `train_batch`, both loaders, and either
+    `evaluate_batch` or `evaluate_full_dataset`.
     """
 
     strategy_class = DeepSpeedStrategy
@@ -32,51 +33,57 @@ class DeepSpeedTrial(Trial):
         self.context = context
 
     def build_training_data_loader(self) -> DataLoader | Iterable[Any] | None:
-        """hpc_det's DataLoader, with batches of train_micro_batch_size_per_gpu records; any other after
-        `context.disable_dataset_reproducibility_checks()`. None on ranks that load nothing.
+        """Return hpc_det's DataLoader, with batches of train_micro_batch_size_per_gpu records; None on ranks that load
+        nothing.
+
+        Other loaders are allowed after `context.disable_dataset_reproducibility_checks()`.
         """
         raise NotImplementedError
 
     def build_validation_data_loader(self) -> DataLoader | Iterable[Any] | None:
-        """Like the one for training; its batches may be of another size."""
+        """Return the loader for validations; its batches may have another size."""
         raise NotImplementedError
 
     def train_batch(
         self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int
     ) -> torch.Tensor | dict[str, Any]:
-        """A micro batch, `next(dataloader_iter)`, moved by `context.to_device`: the engine's forward pass, `backward`
-        and `step`. Called gradient_accumulation_steps times for a batch, whose metrics are the averages.
+        """Train a micro batch, and return scalars by name, or the loss as a tensor.
 
-        With a pipeline, or after `context.disable_auto_grad_accumulation()`, a whole batch: called once for it.
+        Take it with `next(dataloader_iter)` and move it with `context.to_device`; run the engine's forward pass,
+        `backward` and `step`. The loop calls this gradient_accumulation_steps times for a batch and averages the
+        metrics. With a pipeline, or after `context.disable_auto_grad_accumulation()`, it is called once for a whole
+        batch.
 
-        `batch_idx` counts batches from the start of the trial; the micro batches of one have the same.
-        `dataloader_iter` is None on ranks that load nothing. Returns scalars by name; a bare tensor is the loss.
+        `batch_idx` counts batches from the start of the trial; the micro batches of one batch have the same.
+        `dataloader_iter` is None on ranks that load nothing.
         """
         raise NotImplementedError
 
     def evaluate_batch(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """(dataloader_iter) or (dataloader_iter, batch_idx): one batch of this rank's share of the validation data, or
-        what a pipeline takes at once; counted from 0.
+        """Evaluate one batch of this rank's share of the validation data, and return scalars by name.
 
-        Without gradients, engines in eval mode. Returns scalars by name.
+        The arguments are (dataloader_iter) or (dataloader_iter, batch_idx), with batches counted from 0. A pipeline
+        takes the micro batches of one batch. There are no gradients, and engines are in eval mode.
         """
         raise NotImplementedError
 
     def save(self, context: DeepSpeedTrialContext, path: Path) -> None:
-        """On every rank: its shards of the engines, into the folder `path`. Override it together with `load`."""
+        """Save this rank's shards of the engines into the folder `path`, on every rank. Override it together with
+        `load`.
+        """
         for number, engine in enumerate(context.models):
             engine.save_checkpoint(path, tag=tag(number), save_latest=not number)
 
     def load(self, context: DeepSpeedTrialContext, load_path: Path) -> None:
-        """On every rank: what `save` has written; of ZeRO also on another number of slots.
+        """Load what `save` has written, on every rank; with ZeRO also on another number of slots.
 
-        Raises UsageError where the engines are of another kind than those that were saved, HpcDetError for damage.
+        Raises UsageError if the engines are of another kind than the saved ones, HpcDetError for damaged files.
         """
         load_engines(context, load_path)
 
 
 class TrainerContext(DeepSpeedTrialContext):
-    """A context that knows where it runs, for the Trainer."""
+    """The context of a Trainer, which contains its run."""
 
     def __init__(self, run: TrialRun) -> None:
         super().__init__(run.spec, run.distributed, run.folder)
@@ -91,7 +98,7 @@ def init(
     distributed: Distributed | None = None,
     enable_tensorboard_logging: bool = True,
 ) -> Iterator[TrainerContext]:
-    """As `hpc_det.pytorch.init`, for a DeepSpeedTrial. Enter it before deepspeed.initialize."""
+    """Yield a context, as `hpc_det.pytorch.init`, for a DeepSpeedTrial. Enter it before deepspeed.initialize."""
     where = (hparams, exp_conf, distributed, enable_tensorboard_logging)
     with context_of_script(TrainerContext, *where) as context, explained():
         yield context

@@ -1,1 +1,1 @@
-"""Pictures of facts: SVG as text that is safe to put into a page. Colours are classes, which page.css gives meaning."""
+"""Pictures of facts, as SVG text that is safe to embed in a page. Colours are classes defined in page.css."""

@@ -1,4 +1,4 @@
-"""Pictures against batches: a metric of all trials, the parts of a rank's time, a metric of all nodes or GPUs."""
+"""Pictures over batches: a metric of all trials, the parts of a rank's time, a metric of all nodes or GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ Point = tuple[float, float | None]
 
 
 def curves(title: str, by_trial: Mapping[int, Sequence[Point]], classes: Mapping[int, str], most_points: int) -> Markup:
-    """`by_trial`: points of each, at least one a value; the last trial is drawn on top. `most_points`: of a curve."""
+    """Return a panel of curves.
+
+    `by_trial`: points of each trial, at least one of them a value; the last trial is drawn on top. `most_points`: limit
+    for each curve.
+    """
     values = [value for curve in by_trial.values() for _, value in curve if value is not None]
     x = Scale.of([at for curve in by_trial.values() for at, _ in curve], LEFT, WIDTH - RIGHT, may_be_log=False)
     y = Scale.of(values, HEIGHT - BOTTOM, TOP)
@@ -27,7 +31,7 @@ def curves(title: str, by_trial: Mapping[int, Sequence[Point]], classes: Mapping
 
 
 def axes(x: Scale, y: Scale) -> Iterator[Markup]:
-    """Of a picture against batches."""
+    """Yield the axes of a picture over batches."""
     for tick in y.ticks():
         yield svg.line(LEFT, y.at(tick), WIDTH - RIGHT, y.at(tick), "grid")
         yield svg.text(LEFT - 6, y.at(tick) + 3.5, number(tick), anchor="end")
@@ -44,7 +48,7 @@ def _curve(trial: int, curve: Sequence[Point], class_: str, x: Scale, y: Scale, 
 
 
 def path(points: Sequence[tuple[float, float]]) -> str:
-    """Through these pixels; a single one as a small circle."""
+    """Return a path through these pixels; a single point is a small circle."""
     if len(points) == 1:
         x, y = points[0]
         return f"M{svg.place(x - 2, y)}a2,2 0 1,0 4,0a2,2 0 1,0 -4,0"
@@ -52,7 +56,7 @@ def path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def unbroken(curve: Sequence[Point]) -> Iterator[list[tuple[float, float]]]:
-    """The stretches between values that are no finite numbers."""
+    """Yield the segments between values that are not finite numbers."""
     stretch: list[tuple[float, float]] = []
     for at, value in curve:
         if value is not None:
@@ -65,7 +69,7 @@ def unbroken(curve: Sequence[Point]) -> Iterator[list[tuple[float, float]]]:
 
 
 def thinned(curve: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """The lowest and the highest value of each of equal parts, in their order, and both ends: no peak is lost."""
+    """Return the lowest and highest value of equal parts, in order, and both ends, so that no peak is lost."""
     if len(curve) <= most:
         return list(curve)
     parts = max((most - 2) // 2, 1)
@@ -79,11 +83,11 @@ def thinned(curve: Sequence[tuple[float, float]], most: int) -> list[tuple[float
 
 
 Column = Mapping[str, Any]
-"""first, last: batches; seconds: of each part."""
+"""A column with `first` and `last`, in batches, and `seconds` of each part."""
 
 
 def stack(columns: Sequence[Column]) -> Markup:
-    """In percent. At least one column; all have the same parts."""
+    """Return stacked percentages. There is at least one column, and all have the same parts."""
     x = Scale.of([columns[0]["first"], *(column["last"] for column in columns)], LEFT, WIDTH - RIGHT, may_be_log=False)
     y = Scale.of([0.0, 100.0], HEIGHT - BOTTOM, TOP, may_be_log=False)
     drawn: dict[str, str] = {}
@@ -100,7 +104,7 @@ def stack(columns: Sequence[Column]) -> Markup:
 
 
 def _box(left: float, bottom: float, right: float, top: float) -> str:
-    """Nothing for what is too low to see."""
+    """Return the path of a box; empty if it is too low to be visible."""
     return f"M{svg.place(left, bottom)}V{top:.1f}H{right:.1f}V{bottom:.1f}Z" if bottom - top >= 0.05 else ""
 
 
@@ -112,11 +116,11 @@ def _shares(columns: Sequence[Column]) -> str:
 
 
 Range = tuple[int, float, float, float]
-"""Batches, and the mean, the lowest and the highest value there."""
+"""Batches, and the mean, lowest and highest value there."""
 
 
 def band(title: str, points: Sequence[Range], size: float = 1.0) -> Markup:
-    """Of at least one point. Values are shown as multiples of `size`."""
+    """Return a band of at least one point. Values are shown as multiples of `size`."""
     points = [(at, mean / size, low / size, high / size) for at, mean, low, high in points]
     lows, highs = [low for *_, low, _ in points], [high for *_, high in points]
     x = Scale.of([at for at, *_ in points], LEFT, WIDTH - RIGHT, may_be_log=False)

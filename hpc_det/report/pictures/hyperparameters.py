@@ -1,6 +1,4 @@
-"""What hyperparameters do: parallel coordinates, with an axis for each of them and for the metric and a line for each
-trial, and their importance as bars.
-"""
+"""Pictures of hyperparameters: parallel coordinates with a line for each trial, and bars of their importance."""
 
 from __future__ import annotations
 
@@ -32,9 +30,10 @@ class _Axis:
 def parallel(
     points: Mapping[int, Sequence[Any]], names: Sequence[str], logarithmic: Set[str], classes: Mapping[int, str]
 ) -> Markup:
-    """`points`: a value for each of the names; None where a trial has none. The last trial is drawn on top.
+    """Return parallel coordinates, with an axis for each name.
 
-    `logarithmic`: the names of which the axis may be so.
+    `points`: a value for each name; None if a trial has none. The last trial is drawn on top. `logarithmic`: names
+    whose axis may be logarithmic.
     """
     step = (WIDTH - 2 * SIDE) / max(len(names) - 1, 1)
     axes = [
@@ -59,7 +58,7 @@ def _axis(name: str, x: float, values: Sequence[Any], *, may_be_log: bool) -> _A
 
 
 def _line(trial: int, values: Sequence[Any], axes: Sequence[_Axis], class_: str) -> Markup:
-    """Broken where a trial has no value."""
+    """Return the line of a trial, interrupted at missing values."""
     d, command = "", "M"
     for value, axis in zip(values, axes, strict=True):
         if value is None:
@@ -79,7 +78,7 @@ def _drawn(axis: _Axis) -> Iterator[Markup]:
 
 
 def importance_bars(importances: Sequence[Mapping[str, Any]]) -> Markup:
-    """A bar for each hyperparameter, and a mark at what chance alone would reach."""
+    """Return a bar for each hyperparameter, with a mark at the value that chance alone reaches."""
     rows = [part for row, importance in enumerate(importances) for part in _importance(row, importance)]
     said = "; ".join(f"{its['name']} {percent(its['share'])}" for its in importances)
     return svg.picture(WIDTH, ROW * len(importances) + 4, f"Importance: {said}", rows, "picture wide")

@@ -1,4 +1,4 @@
-"""A bracket of a search by successive halving: its rungs from left to right, the trials at each by their value."""
+"""A bracket of successive halving: its rungs from left to right, with the trials of each by value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Rung = Mapping[str, Any]
 
 
 def rung_diagram(rungs: Sequence[Rung], unit: str, classes: Mapping[int, str]) -> Markup:
-    """Filled dots go on or finished, hollow ones do not; a line leads each trial to its next rung."""
+    """Return the diagram. Filled dots were promoted or finished, hollow ones were not; a line connects a
+    trial's rungs.
+    """
     values = [trial["value"] for rung in rungs for trial in rung["trials"] if trial["value"] is not None]
     y = Scale.of(values, HEIGHT - BOTTOM, TOP)
     step = (WIDTH - LEFT - RIGHT) / max(len(rungs) - 1, 1)
@@ -31,7 +33,7 @@ def rung_diagram(rungs: Sequence[Rung], unit: str, classes: Mapping[int, str]) -
 
 
 def in_words(rung: Rung) -> str:
-    """`16 trials, 4 promoted, 12 stopped`."""
+    """Return a text such as `16 trials, 4 promoted, 12 stopped`."""
     statuses = Counter(trial["status"] for trial in rung["trials"])
     return ", ".join(
         [f"{len(rung['trials'])} trials", *(f"{count} {status}" for status, count in sorted(statuses.items()))]
@@ -39,7 +41,7 @@ def in_words(rung: Rung) -> str:
 
 
 def _places(rung: Rung, x: float, y: Scale) -> dict[int, tuple[float, float]]:
-    """Where each trial of the rung is; one that has no finite value is on the ground."""
+    """Return the position of each trial of the rung; those without a finite value are at the bottom."""
     ground = float(HEIGHT - BOTTOM)
     return {trial["trial"]: (x, ground if trial["value"] is None else y.at(trial["value"])) for trial in rung["trials"]}
 

@@ -1,4 +1,4 @@
-"""Elements of SVG, in which any text stays text, and scales: where a value lies, and which values an axis names."""
+"""SVG elements in which text is escaped, and scales from values to pixels with their ticks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from markupsafe import Markup, escape
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
-    """`class_` and `data_t` are class and data-t; None is left out. Children that are no Markup are text."""
+    """Return an element. `class_` and `data_t` are class and data-t; None is omitted. Children that are not Markup are
+    escaped.
+    """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_short(value))}"'
         for key, value in attributes.items()
@@ -20,12 +22,12 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
 
 
 def _short(value: object) -> object:
-    """A tenth of a pixel is as good as any."""
+    """Return the value with a precision of a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
 
 
 def picture(width: float, height: float, said: str, parts: Iterable[str], class_: str = "picture") -> Markup:
-    """`said`: what it shows, for who cannot see it."""
+    """Return a picture. `said`: its description for screen readers."""
     inside = (element("title", said), *parts)
     return element("svg", *inside, viewBox=f"0 0 {width:g} {height:g}", role="img", class_=class_)
 
@@ -39,36 +41,36 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
 
 
 def of_trial(trial: int, *children: str, name: str = "g", class_: str = "", **attributes: object) -> Markup:
-    """What belongs to a trial: it is highlighted with everything else that does."""
+    """Return an element of a trial, which is highlighted together with its other elements."""
     return element(name, *children, class_=f"t {class_}".rstrip(), data_t=trial, **attributes)
 
 
 def place(x: float, y: float) -> str:
-    """A point of a path."""
+    """Return a point of a path."""
     return f"{_short(float(x))},{_short(float(y))}"
 
 
 LOG_FROM = 50.0
-"""Positive values whose greatest is so many times the smallest are shown by their logarithm."""
+"""Ratio of the largest to the smallest positive value above which an axis is logarithmic."""
 
 SAME = 1e-6
-"""Values that differ by so small a part of themselves are one place: nobody could read the ticks between."""
+"""Relative difference below which values count as equal, since ticks between them could not be read."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to pixels, linear or logarithmic."""
+    """A linear or logarithmic scale from values to pixels."""
 
     low: float
     high: float
     begin: float
-    """The pixel of `low`."""
+    """Pixel of `low`."""
     end: float
     is_log: bool = False
 
     @classmethod
     def of(cls, values: Sequence[float], begin: float, end: float, *, may_be_log: bool = True) -> Scale:
-        """Wide enough for all of the values, which are finite."""
+        """Return a scale for all values, which are finite."""
         low, high = min(values, default=0.0), max(values, default=1.0)
         greatest = max(abs(low), abs(high))
         if high - low <= SAME * greatest:
@@ -80,7 +82,7 @@ class Scale:
         return self.begin + (value - low) / (high - low) * (self.end - self.begin)
 
     def ticks(self, most: int = 5) -> list[float]:
-        """Round values within the axis."""
+        """Return round values within the axis."""
         return _log_ticks(self.low, self.high, most) if self.is_log else _ticks(self.low, self.high, most)
 
 

@@ -1,4 +1,4 @@
-"""What the time of trials went into: a row for each, from its job's submission to its end, and a bar of the sums."""
+"""Time lines: a row for each trial, from its job's submission to its end, and a bar of the sums."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hpc_det.view.formatting import duration, percent
 
 WIDTH, LEFT, RIGHT, TOP = 1000, 62, 14, 24
 FINEST = 1.5
-"""Pixels: spans that are shorter share a column of that width, each with its part of it."""
+"""Pixels below which spans share a column, each with its proportion."""
 CUTS = ("preempted", "time limit", "failed", "node lost", "hung", "disk full", "unhealthy node", "scheduler away")
-"""Ends of attempts that are marked."""
+"""Causes of attempts that are marked."""
 Trial = Mapping[str, Any]
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def time_line(trials: Sequence[Trial]) -> Markup:
-    """At least one of the trials has a span."""
+    """Return the time line. At least one trial has a span."""
     begins = [span["begin"] for trial in trials for span in trial["spans"]]
     ends = [span["end"] for trial in trials for span in trial["spans"]]
     first, last = min(begins), max(ends)
@@ -32,7 +32,7 @@ def time_line(trials: Sequence[Trial]) -> Markup:
     parts = [*_axis(x, unit, height)]
     for index, trial in enumerate(trials):
         parts.append(_row(trial, TOP + (index + 0.5) * row, row, lambda at: x.at((at - first) / size)))
-    said = f"What {len(trials)} trials did during {duration(last - first)}"
+    said = f"Time line of {len(trials)} trials over {duration(last - first)}"
     return svg.picture(WIDTH, height, said, parts, "picture wide rows")
 
 
@@ -64,7 +64,7 @@ def in_words(trial: Trial) -> str:
 
 
 def _cuts(trial: Trial, y: float, thickness: float, at: Any) -> Iterator[Markup]:
-    """Where an attempt did not end by itself."""
+    """Yield a mark at each attempt that was interrupted."""
     for attempt in trial["attempts"]:
         if attempt["cause"] in CUTS and attempt["ended"]:
             x, half = at(attempt["ended"]), thickness / 2 + 1.5
@@ -73,7 +73,7 @@ def _cuts(trial: Trial, y: float, thickness: float, at: Any) -> Iterator[Markup]
 
 
 def columns(spans: Sequence[tuple[str, float, float]]) -> Iterator[tuple[str, float, float]]:
-    """The same in pixels: those that are too short to see together, so that each phase keeps its share."""
+    """Yield the spans in pixels. Spans too short to see are combined, so that each phase keeps its share."""
     short: list[tuple[str, float, float]] = []
     for span in spans:
         _, begin, end = span
@@ -99,7 +99,7 @@ def _shared(short: Sequence[tuple[str, float, float]]) -> Iterator[tuple[str, fl
 
 
 def time_bar(whose: str, seconds: Mapping[str, float]) -> Markup:
-    """Its time, by phase or part in this order, which page.css has a colour for."""
+    """Return a bar of the seconds by phase or part, which page.css colours."""
     total, x = sum(seconds.values()) or 1.0, 0.0
     parts = []
     for phase, amount in seconds.items():
