@@ -1,4 +1,6 @@
-"""State, history, metrics and profile of experiments, from their files and, where these leave it open, the scheduler.
+"""State, history, metrics and profile of experiments, from their files and, if these do not settle a state, the
+scheduler.
 
-`experiments` keeps an index of those that rest, and `interrupted` settles submissions that were killed; all else reads.
+`experiments` keeps an index of finished and paused ones, and `interrupted` settles submissions that were killed; all
+other modules only read.
 """

@@ -1,4 +1,4 @@
-"""The checkpoints of experiments as their owner asks for them: by uuid or all, with what was validated at them."""
+"""The checkpoints of experiments for their owner: by UUID or all, with their validations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpc_det.view.state import effective_config
 from hpc_det.view.trial_history import is_complete
 
 SHORTEST = 4
-"""Characters of a uuid that name a checkpoint."""
+"""Number of characters of a UUID that identify a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class StoredCheckpoint:
     checkpoint: Committed
     storage: TrialStorage
     metrics: dict[str, Any]
-    """Of the validation at its batches; empty where there was none."""
+    """Metrics of the validation at its number of batches; empty without one."""
     set_aside: Damaged | None = None
-    """What was found when it was set aside: no trial goes on from it, and nothing counts it."""
+    """Reason for which it was set aside; no trial resumes from it, and it does not count."""
 
     @property
     def uuid(self) -> str:
@@ -43,8 +43,10 @@ class StoredCheckpoint:
 
     @property
     def state(self) -> str:
-        """COMPLETED, PARTIALLY_DELETED by its owner, SET_ASIDE since it was damaged when a trial was to resume from it,
-        or DAMAGED: files are missing or cut; no byte is read.
+        """COMPLETED, PARTIALLY_DELETED by its owner, SET_ASIDE if it was damaged when a trial was to resume from it, or
+        DAMAGED.
+
+        DAMAGED means that files are missing or too short; no content is read.
         """
         if self.set_aside:
             return "SET_ASIDE"
@@ -57,7 +59,7 @@ class StoredCheckpoint:
 
 
 def of_trial(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
-    """The newest first; `config` is the effective one of its experiment."""
+    """Return the checkpoints of a trial, newest first. `config`: the experiment's effective configuration."""
     storage = TrialStorage(trial, config["checkpoint_storage"])
     found = storage.all()
     validated = validation_metrics(trial.metrics, {each.steps for each in found})
@@ -65,7 +67,7 @@ def of_trial(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
 
 
 def set_aside_in(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
-    """Those that were damaged, the oldest first; one may have come back whole from a store meanwhile."""
+    """Return the checkpoints that were set aside, oldest first. One may have been restored from a store meanwhile."""
     storage = TrialStorage(trial, config["checkpoint_storage"])
     return [
         StoredCheckpoint(
@@ -79,14 +81,16 @@ def set_aside_in(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
 
 
 def of_experiment(experiment: ExperimentFolder, config: Tree) -> list[StoredCheckpoint]:
-    """Trial after trial, the newest of each first; `config` is the effective one."""
+    """Return the checkpoints trial by trial, the newest of each first. `config`: the effective configuration."""
     return [found for trial in experiment.trials() for found in of_trial(trial, config)]
 
 
 def best_first(
     checkpoints: Sequence[StoredCheckpoint], metric: str, *, smaller_is_better: bool
 ) -> list[StoredCheckpoint]:
-    """Those with a validation in which `metric` was a number. Of equals the earliest is the best."""
+    """Return the checkpoints whose validation has a number for `metric`, best first. Of equal values, the earliest is
+    best.
+    """
     valued = [(item, value) for item in checkpoints if (value := item.value(metric)) is not None]
     ranked = sorted(valued, key=lambda found: (badness(found[1], smaller_is_better), found[0].checkpoint.time))
     return [item for item, _ in ranked]
@@ -96,10 +100,10 @@ def best_first(
 
 
 def find(store: ExperimentStore, uuid: str) -> StoredCheckpoint:
-    """The checkpoint whose uuid is `uuid`, or begins with it. Raises UsageError where there is none, or several.
+    """Return the checkpoint whose UUID is `uuid` or starts with it. Raises UsageError for none or several.
 
-    A folder of a trial is listed and no file of it opened: there may be ten thousand. Stores are asked only about what
-    lies in no folder.
+    Folders of trials are listed, without opening files, since there may be ten thousand. Stores are asked only about
+    checkpoints in no folder.
     """
     if len(uuid) < SHORTEST or uuid.startswith(".") or "/" in uuid:
         raise UsageError(f"{uuid!r} is no checkpoint; expected its uuid, or the first {SHORTEST} characters and more")

@@ -1,15 +1,15 @@
-"""All experiments below a state root: each in a line, and those that have not ended.
+"""All experiments below a state root: a summary of each, and those that have not ended.
 
-Only those that somebody works on are read, and those that the index does not know: a file that keeps the summaries of
-experiments that rest, so that a list of a thousand need not read them all again.
+Only active experiments are read, and those that are not in the index, a file with summaries of the others, so that a
+list of a thousand need not read all of them.
 
-Nobody works on such an experiment, and whoever changes it leaves a trace: `continue`, `activate` and a worker that is
-late write an entry into its search's journal, all others replace a file of its folder, and a rank that is late appends
-to its metrics, which count where there is one trial. So what is kept stands as long as these three are what they were
-when the experiment was read.
+Every change of an inactive experiment leaves a trace: `continue`, `activate` and a late worker write an entry into the
+search's journal, other commands replace a file in the experiment's folder, and a late rank appends to its metrics,
+which count with a single trial. So a summary is valid as long as these three are as they were when the experiment was
+read.
 
-The index is replaced as a whole. Of two processes that do so at once, one has done it for nothing; where it is missing,
-damaged or another version's, all experiments are read.
+The index is replaced as a whole. If two processes do so at the same time, one of them works in vain. If it is missing,
+damaged or of another version, all experiments are read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from hpc_det.view.watch import readable_states
 
 
 def summaries(store: ExperimentStore) -> list[Summary]:
-    """Of all experiments, oldest first. One with damaged files hides no other. The scheduler is asked about those that
-    do not rest.
+    """Return the summaries of all experiments, oldest first. Damaged files of one do not hide others.
+
+    The scheduler is asked about active experiments.
     """
     found = look(store)
     now, damaged = readable_states(found.under_way)
@@ -45,11 +46,11 @@ def summaries(store: ExperimentStore) -> list[Summary]:
 
 @dataclass(frozen=True)
 class Found:
-    """By one look at all experiments, each of them oldest first. The index is brought up to date on the way."""
+    """The result of one look at all experiments, each list oldest first. The index is updated on the way."""
 
     resting: list[Summary] = field(default_factory=list)
     under_way: list[ExperimentView] = field(default_factory=list)
-    """Their jobs may be in a queue or run, as far as files tell: the scheduler is not asked."""
+    """Experiments whose jobs may be queued or running, as far as files show, without asking the scheduler."""
     damaged: list[Summary] = field(default_factory=list)
 
 
@@ -91,37 +92,41 @@ def _damaged(experiment: ExperimentFolder) -> Summary:
 
 
 SETTLES_S = 2.0
-"""File systems tell times in steps: a change within the same one as the last leaves no trace."""
+"""Seconds after which a file counts as unchanged: file systems record times in steps, so a change within one leaves no
+trace.
+"""
 
 Trace = list[list[int]]
-"""Of each path: inode, size and time of change in ns; nothing where it is missing."""
+"""For each path, its inode, size and time of change in ns; empty if it is missing."""
 
 
 class Index:
-    """Summaries of experiments that rest."""
+    """Summaries of inactive experiments."""
 
     def __init__(self, store: ExperimentStore) -> None:
         self._file = store.index
         self._kept = _read_index(store.index)
         self._asked_for: set[int] = set()
-        """Experiments that are there."""
+        """Numbers of existing experiments."""
         self._has_news = False
 
     def find(self, experiment: ExperimentFolder) -> Summary | None:
-        """What is known of the experiment, where it has not changed since."""
+        """Return the summary of the experiment, if it has not changed since."""
         self._asked_for.add(experiment.id)
         trace, found = self._kept.get(experiment.id, ([], None))
         return found if found and trace == trace_of(experiment) else None
 
     def keep(self, found: Summary, trace: Trace) -> None:
-        """Of an experiment that rests. `trace`: from before its files were read."""
+        """Keep the summary of an inactive experiment. `trace`: taken before its files were read."""
         changed = max((path[-1] for path in trace if path), default=0) / 1e9
         if found.name != DAMAGED and abs(time.time() - changed) > SETTLES_S:
             self._kept[found.id] = trace, found
             self._has_news = True
 
     def write(self) -> None:
-        """If there is anything new. Nothing depends on it: a full disk, or a folder of somebody else, is no error."""
+        """Write the index if it has changed. A full disk, or another user's folder, is not an error: nothing depends on
+        the index.
+        """
         if not self._has_news or not is_own(self._file.parent):
             return
         kept = ((number, self._kept[number]) for number in self._asked_for & self._kept.keys())

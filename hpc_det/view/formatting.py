@@ -1,4 +1,4 @@
-"""Numbers, durations, sizes, times and tables as people read them: the same in the terminal and in the report."""
+"""Numbers, durations, sizes, times and tables as text, the same in the terminal and in the report."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from hpc_det.errors import printable
 
 NONE = "-"
-"""Shown for a value that is not known."""
+"""Shown for an unknown value."""
 LONGEST_VALUE = 60
-"""Characters of a value that is not a number."""
+"""Largest number of characters of a value that is not a number."""
 
 # --- numbers
 
 
 def number(value: Any) -> str:
-    """A metric or hyperparameter in five digits; of what is not a number, such as a matrix, JSON that may be cut."""
+    """Return a metric or hyperparameter with five digits; for other values, such as a matrix, shortened JSON."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{value:.5g}"
     text = value if isinstance(value, str) else json.dumps(value)
@@ -28,27 +28,27 @@ def number(value: Any) -> str:
 
 
 def number_if_known(value: Any) -> str:
-    """The same in a cell of a table."""
+    """Return the same for a cell of a table."""
     return NONE if value is None else number(value)
 
 
 def values_in_words(values: Mapping[str, Any]) -> str:
-    """`loss 0.25, accuracy 0.9`."""
+    """Return a text such as `loss 0.25, accuracy 0.9`."""
     return ", ".join(f"{name} {number(value)}" for name, value in values.items())
 
 
 def percent(share: float | None) -> str:
-    """A share of 0 .. 1 as `63%`."""
+    """Return a share from 0 to 1 as `63%`."""
     return NONE if share is None else f"{share:.0%}"
 
 
 def ratio(value: float | None) -> str:
-    """`1.87`."""
+    """Return a text such as `1.87`."""
     return NONE if value is None else f"{value:.2f}"
 
 
 def size(size_bytes: float) -> str:
-    """`512 B`, `1.5 MiB`."""
+    """Return a text such as `512 B` or `1.5 MiB`."""
     amount, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if amount < 1024:
@@ -58,14 +58,14 @@ def size(size_bytes: float) -> str:
 
 
 def quantity(amount: float, unit: str) -> str:
-    """An amount in one of the units %, bytes, bytes/s and 1/s: `40%`, `1.5 MiB/s`."""
+    """Return an amount in the unit %, bytes, bytes/s or 1/s, such as `40%` or `1.5 MiB/s`."""
     if unit.startswith("bytes"):
         return size(amount) + unit.removeprefix("bytes")
     return f"{amount:.0f}{unit.removeprefix('1')}"
 
 
 def count(number: int, thing: str) -> str:
-    """`1 file`, `2 files`."""
+    """Return a text such as `1 file` or `2 files`."""
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
@@ -73,7 +73,7 @@ _ONE = {"batches": "batch", "records": "record", "epochs": "epoch"}
 
 
 def length_in_words(amount: int, unit: str) -> str:
-    """`1 batch`, `2 epochs`."""
+    """Return a text such as `1 batch` or `2 epochs`."""
     return f"{amount} {_ONE[unit] if amount == 1 else unit}"
 
 
@@ -84,7 +84,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def duration(seconds: float) -> str:
-    """`85 us`, `94 ms`, `37.6 s`; from a minute on in the two greatest units: `3 h 20 min`."""
+    """Return a text such as `85 us`, `94 ms` or `37.6 s`; from a minute on with the two largest units: `3 h 20 min`."""
     if seconds < 59.95:
         return _less_than_a_minute(seconds)
     rest = round(seconds)
@@ -105,18 +105,18 @@ def _less_than_a_minute(seconds: float) -> str:
 
 
 def date_and_time(moment: float | None) -> str:
-    """Local time to the second."""
+    """Return the local time to the second."""
     return NONE if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
 def clock(moment: float, now: float) -> str:
-    """Local time, with the date where it is not today's."""
+    """Return the local time, with the date unless it is today's."""
     date, of_day = date_and_time(moment).split()
     return of_day if date == date_and_time(now).split()[0] else f"{date} {of_day}"
 
 
 def iso(moment: float) -> str:
-    """Local time with its offset to the second, for programs."""
+    """Return the local time with its offset, to the second, for programs."""
     return datetime.fromtimestamp(moment).astimezone().isoformat(timespec="seconds")
 
 
@@ -124,7 +124,9 @@ def iso(moment: float) -> str:
 
 
 def reached(record: Mapping[str, Any]) -> str:
-    """`200/400` batches of the only trial, or `3/16 trials` that have ended. `record`: the fields of a Summary."""
+    """Return `200/400` batches of a single trial, or `3/16 trials` that have ended. `record`: the fields of
+    a Summary.
+    """
     if record["batches"] is not None:
         return f"{record['batches']}/{record['total_batches'] or '?'}"
     if (trials := record["trials"]) is None:
@@ -133,7 +135,7 @@ def reached(record: Mapping[str, Any]) -> str:
 
 
 def batches_of(batches: int, total: int | None) -> str:
-    """`200 of 400 batches`."""
+    """Return a text such as `200 of 400 batches`."""
     return f"{batches} of {total or '?'} batches"
 
 
@@ -141,7 +143,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """A block for each value; where there are more than fit, for the mean of several."""
+    """Return a block character for each value, or for the mean of several if there are more than fit."""
     if len(values) > width:
         borders = [place * len(values) // width for place in range(width + 1)]
         values = [sum(values[a:b]) / (b - a) for a, b in pairwise(borders)]
@@ -156,27 +158,27 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """At most `width` characters, with an ellipsis for the rest."""
+    """Return at most `width` characters, with an ellipsis for the rest."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def one_line(text: str) -> str:
-    """Lines joined by semicolons."""
+    """Return the lines joined by semicolons."""
     return "; ".join(text.splitlines())
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, with cells of the same column below each other."""
+    """Return a line for each row, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return [line.rstrip() for line in lines]
 
 
 def labelled(rows: Mapping[str, str]) -> list[str]:
-    """An indented line for each text, behind its label. What a terminal would take for a command is spelled out."""
+    """Return an indented line for each text, after its label. Control characters for terminals are escaped."""
     return [f"  {label + ':':<12}{printable(text)}" for label, text in rows.items()]
 
 
 def section(heading: str, lines: Sequence[str]) -> list[str]:
-    """The heading and below it the indented lines; nothing without lines."""
+    """Return the heading and its indented lines; nothing without lines."""
     return [f"{heading}:", *(f"  {line}" for line in lines)] if lines else []

@@ -1,7 +1,6 @@
-"""Submissions whose process was killed, or heard nothing from the scheduler: what the scheduler has of them becomes the
-experiment's, the rest is given up.
+"""Submissions whose process was killed, or received no answer: jobs in the queue are adopted, the rest is given up.
 
-How a job is found whose id nobody has written down: `hpc_det.schedulers.own_jobs`. One that has begun writes it itself
+`hpc_det.schedulers.own_jobs` finds a job whose id was not recorded. A job that has started records its id itself
 (`hpc_det.launch.job`).
 """
 
@@ -24,14 +23,15 @@ from hpc_det.store.submitting import Submitter, is_gone, record_job, settling, s
 
 PAUSED_BY = "an interrupted submission"
 OTHERS_S, POLL_S = 30.0, 0.1
-"""So long another process that settles the same may take, and how often this one looks."""
+"""Seconds that another process may take to settle the same submission, and between two checks."""
 BARE_FOR_S = 3600.0
-"""A folder without a submitter counts as left by a killed `create` after so long."""
+"""Seconds after which a folder without a submitter counts as left by a killed `create`."""
 
 
 def settle(experiment: ExperimentFolder) -> bool:
-    """Bring a submission whose process is gone to its end; False where there is none, and where another process does
-    it. Raises CommandError where the scheduler does not answer: then it stays as it is.
+    """Settle a submission whose process has exited. Return False if there is none, or if another process settles it.
+
+    Raises CommandError if the scheduler does not answer; then nothing changes.
     """
     submitter = submitter_of(experiment) if experiment.is_own() else None
     if submitter is None or not is_gone(experiment, submitter):
@@ -49,7 +49,9 @@ def settle(experiment: ExperimentFolder) -> bool:
 
 
 def remove_unsubmitted(experiment: ExperimentFolder) -> None:
-    """Remove what a killed `create` has left before the experiment was in sight. Nothing of it is in the queue."""
+    """Remove the remains of a `create` that was killed before the experiment was complete. None of it is in
+    the queue.
+    """
     if experiment.is_own() and not settle(experiment):
         is_old = time.time() - experiment.path.stat().st_mtime > BARE_FOR_S
         if is_old and _is_bare(experiment):
@@ -57,7 +59,7 @@ def remove_unsubmitted(experiment: ExperimentFolder) -> None:
 
 
 def _is_bare(experiment: ExperimentFolder) -> bool:
-    """Whether nothing is in its folder but, at most, a submitter that is not whole."""
+    """Return whether the folder contains nothing but, at most, an incomplete record of the submitter."""
     begins = f".{experiment.submitting.name}."
     return all(entry.name.startswith(begins) for entry in experiment.path.iterdir())
 
@@ -83,7 +85,7 @@ def _settle(experiment: ExperimentFolder, submitter: Submitter) -> None:
 
 
 def _ended(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int]) -> list[int]:
-    """Scripts whose jobs have all ended: the submitter cancels them after an error."""
+    """Return the scripts whose jobs have all ended, since the submitter cancels them after an error."""
     jobs = {script: jobs_of_script(experiment, script) for script in scripts if experiment.job(script).exists()}
     ids = sorted({job_id for found in jobs.values() for job_id in found})
     states = scheduler(plan.scheduler).status(ids, run_command) if ids else {}
@@ -96,8 +98,9 @@ def _workers(experiment: ExperimentFolder, script: int) -> range:
 
 
 def _adopt(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], job_ids: list[str]) -> None:
-    """The first job is of the first script without one: each id is written before the next script is submitted. In a
-    chain the others wait for its end.
+    """Record jobs in order: the first one belongs to the first script without a job, since ids are recorded one by one.
+
+    In a chain, the other jobs wait for the first to end.
     """
     if not scripts or not job_ids:
         return
@@ -110,8 +113,10 @@ def _adopt(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], job_
 
 
 def find_successors(experiment: ExperimentFolder) -> bool:
-    """Record jobs that another job has queued to go on for it, and was killed before it could; False where none was
-    being submitted. Raises CommandError.
+    """Record successors that a job had submitted, but not recorded when it was killed. Return False if none was being
+    submitted.
+
+    Raises CommandError.
     """
     if not _half_made(experiment):
         return False
@@ -127,6 +132,6 @@ def find_successors(experiment: ExperimentFolder) -> bool:
 
 
 def _half_made(experiment: ExperimentFolder) -> dict[Path, list[str]]:
-    """Files of jobs behind a job to which the next one was about to be added, and those that are in them."""
+    """Return the files of successors to which a job was about to be added, with the jobs they contain."""
     paths = [path for script in script_numbers(experiment) for path in experiment.all_next_jobs(script)]
     return {path: known["jobs"] for path in paths if (known := read_json(path) or {}).get("submitting")}

@@ -1,4 +1,4 @@
-"""All that metrics.jsonl of a trial contains, in columns: a file of a million lines takes about 60 MB of memory."""
+"""The content of a trial's metrics.jsonl in columns: a file of a million lines takes about 60 MB of memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_det.store.save_times import Save
 
 
 class Curve:
-    """Values against batches, oldest first; NaN where a value is no finite number."""
+    """Values over batches, oldest first; NaN for values that are not finite numbers."""
 
     def __init__(self) -> None:
         self.batches = array("q")
@@ -28,14 +28,16 @@ class Curve:
         self.values.append(value)
 
     def cut(self, last: int) -> None:
-        """Remove what lies beyond the batch `last`."""
+        """Remove values after the batch `last`."""
         while self.batches and self.batches[-1] > last:
             self.batches.pop()
             self.values.pop()
 
     def points(self, most: int) -> list[tuple[int, float | None]]:
-        """Batches and value, None for NaN. Of more than `most` points: the lowest and the highest of equal parts, both
-        ends, and a gap wherever a part has one.
+        """Return pairs of batches and value, with None for NaN.
+
+        If there are more than `most`: the lowest and highest of equal parts, both ends, and a gap for each part that
+        has one.
         """
         count = len(self)
         kept: Iterable[int] = range(count)
@@ -58,33 +60,33 @@ class Curve:
 
 @dataclass
 class AttemptLines:
-    """What the lines of one attempt say of its time."""
+    """Times of one attempt, from its lines."""
 
     began: float | None = None
-    """When training began, in seconds since the epoch; None where the attempt never said so."""
+    """Start of training in seconds since the epoch; None if the attempt did not report it."""
     trained: int = 0
-    """Batches of the checkpoint with which it began."""
+    """Number of batches of the checkpoint from which it started."""
     reached: int = -1
-    """Batches of its last report; -1 before the first one."""
+    """Number of batches at its last report; -1 before the first."""
     last: float = 0.0
-    """The time of its last line."""
+    """Time of its last line."""
     validation_ends: array[float] = field(default_factory=lambda: array("d"))
     validation_s: array[float] = field(default_factory=lambda: array("d"))
-    """As many: how long each validation took."""
+    """Duration of each validation in seconds, as many as batches."""
 
 
 class MetricHistory:
-    """Takes lines one after the other, oldest first. Reports that a later attempt makes void leave the curves."""
+    """Reads lines in order, oldest first. Reports that a later attempt invalidates are removed from the curves."""
 
     def __init__(self, lines: Iterable[Record] = (), saves: Sequence[Save] = ()) -> None:
         self.attempts: dict[int, AttemptLines] = {}
         self.batches = 0
-        """Of the newest report, whether it stands or not."""
+        """Time of the newest report, valid or not."""
         self.training: dict[str, Curve] = {}
         self.validation: dict[str, Curve] = {}
         self.validation_s = Curve()
         self.batches_per_s = Curve()
-        """Between two reports of training, without the validations and saves in between."""
+        """Seconds between two training reports, without validations and saves."""
         self._stalls = _Stalls(saves)
         self._since, self._from, self._validated_s = math.nan, 0, 0.0
         for line in lines:
@@ -135,14 +137,14 @@ def _append(curves: dict[str, Curve], line: Record) -> None:
 
 
 class _Stalls:
-    """How long training stood still for saves."""
+    """Seconds for which saves blocked training."""
 
     def __init__(self, saves: Sequence[Save]) -> None:
         self._begins = [save.began for save in saves]
         self._sums = list(accumulate((save.stall_s for save in saves), initial=0.0))
 
     def between(self, begin: float, end: float) -> float:
-        """Seconds; 0 where `begin` is NaN."""
+        """Return the seconds between two times; 0 if `begin` is NaN."""
         if not self._begins:
             return 0.0
         return self._sums[bisect_left(self._begins, end)] - self._sums[bisect_left(self._begins, begin)]

@@ -1,1 +1,1 @@
-"""What jobs and ranks printed: the lines of all logs as one stream, merged by time."""
+"""The output of jobs and ranks: the lines of all logs as one stream, merged by time."""

@@ -1,6 +1,6 @@
-"""One log, read on where the last call ended, as passages: lines that were written together.
+"""One log, read in passages from where the last call ended; a passage contains lines that were written together.
 
-One that this user may not read is as if it were not there: a site's epilog may have closed it, or its owner's group.
+A log without read permission counts as missing: a site's epilog, or the owner's group, may have closed it.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from hpc_det.store.log_lines import Moment, moments_after, size_before
 
 
 class Source(NamedTuple):
-    """Who printed."""
+    """The process that printed."""
 
     trial: int | None = None
     attempt: int | None = None
     rank: int | None = None
-    """None: the job, its agents or its launcher."""
+    """Number of the rank; None for the job, its agents or its launcher."""
     job: str | None = None
-    """Outside of any trial: the name of the job's log."""
+    """Name of the job's log, for output outside any trial."""
 
 
 class Passage(NamedTuple):
-    """Lines of one log that were not there at one look at it, and were at the next one: nothing comes in between."""
+    """Lines of one log that appeared between two readings, so that no other line belongs between them."""
 
     source: Source
     time: float
-    """When the last of it was written, in seconds since the epoch."""
+    """Time at which the last line was written, in seconds since the epoch."""
     lines: list[str]
     is_timed: bool = True
-    """Otherwise nobody has noted times, and `time` is when the whole log was written last."""
+    """False if no times were recorded; then `time` is when the log was written last."""
     levels: list[str] | None = None
-    """Of each line, where lines were left out by their levels: what names none belongs to a line above it."""
+    """Level of each line, if lines were selected by level: a line without a level has that of a line before it."""
 
     def part(self, which: slice) -> Passage:
-        """Some of its lines."""
+        """Return some of its lines."""
         return self._replace(lines=self.lines[which], levels=self.levels and self.levels[which])
 
     @property
     def place(self) -> tuple[int, float]:
-        """In the order of a trial's lines. Logs without times come first in their attempt, one after the other."""
+        """The position in the order of a trial's lines. Logs without times come first in their attempt, in turn."""
         return self.source.attempt or 0, self.time if self.is_timed else 0.0
 
 
 def first(passages: Iterable[Passage], count: int) -> Iterator[Passage]:
-    """The first `count` lines; nothing is read behind them."""
+    """Yield the first `count` lines, without reading further."""
     for passage in passages if count else ():
         yield passage.part(slice(count))
         count -= len(passage.lines)
@@ -60,7 +60,7 @@ def first(passages: Iterable[Passage], count: int) -> Iterator[Passage]:
 
 
 def last(passages: Iterable[Passage], count: int) -> list[Passage]:
-    """The last `count` lines."""
+    """Return the last `count` lines."""
     kept: deque[Passage] = deque()
     surplus = -count
     for passage in passages:
@@ -74,11 +74,11 @@ def last(passages: Iterable[Passage], count: int) -> list[Passage]:
 
 
 BLOCK_BYTES = 65536
-"""About the longest passage, so that logs of many ranks are merged in little memory."""
+"""Approximate length of the longest passage, so that merging the logs of many ranks takes little memory."""
 
 
 class LogFile:
-    """The file may come later, and may be replaced by another one, which is then read from its top."""
+    """A log file, which may appear later and may be replaced, and is then read from its start."""
 
     def __init__(self, path: Path, source: Source) -> None:
         self.path = path
@@ -87,7 +87,7 @@ class LogFile:
         self._position = 0
 
     def passages(self, *, final: bool = False) -> Iterator[Passage]:
-        """Those since the last call; with `final`, also a last line that has no end."""
+        """Yield the passages since the last call; with `final`, including a last line without an end."""
         with suppress(FileNotFoundError, PermissionError), open(self.path, "rb") as file:
             now = self._found(file)
             if self._position >= now.size:
@@ -101,7 +101,7 @@ class LogFile:
                     yield Passage(self._source, moment.time, text.removesuffix("\n").split("\n"), is_timed)
 
     def skip_to_last(self, count: int) -> bool:
-        """Go on with the last `count` lines, not before them; whether there are so many."""
+        """Skip to the last `count` lines, and return whether there are that many."""
         with suppress(FileNotFoundError, PermissionError), open(self.path, "rb") as file:
             begin = _begin_of_last(file, self._found(file).size, count)
             self._position = max(self._position, begin)
@@ -109,7 +109,7 @@ class LogFile:
         return False
 
     def skip_before(self, time: float) -> None:
-        """Go on with what was written since `time`, as far as that is known."""
+        """Skip to what was written since `time`, as far as times are known."""
         with suppress(FileNotFoundError, PermissionError), open(self.path, "rb") as file:
             now = self._found(file)
             before = now.size if now.time < time else size_before(self.path, time)
@@ -125,7 +125,7 @@ class LogFile:
         return Moment(found.st_size, found.st_mtime)
 
     def _read(self, file: BinaryIO, count: int, final: bool) -> str:
-        """About `count` bytes: whole lines, of which the last may end behind them."""
+        """Return about `count` bytes of whole lines; the last line may exceed that."""
         data = file.read(min(count, BLOCK_BYTES))
         if not data.endswith(b"\n"):
             data += file.readline()
@@ -136,7 +136,9 @@ class LogFile:
 
 
 def _begin_of_last(file: BinaryIO, size: int, count: int) -> int:
-    """Where the last `count` lines begin, beside one that lacks its end; read from the end, in blocks."""
+    """Return the offset of the last `count` lines, not counting one without an end. The file is read backwards in
+    blocks.
+    """
     missing, begin = count + 1, size
     while begin > 0:
         end, begin = begin, max(begin - BLOCK_BYTES, 0)

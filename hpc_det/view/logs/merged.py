@@ -1,4 +1,4 @@
-"""The logs of a trial, or of all trials of an experiment and its jobs, as one stream that is merged by time."""
+"""The logs of a trial, or of all trials of an experiment and its jobs, merged by time into one stream."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hpc_det.view.logs.selection import Selection, Wanted
 from hpc_det.view.state import ExperimentView
 
 MARKED = re.compile(r"\[rank=(\d+)\] ")
-"""How a rank's line begins in the job's log (hpc_det.launch.wrap_rank)."""
+"""Start of a rank's line in the job's log (hpc_det.launch.wrap_rank)."""
 _place = attrgetter("place")
 
 
 class TrialLogs:
-    """All logs of a trial as one stream; each call goes on where the last one ended."""
+    """All logs of a trial as one stream; each call continues after the last one."""
 
     def __init__(self, trial: TrialFolder, wanted: Wanted) -> None:
         self._trial = trial
@@ -31,21 +31,23 @@ class TrialLogs:
         self._selection = Selection(wanted)
         self._job = JobLog(trial, wanted.rank)
         self._ranks: dict[tuple[int, int], LogFile] = {}
-        """By attempt and rank."""
+        """Logs by attempt and rank."""
         self._oldest = 0
-        """The first attempt whose ranks may still have something new to say."""
+        """Number of the first attempt whose ranks may still print."""
 
     def passages(self, *, final: bool = False) -> Iterator[Passage]:
-        """Those since the last call; `final`: also last lines without an end. All logs of an attempt are open at once.
+        """Yield the passages since the last call; with `final`, including last lines without an end.
 
-        A line that its rank has not ended waits for its end, or for that of the attempt.
+        All logs of an attempt are open at the same time. An incomplete line waits for its end, or for that of the
+        attempt.
         """
         self._find_ranks()
         return self._selection.of(merge(self._job.passages(final=final), self._of_ranks(final), key=_place))
 
     def last(self, count: int, *, final: bool = False) -> list[Passage]:
-        """The last `count` lines of what `passages` would give. Huge logs are read from their ends, where lines need
-        no look at them to know whether they are wanted.
+        """Return the last `count` lines of `passages`.
+
+        Huge logs are read backwards, unless lines must be examined to be selected.
         """
         if self._wanted.level is None:
             self._skip_to_last(count)
@@ -69,15 +71,15 @@ class TrialLogs:
                 return
 
     def _attempts(self) -> list[int]:
-        """From the oldest on that matters."""
+        """Return the numbers of attempts, from the oldest that is needed."""
         return sorted({attempt for attempt, _ in self._ranks if attempt >= self._oldest})
 
     def _logs_of(self, attempt: int) -> list[LogFile]:
-        """In the order of their ranks."""
+        """Return the logs of an attempt, in the order of their ranks."""
         return [log for (its, _), log in sorted(self._ranks.items()) if its == attempt]
 
     def _find_ranks(self) -> None:
-        """Those that have begun to print since the last look."""
+        """Find ranks that have started to print since the last call."""
         for folder in self._trial.logs.glob("attempt-*"):
             attempt = _number(folder)
             for path in folder.glob("rank-*.log") if attempt >= self._oldest else ():
@@ -94,10 +96,10 @@ def _number(path: Path) -> int:
 
 
 class JobLog:
-    """What the worker, the agents and their launcher print: one file for all attempts."""
+    """The log of the worker, the agents and their launcher: one file for all attempts."""
 
     def __init__(self, trial: TrialFolder, rank: int | None) -> None:
-        """`rank`: only its lines, which `wrap_rank` has marked."""
+        """`rank`: select the lines of this rank, which `wrap_rank` has marked."""
         self._trial = trial
         self._rank = rank
         self._attempt = 1
@@ -111,7 +113,7 @@ class JobLog:
                     yield part._replace(lines=lines)
 
     def skip_to_last(self, count: int) -> None:
-        """Go on with the last `count` lines; of one rank, which may be few, all stay."""
+        """Skip to the last `count` lines; with a single rank, whose lines may be rare, read all."""
         if self._rank is None:
             self._file.skip_to_last(count)
             begins = (_begun(line) for passage in copy(self._file).passages() for line in passage.lines)
@@ -119,7 +121,7 @@ class JobLog:
             self._attempt = max(following - 1, 1)
 
     def _by_attempt(self, passage: Passage) -> Iterator[Passage]:
-        """Cut where attempts begin."""
+        """Yield the passage, divided where attempts start."""
         lines: list[str] = []
         for line in passage.lines:
             if attempt := _begun(line):
@@ -136,28 +138,30 @@ class JobLog:
 
 
 def _begun(line: str) -> int | None:
-    """The attempt that begins with this line."""
+    """Return the attempt that starts with this line, or None."""
     found = ATTEMPT_BEGINS.fullmatch(line)
     return int(found[1]) if found else None
 
 
 class ExperimentLogs:
-    """Each call goes on where the last one ended."""
+    """The logs of an experiment; each call continues after the last one."""
 
     def __init__(self, view: ExperimentView, wanted: Wanted) -> None:
-        """`view`: somebody else looks whether there are new trials."""
+        """`view`: the caller updates it when there are new trials."""
         self._view = view
         self._wanted = wanted
         self._jobs = JobsLogs(view.folder, wanted)
         self._trials: dict[int, TrialLogs] = {}
 
     def passages(self, *, final: bool = False) -> Iterator[Passage]:
-        """Those since the last call: the jobs', then trial after trial. `final`: also last lines without an end."""
+        """Yield the passages since the last call: the jobs', then trial by trial. `final`: including last lines without
+        an end.
+        """
         trials = (logs.passages(final=final) for logs in self._logs(final))
         return chain(self._jobs.passages(final=final), chain.from_iterable(trials))
 
     def last(self, count: int, *, final: bool = False) -> list[Passage]:
-        """The last `count` lines of all trials, merged by time."""
+        """Return the last `count` lines of all trials, merged by time."""
         jobs = self._jobs.passages(final=final)
         trials = [logs.last(count, final=final) for logs in self._logs(final)]
         return last(chain(jobs, merge(*trials, key=attrgetter("time"))), count)
@@ -168,20 +172,20 @@ class ExperimentLogs:
             yield self._trials.setdefault(number, TrialLogs(folder, self._wanted))
 
     def _active(self) -> set[int]:
-        """The trials that may print now, or were never read. The last words of others wait for the end."""
+        """Return the trials that may print now or were never read. The last lines of others are read at the end."""
         search = self._view.search
         open_now = {work.trial for work in search.open.values()}
         return open_now | set(search.last_trial.values()) | (search.trials.keys() - self._trials.keys())
 
 
 class JobsLogs:
-    """Modules and setup of the site, errors before any trial began.
+    """Output of jobs outside trials: modules and setup of the site, errors before the first trial.
 
-    Not the lines of workers: which trial one takes is known from the trial's own log.
+    Lines of workers are left out: a trial's own log shows which worker took it.
     """
 
     def __init__(self, experiment: ExperimentFolder, wanted: Wanted) -> None:
-        """None are of a single rank."""
+        """With a single rank selected, there are none."""
         self._folder = experiment.jobs if wanted.rank is None else None
         self._selection = Selection(wanted)
         self._files: dict[str, LogFile] = {}

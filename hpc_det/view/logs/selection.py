@@ -1,4 +1,4 @@
-"""Which lines of logs are wanted: by rank, time and level, as the usual ways to print a line name its level."""
+"""Selecting lines of logs by rank, time and level, which is read from the common formats of log lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpc_det.view.logs.log_file import Passage, Source
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-"""Least serious first."""
+"""Levels, from least to most severe."""
 _DEFAULT = "INFO"
 _OTHER_WORDS = {"WARN": "WARNING", "FATAL": "CRITICAL", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _WORD = r"(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b"
@@ -30,11 +30,11 @@ _KNOWN = (
     (re.compile(r"hpc-det: "), "INFO"),
 )
 _PREFIX = re.compile(r"(?:\[rank=?\d+\]:? ?)?")
-"""Of wrap_rank, and of torch before a rank's traceback."""
+"""Prefix of wrap_rank, and of torch before a rank's traceback."""
 
 
 def level_of(line: str) -> str | None:
-    """Which of LEVELS the line names, if any."""
+    """Return the level that the line names, if any."""
     begin = _PREFIX.match(line).end()  # type: ignore[union-attr]  # it matches the empty string
     if found := _NAMED.match(line, begin):
         word = found[found.lastindex or 0]
@@ -43,16 +43,18 @@ def level_of(line: str) -> str | None:
 
 
 class Levels:
-    """Of the lines of some logs. One that names none belongs to the line above it, where both were written together or
-    it is indented: the lines of a traceback, and of a message. What is printed later without a level is INFO.
+    """Levels of the lines of some logs.
+
+    A line without a level has that of the line before it, if both were written together or it is indented, as in
+    tracebacks and long messages. A line without a level that is printed later is INFO.
     """
 
     def __init__(self) -> None:
         self._last: dict[Source, tuple[str, float]] = {}
-        """Level and time of its last line."""
+        """Level and time of the last line of each source."""
 
     def of(self, passage: Passage) -> Iterator[str]:
-        """One for each line. The passages of a log come one after the other."""
+        """Yield a level for each line. The passages of a log come in order."""
         above, time = self._last.get(passage.source, (_DEFAULT, 0.0))
         goes_on = passage.time == time or passage.lines[0][:1].isspace()
         level = above if goes_on else _DEFAULT
@@ -64,17 +66,17 @@ class Levels:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """None wants all."""
+    """The selected lines; None selects all."""
 
     rank: int | None = None
     since: float | None = None
-    """In seconds since the epoch."""
+    """Seconds since the epoch."""
     level: str | None = None
-    """The least serious one of LEVELS."""
+    """Lowest selected level."""
 
 
 class Selection:
-    """The wanted moments and levels, of logs whose passages come one after the other."""
+    """Selects lines by time and level, from logs whose passages come in order."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._since = wanted.since or 0.0

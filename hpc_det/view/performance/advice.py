@@ -1,7 +1,7 @@
-"""The table of advice: what to try against each limit of a training, and the setting that does it.
+"""The table of advice: remedies for each limit of a training, and their settings.
 
-It is the same for `hpc-det trial profile`, which knows what was measured of a trial, and for `hpc-det experiment
-tune-throughput`, which knows only how it was configured.
+It is the same for `hpc-det trial profile`, which has measurements of a trial, and for `hpc-det experiment
+tune-throughput`, which has only its configuration.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hpc_det.view.performance.measured import Conditions, Measured, Pauses
 from hpc_det.view.performance.timings import Part, Spent
 
 GOAL = 0.05
-"""The share of the time that a setting is chosen to leave for what training waits for."""
+"""Share of the time that a suggested setting leaves for waiting."""
 MOST_AGGREGATED = 16
 BUSY_CPU = 90
-"""In percent, of all cores: more workers would only share them."""
+"""Percent of all cores above which more workers would only share them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ _NOTHING_MEASURED = Measured()
 
 
 def advice(verdict: Verdict, conditions: Conditions, measured: Measured = _NOTHING_MEASURED) -> list[Advice]:
-    """Return what to try, the most promising first. `measured`: of the trial, where it was profiled."""
+    """Return remedies, the most promising first. `measured`: measurements of the trial, if it was profiled."""
     return list(_ADVICE[verdict.kind](verdict, measured, conditions))
 
 
@@ -69,7 +69,7 @@ def _copy(verdict: Verdict, measured: Measured, conditions: Conditions) -> Itera
         yield _longer_unit(conditions)
         return
     yield Advice(
-        text="load into pinned memory, from which a GPU reads by itself: leave the default",
+        text="load into pinned memory, from which a GPU copies asynchronously: keep the default",
         setting="DataLoader(..., pin_memory=None)",
     )
     yield Advice(text="send records in their smallest type, such as uint8 for images, and convert them on the device")
@@ -81,7 +81,7 @@ def _communication(verdict: Verdict, measured: Measured, conditions: Conditions)
             setting = "optimizations.average_training_metrics: false"
             yield Advice(text="report the metrics of rank 0 instead of the mean of all ranks", setting=setting)
         yield _longer_unit(conditions)
-    reason = "what is exchanged does not grow with the batch, and there are fewer exchanges"
+    reason = "the gradients do not grow with the batch, and there are fewer exchanges"
     yield from _larger_batch(conditions, reason)
     yield from _cheaper_exchange(verdict, conditions)
     yield Advice(
@@ -91,12 +91,12 @@ def _communication(verdict: Verdict, measured: Measured, conditions: Conditions)
 
 
 def _reduces_metrics(rank: Spent) -> bool:
-    """Whether a noticeable share of its time goes into the exchange of metrics."""
+    """Return whether a noticeable share of the rank's time is spent reducing metrics."""
     return rank.seconds.get("reduce_metrics", 0.0) >= NOTICEABLE * sum(rank.parts().values())
 
 
 def _cheaper_exchange(verdict: Verdict, conditions: Conditions) -> Iterator[Advice]:
-    """Of gradients."""
+    """Yield remedies for the exchange of gradients."""
     share = verdict.share or 0.0
     factor = math.ceil(share / GOAL / (1 - share)) if share < 1 else MOST_AGGREGATED
     frequency = min(max(factor, 2), MOST_AGGREGATED) * conditions.value("optimizations.aggregation_frequency", 1)
@@ -168,7 +168,7 @@ def _idle_gpus(verdict: Verdict, measured: Measured, conditions: Conditions) -> 
 def _well_used(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
     if conditions.value("optimizations.mixed_precision", "O0") == "O0":
         setting = "optimizations.mixed_precision: O1"
-        yield Advice(text="compute in half precision, if the trial does not do so by itself", setting=setting)
+        yield Advice(text="compute in half precision, unless the trial already does", setting=setting)
     yield Advice(text="find in a trace what the model computes", setting="context.set_profiler(...)")
     yield Advice(
         text="take more slots, and the global batch in proportion (weak scaling): whether it pays says",
@@ -224,7 +224,7 @@ def _free(measured: Measured) -> str | None:
 
 
 def _batches_between(pauses: Pauses, measured: Measured) -> int | None:
-    """So that they take GOAL of the time, in two digits. None where nobody knows how long a batch takes."""
+    """Return the number of batches between pauses that take GOAL of the time, with two digits; None if unknown."""
     if not pauses.count:
         return None
     rank = slowest(measured.known_ranks)

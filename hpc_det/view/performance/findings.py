@@ -1,4 +1,4 @@
-"""What short trainings show, in words, with what to try."""
+"""The conclusions from short trainings, with remedies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hpc_det.view.performance.short_trainings import Aim, Throughput
 
 EFFICIENT = 0.8
 _LIMITS = {Aim.INPUT: Kind.DATA_LOADER, Aim.COMMUNICATION: Kind.COMMUNICATION}
-"""What limits an experiment where a training without that work is faster."""
+"""Limit of an experiment for which a training without that work is faster."""
 _WAITS = {Aim.INPUT: "for data", Aim.COMMUNICATION: "for the exchange of gradients, optimizer steps included"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that the trainings show."""
+    """One conclusion from the trainings."""
 
     about: str
     text: str
@@ -27,9 +27,10 @@ class Finding:
 
 
 def findings(found: Sequence[Throughput], conditions: Conditions) -> list[Finding]:
-    """The first one is the verdict. Measurements that failed say nothing here; the baseline must not be one of them.
+    """Return the findings; the first one is the verdict. Failed measurements are ignored, except the baseline, which
+    must have succeeded.
 
-    `conditions`: of the experiment as configured.
+    `conditions`: those of the experiment as configured.
     """
     baseline = next(measured for measured in found if measured.measurement.aim is Aim.BASELINE)
     shares = {aim: share for aim in _LIMITS if (share := lost_share(found, aim, baseline)) is not None}
@@ -43,7 +44,7 @@ def findings(found: Sequence[Throughput], conditions: Conditions) -> list[Findin
 
 
 def lost_share(found: Sequence[Throughput], aim: Aim, baseline: Throughput) -> float | None:
-    """Of the baseline's time, what it would not take without the work that `aim` leaves out; None: not known."""
+    """Return the share of the baseline's time that the work omitted by `aim` takes; None if unknown."""
     rates = [measured.samples_per_s for measured in found if measured.measurement.aim is aim]
     without = rates[0] if rates else None
     if not without or not baseline.samples_per_s:
@@ -52,7 +53,9 @@ def lost_share(found: Sequence[Throughput], aim: Aim, baseline: Throughput) -> f
 
 
 def efficiency(measured: Throughput, found: Sequence[Throughput]) -> float | None:
-    """Of the same batch per slot: the throughput of a slot as a share of that of one slot alone; None: not known."""
+    """Return the throughput of a slot as a share of that of a single slot, with the same batch per slot; None if
+    unknown.
+    """
     if measured.measurement.aim not in (Aim.BASELINE, Aim.SLOTS) or not measured.samples_per_s:
         return None
     alone = [each.samples_per_s for each in scaled(found) if each.measurement.slots == 1]
@@ -60,19 +63,19 @@ def efficiency(measured: Throughput, found: Sequence[Throughput]) -> float | Non
 
 
 def scaled(found: Sequence[Throughput]) -> list[Throughput]:
-    """The successful ones that differ in slots alone, the fewest first; none where there are no two."""
+    """Return the successful trainings that differ only in slots, fewest first; empty unless there are two."""
     some = [each for each in found if each.measurement.aim in (Aim.BASELINE, Aim.SLOTS) and each.samples_per_s]
     return sorted(some, key=lambda each: each.measurement.slots) if len(some) > 1 else []
 
 
 def sized(found: Sequence[Throughput]) -> list[Throughput]:
-    """Those that differ in the size of batches alone, the smallest first; none where there are no two."""
+    """Return the trainings that differ only in batch size, smallest first; empty unless there are two."""
     some = [each for each in found if each.measurement.aim in (Aim.BASELINE, Aim.BATCH_SIZE)]
     return sorted(some, key=lambda each: each.measurement.batch_size or 0) if len(some) > 1 else []
 
 
 def _verdict(shares: dict[Aim, float], baseline: Throughput, conditions: Conditions) -> Finding:
-    """By the shares of the time that training waits for something."""
+    """Return the verdict from the shares of the time that training waits."""
     if not shares:
         return Finding("verdict", "not known: nothing could be compared with the experiment as configured")
     candidates = [Verdict(kind=_LIMITS[aim], share=share) for aim, share in shares.items()]
@@ -86,7 +89,7 @@ def _verdict(shares: dict[Aim, float], baseline: Throughput, conditions: Conditi
 
 
 def _advice(verdict: Verdict, conditions: Conditions) -> tuple[Advice, ...]:
-    """Without the advice to compare short trainings."""
+    """Return the advice, without the advice to compare short trainings."""
     return tuple(each for each in advice(verdict, conditions) if each.setting != TUNE_THROUGHPUT)
 
 
@@ -157,7 +160,7 @@ def _noise(baseline: Throughput) -> Iterator[Finding]:
             "noise",
             f"the throughput of the experiment as configured varies by {percent(baseline.spread)} while it trains: "
             f"smaller differences show nothing",
-            (Advice(text="measure more batches, on nodes that nobody else uses", setting="--batches N"),),
+            (Advice(text="measure more batches, on nodes without other jobs", setting="--batches N"),),
         )
 
 
