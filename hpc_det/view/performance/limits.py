@@ -1,11 +1,10 @@
-"""What limits a training: one rule for a trial that was profiled and for short trainings that are compared.
+"""Limits of a training: one rule for profiled trials and for compared short trainings.
 
-Both give shares of the time that training waits for something. What takes a noticeable share limits the training, the
-greatest first.
+Both give shares of the time that training waits for something. A noticeable share is a limit; the largest comes first.
 
-Of a profile, the shares are those of one rank. Ranks train in step, so a gang is as fast as its slowest rank: a second
-less there is a second less for all. The others wait for it where gradients are exchanged, so it is the rank that waits
-least itself, and its own communication is what the network costs.
+For a profile, the shares are those of one rank. Ranks train in step, so a gang is as fast as its slowest rank. The
+other ranks wait for it in the exchange of gradients, so the slowest rank is the one that waits least, and its
+communication is the cost of the network.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from hpc_det.view.performance.measured import Conditions, Measured, Pauses
 from hpc_det.view.performance.timings import CALLBACKS, Part, Spent
 
 NOTICEABLE = 0.1
-"""A share of the time; less is not worth a change."""
+"""Share of the time below which a change is not worthwhile."""
 IDLE = 0.3
-"""A share of the time; the driver tells whether a GPU is busy only roughly, and timings themselves cost some of it."""
+"""Share of the time. The driver reports GPU use only roughly, and timings cost some of it."""
 FEWEST_BATCHES = 20
-"""With fewer, the first ones would decide, which are slower than all others."""
+"""Smallest number of batches; with fewer, the first ones, which are slower, would dominate."""
 
 
 class Kind(str, enum.Enum):
-    """What a verdict says, in words."""
+    """The kinds of verdicts, as text."""
 
     DATA_LOADER = "data loader bound"
     COPY = "copy bound"
@@ -59,15 +58,15 @@ _BOUNDS = {
 class Verdict:
     kind: Kind
     share: float | None = None
-    """Of the time, on which it stands; None: unknown."""
+    """Share of the time; None if unknown."""
     rank: Spent | None = None
-    """The only one of several ranks with which it is so; the others wait for it."""
+    """The only rank for which the verdict holds, while the others wait for it; None for all ranks."""
 
 
 def limits(candidates: Iterable[Verdict], noise: float = 0.0) -> list[Verdict]:
-    """Return those whose share of the time is noticeable, the greatest first.
+    """Return the verdicts with a noticeable share of the time, largest first.
 
-    `noise`: the share by which the throughput varies by itself; what takes less is not known to be a limit.
+    `noise`: share by which the throughput varies; smaller shares are not known to be limits.
     """
     found = [verdict for verdict in candidates if (verdict.share or 0) >= max(NOTICEABLE, noise)]
     return sorted(found, key=lambda verdict: -(verdict.share or 0))
@@ -77,7 +76,7 @@ def limits(candidates: Iterable[Verdict], noise: float = 0.0) -> list[Verdict]:
 
 
 def verdicts(measured: Measured) -> list[Verdict]:
-    """Return what limits a trial by what was measured of it, the greatest first; at least one."""
+    """Return the limits of a trial from its measurements, largest first; at least one."""
     ranks = measured.known_ranks
     if not ranks or ranks[0].count < FEWEST_BATCHES:
         return [Verdict(kind=Kind.UNKNOWN)]
@@ -91,32 +90,32 @@ def _no_bound(measured: Measured) -> Verdict:
 
 
 def slowest(ranks: Sequence[Spent]) -> Spent:
-    """The rank that the others wait for, of at least one."""
+    """Return the rank for which the others wait. There is at least one rank."""
     waiting = _waiting(ranks)
     return min(ranks, key=lambda rank: rank.share(waiting))
 
 
 def _waiting(ranks: Sequence[Spent]) -> Part:
-    """What the waiting for other ranks is a part of: where nobody knows how long that takes, of train_batch."""
+    """Return the part that contains waiting for other ranks; if communication is not measured, it is train_batch."""
     return Part.COMPUTING if any(rank.exposed_s is None for rank in ranks) else Part.COMMUNICATING
 
 
 def _bounds(ranks: Sequence[Spent]) -> list[Verdict]:
-    """What the slowest rank's time goes into, in the order of parts."""
+    """Return a verdict for each part of the slowest rank's time, in the order of parts."""
     slow, alone = slowest(ranks), _alone(ranks)
     parts = ((part, kind) for part, kind in _BOUNDS.items() if len(ranks) > 1 or part is not Part.COMMUNICATING)
     return [Verdict(kind=kind, share=slow.share(part), rank=slow if part is alone else None) for part, kind in parts]
 
 
 def waited(ranks: Sequence[Spent]) -> float:
-    """The share of their time for which the other ranks wait for the slowest one, on average."""
+    """Return the mean share of their time for which the other ranks wait for the slowest one."""
     slow, part = slowest(ranks), _waiting(ranks)
     others = [rank.share(part) for rank in ranks if rank is not slow]
     return fmean(others) - slow.share(part) if others else 0.0
 
 
 def _alone(ranks: Sequence[Spent]) -> Part | None:
-    """What the slowest rank does longer than the others, where they have to wait for it noticeably."""
+    """Return the part in which the slowest rank takes longer than the others, if they wait for it noticeably."""
     slow = slowest(ranks)
     if waited(ranks) < NOTICEABLE:
         return None
@@ -129,7 +128,7 @@ def _alone(ranks: Sequence[Spent]) -> Part | None:
 
 
 def _slow_rank(ranks: Sequence[Spent]) -> list[Verdict]:
-    """Where what it does longer is no bound of its own: it computes."""
+    """Return a verdict if the slowest rank is slower in computing, which has no other verdict."""
     slow, alone = slowest(ranks), _alone(ranks)
     if alone is None or (alone in _BOUNDS and slow.share(alone) >= NOTICEABLE):
         return []
@@ -137,7 +136,7 @@ def _slow_rank(ranks: Sequence[Spent]) -> list[Verdict]:
 
 
 def _idle_gpus(measured: Measured) -> list[Verdict]:
-    """Where the GPUs have nothing to do although the code that trains or validates runs."""
+    """Return a verdict if the GPUs are idle while the code trains or validates."""
     gpus = measured.gpus()
     if not gpus or not measured.ranks:
         return []
@@ -154,8 +153,8 @@ _WHY = {
     Kind.DATA_LOADER: "{rank} waits for its data loader",
     Kind.COPY: "{rank} copies between host and device",
     Kind.COMMUNICATION: "ranks exchange gradients and metrics, and computing does not hide it",
-    Kind.VALIDATION: "training stands still for validations{validations}",
-    Kind.CHECKPOINT: "training stands still for checkpoints{saves}",
+    Kind.VALIDATION: "training is blocked for validations{validations}",
+    Kind.CHECKPOINT: "training is blocked for checkpoints{saves}",
     Kind.CALLBACKS: "{rank} runs callbacks, the longest of them {callback}",
     Kind.LOOP: "goes into no timing: it is the loop's own, around each batch",
     Kind.SLOW_RANK: "the other ranks wait for {rank}, which takes longer to compute",
@@ -164,11 +163,11 @@ _WHY = {
 }
 
 NAMED = 8
-"""At most so many ranks."""
+"""Largest number of ranks named in a text."""
 
 
 def why(verdict: Verdict, measured: Measured) -> str:
-    """What the verdict stands on."""
+    """Return the measurements behind a verdict as a sentence."""
     if verdict.share is None:
         return _unknown(measured)
     rank = verdict.rank or slowest(measured.known_ranks)
@@ -185,7 +184,7 @@ def why(verdict: Verdict, measured: Measured) -> str:
 
 def _unknown(measured: Measured) -> str:
     if not measured.ranks:
-        return "there are no timings; they are taken while profiling.enabled is true"
+        return "no timings exist; set profiling.enabled: true to record them"
     return f"{measured.ranks[0].count} batches were measured; a verdict takes {FEWEST_BATCHES}"
 
 
@@ -199,7 +198,7 @@ def _longest_callback(rank: Spent) -> str:
 
 
 def notes(measured: Measured, conditions: Conditions) -> list[str]:
-    """What makes the numbers less than they seem, and saves that came too late."""
+    """Return notes about conditions that distort the numbers, and about delayed saves."""
     return [*_postponed(measured), *(_notes(measured, conditions) if measured.timings else [])]
 
 

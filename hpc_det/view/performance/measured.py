@@ -1,4 +1,4 @@
-"""All that was measured of a trial: its profile, and what its validations and saves took, which every trial tells."""
+"""All measurements of a trial: its profile, and the times of validations and saves, which every trial records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpc_det.view.trial_history import SPEC, read_tolerantly
 
 @dataclass(frozen=True, kw_only=True)
 class Pauses:
-    """How often training stood still for something, and how long."""
+    """Number and duration of one kind of pause in training."""
 
     count: int = 0
     seconds: float = 0.0
@@ -38,13 +38,13 @@ class Pauses:
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     timings: dict[int, list[Stretch]] = field(default_factory=dict)
-    """By rank; empty where the trial was not profiled."""
+    """Stretches by rank; empty if the trial was not profiled."""
     nodes: list[NodeUse] = field(default_factory=list)
     validations: Pauses = field(default=Pauses())
     saves: Pauses = field(default=Pauses())
     postponed_saves: int = 0
     unprofiled: Spent | None = None
-    """Rank 0's time as validations and saves alone tell it: all that is left of it counts as train_batch."""
+    """Time of rank 0 without a profile: validations and saves, with the rest as train_batch."""
 
     @cached_property
     def ranks(self) -> list[Spent]:
@@ -52,23 +52,23 @@ class Measured:
 
     @property
     def known_ranks(self) -> list[Spent]:
-        """The time of all ranks, or what is known of it without a profile."""
+        """The time of all ranks, or what is known without a profile."""
         return self.ranks or [spent for spent in [self.unprofiled] if spent]
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of all ranks together."""
+        """Samples per second of all ranks together."""
         stretches = next(iter(self.timings.values()), [])
         return samples_per_second(stretches)
 
     def gpus(self) -> list[Usages]:
-        """Of each host as many as it has ranks, the busiest: a node may have more, and others at work there."""
+        """The busiest GPUs of each host, as many as it has ranks, since a node may have more GPUs, used by others."""
         ranks = Counter(rank.host for rank in self.ranks)
         return [gpu for node in self.nodes for gpu in node.busiest_gpus(ranks[node.host] or None)]
 
 
 def measured(trial: TrialFolder, history: MetricHistory | None = None) -> Measured:
-    """Return what the files of a trial contain; `history`: of its metrics, where somebody has read them already."""
+    """Return the measurements in the files of a trial. `history`: its metrics, if they were read already."""
     saves = read_each_save(trial.saves)
     history = history or MetricHistory(each(trial.metrics))
     attempts = history.attempts.values()
@@ -88,7 +88,7 @@ def measured(trial: TrialFolder, history: MetricHistory | None = None) -> Measur
 
 
 def _unprofiled(history: MetricHistory, saves: Sequence[Save], validated: Pauses, saved: Pauses) -> Spent | None:
-    """Of all that was trained, also what was lost. None before the first report."""
+    """Return the time of all training, including what was lost; None before the first report."""
     wall_s = sum(_attempts_s(history, saves))
     if all(attempt.reached < 0 for attempt in history.attempts.values()) or wall_s <= 0:
         return None
@@ -98,7 +98,9 @@ def _unprofiled(history: MetricHistory, saves: Sequence[Save], validated: Pauses
 
 
 def _attempts_s(history: MetricHistory, saves: Sequence[Save]) -> Iterator[float]:
-    """Seconds from the begin of each attempt's training to its last line or save, by the clock of its own host."""
+    """Yield for each attempt the seconds from the start of training to its last line or save, by the clock
+    of its host.
+    """
     begun = [(attempt.began, attempt.last) for attempt in history.attempts.values() if attempt.began is not None]
     for (began, last), (until, _) in pairwise([*begun, (math.inf, 0.0)]):
         ends = (save.began + save.stall_s for save in saves if began <= save.began < until)
@@ -107,26 +109,26 @@ def _attempts_s(history: MetricHistory, saves: Sequence[Save]) -> Iterator[float
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a trial trained with, as far as advice depends on it."""
+    """The conditions of a trial on which advice depends."""
 
     config: Tree
-    """The effective one."""
+    """The effective configuration."""
     hparams: dict[str, Any]
     slots: int
     nodes: int
     scheduler: str
     cpus_per_rank: int
     shares_nodes: bool
-    """Its job has a part of each node only, or shares what it has with other trials."""
+    """True if its job has only part of each node, or shares its allocation with other trials."""
 
     def value(self, path: str, default: Any) -> Any:
-        """Of the configuration, by dotted path."""
+        """Return a value of the configuration by its dotted path."""
         found = value_at(self.config, *path.split("."))
         return default if found is None else found
 
 
 def conditions(view: ExperimentView, trial: TrialFolder) -> Conditions:
-    """Raises HpcDetError where the files of the experiment are damaged."""
+    """Return the conditions of a trial. Raises HpcDetError if files of the experiment are damaged."""
     plan, cluster = view.plan(), _cluster(view)
     per_node = cluster.get("slots_per_node") or plan.ranks_per_node
     return Conditions(
@@ -141,7 +143,7 @@ def conditions(view: ExperimentView, trial: TrialFolder) -> Conditions:
 
 
 def _cluster(view: ExperimentView) -> dict[str, Any]:
-    """The profile. Raises DamagedFile."""
+    """Return the cluster profile. Raises DamagedFile."""
     file = view.folder.cluster
     found = checked(read_secrets(file) or {}, {}, file)
     return checked(found, {"slots_per_node": int | None} if "slots_per_node" in found else {}, file)

@@ -1,4 +1,4 @@
-"""All that a profile says, as plain data: what `hpc-det trial profile --json` prints and the report draws."""
+"""A profile as plain data, as `hpc-det trial profile --json` prints it and the report draws it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Record = dict[str, Any]
 
 
 def profile(view: ExperimentView, trial: TrialFolder, history: MetricHistory | None = None) -> Record:
-    """Return the record of a trial; `history`: of its metrics, where somebody has read them already.
+    """Return the record of a trial. `history`: its metrics, if they were read already.
 
-    Raises HpcDetError where the files of the experiment are damaged.
+    Raises HpcDetError if files of the experiment are damaged.
     """
     return recorded(measured(trial, history), conditions(view, trial))
 
@@ -55,11 +55,11 @@ def _verdict(verdict: Verdict, found: Measured, under: Conditions) -> Record:
 
 
 EXPOSED = "exposed_communication"
-"""Of train_batch; it has a line of its own, and counts once."""
+"""The part of train_batch with its own line; it counts once."""
 
 
 def _timings(ranks: Sequence[Spent]) -> list[Record]:
-    """The longest first."""
+    """Return the timings, longest first."""
     names = dict.fromkeys(name for rank in ranks for name in rank.seconds)
     found = [_timing(name, ranks, [rank.seconds.get(name, 0.0) for rank in ranks]) for name in names]
     if known := [rank for rank in ranks if rank.exposed_s is not None]:

@@ -1,6 +1,6 @@
-"""The short trainings that show what limits an experiment: what each does otherwise, and what came of it.
+"""The short trainings that show the limits of an experiment, and their results.
 
-They are Determined's own tests ("Debug Performance Bottlenecks").
+They are the tests of Determined's guide ("Debug Performance Bottlenecks").
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 REPORTS = 10
-"""Of a training."""
+"""Number of reports of a training."""
 LABEL = "throughput"
 RARELY = 1000
 """Batches between two exchanges of gradients, so that they cost nothing: the number of Determined's guide."""
 MOST_DOUBLINGS = 10
 WORTH = 1.05
-"""A larger batch is worth another one where it is so many times as fast."""
+"""Ratio of throughput above which a larger batch is followed by another one."""
 _OUT_OF_MEMORY = re.compile("OutOfMemoryError|CUDA out of memory")
 
 
 class Aim(str, Enum):
-    """What a measurement is about."""
+    """The purposes of measurements."""
 
     BASELINE = "baseline"
     INPUT = "input"
@@ -47,12 +47,12 @@ class Aim(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One short training, and what it does otherwise than the experiment."""
+    """One short training, and what it changes of the experiment."""
 
     aim: Aim
     slots: int
     batch_size: int | None
-    """Over all slots; None where only the trial knows it."""
+    """Records over all slots; None if only the trial knows the number."""
     aggregation_frequency: int
     trains_on: TrainsOn = "data"
 
@@ -71,7 +71,9 @@ class Measurement:
                 return f"batches of {self.batch_size}"
 
     def config(self, experiment: Tree, batches: int) -> Tree:
-        """The configuration of the short training, of the `experiment`'s effective one. Nobody is told of it."""
+        """Return the configuration of the short training, from the effective one of the experiment, without
+        notifications.
+        """
         tree = short_training(
             experiment,
             title=self.title,
@@ -89,21 +91,21 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What came of a measurement."""
+    """The result of a measurement."""
 
     measurement: Measurement
     samples_per_s: float | None
-    """Of all slots together; None where the training has failed."""
+    """Samples per second of all slots together; None if the training failed."""
     spread: float = 0.0
-    """Of half the training's own reports: from their lower to their upper quartile, as a share of the median."""
+    """Interquartile range of the training's reports, as a share of the median."""
     failure: str | None = None
-    """In the trial's own last words."""
+    """The trial's error message."""
     experiment: int | None = None
-    """Its id; None where there was none."""
+    """Number of the experiment; None if there was none."""
 
     @classmethod
     def of_reports(cls, measurement: Measurement, samples_per_s: Sequence[float], experiment: int | None) -> Throughput:
-        """The first report has what is slow only once, and does not count. So there must be two or more."""
+        """Return the result of at least two reports. The first one includes the start and is ignored."""
         rates = samples_per_s[1:]
         median = statistics.median(rates)
         low, high = _quartiles(rates)
@@ -115,7 +117,7 @@ class Throughput:
 
     @property
     def is_out_of_data(self) -> bool:
-        """A batch is larger than the data set."""
+        """True if a batch is larger than the data set."""
         return bool(self.failure and NO_WHOLE_BATCH in self.failure)
 
     @property
@@ -126,7 +128,7 @@ class Throughput:
 
     @property
     def is_a_result(self) -> bool:
-        """Also where it is that no such training is possible."""
+        """True if the measurement has a result, including the result that no such training is possible."""
         return self.failure is None or self.is_out_of_memory or self.is_out_of_data
 
 
@@ -145,19 +147,19 @@ class Variations:
     """The measurements of an experiment."""
 
     conditions: Conditions
-    """Of the experiment as configured."""
+    """Conditions of the experiment as configured."""
     baseline: Measurement
     others: tuple[Measurement, ...]
-    """All but the ever larger batches, of which each depends on what came of the one before."""
+    """All measurements except the growing batches, each of which depends on the one before."""
     grows_batches: bool
     left_out: tuple[str, ...]
-    """What cannot be measured, and why."""
+    """Measurements that are not possible, with the reason."""
 
 
 def variations(experiment: Tree, cluster: Cluster, most_slots: int | None = None) -> Variations:
-    """Of an effective configuration, on a cluster as its pool has it. `most_slots`: by default the experiment's.
+    """Return the measurements for an effective configuration on a cluster in its pool.
 
-    Raises UsageError for slots that no trial can have.
+    `most_slots` defaults to the experiment's. Raises UsageError for slots that no trial can have.
     """
     resources = experiment["resources"]
     baseline = Measurement(
@@ -200,7 +202,7 @@ def _conditions(experiment: Tree, cluster: Cluster, baseline: Measurement) -> Co
 
 
 def slot_counts(most: int, per_node: int) -> list[int]:
-    """1, 2, 4, ... within a node, then 1, 2, 4, ... whole nodes, and `most` itself."""
+    """Return 1, 2, 4, ... slots within a node, then 1, 2, 4, ... whole nodes, and `most`."""
     doubled = [2**power for power in range(most.bit_length())]
     within = [slots for slots in doubled if slots <= per_node]
     over = [nodes * per_node for nodes in doubled if nodes * per_node <= most]
@@ -208,9 +210,9 @@ def slot_counts(most: int, per_node: int) -> list[int]:
 
 
 def larger_batch(found: Sequence[Throughput], *, is_memory_bound: bool) -> Measurement | None:
-    """What to measure after the batches so far, the configured one first; None: nothing more comes of it.
+    """Return the measurement after those of the batches so far, the configured one first; None if none is useful.
 
-    `is_memory_bound`: slots have memory of their own, and the largest batch that fits is of interest by itself.
+    `is_memory_bound`: slots have their own memory, so the largest batch that fits is of interest.
     """
     last, fails = found[-1], found[-1].samples_per_s is None
     if fails or last.measurement.batch_size is None or len(found) > MOST_DOUBLINGS:
@@ -225,7 +227,7 @@ def _ratio(one: Throughput, other: Throughput) -> float:
 
 
 def _on(baseline: Measurement, slots: int) -> Measurement:
-    """Weak scaling: the batch of a slot stays what it is."""
+    """Return the measurement on other slots with the same batch per slot (weak scaling)."""
     size = baseline.batch_size
     each = size // baseline.slots if size else None
     return replace(baseline, aim=Aim.SLOTS, slots=slots, batch_size=each and each * slots)

@@ -1,7 +1,7 @@
-"""system-NODE.jsonl of a trial's profile: how each node was used, by whoever was on it.
+"""system-NODE.jsonl of a trial's profile: the load of each node, by all of its users.
 
-    {"time", "attempt", "host", "cpu_util", "memory_free", "disk_iops", "disk_read", "disk_write", "net_sent",
-     "net_received", "gpus": {UUID: {"util", "memory_free"}}}
+  {"time", "attempt", "host", "cpu_util", "memory_free", "disk_iops", "disk_read", "disk_write", "net_sent",
+   "net_received", "gpus": {UUID: {"util", "memory_free"}}}
 
 A line is a sample. The files may be long: they are read line by line, and no sample is kept.
 """
@@ -38,7 +38,7 @@ GPU_UNITS = {"util": "%", "memory_free": "bytes"}
 
 @dataclass
 class Usage:
-    """What the samples of a metric say."""
+    """Statistics of the samples of a metric."""
 
     count: int = 0
     total: float = 0.0
@@ -52,12 +52,12 @@ class Usage:
 
     @property
     def mean(self) -> float:
-        """Of at least one sample."""
+        """Mean of at least one sample."""
         return self.total / self.count
 
 
 Usages = dict[str, Usage]
-"""By metric."""
+"""Statistics by metric."""
 
 
 def _no_usages() -> Usages:
@@ -70,7 +70,7 @@ class NodeUse:
     samples: int = 0
     metrics: Usages = field(default_factory=_no_usages)
     gpus: dict[str, Usages] = field(default_factory=lambda: defaultdict(_no_usages))
-    """By UUID."""
+    """Statistics by UUID."""
 
     def add(self, sample: Sample) -> None:
         self.samples += 1
@@ -81,13 +81,13 @@ class NodeUse:
                 self.gpus[uuid][name].add(value)
 
     def busiest_gpus(self, count: int | None) -> list[Usages]:
-        """So many: those of the trial's ranks, where the node has more; None: all."""
+        """Return the `count` busiest GPUs, since a node may have more than the trial's ranks; None returns all."""
         known = [usages for usages in self.gpus.values() if "util" in usages]
         return sorted(known, key=lambda usages: -usages["util"].mean)[:count]
 
 
 def read_system(folder: Path) -> list[NodeUse]:
-    """Of each host, in the order of nodes."""
+    """Return the load of each host, in the order of nodes."""
     found: dict[str, NodeUse] = {}
     for sample in _samples(folder):
         found.setdefault(sample["host"], NodeUse(sample["host"])).add(sample)
@@ -109,18 +109,18 @@ _SHAPE: Shape = {"host": str, "attempt": int, "time": NUMBER, "gpus": dict[str, 
 
 
 def _measured(metrics: Mapping[str, Any], units: Mapping[str, str]) -> Shape:
-    """Of the metrics that were measured there."""
+    """Return the metrics that were measured there."""
     return dict.fromkeys(metrics.keys() & units.keys(), (*NUMBER, type(None)))
 
 
 Curve = list[tuple[int, float, float, float]]
-"""Batches, and of all samples there the mean, the lowest and the highest."""
+"""Batches, and the mean, lowest and highest of all samples there."""
 
 
 def over_batches(folder: Path, ranks: Mapping[int, Sequence[Stretch]], ends: Sequence[int]) -> dict[str, Curve]:
-    """Of each metric, over all nodes and GPUs, the samples up to each of these numbers of batches.
+    """Return for each metric, over all nodes and GPUs, the samples up to each of these numbers of batches.
 
-    When which batches were trained is known by the stretches of a rank on the same host, and by its clock.
+    The stretches of a rank on the same host show when which batches were trained, by that host's clock.
     """
     clocks = _clocks(ranks)
     found: dict[str, dict[int, Usage]] = defaultdict(lambda: defaultdict(Usage))
@@ -139,7 +139,7 @@ def over_batches(folder: Path, ranks: Mapping[int, Sequence[Stretch]], ends: Seq
 
 
 def _clocks(ranks: Mapping[int, Sequence[Stretch]]) -> dict[tuple[str, int], list[Stretch]]:
-    """The stretches of one rank of each host and attempt."""
+    """Return the stretches of one rank for each host and attempt."""
     found: dict[tuple[str, int], list[Stretch]] = {}
     for stretch in (stretch for rank in sorted(ranks) for stretch in ranks[rank]):
         known = found.setdefault((stretch.host, stretch.attempt), [])
@@ -160,7 +160,7 @@ def _values(sample: Sample) -> Iterator[tuple[str, float]]:
 
 
 def _known(values: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, float]]:
-    """A machine may have no disk or network that is counted."""
+    """Yield the known values. A machine may have no disk or network with statistics."""
     yield from ((name, values[name]) for name in names if values.get(name) is not None)
 
 
@@ -168,13 +168,15 @@ def _known(values: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[st
 
 
 NEW_S = 60.0
-"""Nodes write every 10 s; older lines are of an earlier attempt, or of batches that are measured no more."""
+"""Seconds after which a sample is outdated. Nodes write every 10 s, so older lines are of an earlier attempt or of the
+past.
+"""
 _END = 2**16
-"""Bytes of a file; a line about a node with many GPUs is of one or two thousand."""
+"""Bytes read from the end of a file; a line about a node with many GPUs has one or two thousand."""
 
 
 def gpu_use(trial: TrialFolder) -> float | None:
-    """Percent, the mean of all GPUs that somebody said something of lately; None where nobody did."""
+    """Return the mean use of all GPUs with recent samples in percent; None without any."""
     newest = [line for file in trial.profile.glob("system-*.jsonl") if (line := _newest_line(file))]
     uses = [gpu["util"] for line in newest if time.time() - line["time"] < NEW_S for gpu in line["gpus"].values()]
     return statistics.fmean(uses) if uses else None

@@ -1,10 +1,10 @@
-"""timings-RANK.jsonl of a trial's profile: what the time of each rank went into.
+"""timings-RANK.jsonl of a trial's profile: how each rank spent its time.
 
-    {"time", "attempt", "host", "epoch", "batches", "count", "wall_s", "records", "samples_per_second",
-     "seconds": {"dataloader_next": 0.2, "train_batch": 1.5, ...}, "exposed_communication_s"}
+  {"time", "attempt", "host", "epoch", "batches", "count", "wall_s", "records", "samples_per_second",
+   "seconds": {"dataloader_next": 0.2, "train_batch": 1.5, ...}, "exposed_communication_s"}
 
-A line is a stretch of `count` batches, at the end of which `batches` were trained in all. What was lost and trained
-again counts once, as it was trained last. Moments are of the host's own clock, and compared with no other host's.
+A line is a stretch of `count` batches, at the end of which `batches` were trained in all. Batches that were trained
+again count once, as trained last. Times are of the host's clock, and not compared with those of other hosts.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from hpc_det.node.json_files import NUMBER, Shape, insist_on, read_lines
 
 
 class Part(str, enum.Enum):
-    """What the time of a rank goes into. All parts together are its whole time."""
+    """The parts of a rank's time, which add up to all of it."""
 
     COMPUTING = "computing"
     LOADING = "loading"
-    """It waits for its data loader."""
+    """Waiting for the data loader."""
     COPYING = "copying"
-    """Between host and device."""
+    """Copies between host and device."""
     COMMUNICATING = "communicating"
-    """Of gradients, what computing does not hide; of metrics, all. With it, waiting for other ranks."""
+    """The exchange of gradients that computing does not hide, and of metrics, with waiting for other ranks."""
     VALIDATING = "validating"
     SAVING = "saving"
     CALLBACKS = "callbacks"
     REST = "rest"
-    """The loop's own."""
+    """The loop itself."""
 
 
 _PARTS = {
@@ -49,26 +49,26 @@ _PARTS = {
     "checkpoint": Part.SAVING,
 }
 CALLBACKS = "callbacks."
-"""What the names of callbacks' timings begin with."""
+"""Prefix of the timings of callbacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What the time of a rank went into."""
+    """The time of a rank."""
 
     rank: int
     host: str
     count: int
-    """Batches."""
+    """Number of batches."""
     records: int
     wall_s: float
     seconds: dict[str, float]
-    """By the name of the timing."""
+    """Seconds by the name of the timing."""
     exposed_s: float | None
-    """Of train_batch: the exchange of gradients that computing did not hide; None: nobody knows."""
+    """Seconds of train_batch in which gradients were exchanged and nothing was computed; None if unknown."""
 
     def parts(self) -> dict[Part, float]:
-        """In seconds."""
+        """Seconds of each part."""
         found = dict.fromkeys(Part, 0.0)
         for name, amount in self.seconds.items():
             found[Part.CALLBACKS if name.startswith(CALLBACKS) else _PARTS.get(name, Part.REST)] += amount
@@ -79,7 +79,7 @@ class Spent:
         return found
 
     def share(self, part: Part) -> float:
-        """Of its time, 0 .. 1."""
+        """Return the share of the time of a part, from 0 to 1."""
         parts = self.parts()
         return parts[part] / (sum(parts.values()) or 1.0)
 
@@ -90,15 +90,15 @@ class Stretch(Spent):
 
     attempt: int
     end: float
-    """In seconds since the epoch."""
+    """Seconds since the epoch."""
     batches: int
-    """Trained in all at its end."""
+    """Number of batches trained at its end."""
     samples_per_second: float
-    """Of all ranks."""
+    """Samples per second of all ranks."""
 
     @property
     def first(self) -> int:
-        """The batches that were trained before it."""
+        """Number of batches trained before it."""
         return self.batches - self.count
 
     @property
@@ -107,7 +107,7 @@ class Stretch(Spent):
 
 
 def read_timings(folder: Path) -> dict[int, list[Stretch]]:
-    """Of each rank that has a file, oldest first, without what was trained again."""
+    """Return the stretches of each rank with a file, oldest first, without those trained again."""
     files = numbered(folder, "timings")
     found = {rank: [_stretch(rank, line, file) for line in read_lines(file)] for rank, file in files.items()}
     kept = _kept(stretch for stretches in found.values() for stretch in stretches)
@@ -127,7 +127,7 @@ _SHAPE: Shape = {
 
 
 def numbered(folder: Path, name: str) -> dict[int, Path]:
-    """The files name-NUMBER.jsonl, by their numbers. Others, such as a copy that somebody made, are none of ours."""
+    """Return the files name-NUMBER.jsonl by their numbers. Other files, such as copies by users, are ignored."""
     pattern = re.compile(rf"{name}-(\d+)\.jsonl", re.ASCII)
     found = ((pattern.fullmatch(file.name), file) for file in folder.glob(f"{name}-*.jsonl"))
     return dict(sorted((int(match[1]), file) for match, file in found if match))
@@ -151,7 +151,7 @@ def _stretch(rank: int, line: dict[str, Any], file: Path) -> Stretch:
 
 
 def _kept(stretches: Iterable[Stretch]) -> dict[int, float]:
-    """Return for each attempt the fewest batches with which a later one began: those were not trained again."""
+    """Return for each attempt the smallest number of batches from which a later one resumed."""
     begins: dict[int, int] = {}
     for stretch in stretches:
         begins[stretch.attempt] = min(stretch.first, begins.get(stretch.attempt, stretch.first))
@@ -163,7 +163,7 @@ def _kept(stretches: Iterable[Stretch]) -> dict[int, float]:
 
 
 def total(stretches: Sequence[Stretch]) -> Spent:
-    """Of a rank, at least one; on the host where it was last."""
+    """Return the sum of a rank's stretches, at least one; its host is the last one."""
     return Spent(
         rank=stretches[-1].rank,
         host=stretches[-1].host,
@@ -176,7 +176,7 @@ def total(stretches: Sequence[Stretch]) -> Spent:
 
 
 def _exposed_s(stretches: Sequence[Stretch]) -> float | None:
-    """Where some do not know it, as much a batch as in those that do: a short one has no exchange that was timed."""
+    """Return the sum of exposed communication. Stretches without a timed exchange count with the mean of the others."""
     known = [(stretch.exposed_s, stretch.count) for stretch in stretches if stretch.exposed_s is not None]
     if not known:
         return None
@@ -191,7 +191,7 @@ def _added(seconds: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def samples_per_second(stretches: Sequence[Stretch]) -> float | None:
-    """Of all ranks, over the time of one rank's stretches."""
+    """Return the samples per second of all ranks, over the time of one rank's stretches."""
     wall_s = sum(stretch.wall_s for stretch in stretches)
     samples = sum(stretch.samples_per_second * stretch.wall_s for stretch in stretches)
     return samples / wall_s if wall_s else None
