@@ -1,7 +1,7 @@
-"""A rank of a point: python3 -m hpc_det.sweep.app, started once per slot by a launcher.
+"""A rank of a point: python3 -m hpc_det.sweep.app, which a launcher starts for each slot.
 
-Rank 0 is Hydra's job: its output folder, its log, its callbacks. The others run the app's function with the same
-config; what they log goes to their own logs only.
+Rank 0 is Hydra's job: its output folder, log and callbacks. The other ranks run the app's function with the same
+configuration, and log only into their own logs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from hpc_det.sweep.saved import App
 
 PEERS_LEFT_S = 2.0
-"""An app fails where other ranks have left on a stop: so long its own notice of that is waited for."""
+"""Seconds to wait for this rank's own stop notice after the app has failed, since other ranks may have left
+on a stop.
+"""
 LONGEST_SHOWN = 1000
 
 
@@ -41,7 +43,7 @@ class Rank:
         self._stops = stops.current = stops.Stops(process, self._note_stop)
 
     def run(self) -> int:
-        """The exit code; what went wrong is noted."""
+        """Run the point and return the exit code. An error is recorded."""
         try:
             returned = self._run_app()
             if self._number == 0:
@@ -82,14 +84,14 @@ class Rank:
         )
 
     def on_job_start(self, config: DictConfig, **others: object) -> None:
-        """Hydra calls it when it has made the output folder: `hpc-det sweep status` shows that."""
+        """Record the output folder for `hpc-det sweep status`. Hydra calls this after creating it."""
         write_json(self._files.shown(self._attempt.trial.id), {"folder": config.hydra.runtime.output_dir})
 
     def on_job_end(self, **others: object) -> None:
-        """Hydra calls it, too."""
+        """Do nothing; Hydra calls this at the end."""
 
     def _keep(self, returned: JobReturn) -> None:
-        """The point is done."""
+        """Store the return value: the point is complete."""
         trial, hydra_cfg = self._attempt.trial.id, returned.hydra_cfg
         assert hydra_cfg is not None
         self._files.write(self._files.returned(trial), _pickled(returned))
@@ -102,7 +104,7 @@ class Rank:
             self._write_outcome("stopped", self._saves() + has_saved)
 
     def _saves(self) -> int:
-        """How often earlier attempts, and this one before, have saved the app's work."""
+        """Return the number of saves of the app's work in earlier attempts and this one."""
         return int((read_json(self._attempt.trial.outcome) or {}).get("saves", 0))
 
     def _write_outcome(self, kind: str, saves: int) -> None:
@@ -113,12 +115,12 @@ class Rank:
 
 
 def _find_modules(folders: list[str]) -> None:
-    """Where the app found them on the login node."""
+    """Extend sys.path as it was for the app on the login node."""
     sys.path[:] = [*folders, *(folder for folder in sys.path if folder not in folders)]
 
 
 def _silent_job(app: App, config: DictConfig) -> JobReturn:
-    """Without a word in the output folder, which is rank 0's."""
+    """Run the app's function without output in the output folder, which belongs to rank 0."""
     from hydra._internal.callbacks import Callbacks
     from hydra.core.utils import configure_log, run_job, setup_globals
     from hydra.types import HydraContext
@@ -148,7 +150,7 @@ def _pickled(returned: JobReturn) -> bytes:
 
 
 def in_json(value: object) -> dict[str, Any]:
-    """A return value: as it is where it is short and JSON has it, and as text always."""
+    """Return a return value as text, and as it is if it is short and can be written as JSON."""
     found: dict[str, Any] = {"text": repr(value)[:LONGEST_SHOWN]}
     with suppress(TypeError, ValueError):
         if len(json.dumps(value, allow_nan=False)) <= LONGEST_SHOWN:

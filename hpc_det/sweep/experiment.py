@@ -1,6 +1,4 @@
-"""The experiment of a sweep: what the fields of hydra.launcher ask for, and what came of its points, for Hydra's
-sweeper.
-"""
+"""The experiment of a sweep: the fields of hydra.launcher as a configuration, and results for Hydra's sweeper."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ class Settings:
     """The fields of hydra.launcher."""
 
     scheduler: str
-    """Of the launcher: the cluster must have the same."""
+    """Scheduler of the launcher, which the cluster must have."""
     cluster: str
     slots: int
     time_limit: str | int | None
@@ -48,9 +46,8 @@ class Settings:
     def effective(
         self, name: str, folder: Path, overrides: Sequence[Sequence[str]], env: Mapping[str, str]
     ) -> Effective:
-        """An experiment of this name with a trial for each list of overrides, started in `folder`.
-
-        Raises UsageError with all that is wrong.
+        """Return an experiment with a trial for each list of overrides, started in `folder`. Raises UsageError with
+        every problem.
         """
         cluster = load_yaml(find("cluster", self.cluster, env))
         if cluster.get("scheduler") != self.scheduler:
@@ -87,31 +84,31 @@ class Settings:
 
 
 def _split(override: str) -> tuple[str, str]:
-    """As one would write it: the key with its sign, and the value."""
+    """Return the key with its sign and the value, as a user would write them."""
     key, _, value = override.partition("=")
     return key, value
 
 
 class PointFailed(HpcDetError, CompactHydraException):
-    """A point has no return value; it says why, and where the log lies."""
+    """A point without a return value; the message contains the reason and the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionRecord:
-    """A point that is in the queue: where it will be found. It is no result."""
+    """A point in the queue, with its future location; it is not a result."""
 
     experiment: int
     trial: int
     overrides: tuple[str, ...]
     folder: Path
-    """Of the trial."""
+    """Folder of the trial."""
 
     def __repr__(self) -> str:
-        return f"<point {self.trial} of experiment {self.experiment}, submitted; this is no result>"
+        return f"<point {self.trial} of experiment {self.experiment}, submitted; this is not a result>"
 
 
 def job_returns(experiment: ExperimentFolder, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """Of all points, when nothing runs any more."""
+    """Return the results of all points, when nothing runs any more."""
     return [
         _returned(experiment, point.trial, overrides[i])
         if point.state is TrialState.COMPLETED

@@ -1,15 +1,14 @@
-"""The files of a sweep of a Hydra app, below the folder of its experiment.
+"""The files of a sweep of a Hydra app, in the folder of its experiment.
 
-sweep/app.pkl          the app's function and Hydra's state      the launcher
-      import_path      where the app imported its modules from   "
-      points.json      overrides of each point, and its config   "
-      configs/1.pkl    a composed config, of one or many points  "
-      returns/1.pkl    the JobReturn of a point                  rank 0 of its gang
-              1.json   the same, to be read                      "
+  sweep/app.pkl     the app's function and Hydra's state        the launcher
+        import_path where the app imported its modules from     "
+        points.json overrides of each point, and its config     "
+        configs/1.pkl a composed config, of one or many points  "
+        returns/1.pkl the JobReturn of a point                  rank 0 of its gang
+                1.json the same, to be read                     "
 
-All but the JSON are sealed with the user's key (hpc_det.node.key).
-
-hydra.sweep.dir has a file hpc_det.json with the numbers of its experiments, so that `hpc-det sweep` finds them.
+All except the JSON files are sealed with the user's key (hpc_det.node.key). hydra.sweep.dir has a file hpc_det.json
+with the numbers of its experiments, with which `hpc-det sweep` finds them.
 """
 
 from __future__ import annotations
@@ -58,11 +57,13 @@ class SweepFiles:
         return self.path / "returns" / f"{trial}.json"
 
     def write(self, path: Path, content: bytes) -> None:
-        """One of those that are sealed."""
+        """Write one of the sealed files."""
         write_with_seal(path, content, self._key)
 
     def read(self, path: Path) -> bytes:
-        """The content. Raises HpcDetError where this user has not written it, FileNotFoundError where nobody has."""
+        """Return the content of a sealed file. Raises HpcDetError if this user has not written it, FileNotFoundError if
+        it is missing.
+        """
         return read_with_seal(path, self._key)
 
     @cached_property
@@ -76,12 +77,12 @@ class SweepFiles:
     def read_points(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] | None = read_json(self.points)
         if found is None:
-            raise UsageError(f"experiment {self.experiment.id}: is no sweep of a Hydra app; see `hpc-det experiment`")
+            raise UsageError(f"experiment {self.experiment.id}: not a sweep of a Hydra app; see `hpc-det experiment`")
         return found
 
 
 def point_to(experiment: ExperimentFolder, sweep_dir: Path) -> None:
-    """From now on `hpc-det sweep` finds the experiment by this folder."""
+    """Record the experiment in the sweep folder, so that `hpc-det sweep` finds it."""
     known = read_json(sweep_dir / POINTER) or {"experiments": []}
     root = str(experiment.root())
     numbers = known["experiments"] if known.get("root") == root else []
@@ -89,7 +90,9 @@ def point_to(experiment: ExperimentFolder, sweep_dir: Path) -> None:
 
 
 def experiments_of(sweep_dir: Path) -> list[ExperimentFolder]:
-    """Those of this hydra.sweep.dir, oldest first, without deleted ones. UsageError where it points to none."""
+    """Return the experiments of this hydra.sweep.dir, oldest first, without deleted ones. Raises UsageError if there
+    are none.
+    """
     known = read_json(sweep_dir / POINTER)
     if known is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Hydra's side of a sweep: composes and saves its points, submits them as one experiment, and waits if asked to."""
+"""Hydra's side of a sweep: compose and save its points, submit them as one experiment, and wait if requested."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ NEEDS_NO_VALUES = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 class Refused(UsageError, CompactHydraException):
-    """Hydra shows it without a traceback."""
+    """An error that Hydra shows without a traceback."""
 
 
 class SweepLauncher(Launcher):
-    """Its constructor's arguments are the fields of `hydra.launcher` (hydra_plugins.hpc_launcher)."""
+    """Hydra's launcher. The arguments of its constructor are the fields of `hydra.launcher`
+    (hydra_plugins.hpc_launcher).
+    """
 
     scheduler: str
 

@@ -1,10 +1,10 @@
-"""The points of a sweep: composed on the login node, saved with the app's function and Hydra's state, loaded by ranks.
+"""The points of a sweep, composed on the login node, saved with the app's function and Hydra's state, loaded by ranks.
 
-Hydra composes in two steps: the files that the chosen groups name, which takes tens of milliseconds, and the overrides
-of values, one after the other, which takes less than one. What the first step gives is kept; the second is Hydra's own.
+Hydra composes in two steps: the files of the chosen groups, which takes tens of milliseconds, and the overrides of
+values in order, which takes less than one. The result of the first step is cached; the second is Hydra's own.
 
-cloudpickle takes a function of `__main__` as it is, and of any other module by its name. The files are sealed with the
-user's key, and nobody else's pickles are ever read. Pickles of apps name this module.
+cloudpickle stores a function of `__main__` by value, and of any other module by name. The files are sealed with the
+user's key, and pickles of other users are never read. Pickles of apps refer to this module by name.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from hpc_det.sweep.files import SweepFiles
 @dataclass(frozen=True)
 class Point:
     base: bytes
-    """The config without the point's values, by cloudpickle: many points share it."""
+    """The configuration without the point's values, by cloudpickle; many points share it."""
     overrides: tuple[str, ...]
-    """All of them, as one would write them."""
+    """All overrides, as a user would write them."""
 
     def config(self) -> DictConfig:
-        """What Hydra composes of the overrides. Raises what Hydra raises."""
+        """Return what Hydra composes of the overrides. Raises Hydra's errors."""
         config = cast(DictConfig, pickle.loads(self.base))
         parsed = [override for override in _parsed(self.overrides) if not override.is_hydra_override()]
         chosen = {*config.hydra.overrides.task}
@@ -58,7 +58,7 @@ class Point:
 
 
 class Composer(ConfigLoaderImpl):
-    """In the place of Hydra's own loader, with the same answers."""
+    """A replacement of Hydra's loader with the same results."""
 
     def __init__(self, loader: ConfigLoader) -> None:
         vars(self).update(vars(loader))
@@ -73,7 +73,7 @@ class Composer(ConfigLoaderImpl):
         return config
 
     def checked(self, master: DictConfig, overrides: Sequence[str]) -> Point:
-        """A point that can be composed. Raises what Hydra raises."""
+        """Return a point that can be composed. Raises Hydra's errors."""
         point = self.point(master, overrides)
         if point not in self._composed:
             self.load_sweep_config(master, list(overrides))
@@ -93,7 +93,7 @@ class Composer(ConfigLoaderImpl):
         return Point(self._bases[chosen], tuple(overrides))
 
     def _sets_value(self, override: Override, master: DictConfig) -> bool:
-        """Whether it has no part in which files are composed: Hydra's rule (hydra/_internal/defaults_list.py)."""
+        """Return whether the override selects no file: Hydra's rule (hydra/_internal/defaults_list.py)."""
         if self._groups is None:
             own = cast("list[str]", OmegaConf.to_container(master.hydra.overrides.hydra))
             self._groups = self._parse_overrides_and_create_caching_repo(master.hydra.job.config_name, own)[1]
@@ -102,7 +102,7 @@ class Composer(ConfigLoaderImpl):
 
 
 def _fix_time(master: DictConfig, composed: DictConfig) -> None:
-    """`${now:...}` is the time of the sweep, in every point, and in every attempt of it."""
+    """Fix `${now:...}` to the time of the sweep, in every point and every attempt."""
     asked = OmegaConf.create(re.findall(r"\$\{now:[^${}]*\}", OmegaConf.to_yaml(composed)))
     OmegaConf.copy_cache(from_config=master, to_config=asked)
     OmegaConf.resolve(asked)
@@ -116,7 +116,9 @@ def _parsed(overrides: Sequence[str]) -> list[Override]:
 
 @cache
 def _parsed_one(override: str) -> Override:
-    """The points of a sweep share most of theirs, and the parser is slow. Who gets it changes nothing in it."""
+    """Return the parsed override. Points share most overrides, and the parser is slow, so results are cached and not
+    changed.
+    """
     return OverridesParser.create().parse_overrides([override])[0]
 
 
@@ -127,17 +129,14 @@ Checkpoint = Callable[[], object]
 class App:
     task_function: TaskFunction
     checkpoint: Checkpoint | None
-    """What saves the app's work when it is told to stop."""
+    """Function that saves the app's work at a stop."""
     context: HydraContext
     singletons: Any
-    """The state of Hydra that lies in globals."""
+    """Hydra's global state."""
 
 
 def checkpoint_of(task_function: TaskFunction) -> Checkpoint | None:
-    """The function `checkpoint()` that stands in the same module as the task function.
-
-    One that was imported from elsewhere, or that needs arguments, is something else of that name.
-    """
+    """Return the function `checkpoint()` of the task function's module; None if it was imported or needs arguments."""
     found = getattr(task_function, "__globals__", {}).get("checkpoint")
     if not inspect.isfunction(found) or found.__module__ != task_function.__module__:
         return None
@@ -148,7 +147,7 @@ def checkpoint_of(task_function: TaskFunction) -> Checkpoint | None:
 
 
 def save(files: SweepFiles, app: App, points: Sequence[Point], first: int) -> None:
-    """`first`: Hydra's number of the first point."""
+    """Save the app and its points. `first`: Hydra's number of the first point."""
     files.create()
     files.write(files.app, _pickled(app))
     files.write(files.import_path, json.dumps([os.path.abspath(folder) for folder in sys.path]).encode())
@@ -165,14 +164,14 @@ def save(files: SweepFiles, app: App, points: Sequence[Point], first: int) -> No
 
 
 def load_app(files: SweepFiles) -> App:
-    """On the node, where modules are found as they were found on the login node."""
+    """Return the app, on a node, with modules found as on the login node."""
     app: App = pickle.loads(files.read(files.app))
     Singleton.set_state(app.singletons)
     return app
 
 
 def load_config(files: SweepFiles, trial: TrialFolder) -> DictConfig:
-    """Of the trial's point, as Hydra's launchers prepare it."""
+    """Return the configuration of the trial's point, prepared as Hydra's launchers do."""
     row = files.read_points()[trial.id - 1]
     config = Point(files.read(files.config(row["config"])), tuple(row["overrides"])).config()
     with open_dict(config):

@@ -1,4 +1,4 @@
-"""The points of a sweep as its files tell of them."""
+"""The points of a sweep, from its files."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ class PointStatus:
     overrides: list[str]
     state: TrialState
     returned: Any
-    """The return value, where it is short and JSON has it."""
+    """The return value, if it is short and can be written as JSON."""
     text: str | None
     """The return value as Python shows it."""
     folder: str | None
-    """Hydra's output folder, once the point has begun."""
+    """Hydra's output folder, after the point has started."""
 
 
 def points(experiment: ExperimentFolder) -> list[PointStatus]:
-    """All of a sweep. UsageError for another experiment."""
+    """Return all points of a sweep. Raises UsageError for another experiment."""
     files = SweepFiles(experiment)
     rows, search = files.read_points(), SearchJournal(experiment).state()
     return [_point(files, search, trial, row) for trial, row in enumerate(rows, start=1)]
 
 
 def why_not_completed(experiment: ExperimentFolder, number: int) -> str:
-    """One sentence, with the first failure and the log to read."""
+    """Return one sentence, with the first failure and its log."""
     return f"trial {number} of experiment {experiment.id}: {'; '.join(_reasons(experiment.trial(number)))}"
 
 
 def failures(experiment: ExperimentFolder) -> list[str]:
-    """A sentence for each point that has no return value."""
+    """Return a sentence for each point without a return value."""
     found = (point for point in points(experiment) if point.state is not TrialState.COMPLETED)
     return [why_not_completed(experiment, point.trial) for point in found]
 
@@ -69,7 +69,7 @@ def _point(files: SweepFiles, search: SearchState, trial: int, row: dict[str, An
 
 
 def _state(search: SearchState, trial: int) -> TrialState:
-    """RUNNING, too, while it is back in the queue after a preemption: only the search is asked."""
+    """Return the state from the search, which is RUNNING also for a preempted point in the queue."""
     known = search.trials.get(trial)
     if known and known.ended:
         return STATE_AFTER[known.ended]
@@ -96,19 +96,19 @@ def _reasons(trial: TrialFolder) -> Iterator[str]:
 
 
 def wait(experiment: ExperimentFolder, poll_s: float) -> None:
-    """Until nothing of it runs or will run."""
+    """Wait until nothing of the sweep runs or will run."""
     with left_by_ctrl_c(experiment):
         Watch(experiment).wait(poll_s)
 
 
 @contextmanager
 def left_by_ctrl_c(experiment: ExperimentFolder) -> Iterator[None]:
-    """Ctrl-C ends whoever waits for the sweep, or is about to, and not the sweep: SystemExit."""
+    """Turn Ctrl-C into SystemExit, which ends the waiting but not the sweep."""
     try:
         yield
     except KeyboardInterrupt:
         for line in (
-            f"the jobs of experiment {experiment.id} go on",
+            f"the jobs of experiment {experiment.id} continue",
             f"wait for them again with: hpc-det sweep wait {experiment.id}",
             f"end them with: hpc-det experiment kill {experiment.id}",
         ):

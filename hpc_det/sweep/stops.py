@@ -1,19 +1,19 @@
-"""How an app is stopped: its checkpoint() is called, and then the rank leaves.
+"""Stopping an app: its checkpoint() is called, and then the rank exits.
 
-An app that calls `may_stop` in its loop is stopped there, in the ordinary flow of its main thread, and all ranks of a
-gang at the same call. From its first call on the signal handler does nothing.
+An app that calls `may_stop` in its loop is stopped there, in the normal flow of its main thread, and all ranks of a
+gang at the same call. After its first call the signal handler does nothing.
 
-An app that never calls `may_stop` runs unchanged, and its checkpoint() is called wherever it is, also while its main
-thread waits in a system call, such as for the end of a program that it started. That is the one contract that breaks
-our rule that a signal handler only sets a flag: in a system call only a handler gets control of the main thread, and
-afterwards Python resumes the call (PEP 475). So checkpoint() runs in the handler, which Python calls between two
-instructions of the main thread, and not before a computation in C, such as a collective, has returned. The other ways
-break the contract:
+An app that never calls `may_stop` runs unchanged, and its checkpoint() is called anywhere, even while its main thread
+waits in a system call, such as for the end of a program that it started. This is the one exception to the rule that a
+signal handler only sets a flag: in a system call, only a handler gets control of the main thread, and Python resumes
+the call afterwards (PEP 475). So checkpoint() runs in the handler, which Python calls between two instructions of the
+main thread, and not before a computation in C, such as a collective, has returned. The alternatives fail:
+
 - a flag that a trace function or a pending call reads is not read before the system call has returned;
 - an exception from the handler runs the app's `except` and `finally` first, and the app may swallow it;
-- checkpoint() in another thread waits forever for a lock that the main thread holds and could take again.
+- checkpoint() in another thread waits forever for a lock that the main thread holds.
 
-Each rank of a gang is then interrupted on its own.
+Each rank of a gang is then interrupted separately.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from hpc_det.distributed.rank_process import RankProcess, leave
 from hpc_det.errors import UsageError
 
 INTERRUPT = signal.SIGURG
-"""Ignored by default, so that it harms nobody where an app takes our handler away."""
+"""Signal that interrupts the main thread. It is ignored by default, so it is harmless if an app removes our handler."""
 
 current: Stops | None = None
-"""This process's, where it is a rank."""
+"""The stops of this process, if it is a rank."""
 
 
 class Stops:
-    """From now on the rank leaves when it is told to stop; `on_stop`, in the main thread, is its last act."""
+    """Handles stops of a rank from its creation on; `on_stop` runs in the main thread right before the exit."""
 
     def __init__(self, process: RankProcess, on_stop: Callable[[bool], None]) -> None:
         self._process = process
@@ -53,11 +53,11 @@ class Stops:
         threading.Thread(target=self._listen, name="stops", daemon=True).start()
 
     def set_checkpoint(self, checkpoint: Callable[[], object] | None) -> None:
-        """Have a stop call the app's `checkpoint` before the rank leaves; without one the rank just leaves."""
+        """Call the app's `checkpoint` at a stop before the rank exits; without one, the rank only exits."""
         self._checkpoint = checkpoint
 
     def may_stop(self) -> None:
-        """A place where the app can be stopped: from now on it is stopped in such places only.
+        """Stop here if requested. After the first call, the app is stopped only in such calls.
 
         Raises UsageError in a gang without a process group.
         """
@@ -69,7 +69,9 @@ class Stops:
             self._leave()
 
     def _agreed(self) -> Agreement:
-        """Where that fails, the app goes on as one that never calls `may_stop`, with a stop that came meanwhile."""
+        """Return the agreement of the ranks. If it fails, the app continues as one that never calls `may_stop`, with a
+        stop pending.
+        """
         self._calls_may_stop = True
         try:
             return agreement(os.environ)
@@ -79,7 +81,7 @@ class Stops:
             raise
 
     def end(self, wait_s: float = 0.0) -> None:
-        """The app has ended: stops have no meaning any more. One that comes within `wait_s` is still obeyed."""
+        """Ignore stops, since the app has ended, except those that arrive within `wait_s` seconds."""
         self._told.wait(wait_s)
         self._is_over = True
 
@@ -109,7 +111,7 @@ class Stops:
         signal.pthread_kill(main, INTERRUPT)
 
     def _interrupted(self, signum: int, frame: FrameType | None) -> None:
-        """The signal handler, in the main thread."""
+        """Handle the signal, in the main thread."""
         if self._told.is_set() and not (self._is_over or self._calls_may_stop):
             self._leave()
 
@@ -132,14 +134,14 @@ class Stops:
 
 class Agreement(Protocol):
     def should_stop(self) -> bool:
-        """The same for all ranks at the same call."""
+        """Return the same for all ranks at the same call."""
 
     def give_notice(self) -> None:
-        """A stop was asked for. Any rank may say so, and more than once."""
+        """Note a stop request. Any rank may do so, repeatedly."""
 
 
 class Alone:
-    """The only rank agrees with itself."""
+    """The agreement of a single rank."""
 
     def __init__(self) -> None:
         self._noticed = False

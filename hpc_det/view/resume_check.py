@@ -1,6 +1,6 @@
-"""Whether a trial resumes exactly: two short trainings are compared, of which one was stopped and resumed.
+"""Compare two short trainings, one of which was stopped and resumed, to decide whether a trial resumes exactly.
 
-The comparison has the first difference, and what a resume has lost; `causes` says where that probably comes from.
+The comparison contains the first difference and what a resume has lost; `causes` gives the probable causes.
 """
 
 from __future__ import annotations
@@ -18,40 +18,42 @@ from hpc_det.store.metrics import read_reports
 from hpc_det.store.trace_names import GENERATOR, LOADER, UNSAVED, WRAPPED_BY, unwrapped
 
 TraceEntry: TypeAlias = dict[str, Any]
-"""See `hpc_det.pytorch.state.resume_trace`."""
+"""An entry of a trace, see `hpc_det.pytorch.state.resume_trace`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     batch: int
-    """The state before it, its data or its metrics; for a report, so many batches were trained."""
+    """Number of the batch, for its data, its metrics or the state before it; for a report, the number of batches
+    trained.
+    """
     part: str
-    """`state`, `data`, `metrics`, `training` or `validation`; the last two are reports."""
+    """`state`, `data`, `metrics`, or, for reports, `training` or `validation`."""
     name: str
     undisturbed: str | None
     stopped: str | None
-    """None: the value is there in the other training alone."""
+    """Value in the stopped training; None if only the other training has it."""
     rank: int | None = None
-    """None for a report, which is that of all ranks."""
+    """Number of the rank; None for a report, which is of all ranks."""
 
     @property
     def is_saved(self) -> bool:
-        """Whether a resume has to restore it for the trainings to be the same."""
+        """True if a resume must restore it for the trainings to be equal."""
         return not self.name.startswith(UNSAVED)
 
 
 @dataclass(frozen=True)
 class Comparison:
     batches: int
-    """Trained by both."""
+    """Number of batches that both have trained."""
     resumes: tuple[int, ...]
-    """The batches with which attempts of the stopped training began, but for the first one."""
+    """Numbers of batches from which the stopped training resumed."""
     first: tuple[Difference, ...]
-    """All at the first batch, and the first of its parts, where something differs. Unsaved state does not count."""
+    """All differences at the first batch, in the first of its parts, that has any. Unsaved state does not count."""
     lost: tuple[Difference, ...]
-    """Unsaved state that was the same before a stop and another one after it."""
+    """Unsaved state that was equal before a stop and differs after it."""
     unlike: tuple[Difference, ...]
-    """Unsaved state that was another one from the start."""
+    """Unsaved state that differed from the start."""
 
     @property
     def is_identical(self) -> bool:
@@ -59,7 +61,9 @@ class Comparison:
 
 
 def compare(undisturbed: TrialFolder, stopped: TrialFolder) -> Comparison:
-    """Raises HpcDetError for a training that has left no trace, as a script's without the Trainer of hpc_det does."""
+    """Return the comparison. Raises HpcDetError for a training without a trace, such as a script without hpc_det's
+    Trainer.
+    """
     traces = [_traces(undisturbed), _traces(stopped)]
     if len(traces[0]) != len(traces[1]):
         raise HpcDetError(f"the trainings had {len(traces[0])} and {len(traces[1])} ranks; give the number by --ranks")
@@ -80,7 +84,7 @@ def compare(undisturbed: TrialFolder, stopped: TrialFolder) -> Comparison:
 
 
 def _traces(trial: TrialFolder) -> list[list[TraceEntry]]:
-    """By rank."""
+    """Return the trace of each rank."""
     files = sorted(trial.resume_trace(0).parent.glob("rank-*.jsonl"), key=lambda file: int(file.stem.split("-")[1]))
     traces = [read_counted(file, "batch") for file in files]
     if not all(traces) or not traces:
@@ -121,7 +125,7 @@ def _text(metrics: Mapping[str, Any], name: str) -> str | None:
 
 
 _ORDER = ("training", "validation", "state", "data", "metrics")
-"""Reports at a batch come before that batch is trained."""
+"""Order of the parts: reports at a batch precede the training of that batch."""
 
 
 def _place(difference: Difference) -> tuple[int, int]:
@@ -129,7 +133,7 @@ def _place(difference: Difference) -> tuple[int, int]:
 
 
 def _lost(unsaved: Sequence[Difference], resumes: Sequence[int]) -> Iterator[Difference]:
-    """Each once, at the resume that lost it, and of the entries of a list the first."""
+    """Yield each lost value once, at the resume that lost it, and only the first entry of a list."""
     seen: dict[tuple[int | None, str], int] = {}
     for each in sorted(unsaved, key=_place):
         place = each.rank, _without_position(each.name)
@@ -139,7 +143,7 @@ def _lost(unsaved: Sequence[Difference], resumes: Sequence[int]) -> Iterator[Dif
 
 
 def _without_position(name: str) -> str:
-    """A list of times is another one from its first entry on, and each new entry is."""
+    """Return the name without its index: a list of times differs in each entry after its first."""
     return re.sub(r"\[[\d(].*\]$", "[]", name)
 
 
@@ -176,17 +180,17 @@ _STOPS_0 = "`--stops 0` shows whether trainings differ without any stop"
 
 @dataclass(frozen=True)
 class Cause:
-    """Where a difference probably comes from, and what to do about it."""
+    """The probable cause of a difference, and its remedy."""
 
     kind: Kind
     name: str | None
-    """The value that is lost or differs; None where it is not known."""
+    """Name of the value that is lost or differs; None if unknown."""
     what: str
     remedy: str
 
 
 def causes(found: Comparison) -> list[Cause]:
-    """The likeliest first. Where the trainings are the same: the lost state that had no effect."""
+    """Return the causes, the most probable first. If the trainings are equal: the lost state without an effect."""
     if found.is_identical:
         return _each_once(found.lost)
     first = found.first[0]
@@ -231,7 +235,7 @@ def _lost_by_data() -> Cause:
 
 
 def _unknown(first: Difference, resumed: int) -> Iterator[Cause]:
-    """The state after a batch is the next one's."""
+    """Yield the cause of a difference in the state after a batch, which is the state before the next one."""
     hidden = Cause(
         "hidden state",
         None,

@@ -1,7 +1,7 @@
-"""What the files of an experiment say: its jobs, its configuration and its state.
+"""The jobs, configuration and state of an experiment, from its files.
 
-The state is from its search's journal, and from the scheduler as long as that does not settle it. The scheduler is
-asked before the files are read, so an end that came in between is seen.
+The state comes from the search's journal and, if that does not settle it, from the scheduler. The scheduler is asked
+before the files are read, so that an end in between is noticed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from hpc_det.view.trials import counted
 
 class ExperimentState(str, enum.Enum):
     SUBMITTING = "SUBMITTING"
-    """A process submits its jobs, or was killed while it did."""
+    """A process submits its jobs, or was killed while doing so."""
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
     SUSPENDED = "SUSPENDED"
-    """It has a job whose processes the scheduler has stopped, and will continue."""
+    """The scheduler has stopped the processes of its job and will continue them."""
     PAUSED = "PAUSED"
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
@@ -48,7 +48,7 @@ class ExperimentState(str, enum.Enum):
 
     @property
     def has_job(self) -> bool:
-        """Whether one has nodes now."""
+        """True if a job has nodes now."""
         return self in (ExperimentState.RUNNING, ExperimentState.SUSPENDED)
 
 
@@ -63,38 +63,38 @@ _NOT_FINAL = {
 
 @dataclass(frozen=True, kw_only=True)
 class SubmittedJob:
-    """What the scheduler was given in one call: a job, or an array of them."""
+    """One call of the scheduler: a job, or an array of jobs."""
 
     job_id: str
     scheduler: Literal["slurm", "pbs", "local"]
     submitted: float
     first: int
-    """The number of its first worker."""
+    """Number of the first worker."""
     workers: int
 
 
 class ExperimentView:
-    """What the files of an experiment say, as of the last look at them."""
+    """The content of an experiment's files at the last look."""
 
     def __init__(self, folder: ExperimentFolder) -> None:
-        """The first look. Raises HpcDetError where the files are damaged."""
+        """Read the files. Raises HpcDetError if they are damaged."""
         self.folder = folder
         with _readable(folder):
             self.is_own = folder.is_own()
             self._journal = SearchJournal(folder)
             self.config: Tree = checked(self._journal.config(1), WHOLE, folder.effective)
         self.jobs: list[SubmittedJob] = []
-        """All that was submitted, oldest first."""
+        """Submitted jobs, oldest first."""
         self.submitter: Submitter | None = None
-        """The process that submits its jobs, or was interrupted."""
+        """Process that submits its jobs, or was interrupted doing so."""
         self.submitted = 0.0
-        """When a submission began last, in seconds since the epoch. Its job is known only when it has succeeded."""
+        """Start of the last submission in seconds since the epoch. The job is known only after it has succeeded."""
         self.waits_for: str | None = None
-        """What the scheduler said when it was asked last, of jobs that wait in the queue."""
+        """The scheduler's reasons for waiting jobs, from the last answer."""
         self.reports: list[Entry] = []
-        """Of trials to the search, with their ends, oldest first."""
+        """Reports of trials to the search, and their ends, oldest first."""
         self.entries = 0
-        """Of the search's journal, so far."""
+        """Number of entries of the search's journal read."""
         self.search = self.look()
 
     @property
@@ -102,7 +102,7 @@ class ExperimentView:
         return self.folder.id
 
     def look(self) -> SearchState:
-        """Read on from where the last look ended."""
+        """Read the files further from where the last look ended."""
         with _readable(self.folder):
             for entry in self._journal.new():
                 self.entries += 1
@@ -113,17 +113,17 @@ class ExperimentView:
             return self._journal.state()
 
     def plan(self) -> JobPlan:
-        """Raises HpcDetError where the file is damaged."""
+        """The plan. Raises HpcDetError if the file is damaged."""
         with _readable(self.folder):
             return JobPlan.of(self.folder)
 
     def about(self) -> About:
-        """What its owner says of it now. Raises HpcDetError where the file is damaged."""
+        """The name, description and labels as of now. Raises HpcDetError if the file is damaged."""
         with _readable(self.folder):
             return read_about(self.folder, self.config)
 
     def sample(self, trial: int) -> Sample:
-        """Raises HpcDetError where the file is damaged."""
+        """Return the sample of a trial. Raises HpcDetError if the file is damaged."""
         with _readable(self.folder):
             return self._journal.sample(trial)
 
@@ -132,8 +132,8 @@ class ExperimentView:
         return max(self.search.method.trials_expected, len(self.search.trials)) > 1
 
     def job_ids(self) -> list[str]:
-        """Of its jobs and arrays, each before those that wait for its end, and of those that somebody started with a
-        script by hand and that have not left.
+        """Return the ids of jobs and arrays, each before its successors, and of running jobs that were
+        started by hand.
         """
         ids: list[str] = []
         for number, job in enumerate(self.jobs, 1):
@@ -144,15 +144,15 @@ class ExperimentView:
         return list(dict.fromkeys([*ids, *by_hand]))
 
     def settled(self) -> ExperimentState | None:
-        """The final state, or PAUSED; None as long as the scheduler has to be asked."""
+        """Return the final state, or PAUSED; None if the scheduler must be asked."""
         if self.search.present or not self.search.rests:
             return None
         return self._at_rest()
 
     def state(self, statuses: Iterable[JobStatus]) -> ExperimentState:
-        """What the files say now, or else the `statuses` of its jobs.
+        """Return the state from the files or, if they leave it open, from the `statuses` of its jobs.
 
-        A site may hide the jobs of others, who then take them for ended ones: to them only files tell an end.
+        A site may hide the jobs of other users, which then seem to have ended; for those users only files show an end.
         """
         self.look()
         if settled := self.settled():
@@ -173,7 +173,7 @@ class ExperimentView:
         return self._after_all_jobs()
 
     def _seems_to_run(self) -> bool:
-        """As far as files can tell: a worker that was preempted is back in the queue, and has not left."""
+        """Return whether files suggest a running job: a preempted worker is in the queue and has not left."""
         search = self.search
         if search.finished:
             return bool(search.present)
@@ -186,16 +186,18 @@ class ExperimentView:
         return ExperimentState.CANCELED if self._cancellation() else ExperimentState.ERROR
 
     def _at_rest(self) -> ExperimentState:
-        """It may be over although it was paused: what it did was done by then, or it was cancelled later."""
+        """Return the state of a paused experiment, which may also have ended: its work was done by then, or it was
+        cancelled later.
+        """
         return _final(self.search) if self.search.finished else ExperimentState.PAUSED
 
     def _cancellation(self) -> str | None:
-        """Who asked for the end of a trial that was not done."""
+        """Return the author of a request that ended an unfinished trial."""
         requests = (cancellation(self.folder.trial(number)) for number in _not_completed(self.search, Exit.CANCELLED))
         return next((request.source for request in requests if request), None)
 
     def why_not_completed(self, found: ExperimentState) -> str:
-        """One sentence, with the first failure where there is one."""
+        """Return one sentence, with the first failure if there is one."""
         search = self.search
         if found is ExperimentState.CANCELED:
             source = search.cancelled or self._cancellation()
@@ -206,7 +208,7 @@ class ExperimentView:
         if not self.has_many_trials:
             return why_not_completed(self.folder.trial())
         if not blamed:
-            return "the jobs ended without a word, and left trials that nobody has begun"
+            return "the jobs exited without reporting a cause, and some trials were never started"
         why = why_not_completed(self.folder.trial(blamed[0]))
         return f"{self._not_done()}; trial {blamed[0]}: {why}"
 
@@ -222,7 +224,7 @@ _JOB: Shape = {"submitted": Moment, "first": Count, "workers": Count}
 
 
 def _jobs(folder: ExperimentFolder, *, after: int) -> list[SubmittedJob]:
-    """What was submitted after so many jobs, oldest first."""
+    """Return the jobs submitted after the first `after`, oldest first."""
     records: list[SubmittedJob] = []
     while (data := read_visible(path := folder.job(after + len(records) + 1))) is not None:
         records.append(made(SubmittedJob, checked(data, _JOB, path), path))
@@ -230,14 +232,14 @@ def _jobs(folder: ExperimentFolder, *, after: int) -> list[SubmittedJob]:
 
 
 def _next_jobs(path: Path) -> list[str]:
-    """Those that wait for the end of a job. Raises DamagedFile."""
+    """Return the jobs that wait for the end of a job. Raises DamagedFile."""
     data = read_visible(path)
     jobs: list[str] = [] if data is None else checked(data, {"jobs": list[str]}, path)["jobs"]
     return jobs
 
 
 def _final(search: SearchState) -> ExperimentState:
-    """It has succeeded where at least one trial has (upstream's rule: master/internal/trial.go)."""
+    """Return the final state: completed if at least one trial is (Determined's rule: master/internal/trial.go)."""
     if search.cancelled:
         return ExperimentState.CANCELED
     if search.given_up:
@@ -249,7 +251,7 @@ def _final(search: SearchState) -> ExperimentState:
 
 
 def _not_completed(search: SearchState, *more: Exit) -> list[int]:
-    """The trials that failed, or ended in one of the other ways, or else those that somebody still had."""
+    """Return the trials that failed or ended in one of the given ways, or else those that a worker still had."""
     ways = (Exit.FAILED, Exit.INVALID_HP, *more)
     failed = [number for number, trial in search.trials.items() if trial.ended in ways]
     return failed or sorted(work.trial for work in search.open.values())
@@ -273,7 +275,7 @@ def _readable(folder: ExperimentFolder) -> Iterator[None]:
 
 
 def effective_config(experiment: ExperimentFolder) -> Tree:
-    """Return the effective configuration. Raises HpcDetError where the file is missing or damaged."""
+    """Return the effective configuration. Raises HpcDetError if the file is missing or damaged."""
     try:
         config = read_effective(experiment)
     except DamagedFile as error:
@@ -284,10 +286,9 @@ def effective_config(experiment: ExperimentFolder) -> Tree:
 
 
 def shown_config(experiment: ExperimentFolder) -> tuple[Tree, dict[str, str]]:
-    """Return the effective configuration as it is shown: secrets masked, with the name, description and labels of now;
-    and who wrote each leaf, by its path.
+    """Return the effective configuration for display, and the layer of each leaf by its path.
 
-    Raises HpcDetError where the file is damaged.
+    Secrets are masked; name, description and labels are those of now. Raises HpcDetError if the file is damaged.
     """
     submitted = masked(effective_config(experiment))
     about = read_about(experiment, submitted).as_json()

@@ -1,4 +1,4 @@
-"""An experiment in a line: what a list of all shows of each, and the parts that others tell of it, too."""
+"""The summary of an experiment: its row in lists, and parts of other outputs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hpc_det.view.trials import counted, length_unit
 
 DAMAGED = "(files damaged)"
 NOT_SHOWN = "(cannot be shown)"
-"""Of somebody else's: `describe` says why."""
+"""Shown for another user's experiment without access; `describe` shows the reason."""
 UNREADABLE = (HpcDetError, OSError, ValueError, LookupError, TypeError)
-"""What comes of reading damaged files."""
+"""Errors of reading damaged files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Plain values, as JSON keeps them."""
+    """A summary in plain values, as stored in JSON."""
 
     id: int
     name: str
@@ -29,20 +29,22 @@ class Summary:
     archived: bool = False
     state: ExperimentState
     submitted: float | None = None
-    """In seconds since the epoch."""
+    """Seconds since the epoch."""
     batches: int | None = None
-    """Of the only trial; None where there are several."""
+    """Batches of a single trial; None for several trials."""
     total_batches: int | None = None
     best: dict[str, Any] | None = None
-    """metric, value, batches, trial"""
+    """A map of metric, value, batches and trial."""
     trials: dict[str, int] | None = None
-    """A `trials.TrialCounts`."""
+    """The fields of `trials.TrialCounts`."""
     progress: float | None = None
-    """0 .. 1"""
+    """A share from 0 to 1."""
 
 
 def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> Summary:
-    """Where its files are damaged, only the state stands for sure. `metrics`: of the only trial, if they are read."""
+    """Return the summary. With damaged files, only the state is certain. `metrics`: of a single trial, if
+    read already.
+    """
     submitted = view.jobs[0].submitted if view.jobs else None
     try:
         known = {**view.about().as_json(), **progress(view, state, metrics)}
@@ -52,7 +54,9 @@ def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | Non
 
 
 def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> dict[str, Any]:
-    """How far it is. Of several trials the search knows; a list must not read a thousand folders."""
+    """Return the progress. With several trials the search provides it, since a list must not read a
+    thousand folders.
+    """
     search, searcher = view.search, view.config["searcher"]
     counts = asdict(counted(search, is_running=state.has_job))
     if view.has_many_trials:
@@ -76,7 +80,7 @@ def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | No
 
 
 def best(view: ExperimentView, metrics: Metrics | None = None) -> dict[str, Any] | None:
-    """By what trials told the search, or by the validations of the only one: `metrics`, if they are read."""
+    """Return the best value from the reports to the search, or from the validations of a single trial."""
     searcher = view.config["searcher"]
     if not view.has_many_trials:
         return best_of_one(metrics or Metrics.read(view.folder.trial(), searcher), 1)
@@ -92,7 +96,7 @@ def best_of_one(metrics: Metrics, trial: int) -> dict[str, Any] | None:
 
 
 def why(view: ExperimentView, state: ExperimentState) -> str | None:
-    """What it waits for, what its trials do next, or what ended it, in a sentence."""
+    """Return, in a sentence, the reason for which it waits, what happens next, or what ended it."""
     search = view.search
     match state:
         case ExperimentState.SUBMITTING:

@@ -1,4 +1,4 @@
-"""The facts of a trial, from its own files and its search: what `describe`, the report and `top` show of it."""
+"""The facts of a trial for `describe`, the report and `top`, from its files and its search."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from hpc_det.view.trial_history import SPEC, AttemptHistory, Metrics, read_toler
 from hpc_det.view.trials import TrialState, attempts_of, trial_state
 
 MOST_OF_PROFILE = 32 * 2**20
-"""Bytes: two seconds. `trial profile` reads any number of them."""
+"""Largest size in bytes of a profile for a verdict: reading it takes two seconds. `trial profile` has no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFacts:
-    """A trial that the search has created. Each file is read when it is first asked for, and not again."""
+    """A trial that the search has created. Each file is read once, when it is first needed."""
 
     view: ExperimentView
-    """Of its experiment."""
+    """The view of its experiment."""
     id: int
     is_over: bool
-    """Nothing of the experiment runs any more."""
+    """True if nothing of the experiment runs any more."""
     read_metrics: Metrics | None = None
-    """Where somebody has read them already."""
+    """Its metrics, if they were read already."""
 
     @cached_property
     def folder(self) -> TrialFolder:
@@ -42,7 +42,7 @@ class TrialFacts:
 
     @cached_property
     def attempts(self) -> list[AttemptHistory]:
-        """Oldest first."""
+        """Attempts, oldest first."""
         return attempts_of(self.view.search, self.folder, is_over=self.is_over)
 
     @cached_property
@@ -51,12 +51,12 @@ class TrialFacts:
 
     @property
     def worker(self) -> int | None:
-        """Who trains it now."""
+        """Number of the worker that trains it now; None without one."""
         return None if self.is_over else self.view.search.trials[self.id].worker
 
     @property
     def job_id(self) -> str | None:
-        """Of its last attempt."""
+        """Job of its last attempt."""
         return self.attempts[-1].job_id if self.attempts else None
 
     @property
@@ -69,7 +69,7 @@ class TrialFacts:
 
     @cached_property
     def _sample(self) -> tuple[dict[str, Any], int]:
-        """What its worker has written; before that, what it is going to write."""
+        """Return the hyperparameters and the seed that its worker has written or will write."""
         if written := read_tolerantly(self.folder.trial, SPEC):
             return written["hparams"], written["trial_seed"]
         sample = self.view.sample(self.id)
@@ -84,16 +84,18 @@ class TrialFacts:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The best validation: metric, value, batches, trial."""
+        """Best validation: metric, value, batches, trial."""
         return best_of_one(self.metrics, self.id)
 
     @property
     def reported(self) -> float | None:
-        """The last value that the search has."""
+        """Last value reported to the search."""
         return self.view.search.trials[self.id].value
 
     def history(self) -> MetricHistory:
-        """All metrics over the batches, read anew: those of a thousand trials would not fit into memory."""
+        """Return all metrics over the batches. They are read each time, since those of a thousand trials would not fit
+        into memory.
+        """
         return MetricHistory(each(self.folder.metrics), self.saves)
 
     @cached_property
@@ -103,31 +105,33 @@ class TrialFacts:
     # --- checkpoints
 
     def checkpoints(self) -> list[Committed]:
-        """Newest first."""
+        """Committed checkpoints, newest first."""
         return committed(self.folder.checkpoints)
 
     def set_aside(self) -> list[Damaged]:
-        """Damaged ones from which no trial resumes, oldest first."""
+        """Damaged checkpoints from which no trial resumes, oldest first."""
         return damaged_ones(self.folder.checkpoints)
 
     # --- performance
 
     def profile(self, history: MetricHistory | None = None) -> Record | None:
-        """What `hpc-det trial profile --json` prints; None of a trial without a profile. `history`: if read."""
+        """Return the record of `hpc-det trial profile --json`; None without a profile. `history`: metrics, if read
+        already.
+        """
         return profile(self.view, self.folder, history) if self.folder.profile.exists() else None
 
     def verdict(self) -> str | None:
-        """Of its profile; None where it has none, or one that takes more than a moment to read."""
+        """Return the verdict on its profile; None without one, or if reading it would take long."""
         size = sum(file.stat().st_size for file in self.folder.profile.glob("*.jsonl"))
         found = self.profile() if 0 < size <= MOST_OF_PROFILE else None
         return f"{found['verdict']}: {found['why']}" if found else None
 
     def gpu_use(self) -> float | None:
-        """Percent, the mean of all its GPUs in the last minute; None where that is not measured."""
+        """Return the mean use of its GPUs in the last minute in percent; None if it is not measured."""
         return gpu_use(self.folder)
 
 
 def trials_of(view: ExperimentView, state: ExperimentState) -> Iterator[TrialFacts]:
-    """Of all trials of the experiment, whose `state` that is, by their numbers."""
+    """Yield all trials of the experiment with this `state`, by number."""
     for number in sorted(view.search.trials):
         yield TrialFacts(view=view, id=number, is_over=state.is_final)

@@ -1,6 +1,6 @@
-"""The history of a trial from its files: its attempts and how they ended, its metrics, the checkpoint to take.
+"""The history of a trial: its attempts and their ends, its metrics, and the checkpoint to use.
 
-Nothing here writes. A missing or torn file is not an error.
+This module writes nothing. A missing or torn file is not an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpc_det.view.formatting import clock, one_line
 
 
 def final_exit(trial: TrialFolder) -> Exit | None:
-    """How the trial ended, as its journal says; None as long as it may go on."""
+    """Return the end of the trial from its journal; None if it may continue."""
     match Journal(trial.journal).verdict():
         case (Cause.FINISHED, Action.DONE, _):
             return Exit.COMPLETED
@@ -39,11 +39,11 @@ def final_exit(trial: TrialFolder) -> Exit | None:
 
 
 def why_not_completed(trial: TrialFolder) -> str:
-    """One sentence, with the first failure where there is one."""
+    """Return one sentence, with the first failure if there is one."""
     attempts = read_attempts(trial)
     last = attempts[-1] if attempts else None
     if last is None:
-        return "the job ended without a word, before its first attempt"
+        return "the job exited without reporting a cause, before its first attempt"
     if final_exit(trial):
         return f"{last.failure or last.cause} ({last.why})"
     if last.problems:
@@ -53,7 +53,7 @@ def why_not_completed(trial: TrialFolder) -> str:
 
 
 def cancellation(trial: TrialFolder) -> StopRequest | None:
-    """The request that asked for the trial's end."""
+    """Return the stop request that ended the trial."""
     data = read_tolerantly(trial.stop)
     try:
         request = made(StopRequest, data, trial.stop) if data else None
@@ -68,7 +68,7 @@ def cancellation(trial: TrialFolder) -> StopRequest | None:
 
 @dataclass(kw_only=True)
 class AttemptHistory:
-    """One start of the trial's gang; what comes after `started` is unknown until the attempt has ended."""
+    """One start of the trial's gang; fields after `started` are unknown until the attempt has ended."""
 
     number: int
     job_id: str
@@ -78,15 +78,15 @@ class AttemptHistory:
     ended: float | None = None
     cause: str | None = None
     batches: int | None = None
-    """In the newest checkpoint at its end."""
+    """Number of batches in the newest checkpoint at its end."""
     action: str | None = None
     why: str | None = None
     failure: str | None = None
     problems: list[str] = field(default_factory=list)
     late: bool = False
-    """Its end was written by a later start: `ended` is when that began."""
+    """True if a later start recorded the end; then `ended` is when that started."""
     continued: bool = False
-    """By its owner, after an end that was meant to be the last."""
+    """True if the owner continued the trial after a final end."""
 
     @property
     def is_open(self) -> bool:
@@ -94,12 +94,12 @@ class AttemptHistory:
 
     @property
     def is_requeued(self) -> bool:
-        """Its end sent the job back into the queue."""
+        """True if its end put the job back into the queue."""
         return self.action == Action.REQUEUE
 
 
 def read_attempts(trial: TrialFolder) -> list[AttemptHistory]:
-    """All attempts, oldest first."""
+    """Return all attempts, oldest first."""
     found: dict[int, AttemptHistory] = {}
     for event in Journal(trial.journal).events():
         number = event["attempt"]
@@ -117,8 +117,10 @@ def read_attempts(trial: TrialFolder) -> list[AttemptHistory]:
 
 
 def closed_attempt(trial: TrialFolder, attempt: AttemptHistory, *, is_completed: bool) -> AttemptHistory:
-    """The last attempt of a trial whose job was killed before it could write the end. As the ranks' outcome says, or
-    where the search says that the trial `is_completed`; otherwise it stays open.
+    """Return the last attempt of a trial whose job was killed before it could record the end.
+
+    The end follows from the ranks' outcome, or from the search if the trial `is_completed`; otherwise the attempt stays
+    open.
     """
     outcome = read_tolerantly(trial.outcome, {"attempt": int, "kind": str}) or {}
     is_its = outcome.get("attempt") == attempt.number and outcome["kind"] in (Cause.FINISHED, Cause.WAITING)
@@ -170,7 +172,7 @@ _NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again",
 
 
 def attempt_in_words(attempt: AttemptHistory, now: float, *, is_over: bool) -> str:
-    """A sentence about an attempt; `is_over`: nothing runs any more."""
+    """Return a sentence about an attempt; `is_over`: nothing runs any more."""
     start = f"attempt {attempt.number} on {attempt.host}"
     since = clock(attempt.started, now)
     if attempt.ended is None or attempt.action is None:
@@ -196,27 +198,27 @@ def _end_in_words(attempt: AttemptHistory) -> str:
 class Validation:
     metric: str
     value: float | str
-    """As written: JSON has no NaN and no infinities, so these are "NaN", "Infinity" and "-Infinity"."""
+    """The value as stored: JSON has no NaN and infinities, so these are "NaN", "Infinity" and "-Infinity"."""
     batches: int
 
 
 class Metrics:
-    """Progress of a trial and its metrics, from the reports in metrics.jsonl that stand."""
+    """Progress and metrics of a trial, from the valid reports in metrics.jsonl."""
 
     def __init__(self, searcher: Tree) -> None:
-        """`searcher` of an effective configuration."""
+        """`searcher`: that section of the effective configuration."""
         self.name: str = searcher["metric"]
         self._smaller_is_better: bool = searcher["smaller_is_better"]
         self.batches = 0
         self.total: int | None = None
-        """Of the whole trial; unknown before the first report."""
+        """Number of batches of the whole trial; unknown before the first report."""
         self.training: dict[str, float | str] = {}
         self.validation: dict[str, float | str] = {}
         self.best: Validation | None = None
 
     @classmethod
     def read(cls, trial: TrialFolder, searcher: Tree) -> Metrics:
-        """Of the whole file, which may have a million lines: few of them are parsed."""
+        """Return the metrics of a whole file, which may have a million lines, few of which are parsed."""
         metrics = cls(searcher)
         for report in reversed(last_reports(trial.metrics).values()):
             metrics._take(report)
@@ -225,7 +227,7 @@ class Metrics:
         return metrics
 
     def take(self, reports: Iterable[Record]) -> None:
-        """New reports of the attempt that wrote the last one; after the begin of another attempt, `read` again."""
+        """Take new reports of the attempt that wrote the last one; after the start of another attempt, use `read`."""
         for report in reports:
             self._take(report)
             value = number_in(report["metrics"].get(self.name)) if report["kind"] == "validation" else None
@@ -249,14 +251,14 @@ class Metrics:
 
 
 def checkpoint_to_take(trial: TrialFolder, best: Validation | None) -> Committed | None:
-    """The checkpoint of the best validation; where that is not kept, the newest."""
+    """Return the checkpoint of the best validation or, if it was not kept, the newest one."""
     found = committed(trial.checkpoints)
     same = (checkpoint for checkpoint in found if best and checkpoint.steps == best.batches)
     return next(same, None) or next(iter(found), None)
 
 
 def is_complete(checkpoint: Committed) -> bool:
-    """Whether every file of the manifest is there in its size; the bytes are not read."""
+    """Return whether every file of the manifest exists in its size; the content is not read."""
     try:
         return all((checkpoint.path / name).stat().st_size == entry.size for name, entry in checkpoint.files.items())
     except OSError:
@@ -264,11 +266,11 @@ def is_complete(checkpoint: Committed) -> bool:
 
 
 SPEC: Shape = {"hparams": dict, "trial_seed": int}
-"""Of trial.json."""
+"""Fields of trial.json."""
 
 
 def hosts_of(trial: TrialFolder, attempt: AttemptHistory) -> list[str]:
-    """The hosts of the gang, as far as they are known."""
+    """Return the hosts of the gang, as far as they are known."""
     with suppress(DamagedFile, PermissionError):
         found = read_json(trial.nodes(attempt.number))
         return found if found and fits(found, list[str]) else [attempt.host]
@@ -276,7 +278,7 @@ def hosts_of(trial: TrialFolder, attempt: AttemptHistory) -> list[str]:
 
 
 def read_tolerantly(path: Path, shape: Shape = MappingProxyType({})) -> dict[str, Any] | None:
-    """The map in a file; None where it is missing or damaged, or its owner's alone."""
+    """Return the map in a file; None if it is missing, damaged or private."""
     try:
         return read_map(path, shape)
     except (DamagedFile, PermissionError):
@@ -284,7 +286,7 @@ def read_tolerantly(path: Path, shape: Shape = MappingProxyType({})) -> dict[str
 
 
 def read_visible(path: Path) -> Any | None:
-    """The JSON in a file; None where it is missing, or its owner's alone. Raises DamagedFile."""
+    """Return the JSON in a file; None if it is missing or private. Raises DamagedFile."""
     try:
         return read_json(path)
     except PermissionError:

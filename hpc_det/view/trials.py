@@ -1,4 +1,4 @@
-"""The trials of an experiment: the state of each, and how many there are of a kind."""
+"""The trials of an experiment: the state of each, and the number in each state."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hpc_det.view.trial_history import AttemptHistory, closed_attempt, read_atte
 
 class TrialState(str, enum.Enum):
     QUEUED = "QUEUED"
-    """Created, and nobody has it: its job waits, or went back into the queue."""
+    """Created without a worker: its job waits, or was requeued."""
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"
-    """By its user, or by the searcher, which may want more of it."""
+    """Paused by the user, or by the searcher, which may want more of it."""
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
     INVALID = "INVALID"
-    """It said that its hyperparameters cannot work."""
+    """The trial rejected its hyperparameters."""
     CANCELED = "CANCELED"
 
     @property
@@ -41,9 +41,9 @@ STATE_AFTER = {
 
 
 def attempts_of(search: SearchState, trial: TrialFolder, *, is_over: bool) -> list[AttemptHistory]:
-    """All of a trial, oldest first. `is_over`: nothing of the experiment runs any more.
+    """Return all attempts of a trial, oldest first. `is_over`: nothing of the experiment runs any more.
 
-    A job may be killed between the last report to the search and the end of the attempt, which nobody writes then.
+    A job may be killed between the last report to the search and the end of the attempt, which is then not recorded.
     """
     attempts = read_attempts(trial)
     if attempts and attempts[-1].is_open:
@@ -57,7 +57,7 @@ def attempts_of(search: SearchState, trial: TrialFolder, *, is_over: bool) -> li
 def trial_state(
     search: SearchState, number: int, attempts: Sequence[AttemptHistory], *, is_over: bool = False
 ) -> TrialState:
-    """Of a trial that the search has created. `is_over`: nothing of the experiment runs any more."""
+    """Return the state of a trial that the search has created. `is_over`: nothing of the experiment runs any more."""
     last = attempts[-1] if attempts else None
     if last and last.is_open and search.present.get(last.worker) == last.job_id and not is_over:
         return TrialState.RUNNING
@@ -73,12 +73,12 @@ def trial_state(
 
 
 def state_now(search: SearchState, trial: TrialFolder, *, is_over: bool) -> TrialState:
-    """The same, with a look at the trial's journal."""
+    """Return the same, after reading the trial's journal."""
     return trial_state(search, trial.id, read_attempts(trial), is_over=is_over)
 
 
 def _end(search: SearchState, number: int, last: AttemptHistory | None) -> TrialState | None:
-    """What the search knows, or else the trial's own journal, which is written before."""
+    """Return the end from the search, or else from the trial's journal, which is written first."""
     if ended := search.trials[number].ended:
         return STATE_AFTER[ended]
     if search.method.is_closed(number):
@@ -98,11 +98,11 @@ class TrialCounts:
     completed: int
     failed: int
     invalid: int
-    """Their hyperparameters cannot work; but for a grid, others take their place."""
+    """Trials that rejected their hyperparameters; except in a grid, others replace them."""
 
     @property
     def ended(self) -> int:
-        """Of those that are expected."""
+        """Number of expected trials that have ended."""
         return self.completed + self.failed
 
 

@@ -20,22 +20,22 @@ from hpc_det.view.state import ExperimentState, ExperimentView
 
 NO_NEWS = JobStatus(JobState.UNKNOWN)
 POLL_S = 0.2
-"""How often the files are looked at."""
+"""Seconds between two looks at the files."""
 SUBMISSION_S = 60.0
-"""How long one takes at most; after that it has failed."""
+"""Seconds after which a submission has failed."""
 LONGEST_PAUSE_S = 30.0
-"""Between two questions to the scheduler, as long as nothing changes."""
+"""Longest time in seconds between two queries of the scheduler while nothing changes."""
 
 
 def ask_every_s(scheduler: Scheduler) -> float:
-    """How often, at most, it is asked."""
+    """Return the shortest time in seconds between two queries."""
     return ASK_S if scheduler.has_queue else 0.0
 
 
 def states(views: Iterable[ExperimentView]) -> dict[int, ExperimentState]:
-    """By id. Schedulers are asked only about experiments without a final state, each one once.
+    """Return the states by id. Schedulers are asked only about experiments without a final state, and once each.
 
-    Raises HpcDetError for those with damaged files.
+    Raises HpcDetError for experiments with damaged files.
     """
     found, damaged = readable_states(views)
     if damaged:
@@ -46,7 +46,7 @@ def states(views: Iterable[ExperimentView]) -> dict[int, ExperimentState]:
 def readable_states(
     views: Iterable[ExperimentView],
 ) -> tuple[dict[int, ExperimentState], dict[int, HpcDetError]]:
-    """The same, and what is wrong with the files of the others, by id."""
+    """Return the same, and the errors of experiments with damaged files by id."""
     found: dict[int, ExperimentState] = {}
     damaged: dict[int, HpcDetError] = {}
     waiting: dict[str, list[tuple[ExperimentView, list[str]]]] = {}
@@ -69,7 +69,7 @@ def readable_states(
 
 
 def readable_views(experiments: Iterable[ExperimentFolder]) -> tuple[list[ExperimentView], dict[Path, HpcDetError]]:
-    """Experiments whose files can be read, and what is wrong with the others, by their folders."""
+    """Return the experiments whose files can be read, and the errors of the others by folder."""
     views: list[ExperimentView] = []
     damaged: dict[Path, HpcDetError] = {}
     for experiment in experiments:
@@ -82,7 +82,7 @@ def readable_views(experiments: Iterable[ExperimentFolder]) -> tuple[list[Experi
 
 @contextmanager
 def _kept(damaged: dict[int, HpcDetError], view: ExperimentView) -> Iterator[None]:
-    """Of several experiments the others go on."""
+    """Collect an error of one experiment, so that others continue."""
     try:
         yield
     except HpcDetError as error:
@@ -90,7 +90,7 @@ def _kept(damaged: dict[int, HpcDetError], view: ExperimentView) -> Iterator[Non
 
 
 def _with_successors(view: ExperimentView, found: ExperimentState) -> ExperimentState:
-    """An end that only the scheduler tells may be that of a job which was killed when it had just queued the next."""
+    """Return the state after looking for a successor: a job may be killed just after it has submitted the next one."""
     if not found.is_final or view.settled() or not view.is_own or not view.jobs:
         return found
     try:
@@ -104,9 +104,7 @@ def _with_successors(view: ExperimentView, found: ExperimentState) -> Experiment
 
 
 def settle_submission(view: ExperimentView) -> None:
-    """Where the process that submitted its jobs was killed. As long as the scheduler does not answer, it stays
-    SUBMITTING.
-    """
+    """Settle a submission whose process was killed. While the scheduler does not answer, it stays SUBMITTING."""
     if view.submitter is None:
         return
     try:
@@ -121,19 +119,19 @@ def state(view: ExperimentView) -> ExperimentState:
 
 
 def say(text: str) -> None:
-    """News beside the command's own output."""
+    """Print a message on stderr, beside the command's output."""
     print(f"hpc-det: {visible(text)}", file=sys.stderr, flush=True)
 
 
 class Watch:
-    """One experiment over time. Requeued jobs that the scheduler holds back are released on the way."""
+    """One experiment over time. Requeued jobs that the scheduler holds are released."""
 
     def __init__(self, experiment: ExperimentFolder) -> None:
         self.view = ExperimentView(experiment)
         self._jobs = 0
-        """How many it had at the last question; `activate` and `continue` submit more."""
+        """Number of jobs at the last query; `activate` and `continue` submit more."""
         self._entries = 0
-        """Of the search's journal, at the last question."""
+        """Number of entries of the search's journal at the last query."""
         self._pause_s = 0.0
         self._next_ask = 0.0
         self._next_settle = 0.0
@@ -141,7 +139,9 @@ class Watch:
         self._believed: list[JobStatus] = []
 
     def state(self) -> ExperimentState:
-        """The state now, as far as a question to the scheduler is due. Raises HpcDetError where it was deleted."""
+        """Return the state now, with a query of the scheduler if one is due. Raises HpcDetError if the experiment was
+        deleted.
+        """
         self.view.look()
         if not self.view.folder.config.exists():
             raise HpcDetError(f"experiment {self.view.id}: was deleted")
@@ -161,13 +161,15 @@ class Watch:
             settle_submission(self.view)
 
     def _has_another_job(self) -> bool:
-        """Since the last question, or in a moment: what is believed of the former ones is no end."""
+        """Return whether jobs were added since the last query, or will be soon; then the end of the former ones is not
+        final.
+        """
         last = self.view.jobs[-1].submitted if self.view.jobs else 0.0
         is_being_submitted = last < self.view.submitted and time.time() - self.view.submitted < SUBMISSION_S
         return not self.view.settled() and (self._jobs != len(self.view.jobs) or is_being_submitted)
 
     def wait(self, poll_s: float) -> ExperimentState:
-        """The final state."""
+        """Return the final state."""
         while not (found := self.state()).is_final:
             time.sleep(poll_s)
         return found
@@ -185,20 +187,22 @@ class Watch:
             say(f"the scheduler gives no news of experiment {self.view.id}, its files count: {reason}")
 
     def _news(self, scheduler: Scheduler) -> dict[str, JobStatus] | None:
-        """None as long as it may not be asked: other processes of the user ask it, too."""
+        """Return the scheduler's answer; None if it may not be asked yet, since other processes of the user ask it,
+        too.
+        """
         answers = SharedAnswers(self.view.folder.root(), scheduler)
         return answers.news(self.view.job_ids(), run_command, max_age_s=ASK_S)
 
     def _wait_longer(self, shortest_s: float, *, is_quiet: bool) -> None:
-        """The next question is asked ever later, as long as neither the answers nor the files change."""
+        """Wait longer before each query, while neither the answers nor the files change."""
         grown = self.view.entries != self._entries or not is_quiet
         self._entries = self.view.entries
         self._pause_s = shortest_s if grown else min(max(2 * self._pause_s, shortest_s), LONGEST_PAUSE_S)
         self._next_ask = time.monotonic() + self._pause_s
 
     def _believable(self, job_id: str, status: JobStatus) -> JobStatus:
-        """A job on its way back into the queue, or files that NFS shows late, look like an end without a word for a
-        moment: such an end is believed when it is seen twice.
+        """Return a status that was confirmed. A job on its way back into the queue, or files that NFS shows late, seem
+        to have ended without a cause for a moment, so such an end must be seen twice.
         """
         seen = self._heard.get(job_id)
         is_news = seen is None or seen.state is not JobState.ENDED
@@ -220,27 +224,27 @@ def _held(statuses: dict[str, JobStatus]) -> set[str]:
 
 
 def _no_news(statuses: dict[str, JobStatus]) -> str | None:
-    """Why the scheduler could not tell, if so."""
+    """Return the reason for which the scheduler could not answer, or None."""
     return next((status.reason for status in statuses.values() if status.state is JobState.UNKNOWN), None)
 
 
 def insist_on_completion(view: ExperimentView, found: ExperimentState) -> None:
-    """Raises HpcDetError, which says why, for every other final state."""
+    """Raise HpcDetError with the reason for every final state except completed."""
     if found is not ExperimentState.COMPLETED:
         told = f"experiment {view.id}: {found.value}: {view.why_not_completed(found)}"
         raise HpcDetError([told, what_to_do(view)])
 
 
 def what_to_do(view: ExperimentView) -> str:
-    """About an experiment that ended and was not completed."""
+    """Return the remedy for an experiment that ended and was not completed."""
     more = f"see more with `hpc-det experiment logs {view.folder.named()}`"
     if view.search.finished or not view.is_own:
         return more
-    return f"{more}, go on with `hpc-det experiment continue {view.id}`"
+    return f"{more}, continue with `hpc-det experiment continue {view.id}`"
 
 
 def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
-    """Raises UsageError naming all that have not ended, and those whose damaged files do not tell."""
+    """Raise UsageError that names all experiments which have not ended, and those with damaged files."""
     views, damaged = readable_views(experiments)
     found, unreadable = readable_states(views)
     damaged |= {view.folder.path: unreadable[view.id] for view in views if view.id in unreadable}
@@ -264,8 +268,10 @@ def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
 
 
 def beginning_with(folders: Sequence[Path], root: Path) -> list[str]:
-    """A sentence for each experiment below the state root that has not ended and whose trials begin with weights from
-    below `folders`. Those with damaged files are left out.
+    """Return a sentence for each unfinished experiment below the state root whose trials start with weights from
+    `folders`.
+
+    Experiments with damaged files are left out.
     """
     named = [
         (experiment, source)
