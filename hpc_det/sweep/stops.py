@@ -154,7 +154,7 @@ class Alone:
 
 
 class InGang:
-    """Over messages of the ranks, which are opened over the process group."""
+    """The agreement of a gang, over messages of its ranks, which are connected with the help of the process group."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         from hpc_det.distributed.collectives import Distributed
@@ -173,7 +173,7 @@ class InGang:
 
 
 def agreement(env: Mapping[str, str]) -> Agreement:
-    """Of the gang that `env` describes. Raises UsageError where its ranks cannot speak with each other."""
+    """Return the agreement of the gang that `env` describes. Raises UsageError if its ranks cannot be connected."""
     if int(env["WORLD_SIZE"]) == 1:
         return Alone()
     import torch.distributed as dist

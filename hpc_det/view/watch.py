@@ -1,4 +1,4 @@
-"""An experiment's state: asked once for many, watched over time, or insisted on by a command that needs its end."""
+"""The state of experiments: queried once for many, watched over time, or required by a command to be final."""
 
 from __future__ import annotations
 

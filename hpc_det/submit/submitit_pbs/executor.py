@@ -1,4 +1,4 @@
-"""What a program submits with: the executor, what may be asked for, and the directives that say so to qsub."""
+"""The executor of a program, the parameters that it accepts, and the directives of qsub for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpc_det.submit.submitit_pbs.job import PbsJob
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
 
 GENERIC = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node")
-"""Of every executor, with stderr_to_stdout: AutoExecutor takes them without a prefix."""
+"""Parameters of every executor, beside stderr_to_stdout, which AutoExecutor accepts without a prefix."""
 _OURS = {
     "N": "use name",
     "q": "use pbs_queue",
@@ -47,27 +47,29 @@ _UNSAFE = re.compile(r"[\s'\"\\]")
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """Raises ValueError with everything that cannot be, where it is made."""
+    """The parameters of a job. Raises ValueError with every invalid one at its creation."""
 
     name: str = "submitit"
-    """As an experiment's: PBS gets "_" for what it takes in no name."""
+    """Name of the job; PBS gets "_" for characters that it does not accept."""
     timeout_min: float = 5
     nodes: int = 1
     tasks_per_node: int = 1
     cpus_per_task: int = 1
     gpus_per_node: int = 0
     mem_gb: float | None = None
-    """Of each node."""
+    """Memory of each node in GB."""
     stderr_to_stdout: bool = False
     queue: str | None = None
     account: str | None = None
     setup: Sequence[str] = ()
-    """Shell lines, run before the tasks start."""
+    """Shell lines that run before the tasks start."""
     signal_delay_s: int = 90
-    """How long before the time limit task 0 is told to save. At most half of the time."""
+    """Seconds before the time limit at which task 0 must save; at most half of the time."""
     array_parallelism: int = 256
     additional_parameters: Mapping[str, Any] = field(default_factory=dict)
-    """Flags of qsub: a text, several, or True. They come last, and of two selects PBS takes the last."""
+    """Flags of qsub, each with a text, several texts, or True. They come last, and of two selects PBS takes
+    the last.
+    """
 
     def __post_init__(self) -> None:
         if problems := list(self._problems()):
@@ -75,7 +77,9 @@ class Parameters:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Parameters:
-        """None is the default. Raises ValueError for an unknown name, too, with all that are known."""
+        """Return the parameters, with defaults for None. Raises ValueError for unknown names, too, with all
+        known ones.
+        """
         known = {each.name for each in fields(cls)}
         if unknown := sorted(set(given) - known):
             raise ValueError(f"unknown parameters {unknown}; PBS takes {sorted(known)}")
@@ -87,11 +91,11 @@ class Parameters:
 
     @property
     def warning_s(self) -> float:
-        """How long before the time limit the tasks hear of it."""
+        """Seconds before the time limit at which the tasks are notified."""
         return min(self.signal_delay_s, self.walltime_s / 2)
 
     def directives(self) -> list[str]:
-        """For the script's lines `#PBS`. Jobs start with umask 077 and, for PBS, may be run again."""
+        """Return the script's `#PBS` directives. Jobs start with umask 077, and PBS may rerun them."""
         from hpc_det.schedulers.pbs.scheduler import job_name  # this module is loaded by every program with submitit
 
         hours, seconds = divmod(self.walltime_s, 3600)
@@ -102,7 +106,9 @@ class Parameters:
         return lines + [f"-{flag}" if text is True else f"-{flag} {text}" for flag, text in self._additional()]
 
     def _select(self) -> str:
-        """One chunk a node. NCPUS and OMP_NUM_THREADS follow from it: PBS sets the latter to ompthreads."""
+        """Return the select statement, with one chunk for each node. PBS sets NCPUS and OMP_NUM_THREADS (to ompthreads)
+        from it.
+        """
         tasks, cpus = self.tasks_per_node, self.cpus_per_task
         gpus = f":ngpus={self.gpus_per_node}" if self.gpus_per_node else ""
         memory = f":mem={math.ceil(self.mem_gb * 1024)}mb" if self.mem_gb else ""
@@ -132,7 +138,7 @@ class Parameters:
         for flag, value in self._additional():
             where = f"pbs_additional_parameters: {flag!r}"
             if not re.fullmatch("[A-Za-z]", flag):
-                yield f"{where} is no flag of qsub, which has single letters such as 'l', 'm' and 'W'"
+                yield f"{where} is not a flag of qsub, which has single letters such as 'l', 'm' and 'W'"
             elif flag in _OURS:
                 yield f"{where} is set already; {_OURS[flag]}"
             elif value is not True and (not str(value) or _UNSAFE.search(str(value)) or _CONTROL.search(str(value))):
@@ -143,10 +149,10 @@ TEMPLATE = "submitit_pbs.sh.j2"
 
 
 class PbsExecutor(core.PicklingExecutor):
-    """Jobs on PBS Pro or OpenPBS. `python` is the shell command that runs the tasks' Python, which needs hpc_det, too;
-    see `Parameters` for what update_parameters takes.
+    """An executor for jobs on PBS Pro or OpenPBS.
 
-    Raises RuntimeError where no PBS is on PATH.
+    `python` is the shell command of the tasks' Python, which also needs hpc_det; `Parameters` lists what
+    update_parameters accepts. Raises RuntimeError if PBS is not on PATH.
     """
 
     job_class = PbsJob
@@ -169,7 +175,7 @@ class PbsExecutor(core.PicklingExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        """-1 for another scheduler's command of the same name."""
+        """Return -1 if the command of this name belongs to another scheduler."""
         qsub = shutil.which("qsub")
         return 2 if qsub and _is_pbs(qsub) else -1
 
@@ -186,7 +192,9 @@ class PbsExecutor(core.PicklingExecutor):
         return Parameters.of(self.parameters)
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
-        """Several are one array. One is none: PBS refuses a range of one."""
+        """Submit the functions, several of them as one array; a single one as a job, since PBS refuses an
+        array of one.
+        """
         if len(delayed_submissions) == 1:
             return super()._internal_process_submissions(delayed_submissions)
         array = copy.copy(self)
@@ -246,7 +254,7 @@ class PbsExecutor(core.PicklingExecutor):
 def script_variables(
     asked: Parameters, folder: Path, command: str, environment: Path, output: Path
 ) -> dict[str, object]:
-    """For the template. Raises ValueError for a path that no line of a script can hold."""
+    """Return the template's variables. Raises ValueError for a path that cannot be written in a line of a script."""
     from hpc_det.schedulers.pbs.scheduler import job_name
 
     paths = PbsJobPaths(folder)
@@ -278,7 +286,9 @@ def _first_process(asked: Parameters, folder: Path, command: str, output: Path) 
 
 
 def _range(size: int, at_once: int) -> str:
-    """The limit came with version 20 of PBS: it is named where it limits something."""
+    """Return the range of an array. The limit is written only if it limits something, since PBS has it from version 20
+    on.
+    """
     return f"0-{size - 1}" + (f"%{at_once}" if at_once < size else "")
 
 
@@ -289,7 +299,7 @@ def _quoted(text: str) -> str:
 
 
 def _in_shell(pattern: str) -> str:
-    """submitit's patterns as the script's variables: the id is known when it runs."""
+    """Return submitit's pattern with the script's variables, since the id is known only when the script runs."""
     variables = {"%j": "$job_id", "%A": "${job_id%_*}", "%a": "${job_id#*_}"}
     words = re.split("(%[jAa])", pattern)
     return "".join(f'"{variables[word]}"' if word in variables else _quoted(word) for word in words if word)
@@ -297,7 +307,9 @@ def _in_shell(pattern: str) -> str:
 
 @functools.cache
 def _is_pbs(qsub: str) -> bool:
-    """PBS answers `pbs_version = 23.06.06`, Torque `Version: 6.1`, Slurm's wrapper with its usage."""
+    """Return whether the command is PBS's, which prints `pbs_version = 23.06.06`; Torque and Slurm's wrapper print
+    other texts.
+    """
     try:
         answer = subprocess.run(
             [qsub, "--version"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
@@ -308,7 +320,7 @@ def _is_pbs(qsub: str) -> bool:
 
 
 def _umask() -> int:
-    """Only setting it tells it."""
+    """Return the umask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,9 +1,10 @@
-"""The job's first process, on its first node: starts all tasks, and has an eye on what PBS does not do for them.
+"""The job's first process, on its first node: it starts all tasks and does what PBS does not.
 
-- PBS gives no warning before the time limit, and its SIGTERM reaches the processes of the first node only, in the same
-  way for a preemption, `qdel` and the limit. Task 0 gets submitit's own signal instead, once it has a handler for it.
-- A job cannot requeue itself: where task 0 asks for it, and PBS will not run the job again, a new job is submitted.
-- When this process ends, PBS kills what is left of the job on every node.
+- PBS gives no warning before the time limit, and its SIGTERM reaches only the processes of the first node, in the same
+  way for a preemption, `qdel` and the limit. Task 0 gets submitit's own signal instead, after it has installed a
+  handler.
+- A job cannot requeue itself: if task 0 asks for it, and PBS will not rerun the job, a new job is submitted.
+- When this process ends, PBS kills the rest of the job on every node.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ Process = subprocess.Popen[bytes]
 
 POLL_S = 0.2
 SUSPENDED_S = 5.0
-"""Between two looks at the clock; so long is no pause of ours."""
+"""Seconds between two readings of the clock above which the job was suspended, since this process never
+pauses so long.
+"""
 SHOWN_S = 60.0
-"""So long after its end at most a file of another node is in sight: nfs(5), acdirmax."""
+"""Longest time in seconds until a file of another node becomes visible: nfs(5), acdirmax."""
 END_S = 10.0
-"""For task 0 to end once it has saved."""
+"""Seconds for task 0 to end after it has saved."""
 
 
 class Clock:
-    """How long the job has run. While PBS suspends it, its walltime stands still."""
+    """The running time of the job. While PBS suspends it, its walltime does not advance."""
 
     def __init__(self, used_s: float) -> None:
         self.used_s = used_s
@@ -55,7 +58,7 @@ class Clock:
 
 
 class RemoteTasks:
-    """The tasks of another node, in the shape of a process."""
+    """The tasks of another node, with the interface of a process."""
 
     def __init__(self, folder: HostFolder, rank: int, starter: Process) -> None:
         self._folder = folder
@@ -64,7 +67,7 @@ class RemoteTasks:
         self._ended: float | None = None
 
     def poll(self) -> int | None:
-        """The exit code of the first of its tasks that failed, or 0; of its starter where it left none."""
+        """Return the exit code of the first failed task, or 0; that of the starter if there is none."""
         said = self._starter.poll()
         code = self._folder.exit_code(self._rank)
         if code is not None or said is None:
@@ -80,7 +83,7 @@ class RemoteTasks:
 
 
 class FirstProcess:
-    """Of the job that `asked` describes: see `main`."""
+    """The first process of the job that `asked` describes: see `main`."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self._asked = asked
@@ -91,16 +94,16 @@ class FirstProcess:
         self._reason: Reason | None = None
         self._is_signalled = False
         self._nodes: Path | None = None
-        """The folder that is shared with the other nodes."""
+        """Folder that is shared with the other nodes."""
 
     def run(self) -> int:
-        """The job's exit code."""
+        """Run the job and return its exit code."""
         nodes = hosts_in(os.environ["PBS_NODEFILE"])
         if len(nodes) != self._asked.nodes:
             print(f"asked for {self._asked.nodes} nodes, and PBS gave {nodes}; was select changed?", file=sys.stderr)
             return 1
         if self._own_id in self._paths.chain()[:-1]:
-            get_logger().info(f"Job {self._paths.chain()[-1]} of PBS goes on for this one already.")
+            get_logger().info(f"PBS job {self._paths.chain()[-1]} continues this one already.")
             return 0
         starter = starter_on_path(os.environ)
         if starter is None and len(nodes) > 1:
@@ -127,7 +130,7 @@ class FirstProcess:
         self._terminated = True
 
     def _clear(self) -> None:
-        """What a run leaves that is killed, too: half a file of submitit's keeps it from writing that file again."""
+        """Delete the remains of a killed run: an incomplete file would keep submitit from writing it again."""
         for path in (self._paths.ready, self._paths.stop, self._paths.requeue):
             path.unlink(missing_ok=True)
         for folder in self._paths.folders_of_nodes():
@@ -155,7 +158,7 @@ class FirstProcess:
             yield RemoteTasks(folder, rank, start_on_host(starter, host, rank, script))
 
     def _goes_on(self, first: Process, processes: list[Process | RemoteTasks]) -> bool:
-        """Whether there is still something to wait for."""
+        """Return whether there is still something to wait for."""
         if self._reason is None and (reason := self._why_stop()):
             write_atomic(self._paths.stop, reason.value)
             self._reason = reason
@@ -174,7 +177,7 @@ class FirstProcess:
         return Reason.PREEMPTED if self._terminated else None
 
     def _stops(self, first: Process, reason: Reason) -> bool:
-        """Until task 0 has saved and ended. The others do nothing about it."""
+        """Stop task 0 and return after it has saved and ended. The other tasks take no part."""
         self._signal(first)
         if not self._paths.requeue.exists():
             return first.poll() is None
@@ -184,7 +187,7 @@ class FirstProcess:
         return False
 
     def _signal(self, first: Process) -> None:
-        """Once, and not before task 0 can take it: it would die."""
+        """Send the signal once, after task 0 has installed its handler, since the signal would kill it before."""
         if self._is_signalled or not self._paths.ready.exists():
             return
         self._is_signalled = True
@@ -195,21 +198,21 @@ class FirstProcess:
 
     def _resubmit(self, reason: Reason) -> None:
         if reason is Reason.PREEMPTED and not _deleted_by_scheduler():
-            get_logger().info("PBS runs this job again, or somebody has deleted it.")
+            get_logger().info("PBS reruns this job, or it was deleted.")
             return
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which may come at any moment; qsub ignores it then, too
         try:
             new = from_pbs(patiently(self._submit_next, get_logger().info))
         except CommandError as refused:
-            print(f"The work is saved, and PBS refused the job to go on with it: {refused}", file=sys.stderr)
+            print(f"The work is saved, but PBS refused the job to continue it: {refused}", file=sys.stderr)
             return
         write_atomic(self._paths.next, "".join(f"{job_id}\n" for job_id in [*self._paths.chain()[1:], new]))
-        get_logger().info(f"Job {new} of PBS goes on for {self._paths.job_id}.")
+        get_logger().info(f"PBS job {new} continues {self._paths.job_id}.")
         if self._paths.cancelled.exists():  # meanwhile
             subprocess.run(["qdel", to_pbs(new)], check=False)
 
     def _submit_next(self) -> str:
-        """The id of the job that goes on. Raises NoAnswer where it can be tried again: PBS cannot have it yet."""
+        """Submit the next job and return its id. Raises NoAnswer if it can be retried, since PBS cannot have it yet."""
         goes_on_for = f"SUBMITIT_PBS_JOB_ID={self._paths.job_id}"  # digits, which -v does not break
         command = ["qsub", "-v", goes_on_for, "-o", self._asked.output, str(self._paths.submission_file)]
         try:
@@ -221,7 +224,7 @@ class FirstProcess:
 
 
 def _deleted_by_scheduler() -> bool:
-    """Whether this job is preempted by deletion, after which it never comes back."""
+    """Return whether this job is preempted by deletion, after which it is not rerun."""
     return ended_by(shown_or_nothing(os.environ["PBS_JOBID"], run_command)) == SCHEDULER
 
 
@@ -229,7 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("command", help="a shell command, for each task")
-    parser.add_argument("--output", required=True, help="where PBS writes what comes before the job's own logs")
+    parser.add_argument("--output", required=True, help="where PBS writes output before the job's own logs exist")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--tasks-per-node", type=int, required=True)
     parser.add_argument("--walltime-s", type=float, required=True)

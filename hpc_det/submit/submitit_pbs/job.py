@@ -1,4 +1,4 @@
-"""A job as a program holds it, and what the program learns of the state of all its jobs, asked at once."""
+"""A job as a program holds it, and the state of all its jobs, which is queried in one call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
 
 R = TypeVar("R", covariant=True)
 _HAS_ENDED = (35, 153)
-"""Exit codes of qdel: finished, unknown."""
+"""Exit codes of qdel for a finished and for an unknown job."""
 
 
 class PbsInfoWatcher(core.InfoWatcher):
-    """One for all jobs of a program. submitit's base class says when to ask: after 2 s, and ever less often."""
+    """A watcher for all jobs of a program. submitit's base class queries after 2 s, then at growing intervals."""
 
     def __init__(self, delay_s: int = 60) -> None:
         super().__init__(delay_s)
@@ -35,7 +35,7 @@ class PbsInfoWatcher(core.InfoWatcher):
         return str(self.get_info(job_id, mode).get("State", "UNKNOWN"))
 
     def update(self) -> None:
-        """The job that went on for another is asked about in its place."""
+        """Query the state of all jobs; for a job that was continued, of its successor."""
         if not (waiting := self._registered - self._finished):
             return
         self._num_calls += 1
@@ -53,7 +53,9 @@ class PbsInfoWatcher(core.InfoWatcher):
         return self._paths[job_id].chain()[-1] if job_id in self._paths else job_id
 
     def _state(self, job_id: str, asked: str, state: str) -> str:
-        """A job that ended is followed by the next, which was written down before: so it is looked up after."""
+        """Return the state. The successor of an ended job is looked up afterwards, since it was recorded before the
+        end.
+        """
         if state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "ENDED"):
             if self._latest(job_id) != asked:
                 return "REQUEUED"
@@ -63,7 +65,7 @@ class PbsInfoWatcher(core.InfoWatcher):
 
 
 def outcome(result: Path) -> str | None:
-    """COMPLETED or FAILED: a result is a pair, whose first word stands at its beginning. None: there is no result."""
+    """Return COMPLETED or FAILED, the first word of a result; None without a result."""
     try:
         with result.open("rb") as file:
             word = next(arg for _, arg, _ in pickletools.genops(file) if isinstance(arg, str))
@@ -73,13 +75,15 @@ def outcome(result: Path) -> str | None:
 
 
 class PbsJob(core.Job[R]):
-    """Keeps its id, its files and its result, whichever job of PBS runs for it."""
+    """A job that keeps its id, files and result, whichever PBS job runs it."""
 
     _cancel_command = "qdel"
     watcher = PbsInfoWatcher()
 
     def cancel(self, check: bool = True) -> None:
-        """No other job goes on for it then. Raises FailedJobError where PBS refuses; one that has ended is fine."""
+        """Cancel the job, so that no other job continues it. Raises FailedJobError if PBS refuses, unless
+        it has ended.
+        """
         paths = self._pbs_paths
         paths.cancelled.touch()
         deleted = ""

@@ -1,4 +1,4 @@
-"""What a task knows of itself, and how it asks to be started again."""
+"""The environment of a task, and its request to be started again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from hpc_det.submit.submitit_pbs.paths import PbsJobPaths, Reason
 
 
 class PbsJobEnvironment(job_environment.JobEnvironment):
-    """`raw_job_id` is the job of PBS that runs now, `job_id` the one that a program knows."""
+    """submitit's environment of a task. `raw_job_id` is the PBS job that runs now, `job_id` the one that a program
+    knows.
+    """
 
     _env = {  # noqa: RUF012
         "job_id": "PBS_JOBID",
@@ -48,10 +50,11 @@ class PbsJobEnvironment(job_environment.JobEnvironment):
         return hosts_in(os.environ["PBS_NODEFILE"]) if "PBS_NODEFILE" in os.environ else [self.hostname]
 
     def _handle_signals(self, paths: JobPaths, submission: DelayedSubmission) -> None:
-        """Set the handlers. TERM and CONT do nothing: the job's first process acts on them. submitit logs them in the
-        handler, which raises RuntimeError (reentrant call) in a task that is just printing.
+        """Set the handlers.
 
-        Only task 0 saves and leaves, as in submitit: see `_SavesAndLeaves`.
+        TERM and CONT do nothing, since the job's first process acts on them. submitit logs them in the handler, which
+        raises RuntimeError (reentrant call) in a task that is printing. Only task 0 saves and exits, as in submitit:
+        see `_SavesAndLeaves`.
         """
         for number in (signal.SIGTERM, signal.SIGCONT, self._usr_sig()):
             signal.signal(number, _nothing)
@@ -60,31 +63,33 @@ class PbsJobEnvironment(job_environment.JobEnvironment):
             write_atomic(self.paths.ready, str(os.getpid()))
 
     def _requeue(self, countdown: int) -> None:
-        """The job's first process does it, which knows whether PBS itself will run the job again."""
+        """Ask the job's first process for another job, since it knows whether PBS will rerun this one."""
         self.paths.requeue.touch()
-        logger.get_logger().info(f"Asked to go on in another job ({countdown} remaining timeouts)")
+        logger.get_logger().info(f"Requested another job ({countdown} remaining timeouts)")
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:
-    """Only keeps the default action away."""
+    """Do nothing, in place of the default action."""
 
 
 class _SavesAndLeaves(job_environment.SignalHandler):
-    """The one handler that does more than set a flag: it saves, asks to be started again, and ends the task.
+    """The one handler that does more than set a flag: it saves, asks for another start, and ends the task.
 
-    submitit's contract with a user's function forces this (submitit.core.submission.process_job calls the function in
+    submitit's contract with a user's function requires this (submitit.core.submission.process_job calls the function in
     the main thread and waits for it):
 
-    - The function is anybody's, and looks at no flag. Only a signal's handler can interrupt it.
-    - `checkpoint()` reads the object that the function works on, so the function must stand still meanwhile: in a
-      thread of its own it would save a state that is changing.
-    - `checkpoint()` is called while the function has been neither left nor unwound: an exception first, and the save
-      after it, would run its `finally` and `with` blocks before, and an `except` of its could keep it going.
-    - Whoever is not started again leaves by UncompletedJobError, raised in the main thread, where process_job writes
-      it down as the job's result; all others by SystemExit, so that the function's `finally` blocks run.
+    - The function may be any function and checks no flag, so only a signal handler can interrupt it.
+    - `checkpoint()` reads the object on which the function works, so the function must not run meanwhile: in another
+      thread, it would save a changing state.
+    - `checkpoint()` is called before the function is left or unwound: an exception first and the save after it would
+      run its `finally` and `with` blocks before, and an `except` could keep it running.
+    - A task without another start exits by UncompletedJobError in the main thread, which process_job stores as the
+      job's result; all others exit by SystemExit, so that the function's `finally` blocks run.
     """
 
     def has_timed_out(self) -> bool:
-        """As the job's first process says: submitit's guess takes any job below ten minutes for one at its limit."""
+        """Return the answer of the job's first process: submitit takes any job below ten minutes for one at
+        its limit.
+        """
         stop = PbsJobPaths(self._job_paths.folder, job_id=self._job_paths.job_id).stop
         return stop.read_text() == Reason.TIME_LIMIT.value if stop.exists() else super().has_timed_out()

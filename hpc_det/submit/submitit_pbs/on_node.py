@@ -1,4 +1,4 @@
-"""The tasks of one node. As a program: those of a node other than the first."""
+"""The tasks of one node. As a program, those of a node other than the first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
 
 
 def start_tasks(folder: str, command: str, node: int, *, stderr_to_stdout: bool) -> list[subprocess.Popen[bytes]]:
-    """`command` is a shell command, and runs for each task of the node; see PbsJobEnvironment for what it is told."""
+    """Start `command`, a shell command, for each task of the node; see PbsJobEnvironment for its environment."""
     per_node = int(os.environ["SUBMITIT_PBS_NTASKS"]) // int(os.environ["SUBMITIT_PBS_NNODES"])
     return [
         _start(folder, command, node, local, node * per_node + local, stderr_to_stdout) for local in range(per_node)
@@ -22,7 +22,7 @@ def start_tasks(folder: str, command: str, node: int, *, stderr_to_stdout: bool)
 
 
 def first_failure(returncodes: Sequence[int]) -> int:
-    """The exit code of the first task that failed, or 0."""
+    """Return the exit code of the first failed task, or 0."""
     return next((exit_code(code) for code in returncodes if code), 0)
 
 

@@ -1,4 +1,4 @@
-"""The name of every file that a job on PBS has beside those that submitit gives it."""
+"""The names of all files of a job on PBS beside submitit's own."""
 
 from __future__ import annotations
 
@@ -10,54 +10,55 @@ from submitit.core.utils import JobPaths
 
 
 class Reason(Enum):
-    """Why a job stops before its tasks are done."""
+    """Reasons for which a job stops before its tasks are complete."""
 
     PREEMPTED = "preempted"
-    """Or deleted, or run again by an operator: PBS sends the same signal."""
+    """Preempted, deleted, or rerun by an operator: PBS sends the same signal."""
     TIME_LIMIT = "time limit"
 
 
 class PbsJobPaths(JobPaths):
-    """All of one job: its tasks, and the jobs that went on for it, share them."""
+    """The files of one job, shared by its tasks and by the jobs that continue it."""
 
     @property
     def next(self) -> Path:
-        """The jobs of PBS that went on for this one: submitit's form of their ids, a line each."""
+        """Ids of the PBS jobs that continued this one, in submitit's form, one in each line."""
         return self._of_job("next")
 
     def chain(self) -> list[str]:
-        """All that ran for this one, in order; the last does now."""
+        """Return the ids of all jobs that ran this one, in order; the last one runs now."""
         later = self.next.read_text().split() if self.next.exists() else []
         return [str(self.job_id), *later]
 
     @property
     def cancelled(self) -> Path:
-        """There once the user wants no more of it."""
+        """Exists after the user has cancelled the job."""
         return self._of_job("cancelled")
 
     @property
     def ready(self) -> Path:
-        """The pid of task 0, once it takes the signal to stop."""
+        """Contains the pid of task 0, after it has installed its signal handler."""
         return self._of_job("ready")
 
     @property
     def stop(self) -> Path:
-        """Why task 0 is to stop: a `Reason`."""
+        """Contains the `Reason` for which task 0 must stop."""
         return self._of_job("stop")
 
     @property
     def requeue(self) -> Path:
-        """There once task 0 has saved its work and is to be started again."""
+        """Exists after task 0 has saved its work and asked for another start."""
         return self._of_job("requeue")
 
     def new_folder_of_nodes(self) -> Path:
-        """A folder to share with the other nodes (hpc_det.schedulers.pbs.hosts) as long as the tasks run. Each run has
-        one of its own: the job that goes on may begin before this one has ended.
+        """Create and return a folder to share with the other nodes while the tasks run (hpc_det.schedulers.pbs.hosts).
+
+        Each run has a separate one, since the next job may start before this one has ended.
         """
         return Path(tempfile.mkdtemp(prefix=f"{self._of_job('nodes').name}-", dir=self.folder))
 
     def folders_of_nodes(self) -> list[Path]:
-        """Those that are there."""
+        """Return the existing folders."""
         return [*self.folder.glob(f"{self._of_job('nodes').name}-*")]
 
     def _of_job(self, name: str) -> Path:
