@@ -173,7 +173,7 @@ class Cluster(Section):
     )
     resume: Resume = Field(
         default="auto",
-        description="How a trial whose job was preempted or reached its time limit runs again. requeue (rerun on PBS): "
+        description="Policy by which a trial runs again after its job was preempted or reached its time limit. requeue (rerun on PBS): "
         "the scheduler requeues the job; successor: each job submits the next one when it starts; resubmit: when it "
         "ends; chain: all are submitted at the beginning; auto: the fastest of these that the site allows.",
     )

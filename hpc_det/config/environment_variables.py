@@ -19,7 +19,7 @@ FOR_USERS = {
     "DS_ACCELERATOR": "The accelerator that DeepSpeed uses, `cpu` or `cuda`. hpc_det sets it by the slot type "
     "unless it is set.",
 }
-"""What each variable does that a user or an administrator may set."""
+"""Meaning of each variable that a user or an administrator may set."""
 
 FOR_RANKS = {
     "RANK": "Number of this rank in its gang, from 0.",
@@ -48,13 +48,13 @@ FOR_RANKS = {
     "GLOO_SOCKET_IFNAME": "The network interface between the nodes, where the profile or its detection names one; "
     "NCCL_SOCKET_IFNAME likewise.",
 }
-"""What each variable contains that a launcher or a node agent sets for a rank or a script."""
+"""Content of each variable that a launcher or a node agent sets for a rank or a script."""
 
 FOR_HOOKS = {
     "HPC_DET_EXPERIMENT": "Number of the experiment.",
     "HPC_DET_STATE": "Its new state, such as `COMPLETED`.",
 }
-"""What each variable contains that a `command` of `notify` finds."""
+"""Content of each variable that a `command` of `notify` finds."""
 
 INTERNAL = {
     "HPC_DET_TEST": "Set by `--test`: train one batch, validate one, save one checkpoint.",
@@ -64,7 +64,7 @@ INTERNAL = {
     "HPC_DET_SLOTS": "PBS, several gangs on a node: places of this gang's GPUs.",
     "HPC_DET_INDEX": "PBS: the array index of an element that was submitted alone.",
 }
-"""What each variable contains that one part of hpc_det sets for another."""
+"""Content of each variable that one part of hpc_det sets for another."""
 
 GROUPS = {
     "Set by you or your site": FOR_USERS,

@@ -1,7 +1,7 @@
-"""What was asked for, before any merge: from a YAML file with overrides, or from a Hydra command line.
+"""The layers of a configuration before the merge, from a YAML file with overrides or from a Hydra command line.
 
-Cluster profiles and templates are files `conf/cluster/NAME.yaml` and `conf/template/NAME.yaml`: of the user's own
-`$HPC_DET_ROOT/conf`, of the site's folders in `$HPC_DET_SITE_CONF`, of the project's, in this order.
+Cluster profiles and templates are files `conf/cluster/NAME.yaml` and `conf/template/NAME.yaml`: first of the user's
+`$HPC_DET_ROOT/conf`, then of the site's folders in `$HPC_DET_SITE_CONF`, then of the project.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Owner: TypeAlias = Literal["user", "site", "hpc_det"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The layers as they were written; the trial's code lies in `context_dir`."""
+    """The layers as written; the trial's code is in `context_dir`."""
 
     cluster: Tree
     template: Tree | None
@@ -36,11 +36,11 @@ class Request:
     config: Tree
     context_dir: Path
     includes: tuple[Path, ...] = ()
-    """What a job gets beside the files of `context_dir`, see hpc_det.config.entrypoint."""
+    """Files and folders of a job besides those of `context_dir`, see hpc_det.config.entrypoint."""
     overrides: tuple[tuple[str, Tree], ...] = ()
-    """Layers above the config, each with its name: what --test and --local set."""
+    """Layers above the config with their names, such as those of --test and --local."""
     default_name: str | None = None
-    """Of an experiment that has no name of its own: what its file is called."""
+    """Name of an experiment without a name: that of its file."""
 
     @property
     def context(self) -> Context:
@@ -55,10 +55,11 @@ def from_file(
     cluster: str | None,
     env: Mapping[str, str],
 ) -> Request:
-    """The request in the YAML file `path`, with `--config a.b=value` overrides.
+    """Return the request of the YAML file `path`, with `--config a.b=value` overrides.
 
     The context directory is the argument, else the file's `context_dir`, else the current directory. Of Hydra's
-    interpolations only `${hpc_det:FOLDER}` in `context_dir` is resolved: the shipped examples are plain files too.
+    interpolations, only `${hpc_det:FOLDER}` in `context_dir` is resolved, since the shipped examples are plain files,
+    too.
     """
     config = load_yaml(path)
     for override in overrides:
@@ -75,7 +76,7 @@ def from_file(
 
 
 def from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Request:
-    """The request that `conf/config.yaml` and Hydra's `overrides` compose."""
+    """Return the request that `conf/config.yaml` and Hydra's `overrides` compose."""
     from hpc_det.config.compose import compose  # no other command needs hydra
 
     composed = compose(overrides, [folder.path for folder in conf_folders(env)])
@@ -83,7 +84,7 @@ def from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Request:
 
 
 def of_composed(config: Tree, template_name: str | None) -> Request:
-    """The request in a tree that Hydra composed."""
+    """Return the request of a tree that Hydra composed."""
     config = dict(config)
     cluster, template = config.pop("cluster", None) or {}, config.pop("template", None)
     return Request(
@@ -97,7 +98,9 @@ def of_composed(config: Tree, template_name: str | None) -> Request:
 
 
 def from_stored(config: Tree, cluster: Tree, code: Path, overrides: Sequence[str]) -> Request:
-    """What an experiment was, by its effective configuration, with `--config a.b=value` overrides."""
+    """Return the request of an existing experiment, from its effective configuration, with `--config a.b=value`
+    overrides.
+    """
     config = deepcopy(config)
     for override in overrides:
         apply_override(config, override)
@@ -105,12 +108,12 @@ def from_stored(config: Tree, cluster: Tree, code: Path, overrides: Sequence[str
 
 
 def with_includes(request: Request, paths: Sequence[Path]) -> Request:
-    """With files and folders beside those of the context directory."""
+    """Return the request with files and folders besides those of the context directory."""
     return replace(request, includes=tuple(Path(os.path.abspath(path)) for path in paths))
 
 
 def for_test(request: Request) -> Request:
-    """One batch of everything, and nothing that stays."""
+    """Return the request for a run that trains, validates and saves one batch, and keeps nothing."""
     description = request.config.get("description") or (request.template or {}).get("description") or ""
     overrides: Tree = {
         "description": f"[test-mode] {description}".strip(),
@@ -127,7 +130,7 @@ def for_test(request: Request) -> Request:
 
 
 def on_one_slot(request: Request) -> Request:
-    """In this process, and so without a container, whatever image the jobs have."""
+    """Return the request for a run in this process, on one slot and without a container."""
     without = replace(
         request,
         cluster={**request.cluster, "experiment": _without_image(request.cluster.get("experiment"))},
@@ -152,7 +155,7 @@ def _overridden(request: Request, name: str, overrides: Tree) -> Request:
 
 
 def apply_override(config: Tree, override: str) -> None:
-    """Set one `a.b=value` in place; the value is YAML, and maps on the way are made."""
+    """Set one `a.b=value` in place. The value is YAML, and missing maps are created."""
     dotted, equals, text = override.partition("=")
     *parents, last = dotted.split(".")
     if not equals or not all([*parents, last]):
@@ -169,14 +172,14 @@ def apply_override(config: Tree, override: str) -> None:
 
 
 class ConfFolder(NamedTuple):
-    """A folder with groups of configuration files, and who may change it."""
+    """A folder with groups of configuration files, and its owner."""
 
     owner: Owner
     path: Path
 
 
 def conf_folders(env: Mapping[str, str]) -> list[ConfFolder]:
-    """Where groups of configuration files lie, the first found wins. As in a PATH, folders need not exist."""
+    """Return the existing folders with groups of configuration files, in the order of precedence."""
     site = [Path(folder).expanduser().absolute() for folder in env.get(SITE_CONF, "").split(os.pathsep) if folder]
     folders = [
         ConfFolder("user", state_root(env) / "conf"),
@@ -187,7 +190,7 @@ def conf_folders(env: Mapping[str, str]) -> list[ConfFolder]:
 
 
 def group_files(group: str, env: Mapping[str, str]) -> dict[str, list[tuple[Owner, Path]]]:
-    """The names in a group and the files of each; the first file is used, and hides the others."""
+    """Return the files of each name in a group; the first one is used and hides the others."""
     found: dict[str, list[tuple[Owner, Path]]] = {}
     for owner, folder in conf_folders(env):
         for file in sorted((folder / group).glob("*.yaml")):
@@ -196,7 +199,7 @@ def group_files(group: str, env: Mapping[str, str]) -> dict[str, list[tuple[Owne
 
 
 def find(group: str, name: str, env: Mapping[str, str]) -> Path:
-    """The file of `name` in the group "cluster" or "template"; UsageError naming the known ones if there is none."""
+    """Return the file of `name` in the group "cluster" or "template". Raises UsageError that names the known ones."""
     found = group_files(group, env)
     if name not in found:
         raise unknown_choice(group, name, found)
@@ -205,7 +208,7 @@ def find(group: str, name: str, env: Mapping[str, str]) -> Path:
 
 
 def unknown_choice(group: str, name: str, known: Iterable[str]) -> UsageError:
-    """A group has no file of that name."""
+    """Return the error for a name without a file in its group."""
     names = sorted(known)
     hint = nearest(name, names)
     return UsageError(f"{group}: no {group} is called {name!r}; {hint + ' ' if hint else ''}known: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Secrets stay out of what is shown and stored to be read. The job gets them by files that are its owner's alone."""
+"""Masking secrets in what is shown, or stored for others. A job reads them from files that only its owner can read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hpc_det.config.merge import Tree, leaves
 MASK = "********"
 _NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _SETS = re.compile(rf"\w*({_NAMES.pattern})\w*=", re.IGNORECASE)
-"""A line of shell that gives such a variable its value."""
+"""A line of shell code that sets such a variable."""
 _STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential")
 
 
 def masked(tree: Tree) -> Tree:
-    """A copy of a config, whole or in part, without the values of its secrets.
+    """Return a copy of a configuration, or of a part of it, without its secrets.
 
-    Those are `data.secrets`, environment variables whose names say so, the keys of a store of checkpoints, and what
-    opens a registry of images, and addresses of webhooks. A config that is not valid may lose more.
+    These are `data.secrets`, environment variables with a name such as ..._KEY, the keys of an object store,
+    `registry_auth` and addresses of webhooks. More may be removed from an invalid configuration.
     """
     shown = copy.deepcopy(tree)
     _mask(shown, "data", "secrets", _hidden)
@@ -34,7 +34,7 @@ def masked(tree: Tree) -> Tree:
 
 
 def masked_profile(profile: Tree) -> Tree:
-    """A copy of a cluster's profile without the secrets of its jobs' environment."""
+    """Return a copy of a cluster profile without the secrets in its jobs' environment."""
     return {
         **profile,
         "environment_variables": masked_variables(profile["environment_variables"]),
@@ -43,22 +43,22 @@ def masked_profile(profile: Tree) -> Tree:
 
 
 def masked_variables(written: Iterable[str]) -> list[str]:
-    """A list of NAME=value."""
+    """Return a list of NAME=value with the secrets masked."""
     return [_variable(item) for item in written]
 
 
 def masked_lines(lines: Iterable[str]) -> list[str]:
-    """Lines of shell."""
+    """Return lines of shell code with the secrets masked."""
     return [MASK if _SETS.search(line) else line for line in lines]
 
 
 def masked_paths(tree: Tree) -> list[str]:
-    """Where a mask stands for a secret, variables of the environment left out."""
+    """Return the paths at which a mask replaces a secret, without environment variables."""
     return [path for path, value in leaves(tree) if value == MASK]
 
 
 def masked_names(variables: Iterable[str]) -> list[str]:
-    """The variables that have a mask for their value; the last of a name counts."""
+    """Return the variables whose value is a mask; the last one of a name counts."""
     values = dict(item.split("=", 1) for item in variables)
     return [name for name, value in values.items() if value == MASK]
 
@@ -74,7 +74,7 @@ def _hidden(value: Any) -> Any:
 
 
 def _variables(written: Any) -> Any:
-    """A list of NAME=value, or such a list for each kind of device."""
+    """Return a list of NAME=value, or such lists by type of device, with the secrets masked."""
     if isinstance(written, dict):
         return {name: _variables(items) for name, items in written.items()}
     return masked_variables(written) if isinstance(written, list) else MASK

@@ -1,5 +1,5 @@
-"""What every section of a configuration has in common, sections of several kinds, such as searchers, and what may stand
-at a path of a schema: its keys, and what a value there should be.
+"""The base of all sections of a configuration, sections of several kinds such as searchers, and look-ups in
+a schema.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from hpc_det.config.fields import Expected
 
 
 class Section(BaseModel):
-    """Every section: unknown keys are errors, nothing is coerced, nothing changes later."""
+    """A section: unknown keys are errors, values are not converted, and instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     kind_key: ClassVar[str] = ""
-    """Of a section that is one of several kinds: the key that says which; `kinds` then are all of them by name."""
+    """Key that selects the kind of a section; `kinds` maps its values to all kinds. Empty for a section of one kind."""
     kinds: ClassVar[dict[str, type[Section]]] = {}
 
     @model_validator(mode="before")
@@ -32,12 +32,12 @@ class Section(BaseModel):
 
     @classmethod
     def known_keys(cls) -> list[str]:
-        """As a file spells them."""
+        """Return the keys as a file spells them."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
 
 def kind_discriminator(default: str, *members: type[Section]) -> Callable[[Any], str]:
-    """Make the members the kinds of one section; what is returned tells a value's tag, by `default` that one."""
+    """Register the members as kinds of one section, and return a function from a value to its tag, or `default`."""
     kinds = {_kind(member): member for member in members}
     for member in members:
         member.kinds = kinds
@@ -50,7 +50,7 @@ def kind_discriminator(default: str, *members: type[Section]) -> Callable[[Any],
 
 
 def _kind(member: type[Section]) -> str:
-    """The one value that the member's kind_key may have; nothing where it has none."""
+    """Return the only value of the member's kind_key; empty without one."""
     (value,) = get_args(member.model_fields[member.kind_key].annotation) or ("",)
     return str(value)
 
@@ -58,17 +58,17 @@ def _kind(member: type[Section]) -> str:
 # --- what may stand at a path
 
 Where: TypeAlias = "Sequence[str | int]"
-"""A path in parts: keys, indices, and pydantic's tags in angle brackets, which say the kind of a section."""
+"""Parts of a path: keys, indices, and pydantic's tags in angle brackets, which name the kind of a section."""
 
 
 def keys_at(model: type[Section], where: Where) -> list[str] | None:
-    """The keys that the section at `where` may have, of any kind if no tag says which; None if it is no section."""
+    """Return the keys of the section at `where`, of all kinds if no tag selects one; None if it is not a section."""
     sections = sections_at(model, where)
     return list(dict.fromkeys(key for section in sections for key in section.known_keys())) if sections else None
 
 
 def sections_at(model: type[Section], where: Where) -> list[type[Section]]:
-    """The sections that may stand at `where`: none, one, or one for each kind."""
+    """Return the possible sections at `where`: none, one, or one for each kind."""
     found, names_follow = [model], False
     for part in where:
         if names_follow:  # a map of sections by names of the user's
@@ -87,12 +87,12 @@ def is_tag(part: str | int) -> bool:
 
 
 def field_at(section: type[Section], key: str) -> FieldInfo | None:
-    """The field that a file spells `key`."""
+    """Return the field that a file spells `key`."""
     return next((field for name, field in section.model_fields.items() if (field.alias or name) == key), None)
 
 
 def sections_in(annotation: Any) -> Iterator[type[Section]]:
-    """The sections that a type mentions, below unions, lists and maps."""
+    """Yield the sections in a type, inside unions, lists and maps."""
     if isinstance(annotation, type) and get_origin(annotation) is None:
         if issubclass(annotation, Section):
             yield annotation
@@ -102,7 +102,7 @@ def sections_in(annotation: Any) -> Iterator[type[Section]]:
 
 
 def expectation(model: type[Section], where: Where) -> str:
-    """What may stand at `where`, in the words of the nearest field that says it."""
+    """Return the expected value at `where`, from the nearest field that describes it."""
     for depth in range(len(where), 0, -1):
         *above, key = where[:depth]
         if isinstance(key, int):
@@ -118,7 +118,7 @@ def expectation(model: type[Section], where: Where) -> str:
 
 
 def expected(field: FieldInfo) -> str | None:
-    """What completes "expected ..." for this field; None where only its keys can say it."""
+    """Return the text after "expected" for this field; None if only its keys describe it."""
     return next(_words([*reversed(field.metadata), field.annotation]), None)
 
 

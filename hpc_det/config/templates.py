@@ -1,4 +1,4 @@
-"""The templates that there are, whose they are, and what the user does with the own ones."""
+"""The available templates with their owners, and changes of the user's own ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HYDRAS_VALUES = ("null", "true", "false", "inf", "nan")
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """The file that a name stands for, and the files of that name which it hides."""
+    """The file of a template's name, and the files of the same name that it hides."""
 
     name: str
     owner: Owner
@@ -35,12 +35,12 @@ class Template:
     hides: tuple[tuple[Owner, Path], ...]
 
     def tree(self) -> Tree:
-        """What it says; UsageError if that is not YAML."""
+        """Return its content. Raises UsageError if that is not YAML."""
         return load_yaml(self.file)
 
 
 def templates(env: Mapping[str, str]) -> list[Template]:
-    """All of them by name: the user's, the site's and the project's."""
+    """Return all templates by name: the user's, the site's and the project's."""
     return [
         Template(name=name, owner=files[0][0], file=files[0][1], hides=tuple(files[1:]))
         for name, files in sorted(group_files(GROUP, env).items())
@@ -48,7 +48,7 @@ def templates(env: Mapping[str, str]) -> list[Template]:
 
 
 def template(name: str, env: Mapping[str, str]) -> Template:
-    """The template that is used under this name; UsageError naming the known ones if there is none."""
+    """Return the template of this name. Raises UsageError that names the known ones."""
     found = {each.name: each for each in templates(env)}
     if name not in found:
         raise unknown_choice(GROUP, name, found)
@@ -56,9 +56,9 @@ def template(name: str, env: Mapping[str, str]) -> Template:
 
 
 def set_template(name: str, file: Path, env: Mapping[str, str]) -> bool:
-    """Store `file` as the user's template `name`, whether or not there is one; True if there was.
+    """Store `file` as the user's template `name`, and return whether it replaced one.
 
-    UsageError with every problem of the name and of the file, and then nothing has changed.
+    Raises UsageError with every problem of the name and of the file; then nothing is changed.
     """
     text = read_text(file)
     wrong = problems_of(parse_map(text, str(file))) + _header(text)
@@ -73,9 +73,8 @@ def set_template(name: str, file: Path, env: Mapping[str, str]) -> bool:
 
 
 def remove_template(name: str, env: Mapping[str, str]) -> tuple[Owner, Path] | None:
-    """Remove the user's template `name`; the file that it hid, which has the name from now on.
-
-    Experiments keep the settings that they took from it.
+    """Remove the user's template, and return the file that it hid, which now has the name. Experiments keep their
+    settings.
     """
     found = template(name, env)
     if found.owner != "user":
@@ -85,7 +84,7 @@ def remove_template(name: str, env: Mapping[str, str]) -> tuple[Owner, Path] | N
 
 
 def problems_of(tree: Tree) -> list[str]:
-    """What is wrong with a template by itself: all that it says must be valid, what it leaves out may be missing."""
+    """Return the problems of a template alone: its values must be valid, but keys may be missing."""
     own = in_todays_names({key: value for key, value in tree.items() if key != GROUP})
     problems: list[Problem] = []
     if GROUP in tree:
@@ -105,7 +104,7 @@ def problems_of(tree: Tree) -> list[str]:
 
 
 def _header(text: str) -> list[str]:
-    """Hydra would put the settings elsewhere, and --template would not."""
+    """Return a problem for Hydra's header, with which Hydra would place the settings elsewhere, unlike --template."""
     if re.match(r"\s*#\s*@package\b", text):
         return ["`# @package` is for experiments; leave it out of a template"]
     return []

@@ -1,6 +1,4 @@
-"""Does the entrypoint name a trial that can train, and which metrics does it return? Answered by reading the code,
-never by importing it.
-"""
+"""Checks of the trial that an entrypoint names, and of its metrics, by reading the code without importing it."""
 
 from __future__ import annotations
 
@@ -29,16 +27,16 @@ _REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data
 _EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
 _LOADING = ("importlib.", "runpy.")
 _REPORTING = ("hpc_det.", "determined.", *_LOADING)
-"""Packages that report a trial's metrics, or load what may."""
+"""Packages that report a trial's metrics, or load code that may."""
 _TRAINING = ("hpc_det.pytorch.", "determined.pytorch.", *_LOADING)
-"""Those with the loop of trials."""
+"""Packages with the training loop, or that load code that may have it."""
 _ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
 
 
 def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
-    """Problems of the trial that `entrypoint` names with `--trial module:Class`, or as `module:Class` alone.
+    """Return the problems of the trial that `entrypoint` names, with `--trial module:Class` or as `module:Class` alone.
 
-    What cannot be known without running the code (a computed class, a base class from elsewhere) is no problem.
+    What only running the code shows, such as a computed class or a base class from elsewhere, is not a problem.
     """
     try:
         words = words_of(entrypoint)
@@ -48,7 +46,7 @@ def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
     if problems := [*command_problems(words, context)]:
         return problems
     if meant := dotted_trial(words, context):
-        return [f"entrypoint: {words[0]} is no command; a trial is named by module and class, as {meant}"]
+        return [f"entrypoint: {words[0]} is not a command; name a trial by module and class, as {meant}"]
     if trial is None:
         return []
     module, class_name = trial
@@ -65,16 +63,16 @@ def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
 
 
 def silent_script(entrypoint: object, context: Context) -> str | None:
-    """The Python script that the entrypoint starts, if it reports no metric: neither the script nor a module that it
-    imports from the context directory imports hpc_det.
+    """Return the Python script of the entrypoint if it reports no metric.
 
-    None for a trial, and for what cannot be known without running it, such as a shell script.
+    Then neither the script nor a module that it imports from the context directory imports hpc_det. None for a trial,
+    and if only running it could tell, as for a shell script.
     """
     return _script_without(_REPORTING, entrypoint, context)
 
 
 def script_without_trainer(entrypoint: object, context: Context) -> str | None:
-    """The same of a script that has no `Trainer`: it, and what it imports, never imports hpc_det.pytorch."""
+    """Return the script if it has no `Trainer`: it and its imports never import hpc_det.pytorch."""
     return _script_without(_TRAINING, entrypoint, context)
 
 
@@ -88,7 +86,7 @@ def _script_without(packages: tuple[str, ...], entrypoint: object, context: Cont
 
 
 def _reaches(packages: tuple[str, ...], file: Path, context: Context, seen: set[Path]) -> bool:
-    """Whether importing this file imports one of the packages, or may."""
+    """Return whether importing this file imports one of the packages, or may do so."""
     seen.add(file)
     tree = _parse(file)
     modules = {module for node in ast.walk(tree) for module in _modules_of(node)}
@@ -101,7 +99,7 @@ def _reaches(packages: tuple[str, ...], file: Path, context: Context, seen: set[
 
 
 def _modules_of(node: ast.AST) -> list[str]:
-    """That this statement imports, with those that may be attributes of them."""
+    """Return the modules that this statement imports, including names that may be attributes of modules."""
     match node:
         case ast.Import(names=names):
             return [alias.name for alias in names]
@@ -112,8 +110,10 @@ def _modules_of(node: ast.AST) -> list[str]:
 
 
 def speaks_determined(entrypoint: object, context: Context) -> bool:
-    """Whether this was written for Determined: it names a launcher of Determined's, or nothing but `module:Class`, or
-    the file of its trial, or a script that it names, imports `determined`.
+    """Return whether the code was written for Determined.
+
+    Then the entrypoint names a launcher of Determined or only `module:Class`, or the trial's file or the script imports
+    `determined`.
     """
     with suppress(OSError, SyntaxError, ValueError):
         words = words_of(entrypoint)
@@ -126,9 +126,9 @@ def speaks_determined(entrypoint: object, context: Context) -> bool:
 
 
 def trial_class(entrypoint: object, context: Context) -> tuple[str, ast.ClassDef] | None:
-    """The source of the file that defines the trial, and the class; None where running the code may change it.
+    """Return the source of the file that defines the trial, and the class; None if running the code may change it.
 
-    Raises ValueError, OSError and SyntaxError where it cannot be read.
+    Raises ValueError, OSError and SyntaxError if it cannot be read.
     """
     trial = trial_of(words_of(entrypoint))
     file = context.module_file(trial[0]) if trial else None
@@ -185,7 +185,7 @@ def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:
 
 
 def _scope(body: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
-    """The nodes of this scope, with those under if, try and with, without those of inner scopes."""
+    """Yield the nodes of this scope, including those under if, try and with, without those of inner scopes."""
     pending: list[ast.AST] = list(body.body)
     while pending:
         node = pending.pop(0)
@@ -195,7 +195,7 @@ def _scope(body: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
 
 
 def _imported(tree: ast.Module) -> set[str]:
-    """The packages that this module's top level imports."""
+    """Return the packages that this module's top level imports."""
     modules: set[str] = set()
     for node in _scope(tree):
         match node:
@@ -218,7 +218,7 @@ def _bound_names(body: ast.Module | ast.ClassDef) -> Iterator[str]:
 
 
 def _is_dynamic(tree: ast.Module) -> bool:
-    """Names or methods may come from calls, or from assignments to a class, that only running the code shows."""
+    """Return whether names or methods may come from calls or assignments that only running the code shows."""
     used = {node.id for node in _scope(tree) if isinstance(node, ast.Name)}
     patched = {
         getattr(node.value, "id", "")
@@ -237,7 +237,7 @@ def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
 
 
 def _methods(name: str, classes: dict[str, list[ast.ClassDef]]) -> set[str] | None:
-    """All that a trial of this file defines, itself or through classes of this file; None if that is unknown."""
+    """Return the methods of a trial of this file, its own and those of base classes in this file; None if unknown."""
     if len(classes.get(name, [])) != 1:
         return None
     (node,) = classes[name]
@@ -257,11 +257,13 @@ def _methods(name: str, classes: dict[str, list[ast.ClassDef]]) -> set[str] | No
 # --- the metrics that the trial returns
 
 _ADDS = ("wrap_reducer", "on_validation_end")
-"""Where these are in the code, other metrics may come to those that are returned."""
+"""Names whose use may add metrics to the returned ones."""
 
 
 def metric_notes(entrypoint: object, context: Context, metric: str) -> list[str]:
-    """A note where it is not. The first validation of the trial would find it out, after all training by default."""
+    """Return a note if the code does not return `metric`, which otherwise the first validation finds, by default after
+    all training.
+    """
     with suppress(OSError, SyntaxError, ValueError):
         if found := trial_class(entrypoint, context):
             source, node = found
@@ -273,7 +275,7 @@ def metric_notes(entrypoint: object, context: Context, metric: str) -> list[str]
 
 
 def _returned(trial: ast.ClassDef) -> set[str] | None:
-    """The names of the validation metrics; None if that takes running the code."""
+    """Return the names of the validation metrics; None if only running the code shows them."""
     methods = [node for node in trial.body if isinstance(node, ast.FunctionDef) and node.name in _EVALUATE]
     if len(methods) != 1 or methods[0].decorator_list:
         return None
@@ -289,7 +291,7 @@ def _returned(trial: ast.ClassDef) -> set[str] | None:
 
 
 def _returns(function: ast.FunctionDef) -> Iterator[ast.Return]:
-    """Its own, without those of functions inside it."""
+    """Yield the return statements of a function, without those of inner functions."""
     pending: list[ast.AST] = list(function.body)
     while pending:
         node = pending.pop()

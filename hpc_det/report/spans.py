@@ -1,4 +1,4 @@
-"""How a trial spent its time: spans from the queue to the end, and the goodput.
+"""Time of a trial: spans from the queue to the end, and the goodput.
 
 An attempt has its slots from its start to its end. Validations and saves interrupt training. Batches after the
 checkpoint from which the trial resumed are lost, since they are trained again.

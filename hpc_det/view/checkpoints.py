@@ -106,7 +106,9 @@ def find(store: ExperimentStore, uuid: str) -> StoredCheckpoint:
     checkpoints in no folder.
     """
     if len(uuid) < SHORTEST or uuid.startswith(".") or "/" in uuid:
-        raise UsageError(f"{uuid!r} is no checkpoint; expected its uuid, or the first {SHORTEST} characters and more")
+        raise UsageError(
+            f"{uuid!r} is not a checkpoint; expected its UUID, or at least its first {SHORTEST} characters"
+        )
     found = list(_here(store, uuid)) or list(_stored(store, uuid)) or list(_set_aside(store, uuid))
     if not found:
         raise UsageError(

@@ -49,7 +49,7 @@ def why_not_completed(trial: TrialFolder) -> str:
     if last.problems:
         return f"the job ended: {last.problems[-1]}"
     failure = first_failure(trial, last.number)
-    return ": ".join(["the job ended without a word", *([one_line(failure.sentence())] if failure else [])])
+    return ": ".join(["the job exited without reporting a cause", *([one_line(failure.sentence())] if failure else [])])
 
 
 def cancellation(trial: TrialFolder) -> StopRequest | None:

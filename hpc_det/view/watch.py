@@ -97,7 +97,7 @@ def _with_successors(view: ExperimentView, found: ExperimentState) -> Experiment
         if not find_successors(view.folder):
             return found
     except (CommandError, OSError) as error:  # of a full disk
-        say(f"experiment {view.id}: the job that goes on is unknown: {error}")
+        say(f"experiment {view.id}: the next job is unknown: {error}")
         return found
     statuses = schedulers.scheduler(view.jobs[0].scheduler).status(view.job_ids(), run_command)
     return view.state(statuses.values())
@@ -249,8 +249,7 @@ def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
     found, unreadable = readable_states(views)
     damaged |= {view.folder.path: unreadable[view.id] for view in views if view.id in unreadable}
     problems = [
-        f"{error}; nothing tells whether it has ended: where no job of it is left, see `hpc-det job list`, "
-        f"remove {path} by hand"
+        f"{error}; its state is unknown: if `hpc-det job list` shows no job of it, remove {path} by hand"
         for path, error in damaged.items()
     ]
     problems += [

@@ -1,4 +1,6 @@
-"""The launchers and the fields of `hydra.launcher`. Every Hydra app of this Python imports this, so it is light."""
+"""The launchers and the fields of `hydra.launcher`. Every Hydra app of this Python imports this module, so
+it is small.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -23,25 +25,25 @@ class HpcLocalLauncher(SweepLauncher):
 @dataclass
 class HpcLauncherConf:
     cluster: str
-    """The profile, as `hpc-det cluster list` shows it."""
+    """Cluster profile, as `hpc-det cluster list` shows it."""
     slots: int = 1
     """Ranks of each point."""
     time_limit: Any = None
-    """Minutes or "HH:MM:SS" (in quotes in YAML); None: the cluster's."""
+    """Minutes or "HH:MM:SS" (quoted in YAML); None uses the cluster's."""
     resource_pool: Optional[str] = None  # noqa: UP045  # OmegaConf 2.3 reads no other spelling with Python 3.10
-    """The partition or queue; None: the cluster's."""
+    """Partition or queue; None uses the cluster's."""
     array_parallelism: int = 0
-    """How many points may run at the same time; 0 is no limit."""
+    """Largest number of points that run at the same time; 0 is no limit."""
     packed_slots: Optional[int] = None  # noqa: UP045
-    """One allocation of so many slots for all points, instead of a job each."""
+    """Slots of one allocation for all points, instead of a job for each."""
     max_restarts: int = 0
-    """A point that fails starts again so many times. Preemptions do not count."""
+    """Restarts of a failed point. Preemptions do not count."""
     sbatch_args: list[str] = field(default_factory=list)
     environment_variables: dict[str, str] = field(default_factory=dict)
     wait: bool = True
-    """Return when all points are done, with their values; False: return at once, without any."""
+    """Return when all points are complete, with their values; False returns at once, without values."""
     poll_s: float = 2.0
-    """How often it is asked whether all are done."""
+    """Seconds between two checks while waiting."""
 
 
 @dataclass

@@ -96,7 +96,7 @@ def obstacles(saved: Facts, now: Facts, *, weights_alone: bool = False) -> list[
     sizes = f"saved by {saved['data_parallel_size']} data-parallel ranks, and there are {now['data_parallel_size']} now"
     for name, what in (("experts", "mixtures of experts"), ("tied_layers", "pipelines with tied layers")):
         if saved[name] or now[name]:
-            problems.append(f"{sizes}: DeepSpeed does not spread {what} anew")
+            problems.append(f"{sizes}: DeepSpeed cannot redistribute {what}")
     states = set(saved["optimizer_states"]) - {"step"}
     if states != _STATES and not weights_alone:
         problems.append(

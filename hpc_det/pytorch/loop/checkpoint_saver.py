@@ -35,7 +35,7 @@ is due.
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
-    """How the checkpoints of a trial are made, and how many are kept."""
+    """Settings for saving and keeping the checkpoints of a trial."""
 
     checkpoints: CheckpointContext
     """The checkpoints on disk."""

@@ -63,7 +63,7 @@ def load_trial_class(name: str) -> type[Trial]:
         raise UsageError(f"--trial {name}: {module.__file__} has no {class_name}")
     if not (isinstance(trial_class, type) and issubclass(trial_class, Trial)):
         raise UsageError(
-            f"--trial {name}: {class_name} is no subclass of hpc_det.pytorch.PyTorchTrial, nor of "
+            f"--trial {name}: {class_name} is not a subclass of hpc_det.pytorch.PyTorchTrial or "
             f"hpc_det.pytorch.deepspeed.DeepSpeedTrial"
         )
     if problems := interface_problems(trial_class):

@@ -100,7 +100,7 @@ class Loop:
 
     @property
     def end(self) -> str:
-        """How `run` ended: "stopped" by agreement of all ranks, "waiting" for the search, or "finished"."""
+        """The end of `run`: "stopped" by agreement of all ranks, "waiting" for the search, or "finished"."""
         if self._stop.stopped:
             return "stopped"
         return "waiting" if self._search.may_come_back else "finished"

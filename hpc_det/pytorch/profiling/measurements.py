@@ -1,4 +1,4 @@
-"""How training time is spent: the measured batches, the names of timings, and a line for each stretch, on each rank."""
+"""Time spent in training: the measured batches, the names of timings, and a line for each stretch, on each rank."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Timer:
         setattr(thing, method, self.timed(name, getattr(thing, method)))
 
     def timed_as_a_whole(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What is timed within counts as `name`, too, but for callbacks."""
+        """Time the function as a whole: functions timed within it count as `name`, too, except callbacks."""
         timed = self.timed(name, function)
 
         def call(*arguments: Any, **options: Any) -> Any:

@@ -166,7 +166,7 @@ def _class_of(about: Mapping[str, Any], folder: Path) -> type[PyTorchTrial]:
             f"{folder}: {module.__file__} has no {qualified_name}; pass the class as trial_class"
         ) from None
     if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
-        raise UsageError(f"{folder}: {name} is no subclass of hpc_det.pytorch.PyTorchTrial; pass one as trial_class")
+        raise UsageError(f"{folder}: {name} is not a subclass of hpc_det.pytorch.PyTorchTrial; pass one as trial_class")
     return found
 
 

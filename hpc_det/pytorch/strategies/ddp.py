@@ -109,8 +109,8 @@ class DataParallel(DistributedDataParallel):
         if self._changes == _MANY_CHANGES:
             warnings.warn(
                 f"{type(self.module).__name__}: parameters were frozen or thawed before {_MANY_CHANGES} forward "
-                f"passes, and each time DDP is set up anew, which takes milliseconds; where that happens in each "
-                f"batch, wrap what is frozen together as a model of its own",
+                f"passes, and each time DDP is created again, which takes milliseconds; if this happens in each "
+                f"batch, wrap the parameters that are frozen together as a separate model",
                 stacklevel=2,
             )
 
@@ -140,8 +140,8 @@ class DataParallel(DistributedDataParallel):
         if others:
             counts = ", ".join(f"rank {rank} {count}" for rank, count in others.items())
             raise UsageError(
-                f"{self._what_changed(now)}, and trains {sum(now)} of {len(now)}; not the same ones as other ranks, "
-                f"which train so many: {counts}; freeze and thaw the same parameters at the same batch on all ranks"
+                f"{self._what_changed(now)}, and trains {sum(now)} of {len(now)}, but other ranks train other "
+                f"parameters: {counts}; freeze and thaw the same parameters at the same batch on all ranks"
             )
 
     def _what_changed(self, now: Sequence[bool]) -> str:

@@ -220,7 +220,7 @@ def _longer_unit(conditions: Conditions) -> Advice:
 
 def _free(measured: Measured) -> str | None:
     free = [gpu["memory_free"].low for gpu in measured.gpus() if "memory_free" in gpu]
-    return f"{size(min(free))} of each are free all the time" if free else None
+    return f"{size(min(free))} of each are always free" if free else None
 
 
 def _batches_between(pauses: Pauses, measured: Measured) -> int | None:

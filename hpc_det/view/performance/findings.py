@@ -141,13 +141,13 @@ def _scaling(found: Sequence[Throughput], conditions: Conditions) -> Iterator[Fi
         return
     most = max(shares)
     gain = ratio(most * shares[most])
-    text = f"{most} slots are {gain} times as fast as one: {percent(shares[most])} of what is possible"
+    text = f"{most} slots are {gain} times as fast as one: {percent(shares[most])} efficiency"
     if shares[most] >= EFFICIENT:
         yield Finding(Aim.SLOTS.value, text)
         return
     good = max(slots for slots, share in shares.items() if share >= EFFICIENT)
     fewer = Advice(
-        text=f"take the most slots that each do at least {percent(EFFICIENT)} of what one does alone",
+        text=f"use the most slots with an efficiency of at least {percent(EFFICIENT)}",
         setting=f"resources.slots_per_trial: {good}",
     )
     exchange = _advice(Verdict(kind=Kind.COMMUNICATION, share=1 - shares[most]), conditions)

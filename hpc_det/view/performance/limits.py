@@ -217,13 +217,13 @@ def _notes(measured: Measured, conditions: Conditions) -> Iterator[str]:
         yield f"timings of {len(ranks)} of {slots} ranks: none of {names}"
     if slots > 1 and any(rank.exposed_s is None for rank in ranks):
         yield (
-            "how long ranks wait for gradients is not known here, and is a part of train_batch: compare "
+            "the time that ranks wait for gradients is not measured here, and is part of train_batch: compare "
             "optimizations.aggregation_frequency 1 and 1000"
         )
     if measured.gpus() and not conditions.value("profiling.sync_timings", True):
         yield (
-            "with profiling.sync_timings: false, timings tell when a GPU was given its work, and not when that was "
-            "done: what waits next looks slow"
+            "with profiling.sync_timings: false, timings show when a GPU received its work, not when that was "
+            "complete: the next step that waits for it looks slow"
         )
     if measured.nodes and conditions.shares_nodes:
-        yield "system metrics are of whole nodes, and this job had a part of them: others' work is in them"
+        yield "system metrics are of whole nodes, but this job had part of them: they include work of others"
