@@ -173,9 +173,9 @@ class Cluster(Section):
     )
     resume: Resume = Field(
         default="auto",
-        description="Policy by which a trial runs again after its job was preempted or reached its time limit. requeue (rerun on PBS): "
-        "the scheduler requeues the job; successor: each job submits the next one when it starts; resubmit: when it "
-        "ends; chain: all are submitted at the beginning; auto: the fastest of these that the site allows.",
+        description="Policy by which a trial runs again after its job was preempted or reached its time limit. requeue "
+        "(rerun on PBS): the scheduler requeues the job; successor: each job submits the next one when it starts; "
+        "resubmit: when it ends; chain: all are submitted at the beginning; auto: the fastest that the site allows.",
     )
     chain_length: Positive = Field(default=3, description="Jobs that `resume: chain` submits in addition to the first.")
     nodes_can_submit: Flag = Field(default=True, description="Whether sbatch or qsub works on compute nodes.")

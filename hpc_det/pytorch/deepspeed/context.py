@@ -240,7 +240,7 @@ def _check_whole_numbers(engine: Any) -> None:
         "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
     }
     if wrong := {name: value for name, value in numbers.items() if not isinstance(value, int)}:
-        raise UsageError([f"deepspeed config: {name}: {value!r} is no whole number" for name, value in wrong.items()])
+        raise UsageError([f"deepspeed config: {name}: {value!r} is not a whole number" for name, value in wrong.items()])
 
 
 def _micro_batches(engine: Any) -> str:
