@@ -240,7 +240,8 @@ def _check_whole_numbers(engine: Any) -> None:
         "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
     }
     if wrong := {name: value for name, value in numbers.items() if not isinstance(value, int)}:
-        raise UsageError([f"deepspeed config: {name}: {value!r} is not a whole number" for name, value in wrong.items()])
+        problems = [f"deepspeed config: {name}: {value!r} is not a whole number" for name, value in wrong.items()]
+        raise UsageError(problems)
 
 
 def _micro_batches(engine: Any) -> str:
