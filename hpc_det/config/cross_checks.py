@@ -208,7 +208,7 @@ def _hook_problems(experiment: Tree) -> Iterator[Problem]:
             continue
         ways = [way for way in _WAYS if hook.get(way) is not None]
         if len(ways) != 1:
-            what = f"{' and '.join(ways)} are given together" if ways else "none of its ways is given"
+            what = f"{' and '.join(ways)} are given together" if ways else "it notifies nobody"
             yield Problem(f"notify[{i}]", what, f"give one of {', '.join(_WAYS)}; a list may have several hooks")
         if wrong := _not_an_address(hook.get("webhook")):
             yield Problem(f"notify[{i}].webhook", wrong, "give an address such as https://hooks.example.org/a/b")

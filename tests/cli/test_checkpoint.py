@@ -171,8 +171,7 @@ def test_the_first_characters_of_a_uuid_will_do(hpc_det: Command, life: Life) ->
 
 @pytest.mark.parametrize("uuid", ["abc", "../../../", ".partial-"])
 def test_what_can_be_no_uuid_is_refused(hpc_det: Command, life: Life, uuid: str) -> None:
-    said = f"hpc-det: {uuid!r} is no checkpoint; expected its uuid, or the first 4 characters and more\n"
-    assert hpc_det("c", "describe", uuid) == (2, "", said)
+    assert hpc_det("c", "describe", uuid).fails(2, repr(uuid), "UUID", "4 characters")
 
 
 def test_a_uuid_that_nobody_has_names_where_to_look(hpc_det: Command, life: Life, root: Path) -> None:
@@ -337,7 +336,7 @@ def test_the_command_has_one_name_and_answers_to_another(hpc_det: Command) -> No
     *_, commands = hpc_det("checkpoint", "--help").out.partition("Commands:\n")
     assert [line.split()[0] for line in commands.splitlines()] == ["describe", "download", "rm"]
     for name in ("rm", "delete"):
-        assert "Remove checkpoints of experiments that have ended" in hpc_det("checkpoint", name, "--help").out
+        assert "Remove checkpoints of finished experiments" in hpc_det("checkpoint", name, "--help").out
 
 
 def test_a_store_forgets_them_too(hpc_det: Command, life: Life, tmp_path: Path) -> None:

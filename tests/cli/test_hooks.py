@@ -49,7 +49,7 @@ def test_a_hook_that_refuses_is_a_note(
 ) -> None:
     receiver.answer = (404, {})
     hooked.begins()
-    told = "hpc-det: note: notifying webhook of 127.0.0.1 of CANCELED failed: answered 404\n"
+    told = "hpc-det: note: notifying webhook of 127.0.0.1 of CANCELED failed: answered with HTTP status 404\n"
     assert hpc_det("e", "kill", 1) == (0, "Killed experiment 1\n", told)
 
 

@@ -101,7 +101,7 @@ def test_a_preview_shows_the_trials_that_there_will_be() -> None:
         "  2 trials to 2 epochs",
         "In all 4 epochs, 2 times a full trial.",
         "",
-        "Hyperparameters with reproducibility.experiment_seed 0; unset, it is the time of the submission:",
+        "Hyperparameters with reproducibility.experiment_seed 0; if unset, the time of submission is the seed:",
         '  trial 1: {"lr": 0.0001}',
         '  trial 2: {"lr": 0.01}',
     ]

@@ -114,16 +114,17 @@ def refuse(*_: object) -> None:
 
 
 def silent(life: Life, bucket: Path) -> str:
-    """Its checkpoint is in a store, too; what is told where that does not answer."""
+    """Move a copy of its checkpoint to a store; return the message if that store does not answer."""
     write_json(life.folder.storage, {"url": f"file://{bucket}"})
     Remote(f"file://{bucket}/1", {"auto_mkdir": True}).upload(committed(life.trial.checkpoints)[0])
     return (
         f"checkpoint_storage: file://{bucket}: PermissionError: no\n"
-        f"hpc-det: experiment {life.id} is deleted but for file://{bucket}; `hpc-det experiment cleanup` tries again\n"
+        f"hpc-det: experiment {life.id} is deleted except for file://{bucket}; "
+        "`hpc-det experiment cleanup` tries again\n"
     )
 
 
-def test_a_store_that_does_not_answer_is_told_and_tried_again(
+def test_a_store_that_does_not_answer_is_reported_and_tried_again(
     hpc_det: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life, bucket = ended(root), tmp_path / "bucket"

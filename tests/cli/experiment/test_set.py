@@ -34,7 +34,7 @@ def test_what_is_archived_is_listed_on_demand_only(hpc_det: Command, three: list
     assert hpc_det("e", "archive", "1").succeeds("experiment 1", "--all")
     assert listed(hpc_det) == [2, 3]
     assert listed(hpc_det, "--all") == [1, 2, 3]
-    assert hpc_det("e", "archive", "1").succeeds("Experiment 1", "before")
+    assert hpc_det("e", "archive", "1").succeeds("Experiment 1", "already")
     assert hpc_det("e", "unarchive", "1").succeeds("experiment 1")
     assert hpc_det("e", "unarchive", "1").succeeds("Experiment 1", "not")
     assert listed(hpc_det) == [1, 2, 3]

@@ -62,7 +62,7 @@ def test_a_paused_experiment_is_paused_once_its_trial_has_left(
     assert f"PAUSED: by {getpass.getuser()}\n" in told
     assert "paused at batch 120" in told
     assert life.search.state().method.next_work() == Work(1, 400), "the trial is to be gone on with"
-    assert hpc_det("e", "pause", "1").succeeds("Experiment 1", "before", getpass.getuser())
+    assert hpc_det("e", "pause", "1").succeeds("Experiment 1", "already", getpass.getuser())
 
 
 def test_only_a_paused_experiment_is_activated(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
@@ -105,7 +105,7 @@ def test_a_pause_that_came_to_no_end_can_be_asked_for_again(
 ) -> None:
     life.begins()
     life.search.pause("ada")
-    assert hpc_det("e", "pause", "1").succeeds("Experiment 1", "before", "ada")
+    assert hpc_det("e", "pause", "1").succeeds("Experiment 1", "already", "ada")
     assert (reason(life), scheduler.withdrawn) == ("pause", ["4711"])
 
 

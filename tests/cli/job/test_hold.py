@@ -9,11 +9,11 @@ from tests.facts import each_names, unnamed
 from tests.stub import stub as stub
 
 
-def test_a_job_is_held_and_let_go(hpc_det: Command, queue: SlurmOnPaper) -> None:
+def test_a_job_is_held_and_released(hpc_det: Command, queue: SlurmOnPaper) -> None:
     assert hpc_det("job", "hold", "4712").succeeds("hpc-det job release 4712")
     assert [record["state"] for record in records(hpc_det)][-1] == "HELD"
-    told = "job 4712: is held (JobHeldUser), and has no place in the queue; let it go first"
-    assert told in hpc_det("job", "update", "4714", "--behind-of", "4712").err
+    refused = hpc_det("job", "update", "4714", "--behind-of", "4712")
+    assert refused.fails(2, "job 4712", "JobHeldUser", "hpc-det job release 4712")
     assert hpc_det("job", "release", "4712").succeeds("Released", "job 4712")
     assert queue.order()[-1] == "4712"
 

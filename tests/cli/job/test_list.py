@@ -92,10 +92,8 @@ def test_a_machine_without_a_scheduler_has_its_own_jobs_alone(
 ) -> None:
     monkeypatch.setattr("hpc_det.cli.job.list.schedulers_here", lambda which: [])
     assert hpc_det("job", "list").code == 0
-    told = "--resource-pool: no pool 'low'; this machine has no scheduler, so known: local"
-    assert told in hpc_det("job", "list", "-p", "low").err
-    result = hpc_det("job", "update", "17-4@here", "--priority", "60")
-    assert (result.code, "jobs run at once and none waits" in result.err) == (2, True)
+    assert hpc_det("job", "list", "-p", "low").fails(2, "--resource-pool", "'low'", "no scheduler", "local")
+    assert hpc_det("job", "update", "17-4@here", "--priority", "60").fails(2, "no scheduler")
 
 
 def test_of_two_schedulers_the_one_that_answers_is_asked(

@@ -42,7 +42,7 @@ def test_an_experiments_job_changes_pools(hpc_det: Command, queue: SlurmOnPaper)
         (["--weight", "2"], ["job 4712", "weights", "Slurm", "PBS"]),
         (["--resource-pool", "hihg"], ["job 4712", "'hihg'", "high, low"]),
         (["--ahead-of", "4712"], ["job 4712", "ahead"]),
-        (["--behind-of", "4711"], ["job 4711", "runs"]),
+        (["--behind-of", "4711"], ["job 4711", "running"]),
         (["--ahead-of", "9"], ["job 9", "hpc-det job list --all-pools"]),
         (["--behind-of", "4716"], ["job 4716", "4716_3, 4716_5"]),
         ([], ["--priority", "--weight"]),
@@ -69,7 +69,7 @@ def test_jobs_that_nobody_here_may_change_are_all_named_before_any_is_changed(
 ) -> None:
     code, out, err = hpc_det("job", "update", "4712,4711,4713,99", "--priority", "60")
     assert (code, out) == (2, "")
-    each_names(err.splitlines(), ["job 4711", "runs"], ["job 4713", "bob", "operators"], ["job 99", "--all-pools"])
+    each_names(err.splitlines(), ["job 4711", "running"], ["job 4713", "bob", "operators"], ["job 99", "--all-pools"])
     assert hpc_det("job", "update", "4715", "--resource-pool", "high").fails(2, "job 4715", "experiment", "pools")
     assert queue.changes == []
 
@@ -104,7 +104,7 @@ def test_a_batch_that_is_refused_in_the_middle_is_put_back(hpc_det: Command, que
     before = queue.order()
     code, out, err = hpc_det("job", "update-batch", "4712.priority=60", "4714.resource-pool=high", "4715.priority=1")
     assert (code, out) == (1, "")
-    each_names(err.splitlines(), ["Access/permission denied for job 4715"], ["put back"])
+    each_names(err.splitlines(), ["Access/permission denied for job 4715"], ["undone"])
     assert queue.order() == before
     assert {job.partition for job in queue.jobs.values()} == {"low"}
 
@@ -128,7 +128,7 @@ def test_an_order_that_does_not_come_is_put_back(hpc_det: Command, queue: SlurmO
     code, _, err = hpc_det("job", "update", "4714", "--ahead-of", "4712")
     assert code == 1
     taken = "`scontrol update JobId=4712 Nice=3`"
-    each_names(err.splitlines(), ["Job 4714", "job 4712", taken], ["put back"])
+    each_names(err.splitlines(), ["Job 4714", "job 4712", taken], ["undone"])
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_an_experiment_without_a_job_that_waits_has_none_to_change(
     hpc_det: Command, slurm: SlurmOnPaper, life: Life
 ) -> None:
     told = hpc_det("e", "set", "priority", "1", "60")
-    assert told.fails(2, "experiment 1", "no job")
+    assert told.fails(2, "experiment 1")
 
 
 def test_a_priority_is_asked_for_and_shown(hpc_det: Command, queue: SlurmOnPaper) -> None:
