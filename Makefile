@@ -52,7 +52,7 @@ lint: $(INSTALLED)
 
 # The site, in build/docs. A broken link, a page outside the navigation or any other warning is an error.
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # docs/images, from a real run on the Slurm of tests/labs: as root on Debian, with its package chromium. Two minutes.
 pictures: $(INSTALLED)

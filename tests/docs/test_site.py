@@ -1,0 +1,50 @@
+"""The site, as `make docs` builds it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = sorted((REPOSITORY / "docs").rglob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A strict build: it fails on a broken link or anchor, and on a page outside the navigation."""
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
+    done = subprocess.run(build, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.integration
+def test_the_site_builds_strictly_with_every_page(site: Path) -> None:
+    folders = [page.relative_to(REPOSITORY / "docs").with_suffix("") for page in PAGES]
+    built = [site / (folder.parent if folder.name == "index" else folder) / "index.html" for folder in folders]
+    assert [file for file in built if not file.is_file()] == []
+
+
+@pytest.mark.integration
+def test_every_fenced_block_is_rendered_as_code(site: Path) -> None:
+    """A block that mkdocs does not recognise would show its backquotes, and its comments as headings."""
+    rendered = {page: page.read_text() for page in site.rglob("*.html")}
+    assert [page for page, html in rendered.items() if "```" in _text(html) or "# file:" in _text(html)] == []
+
+
+def _text(html: str) -> str:
+    """Return a page without its code blocks and scripts."""
+    return re.sub(r"(?s)<(pre|code|script|style)\b.*?</\1>", "", html)
+
+
+@pytest.mark.integration
+def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
+    loads = re.compile(
+        r'<(?:script|img|iframe)[^>]* src="(https?:[^"]+)|<link[^>]* rel="stylesheet"[^>]* href="(https?:[^"]+)'
+    )
+    assert {page: found for page in site.rglob("*.html") if (found := loads.findall(page.read_text()))} == {}
