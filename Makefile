@@ -53,6 +53,9 @@ lint: $(INSTALLED)
 # The site, in build/docs. A broken link, a page outside the navigation or any other warning is an error.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@for kind in tutorials how-to explanation reference; do \
+	    echo "$$kind: $$(find docs/$$kind -name '*.md' -exec cat {} + | wc -w) words"; \
+	done
 
 # docs/images, from a real run on the Slurm of tests/labs: as root on Debian, with its package chromium. Two minutes.
 pictures: $(INSTALLED)
