@@ -11,7 +11,7 @@ FOR_USERS = {
     "HPC_DET_ROOT": "Folder of all experiments and of your own configuration, on a file system that login and compute "
     "nodes share. Default: `~/hpc_det`.",
     "HPC_DET_SITE_CONF": "Folders of the site's configuration (`cluster/`, `template/`), separated by colons. A file "
-    "of the same name in `$HPC_DET_ROOT/conf` takes precedence; those of the package come last.",
+    "of the same name in `$HPC_DET_ROOT/conf` takes precedence, then the site's, then the package's.",
     "HPC_DET_COMPAT": "`determined`: `import determined` loads hpc_det's classes. Set it in "
     "`environment.environment_variables` of an experiment, or in the shell for `--local`.",
     "NCCL_TIMEOUT_S": "Timeout of a collective in seconds, for a `TorchTrainer` with GPUs, as in RaySGD. It overrides "

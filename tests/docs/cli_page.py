@@ -16,15 +16,14 @@ HEAD = """# The command line
 Every command, as `--help` shows it. `python -m tests.docs.generated` generates this page, and a test executes each
 example.
 
-- **Ids.** `ID` is an experiment's number, `IDS` are several: `12,15-18`; a trial is `EXPERIMENT/TRIAL`, such
-  as `12/7`. What cannot be done for one of several is said, and done for the others; where one is
-  not there at all, nothing is done.
-- **Output.** What shows something does so as a table for people, with `--json` and with `--csv` for programs.
-- **Exit codes.** 0: done. 1: the world refused: a scheduler, a disk, a training that failed. 2: what was asked for
-  cannot be done, and nothing was changed. 130: interrupted. Every problem is a line on stderr that says where, what and
-  what to do.
-- **Short names.** `e`, `t`, `c`, `j`, `tpl` for groups, `ls` for `list`, `rm` for what removes. `hpc-det completion`
-  has a shell complete all of it, ids too, and `hpc-det install-det` adds the name `det`.
+- **IDs.** `ID` is the number of an experiment, `IDS` are several, such as `12,15-18`. A trial is `EXPERIMENT/TRIAL`,
+  such as `12/7`. If the command fails for one of several IDs, it reports that and continues with the others. If an ID
+  does not exist, the command does nothing.
+- **Output.** Commands that show something print a table; `--json` and `--csv` print the same for programs.
+- **Exit codes.** 0: success. 1: a scheduler, a disk or a training failed. 2: the request is not possible, and nothing
+  was changed. 130: interrupted. Each problem is a line on stderr that names the place, the problem and the remedy.
+- **Short names.** `e`, `t`, `c`, `j` and `tpl` for groups, `ls` for `list`, `rm` for commands that remove something.
+  `hpc-det completion` prints a completion script for your shell, `hpc-det install-det` installs the name `det`.
 """
 
 

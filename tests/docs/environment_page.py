@@ -6,8 +6,8 @@ from hpc_det.config.environment_variables import GROUPS
 
 HEAD = """# Environment variables
 
-What hpc_det reads from the environment, and what it sets for the processes that it starts. Variables of the scheduler
-(`SLURM_*`, `PBS_*`) are read as its manual describes them.
+The environment variables that hpc_det reads, and those that it sets for the processes that it starts. hpc_det also
+reads variables of the scheduler (`SLURM_*`, `PBS_*`), with the meaning that the scheduler's manual gives.
 """
 
 

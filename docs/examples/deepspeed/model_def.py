@@ -1,7 +1,7 @@
 """A DeepSpeed engine on real handwritten digits: 1797 images of 8 x 8, shipped inside scikit-learn.
 
-The model is the trial's, the optimizer, the batch sizes and ZeRO are those of ds_config.json, with what the experiment
-has to say about them put over it.
+The trial defines the model. ds_config.json configures the optimizer, the batch sizes and ZeRO; hyperparameters of the
+experiment override it.
 """
 
 import deepspeed
@@ -15,7 +15,7 @@ from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext, get
 
 
 def digits(*, training: bool) -> Dataset:
-    """(64 brightnesses in 0..1, digit): every fifth image is for validation."""
+    """Return pairs (64 brightnesses in 0..1, digit). Every fifth image is for validation."""
     data = load_digits()
     images = torch.tensor(data.data, dtype=torch.float32) / 16
     labels = torch.tensor(data.target)
@@ -47,14 +47,14 @@ class DigitsTrial(DeepSpeedTrial):
         return DataLoader(digits(training=True), batch_size=self.engine.train_micro_batch_size_per_gpu(), shuffle=True)
 
     def build_validation_data_loader(self) -> DataLoader:
-        # 60 divides the 360 images: the mean over batches, each weighing the same, is the mean over images.
+        # 60 divides the 360 images, so the mean over batches, which have equal weight, is the mean over images
         return DataLoader(digits(training=False), batch_size=60)
 
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         images, labels = self.context.to_device(next(dataloader_iter))
         loss = self.criterion(self.engine(images), labels)
         self.engine.backward(loss)
-        self.engine.step()  # of the optimizer after each second micro batch, as ds_config.json has it
+        self.engine.step()  # updates weights at every second call (gradient_accumulation_steps)
         return {"loss": loss}
 
     def evaluate_batch(self, dataloader_iter, batch_idx):

@@ -1,7 +1,7 @@
-"""A DCGAN with two DeepSpeed engines: convolutions learn to paint bright discs on a dark ground, 16 x 16 pixels.
+"""A DCGAN with two DeepSpeed engines: it learns to generate images of bright discs, 16 x 16 pixels.
 
-Generator and discriminator train against each other, each with an optimizer of its own. TensorBoard shows what the
-generator paints.
+Generator and discriminator train against each other, each with a separate optimizer. TensorBoard shows generated
+images.
 """
 
 import deepspeed
@@ -18,7 +18,7 @@ REAL, FAKE = 1.0, 0.0
 
 
 def discs(images: int, *, seed: int) -> Dataset:
-    """Images 1 x 16 x 16 in -1..1: a disc of random place and size, with a soft edge."""
+    """Return images 1 x 16 x 16 with values in -1..1: discs of random position and size, with a soft edge."""
     places = torch.rand(images, 3, generator=torch.Generator().manual_seed(seed))
     x, y, radius = (
         part.view(images, 1, 1, 1) for part in (4 + 8 * places[:, 0], 4 + 8 * places[:, 1], 2 + 2 * places[:, 2])
@@ -29,7 +29,7 @@ def discs(images: int, *, seed: int) -> Dataset:
 
 
 def generator(width: int) -> nn.Module:
-    """Noise x 1 x 1 to 1 x 16 x 16."""
+    """Return a model from NOISE x 1 x 1 to 1 x 16 x 16."""
     return nn.Sequential(
         nn.ConvTranspose2d(NOISE, 2 * width, 4, bias=False),
         nn.BatchNorm2d(2 * width),
@@ -43,7 +43,7 @@ def generator(width: int) -> nn.Module:
 
 
 def discriminator(width: int) -> nn.Module:
-    """1 x 16 x 16 to a score: the more, the more real."""
+    """Return a model from 1 x 16 x 16 to a score, which is higher for real images."""
     return nn.Sequential(
         nn.Conv2d(1, width, 4, stride=2, padding=1),
         nn.LeakyReLU(0.2),
@@ -56,7 +56,7 @@ def discriminator(width: int) -> nn.Module:
 
 
 def energy_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Between two samples of images; zero for the same distribution (Szekely and Rizzo, 2013)."""
+    """Return the distance between two samples of images; 0 for equal distributions (Szekely and Rizzo, 2013)."""
 
     def mean_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.cdist(a.flatten(1), b.flatten(1)).mean()
@@ -86,7 +86,7 @@ class DcganTrial(DeepSpeedTrial):
         return DataLoader(discs(512, seed=2), batch_size=256)
 
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
-        """A step of each: the generator is trained against what the discriminator has just learned."""
+        """Train the discriminator, then the generator against the updated discriminator."""
         micro_batches = range(self.generator.gradient_accumulation_steps())
         discriminator_losses = [self.train_discriminator(next(dataloader_iter)) for _ in micro_batches]
         generator_losses = [self.train_generator() for _ in micro_batches]
@@ -106,7 +106,7 @@ class DcganTrial(DeepSpeedTrial):
 
     def train_generator(self) -> torch.Tensor:
         fake = self.paint(self.generator.train_micro_batch_size_per_gpu())
-        self.discriminator.requires_grad_(False)  # it judges, and does not learn from this
+        self.discriminator.requires_grad_(False)  # this loss does not train the discriminator
         loss = self.loss(self.discriminator.module(fake), REAL)
         self.generator.backward(loss)
         self.discriminator.requires_grad_(True)

@@ -1,7 +1,7 @@
-"""Pipeline parallelism: the first half of a network lies on one rank, the second half on another.
+"""Pipeline parallelism: one rank holds the first half of a network, another rank the second half.
 
-The engine cuts a batch of handwritten digits (shipped inside scikit-learn) into micro batches, and while the second
-stage works on one of them the first is at the next. On 4 slots there are two such pipelines, each with half the data.
+The engine splits a batch of handwritten digits (shipped with scikit-learn) into micro batches. While the second stage
+processes one, the first processes the next. On 4 slots there are two such pipelines, each with half of the data.
 """
 
 import deepspeed
@@ -16,7 +16,7 @@ from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext, get
 
 
 def digits(*, training: bool) -> Dataset:
-    """(64 brightnesses in 0..1, digit): every fifth image is for validation."""
+    """Return pairs (64 brightnesses in 0..1, digit). Every fifth image is for validation."""
     data = load_digits()
     images = torch.tensor(data.data, dtype=torch.float32) / 16
     labels = torch.tensor(data.target)
@@ -45,9 +45,9 @@ class PipelineTrial(DeepSpeedTrial):
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         self.context = context
         width, dropout = context.get_hparam("width"), context.get_hparam("dropout")
-        # Both stages would draw the same numbers. Copies of one stage begin with the weights of the first of them.
+        # different numbers on each stage; all copies of a stage start with the weights of the first copy
         torch.manual_seed(context.get_trial_seed() + context.distributed.get_rank())
-        # Specs and not layers: each rank builds those of its own stage only.
+        # specs instead of layers: each rank builds only the layers of its stage
         layers = [
             LayerSpec(nn.Linear, 64, width),
             *[LayerSpec(Block, width, dropout) for _ in range(context.get_hparam("blocks"))],
@@ -74,7 +74,7 @@ class PipelineTrial(DeepSpeedTrial):
         return self.loader(training=False)
 
     def loader(self, *, training: bool) -> DataLoader:
-        """Of micro batches, all of one size: the stages settle once what they send each other."""
+        """Return a loader of micro batches of equal size, since the stages fix the shapes of their messages once."""
         size = self.engine.train_micro_batch_size_per_gpu()
         return DataLoader(digits(training=training), batch_size=size, shuffle=training, drop_last=True)
 

@@ -1,4 +1,4 @@
-"""A small convolutional network on real handwritten digits: 1797 images of 8 x 8, shipped inside scikit-learn."""
+"""A small convolutional network on real handwritten digits: 1797 images of 8 x 8, shipped with scikit-learn."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -9,7 +9,7 @@ from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchTrial, PyTorchTrialC
 
 
 def digits(*, training: bool) -> Dataset:
-    """(image 1 x 8 x 8 in 0..1, digit): every fifth image is for validation."""
+    """Return pairs (image 1 x 8 x 8 in 0..1, digit). Every fifth image is for validation."""
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(data.target)
@@ -44,7 +44,7 @@ class DigitsTrial(PyTorchTrial):
         return DataLoader(digits(training=True), batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
 
     def build_validation_data_loader(self) -> DataLoader:
-        # 60 divides the 360 images: the mean over batches, each weighing the same, is the mean over images.
+        # 60 divides the 360 images, so the mean over batches, which have equal weight, is the mean over images
         return DataLoader(digits(training=False), batch_size=60)
 
     def train_batch(self, batch, epoch_idx, batch_idx):

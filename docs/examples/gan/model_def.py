@@ -1,6 +1,6 @@
-"""A small GAN: points in the plane learn to lie on a ring of eight Gaussians.
+"""A small GAN that learns to generate points from a ring of eight Gaussians.
 
-Two models, two optimizers, two learning-rate schedulers that step at different times.
+It has two models, two optimizers, and two learning-rate schedulers that step at different times.
 """
 
 import torch
@@ -13,7 +13,7 @@ NOISE = 8
 
 
 def ring(records: int, *, seed: int) -> Dataset:
-    """Points (x, y) around eight centres on the unit circle."""
+    """Return points (x, y) around eight centres on the unit circle."""
     generator = torch.Generator().manual_seed(seed)
     angles = torch.randint(8, (records,), generator=generator) * (torch.pi / 4)
     centres = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -27,12 +27,12 @@ def network(inputs: int, outputs: int, width: int) -> nn.Module:
 
 
 def blurred(points: torch.Tensor) -> torch.Tensor:
-    """With noise, so that the discriminator cannot tell real from fake too easily (Sonderby et al., 2017)."""
+    """Return points with noise, which makes real and fake harder to distinguish (Sonderby et al., 2017)."""
     return points + 0.2 * torch.randn_like(points)
 
 
 def energy_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Between two samples of points; zero for the same distribution (Szekely and Rizzo, 2013)."""
+    """Return the distance between two samples of points; 0 for equal distributions (Szekely and Rizzo, 2013)."""
 
     def mean_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.cdist(a, b).mean()
@@ -54,7 +54,7 @@ class GanTrial(PyTorchTrial):
                 self.discriminator.parameters(), lr=context.get_hparam("discriminator_rate"), betas=(0.5, 0.9)
             )
         )
-        # The discriminator slows down first, so that the generator comes to rest.
+        # the rate of the discriminator decreases first, so that the generator converges
         context.wrap_lr_scheduler(
             torch.optim.lr_scheduler.ExponentialLR(self.generator_optimizer, gamma=0.99),
             LRScheduler.StepMode.STEP_EVERY_EPOCH,
@@ -80,7 +80,7 @@ class GanTrial(PyTorchTrial):
         self.context.backward(generator_loss)
         self.context.step_optimizer(self.generator_optimizer)
 
-        self.discriminator_optimizer.zero_grad()  # the generator's loss left gradients here, too
+        self.discriminator_optimizer.zero_grad()  # also deletes the gradients of the generator's loss
         verdict = self.discriminator(blurred(torch.cat([real, fake.detach()])))
         truth = torch.cat([torch.ones(len(real), 1), torch.zeros(len(fake), 1)]).to(verdict)
         discriminator_loss = self.criterion(verdict, truth)

@@ -1,12 +1,12 @@
 """Batch inference on all slots of a job: validation without training.
 
-The records are the validation data, `evaluate_batch` is the inference, and what training needs is there for show.
+The records are the validation data, and `evaluate_batch` is the inference. The trial also needs an optimizer and
+training data, which are dummies.
 
-A validation is not resumed in the middle: a job that is preempted, or whose time runs out, starts again at record 0,
-and `evaluate_batch` sees records a second time. So each validation starts its files anew (`on_validation_start`)
-instead of adding to them, and nothing is there twice. What sends its results elsewhere, such as to a database, writes
-them under the number of the record, so that the second time replaces the first. For more records than a job's time
-allows, see `shards` in inference.yaml.
+A validation does not resume in the middle. After a preemption or at a time limit it starts again at record 0, and
+`evaluate_batch` receives records a second time. So each validation replaces its files (`on_validation_start`) instead
+of appending to them. A trial that sends results to a database should write them under the number of the record, so that
+the second result replaces the first. If a job's time is too short for all records, see `shards` in inference.yaml.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ from hpc_det.pytorch import (
 
 
 class PredictionsFile(PyTorchCallback):
-    """The predictions of one rank: a line for each record."""
+    """A file with the predictions of one rank, one line per record."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class DigitsInference(PyTorchTrial):
         self.context = context
         trained = load_trial_from_checkpoint_path(context.get_hparam("checkpoint"))
         self.model = context.wrap_model(trained.model)
-        context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.0))  # for show
+        context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.0))  # a dummy
         self.shard, self.shards = context.get_hparam("shard"), context.get_data_config()["shards"]
         folder = Path(context.get_data_config()["predictions"]).expanduser() / f"shard-{self.shard}"
         self.file = PredictionsFile(folder / f"rank-{context.distributed.get_rank()}.csv")
@@ -54,7 +54,7 @@ class DigitsInference(PyTorchTrial):
         return {"predictions": self.file}
 
     def build_training_data_loader(self) -> DataLoader:
-        return DataLoader(TensorDataset(torch.zeros(self.context.distributed.get_size())))  # for show
+        return DataLoader(TensorDataset(torch.zeros(self.context.distributed.get_size())))  # dummies
 
     def train_batch(self, batch, epoch_idx, batch_idx):
         return {}

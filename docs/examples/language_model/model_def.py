@@ -1,4 +1,4 @@
-"""A recurrent network learns to guess the next character of Shakespeare's sonnets (text.txt, 13 kB)."""
+"""A recurrent network that learns to predict the next character of Shakespeare's sonnets (text.txt, 13 kB)."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ TRAINING = len(TEXT) * 9 // 10  # the last tenth is for validation
 
 
 class Stretches(Dataset):
-    """(`length` characters, the characters that follow each of them) from every `stride`-th place of a text."""
+    """Pairs (`length` characters, the character after each of them), one for every `stride`-th position of a text."""
 
     def __init__(self, text: str, length: int, stride: int) -> None:
         self.numbers = torch.tensor([CHARACTERS.index(character) for character in text])
@@ -39,13 +39,13 @@ class LanguageModel(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, characters: torch.Tensor) -> torch.Tensor:
-        """Batch x length numbers to batch x characters x length scores."""
+        """Return scores, batch x characters x length, for character numbers, batch x length."""
         states, _ = self.recurrent(self.dropout(self.embedding(characters)))
         return self.output(self.dropout(states)).transpose(1, 2)
 
 
 def perplexity(batches: list[tuple[torch.Tensor, int]]) -> float:
-    """Among how many characters the model hesitates, over all (loss, sequences) of a validation."""
+    """Return the perplexity over all pairs (loss, number of sequences) of a validation."""
     loss = sum(loss * sequences for loss, sequences in batches) / sum(sequences for _, sequences in batches)
     return math.exp(loss)
 
@@ -66,7 +66,7 @@ class SonnetTrial(PyTorchTrial):
             LRScheduler.StepMode.STEP_EVERY_BATCH,
         )
         self.criterion = nn.CrossEntropyLoss()
-        # Not the mean over batches of the perplexity of each: that is larger.
+        # a reducer, since the mean of the perplexities of batches is larger
         self.perplexity = context.wrap_reducer(perplexity, "perplexity", for_training=False)
 
     def build_training_data_loader(self) -> DataLoader:

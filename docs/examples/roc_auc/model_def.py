@@ -1,8 +1,7 @@
-"""Custom reducers: which tumours are malignant? 569 records of 30 measurements, shipped inside scikit-learn.
+"""Custom reducers, for malignant and benign tumours: 569 records of 30 measurements, shipped with scikit-learn.
 
 The area under the ROC curve compares every malignant record with every benign one. The mean of the areas of batches is
-another number, and worse the smaller the batches; so the records of all ranks are brought together before it is
-computed.
+a different number, so the area is computed from the records of all batches and ranks.
 """
 
 import torch
@@ -15,7 +14,7 @@ from hpc_det.pytorch import DataLoader, MetricReducer, PyTorchTrial, PyTorchTria
 
 
 def tumours(*, training: bool) -> Dataset:
-    """(30 measurements, 1.0 for malignant): every fifth record is for validation."""
+    """Return pairs (30 measurements, 1.0 for malignant). Every fifth record is for validation."""
     data = load_breast_cancer()
     measurements = torch.tensor(data.data, dtype=torch.float32)
     malignant = torch.tensor(data.target == 0, dtype=torch.float32)
@@ -27,7 +26,7 @@ def tumours(*, training: bool) -> Dataset:
 
 
 class RocAuc(MetricReducer):
-    """The class form: each rank collects, rank 0 computes."""
+    """A reducer as a class: each rank collects records, rank 0 computes the metric."""
 
     def __init__(self) -> None:
         self.reset()
@@ -50,7 +49,7 @@ class RocAuc(MetricReducer):
 
 
 def rates(counts: list[torch.Tensor]) -> dict[str, float]:
-    """The function form: gets the updates of all batches and ranks. Without a name it returns a dict of metrics."""
+    """A reducer as a function of the updates of all batches and ranks. Without a name, it returns a dict of metrics."""
     true_positive, false_negative, true_negative, false_positive = torch.stack(counts).sum(dim=0)
     return {
         "sensitivity": true_positive / (true_positive + false_negative),
@@ -59,7 +58,7 @@ def rates(counts: list[torch.Tensor]) -> dict[str, float]:
 
 
 def counts(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """True positives, false negatives, true negatives, false positives."""
+    """Return the numbers of true positives, false negatives, true negatives and false positives."""
     said, is_so = scores > 0, labels == 1
     return torch.stack([(said & is_so).sum(), (~said & is_so).sum(), (~said & ~is_so).sum(), (said & ~is_so).sum()])
 

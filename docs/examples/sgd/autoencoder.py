@@ -1,7 +1,6 @@
-"""Two models and a train_epoch of its own: an autoencoder, whose gradients are clipped, and whose metrics are the
-user's.
+"""An autoencoder with two models and its own train_epoch, which clips gradients and defines metrics.
 
-Points on a curve in 16 dimensions are squeezed into 2 numbers, and come back.
+It encodes points on a curve in 16 dimensions as 2 numbers, and decodes them.
 """
 
 import argparse
@@ -15,7 +14,7 @@ from hpc_det.sgd import BATCH_SIZE, AverageMeterCollection, TorchTrainer, Traini
 
 
 def curve(number, seed):
-    """(number x 16) waves of random phase and height."""
+    """Return waves of random phase and height: number x 16."""
     phase, height = torch.rand(2, number, 1, generator=torch.Generator().manual_seed(seed))
     return (height + 0.5) * torch.sin(torch.linspace(0, 6, 16) + 6.28 * phase)
 
@@ -45,7 +44,7 @@ class AutoencoderOperator(TrainingOperator):
         self.decoder.train()
         for points in iterator:
             points = points.to(self.device)
-            with self.autocast():  # mixed precision, if the trainer was told so: the same in all loops
+            with self.autocast():  # mixed precision, if the trainer enables it
                 loss = nn.functional.mse_loss(self.decoder(self.encoder(points)), points)
             for optimizer in self.optimizers:
                 optimizer.zero_grad()

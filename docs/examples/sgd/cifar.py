@@ -1,5 +1,6 @@
-"""A small convolutional network on images of CIFAR-10's shape, 10 classes of 3 x 32 x 32: synthetic, so nothing is
-downloaded. With mixed precision (--fp16), a bar (--tqdm), and a learning rate that falls by epochs.
+"""A small convolutional network on synthetic images of the shape of CIFAR-10: 10 classes, 3 x 32 x 32.
+
+With mixed precision (--fp16), a progress bar (--tqdm), and a learning rate that decreases by epochs.
 """
 
 import argparse
@@ -14,7 +15,7 @@ CLASSES = 10
 
 
 def images(number, seed):
-    """A class is a pattern of 4 x 4 coloured squares, under as much noise."""
+    """Return images and classes. A class is a pattern of 4 x 4 coloured squares, with noise of equal strength."""
     patterns = torch.randn(CLASSES, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (number,), generator=generator)
@@ -51,7 +52,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--fp16", action="store_true")
     parser.add_argument("--tqdm", action="store_true")
-    parser.add_argument("--run", help="a name: the same command goes on where it was ended")
+    parser.add_argument("--run", help="name of the run; the same command continues it")
     args = parser.parse_args()
     trainer = TorchTrainer(
         training_operator_cls=CifarOperator,

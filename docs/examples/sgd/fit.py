@@ -1,6 +1,6 @@
-"""The function form: the loop is the user's own, and `fit` runs it on every rank of an elastic gang.
+"""A training function instead of an operator: `fit` calls it on every rank of an elastic gang.
 
-When a rank dies, or the gang gets another size, the function begins anew with the last checkpoint that was reported.
+If a rank dies or the size of the gang changes, the function is called again with the last reported checkpoint.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs=2, default=(1, 2), metavar=("FEWEST", "MOST"))
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--run", help="a name: the same command goes on where it was ended")
+    parser.add_argument("--run", help="name of the run; the same command continues it")
     args = parser.parse_args()
     result = fit(
         train_line,

@@ -1,7 +1,6 @@
-"""A small DCGAN: two models and two optimizers, and so a train_batch of its own.
+"""A small DCGAN with two models, two optimizers and its own train_batch.
 
-The images are bright discs of 16 x 16 pixels. How far the generator is from them is measured by how far the mean of its
-images is from theirs.
+The images are bright discs of 16 x 16 pixels. The metric is the distance between the mean real and generated images.
 """
 
 import argparse
@@ -16,7 +15,7 @@ NOISE, WIDTH = 16, 8
 
 
 def discs(number, seed):
-    """1 x 16 x 16 in -1..1: a disc about the middle, its centre and radius a little different each time."""
+    """Return images 1 x 16 x 16 with values in -1..1: discs near the middle with random centre and radius."""
     generator = torch.Generator().manual_seed(seed)
     x, y, radius = torch.rand(3, number, 1, 1, generator=generator) * 2
     rows, columns = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
@@ -56,7 +55,7 @@ class GanOperator(TrainingOperator):
         (self.generator, self.discriminator), (self.optimizer_g, self.optimizer_d), self.criterion = self.register(
             models=models, optimizers=optimizers, criterion=nn.BCEWithLogitsLoss()
         )
-        torch.manual_seed(self.world_rank)  # each rank has noise of its own
+        torch.manual_seed(self.world_rank)  # different noise on each rank
         self.register_data(
             train_loader=DataLoader(discs(512, seed=1), config[BATCH_SIZE], shuffle=True),
             validation_loader=DataLoader(discs(256, seed=2), config[BATCH_SIZE]),
@@ -75,7 +74,7 @@ class GanOperator(TrainingOperator):
         verdict = self.discriminator(torch.cat([real, fake.detach()]))
         truth = torch.cat([torch.ones(len(real), 1), torch.zeros(len(fake), 1)]).to(verdict)
         discriminator_loss = self.criterion(verdict, truth)
-        self.optimizer_d.zero_grad()  # the generator's loss has left gradients here, too
+        self.optimizer_d.zero_grad()  # also deletes the gradients of the generator's loss
         self.backward(discriminator_loss)
         self.step(self.optimizer_d)
         return {"loss_g": generator_loss, "loss_d": discriminator_loss, "num_samples": len(real)}

@@ -1,4 +1,4 @@
-"""A line through points: y = 2 x + 5, by RaySGD's first example."""
+"""Linear regression of y = 2 x + 5, the first example of RaySGD."""
 
 import argparse
 
@@ -23,7 +23,7 @@ class LineOperator(TrainingOperator):
         self.model, self.optimizer, self.criterion, self.scheduler = self.register(
             models=model, optimizers=optimizer, criterion=nn.MSELoss(), schedulers=scheduler
         )
-        batch_size = config[BATCH_SIZE]  # of one worker: TorchTrainer has divided it
+        batch_size = config[BATCH_SIZE]  # of one worker, since TorchTrainer has divided it
         self.register_data(
             train_loader=DataLoader(points(1000), batch_size, shuffle=True),
             validation_loader=DataLoader(points(400), batch_size),

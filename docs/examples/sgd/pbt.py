@@ -1,5 +1,5 @@
-"""Population-based training: every few epochs the worst trials go on from a copy of the best, a step away from its
-hyperparameters. With --kills, processes of trials are killed at random meanwhile, and nothing is lost by it.
+"""Population-based training: every few epochs the worst trials continue from a copy of the best, with changed
+hyperparameters. With --kills, random processes of trials are killed, and the search continues.
 """
 
 import argparse
@@ -20,12 +20,12 @@ KILL_EVERY_S = 3
 
 @contextmanager
 def random_kills(number):
-    """Of all that this process has started: trials, their agents and their ranks."""
+    """Kill random descendants of this process: trials, their agents and their ranks."""
     killed, is_over = [], threading.Event()
 
     def kill():
         while len(killed) < number and not is_over.wait(KILL_EVERY_S):
-            with suppress(ProcessLookupError, IndexError):  # it may have ended by itself
+            with suppress(ProcessLookupError, IndexError):  # the process may have exited before
                 os.kill(pid := random.choice(descendants(os.getpid())), signal.SIGKILL)
                 killed.append(pid)
 

@@ -1,5 +1,5 @@
-"""A search for the learning rate of the line: a trainer for each trial, over a grid, or with rates drawn at random by
-ASHA, which ends the worse trials early.
+"""A search for the learning rate of linear.py, with a trainer for each trial: a grid, or random rates with ASHA, which
+stops bad trials early.
 """
 
 import argparse
@@ -38,9 +38,9 @@ def by_asha(trainable, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("search", choices=("grid", "asha"))
-    parser.add_argument("--workers", type=int, default=1, help="of each trial")
-    parser.add_argument("--trials", type=int, default=6, help="of asha")
-    parser.add_argument("--run", help="a name: the same command goes on where it was ended")
+    parser.add_argument("--workers", type=int, default=1, help="workers of each trial")
+    parser.add_argument("--trials", type=int, default=6, help="trials of asha")
+    parser.add_argument("--run", help="name of the run; the same command continues it")
     args = parser.parse_args()
     trainable = TorchTrainer.as_trainable(
         training_operator_cls=LineOperator,
