@@ -8,7 +8,8 @@ RUN/key                         the secret of the run          the driver, once
     temporary                   exists in a temporary folder   the driver
     round                       the round that ended last      the driver; see hpc_det.sgd.driver.calls
     nodes/NODE                  the origin of its agent        the node's agent
-    snapshots/12/               a snapshot of the training     the driver commits; see hpc_det.checkpoint.snapshots
+    snapshots/12/               a snapshot of the training     the agent, or the driver without agents; see
+                                                               hpc_det.checkpoint.snapshots
     logs/generation-3/rank-0.log                               the rank
     logs/node-NODE.log                                         the node's agent
 """
