@@ -132,7 +132,9 @@ def test_the_map_names_every_folder_and_module_of_the_package_in_their_order() -
     assert hpc_det.__doc__ is not None
     named = tuple(line.split()[0] for line in hpc_det.__doc__.splitlines() if line.startswith("    "))
     assert named == ORDER
-    entries = (entry for entry in PACKAGE.iterdir() if entry.name not in ("__init__.py", "__pycache__", "_data"))
+    entries = (
+        entry for entry in PACKAGE.iterdir() if entry.name not in ("__init__.py", "__main__.py", "__pycache__", "_data")
+    )
     assert set(named) == {entry.stem for entry in entries if entry.is_dir() or entry.suffix == ".py"}
 
 

@@ -11,9 +11,10 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print a shell's completion script for commands, IDs and names.
+    """Print the completion script of a shell.
 
-    For bash, add `eval "$(hpc-det completion bash)"` to ~/.bashrc.
+    The script completes commands, options, IDs and names. For bash, add `eval "$(hpc-det completion bash)"` to
+    ~/.bashrc.
 
     \b
     Example:

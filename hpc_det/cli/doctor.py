@@ -1,4 +1,4 @@
-"""hpc-det doctor: check which features of hpc_det this machine and its cluster support."""
+"""hpc-det doctor: check what hpc_det needs of this machine and its cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIDTH = max(map(len, _COLORS))
 @click.option("--cluster", metavar="NAME", help="Check only this profile; default: all of yours and the site's.")
 @output_options
 def doctor(cluster: str | None, output: Output) -> int:
-    """Check which features of hpc_det this machine and its cluster support.
+    """Check what hpc_det needs of this machine and its cluster.
 
     Run it on a login node. It only queries and changes nothing. The exit code is 1 if there is a problem. A note is
     information, or reports an optional feature that is missing.

@@ -20,7 +20,7 @@ COMMANDS = (
     LazyCommand("report", "report", "Write a report of an experiment as one HTML page."),
     LazyCommand("tensorboard", "tensorboard", "Show experiments or trials in TensorBoard."),
     LazyCommand("cluster", "cluster", "Show cluster profiles, and write one for your site."),
-    LazyCommand("doctor", "doctor", "Check which features of hpc_det this machine and its cluster support."),
+    LazyCommand("doctor", "doctor", "Check what hpc_det needs of this machine and its cluster."),
     LazyCommand("config", "config", "Check experiment files."),
     LazyCommand("schema", "schema", "Print the JSON schema of experiment files."),
     LazyCommand("run", "run", "Create an experiment from a Hydra command line."),
@@ -29,7 +29,7 @@ COMMANDS = (
     LazyCommand("template", "template", "Manage templates: settings that several experiments share.", alias="tpl"),
     LazyCommand("task", "task", "List the running gangs of all experiments."),
     LazyCommand("version", "version", "Show the versions of hpc_det and of the packages it uses."),
-    LazyCommand("completion", "completion", "Print a shell's completion script for commands, IDs and names."),
+    LazyCommand("completion", "completion", "Print the completion script of a shell."),
     LazyCommand("install-det", "install_det", "Install `det` as a second name of hpc-det."),
 )
 

@@ -7,7 +7,7 @@ hooks. An experiment that is continued may get another length, unless trials hav
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.submission import check_storage, write_config, write_effective
 
 if TYPE_CHECKING:
+    from hpc_det.config.request import Request
     from hpc_det.plan.effective import Effective
 
 MaxLength = Mapping[str, int] | None
@@ -37,10 +38,17 @@ FIXED = ("hyperparameters", "reproducibility", "entrypoint")
 """Sections that must not change while an experiment has trials."""
 
 
-def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict[str, Any] | None = None) -> Effective:
+def stored(
+    experiment: ExperimentFolder,
+    overrides: Sequence[str],
+    cluster: dict[str, Any] | None = None,
+    *,
+    change: Callable[[Request], Request] = lambda request: request,
+) -> Effective:
     """Return the effective configuration of the experiment with `a.b=value` overrides.
 
-    `cluster`: another cluster profile than the experiment's. Raises UsageError with all problems.
+    `cluster`: another cluster profile than the experiment's. `change`: further overrides, such as those of `--test`.
+    Raises UsageError with all problems.
     """
     from hpc_det.config.request import from_stored
     from hpc_det.plan.effective import effective
@@ -48,7 +56,7 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
     config, profile = read_effective(experiment) or {}, cluster or read_secrets(experiment.cluster) or {}
     of_others = not experiment.is_own()
     base = without_hooks(config) if of_others else config
-    found = effective(from_stored(base, profile, experiment.submitted_code(), overrides))
+    found = effective(change(from_stored(base, profile, experiment.submitted_code(), overrides)))
     if of_others:
         check_is_ones_own(found, config, experiment.owner())
     origins, former = dict(read_map(experiment.origin) or {}), dict(leaves(config))

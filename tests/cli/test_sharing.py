@@ -188,7 +188,7 @@ def test_a_colleague_changes_nothing(
     name, *options = command
     refused = at(COLLEAGUE, "experiment", name, f"{root}:2", *options)
     assert refused.code == 2
-    assert not unnamed(refused.err, f"experiment {root}:2", "root's")
+    assert not unnamed(refused.err, f"experiment {root}:2", "root")
     assert f"`hpc-det experiment fork {root}:2`" in refused.err
     assert _tree(root) == before
 
@@ -202,8 +202,8 @@ def test_whoever_sets_the_owners_root_is_still_nobody_else(
     shared: ExperimentFolder, root: Path, hpc_det: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: COLLEAGUE.number)
-    assert not unnamed(hpc_det("experiment", "kill", 2).err, f"{root}:2", "root's")
-    assert not unnamed(hpc_det("experiment", "archive", 2).err, f"{root}:2", "root's")
+    assert not unnamed(hpc_det("experiment", "kill", 2).err, f"{root}:2", "root")
+    assert not unnamed(hpc_det("experiment", "archive", 2).err, f"{root}:2", "root")
 
 
 def test_the_owner_goes_on_and_colleagues_see_that(
@@ -246,8 +246,8 @@ def test_a_fork_names_each_secret_that_has_to_be_given_again(shared: ExperimentF
     variables = "--config 'environment.environment_variables=[HPC_DET_COMPAT=determined, A=1, HF_TOKEN=VALUE]'"
     each_names(
         refused.err.splitlines(),
-        ["data.secrets.token", "root's", "--config data.secrets.token=VALUE"],
-        ["environment.environment_variables", "HF_TOKEN", "root's", variables],
+        ["data.secrets.token", "root", "--config data.secrets.token=VALUE"],
+        ["environment.environment_variables", "HF_TOKEN", "root", variables],
     )
 
 
@@ -329,7 +329,7 @@ def test_custom_search_code_of_others_is_not_run(shared: ExperimentFolder, root:
         config = json.loads(path.read_text())
         path.write_text(json.dumps({**config, "searcher": {**config["searcher"], "name": "custom", "class": "x:Y"}}))
     described = at(COLLEAGUE, "experiment", "describe", f"{root}:2")
-    assert not unnamed(described.err, "searcher.class", "root's")
+    assert not unnamed(described.err, "searcher.class", "root")
     assert "(cannot be shown)" in at(COLLEAGUE, "experiment", "list", "--of", root).out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 import click
 
@@ -15,7 +16,7 @@ from hpc_det.cli.arguments import (
     experiment_argument,
     experiments_argument,
 )
-from hpc_det.cli.experiment.create import run_here, say_notes, show_and_submit, show_training
+from hpc_det.cli.experiment.create import as_chosen, carry_out, show_training
 from hpc_det.cli.output import each
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find
@@ -78,12 +79,7 @@ def fork(experiment: ExperimentFolder, overrides: tuple[str, ...], cluster: str 
             f"again, or repeat only what failed with `hpc-det experiment continue {experiment.id}`"
         )
     profile = load_yaml(find("cluster", cluster, os.environ)) if cluster else None
-    found = stored(experiment, overrides, profile)
-    say_notes(found)
-    if choices.local:
-        run_here(found, test=choices.test, debug=choices.pdb)
-    else:
-        show_and_submit(found, choices)
+    carry_out(stored(experiment, overrides, profile, change=partial(as_chosen, choices=choices)), choices)
 
 
 @click.command()

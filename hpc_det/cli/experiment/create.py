@@ -56,20 +56,29 @@ def create(request: Request, choices: Choices) -> None:
 
 def submit_or_show(request: Request, choices: Choices) -> None:
     """Submit the experiment, train it in this process, or only show it, as `choices` requests."""
+    carry_out(effective(as_chosen(request, choices)), choices)
+
+
+def carry_out(found: Effective, choices: Choices) -> None:
+    """Print the notes, then train in this process, or submit and show what `choices` requests."""
+    say_notes(found)
+    if not choices.local:
+        show_and_submit(found, choices)
+        return
+    if choices.explain:
+        show_explained(found)
+    run_here(found, test=choices.test, debug=choices.pdb)
+
+
+def as_chosen(request: Request, choices: Choices) -> Request:
+    """Return the request with the overrides of --test and --local. Raises UsageError for --local with --include."""
     if choices.test:
         request = for_test(request)
-    if choices.local:
-        if request.includes:
-            raise UsageError("--local: trains in CONTEXT_DIR itself, to which --include cannot add; remove one of them")
-        request = on_one_slot(request)
-    found = effective(request)
-    say_notes(found)
-    if choices.local:
-        if choices.explain:
-            show_explained(found)
-        run_here(found, test=choices.test, debug=choices.pdb)
-    else:
-        show_and_submit(found, choices)
+    if not choices.local:
+        return request
+    if request.includes:
+        raise UsageError("--local: trains in CONTEXT_DIR itself, to which --include cannot add; remove one of them")
+    return on_one_slot(request)
 
 
 def show_and_submit(found: Effective, choices: Choices) -> None:

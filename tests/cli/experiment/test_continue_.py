@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpc_det.checkpoint.staging import Staging
+from hpc_det.plan.effective import Effective
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.experiments import ExperimentStore
@@ -164,3 +166,22 @@ def test_what_goes_on_is_no_longer_archived(hpc_det: Command, create: Create) ->
     assert '"id": 1' not in hpc_det("experiment", "list", "--json").out
     assert hpc_det("experiment", "continue", 1).code == 0
     assert '"id": 1' in hpc_det("experiment", "list", "--json").out
+
+
+# --- fork
+
+
+def test_a_fork_with_test_trains_one_batch_of_one_trial(create: Create, hpc_det: Command, root: Path) -> None:
+    create(RANDOM)
+    assert hpc_det("experiment", "fork", 1, "--test").out == "Created experiment 2\n"
+    forked = json.loads(ExperimentStore(root).folder(2).effective.read_text())
+    assert (forked["searcher"]["name"], forked["searcher"]["max_length"]) == ("single", {"batches": 1})
+    assert "HPC_DET_TEST=1" in forked["environment"]["environment_variables"]
+
+
+def test_a_local_fork_trains_on_one_slot(create: Create, hpc_det: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(RANDOM.replace("searcher:", "resources: {slots_per_trial: 2}\nsearcher:"))
+    trained: list[Effective] = []
+    monkeypatch.setattr("hpc_det.cli.experiment.create.run_here", lambda found, **_: trained.append(found))
+    assert hpc_det("experiment", "fork", 1, "--local").code == 0
+    assert [found.experiment.resources.slots_per_trial for found in trained] == [1]

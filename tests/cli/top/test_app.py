@@ -169,7 +169,7 @@ def test_p_pauses_and_a_activates(
     async def story(seen: Seen) -> None:
         await seen.until(lambda: "RUNNING" in seen.row(1))
         await seen.press("p")
-        await seen.says("Paused experiment 1; go on with")
+        await seen.says("Paused experiment 1")
         request = read_stop(life.trial.stop, 1)
         assert request is not None
         assert request.reason == "pause"
@@ -215,7 +215,7 @@ def test_what_is_refused_is_said_in_the_status_line(
         await seen.press("y")
         await seen.says("scancel: refused with exit code 1: Access denied")
         await seen.press("a")
-        await seen.says("experiment 1 is RUNNING; only a paused one can be activated")
+        await seen.says("experiment 1 is RUNNING")
 
     tell(root, story)
 

@@ -103,11 +103,11 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "auto": (
         {"train_batch_size": "auto"},
-        f'a batch size is no number, and "auto" is for Transformers alone; {BATCH_SIZES}',
+        f'a batch size is not a number; only Transformers resolves "auto"; {BATCH_SIZES}',
     ),
     "a text": (
         {"train_micro_batch_size_per_gpu": "4"},
-        f'a batch size is no number, and "auto" is for Transformers alone; {BATCH_SIZES}',
+        f'a batch size is not a number; only Transformers resolves "auto"; {BATCH_SIZES}',
     ),
     "fp16 on a CPU": (
         settings(fp16={"enabled": True}),

@@ -29,7 +29,7 @@ def test_one_agent_has_a_slot_for_each_rank_that_is_wanted_and_leaves_with_the_d
     assert run.logs() == {f"node-{socket.gethostname()}.log": "here\n"}
     run.hang_up()
     local.stop()
-    assert unnamed(local.state(), "this machine", "exit code 0", "here") == []
+    assert unnamed(local.state(), "this machine", "code 0", "here") == []
 
 
 @pytest.mark.parametrize("variable", ["PBS_NODEFILE", None])

@@ -228,7 +228,7 @@ def test_rounds_without_training_are_no_endless_loop(shared: TorchTrainer) -> No
             pass
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     with refused(ValueError, "num_workers", "0") as caught:
         TorchTrainer(
             training_operator_cls=int,  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_every_mistake_is_told_at_once() -> None:
     assert isinstance(caught.value, DeprecationWarning)
     for part in (
         "training_operator_cls is <class 'int'>",
-        "use_fp16: 'half'",
+        "use_fp16: got 'half'",
         "from_creators",
         "did you mean 'num_workers'?",
     ):
