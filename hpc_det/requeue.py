@@ -138,7 +138,7 @@ def _after_failure(history: Sequence[AttemptEnd], max_restarts: int) -> Decision
         return Decision(Action.GIVE_UP, f"the log policy {policy!r} cancels retries")
     failures = sum(end.cause is Cause.FAILED for end in history)
     if failures > max_restarts:
-        return Decision(Action.GIVE_UP, f"{failures} failures, max_restarts is {max_restarts}")
+        return Decision(Action.GIVE_UP, f"failure {failures}; max_restarts is {max_restarts}")
     return Decision(Action.RESTART, f"failure {failures} of {max_restarts} that max_restarts allows")
 
 
