@@ -47,7 +47,7 @@ class StopAgreement:
         self._first = 0
         """Number of the first batch of the current loop."""
         self._warm: set[Phase] = set()
-        """Phases of which a loop was completed. The hang detector does not learn from the first step of a phase."""
+        """Phases of which a loop was completed. The first step of a phase may take long, such as for compiling."""
         self._stop_at: float = math.inf
         """The proposed or settled tick; infinity if there is none."""
         self._settled = False
