@@ -100,6 +100,8 @@ def context_of_script(
 
 
 class Trainer:
+    """Trains a trial from a script."""
+
     def __init__(self, trial: Trial, context: TrialContext) -> None:
         """`context` is the one that `init` yields. Raises UsageError for another one, and for a trial with missing
         methods.
@@ -169,7 +171,7 @@ class Trainer:
             smaller_is_better=searcher.get("smaller_is_better", True),
             kept=_kept(config),
         )
-        _ = schedule.max_length.length
+        _ = schedule.max_length.length  # raises for an impossible length, before training starts
         run.train(
             self._trial,
             self._context,
