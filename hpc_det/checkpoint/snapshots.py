@@ -258,10 +258,10 @@ class Held:
 class Keeper:
     """Writes snapshots to disk in a thread, one at a time; a newer snapshot cancels the write of an older one."""
 
-    def __init__(self, run: RunFolder, tell: Callable[[dict[str, Any]], None]) -> None:
-        """`tell`: called by the thread with the message that `keep` returns, to send it to the driver."""
+    def __init__(self, run: RunFolder, send: Callable[[dict[str, Any]], None]) -> None:
+        """`send`: sends a message to the driver; called by the thread with the return value of `keep`."""
         self._run = run
-        self._tell = tell
+        self._send = send
         self._newest: Held | None = None
         self._thread: threading.Thread | None = None
 
@@ -286,7 +286,7 @@ class Keeper:
         if former:  # a short wait: `held` is newer, which cancels the former write before its next block
             former.join()
         with suppress(SaveAbandoned):
-            self._tell(keep(held, self._run, lambda: self._newest is not held))
+            self._send(keep(held, self._run, lambda: self._newest is not held))
 
 
 def keep(held: Held, run: RunFolder, is_superseded: Callable[[], bool] = lambda: False) -> dict[str, Any]:
