@@ -166,6 +166,7 @@ def newest_good(
 
 
 def lacks_files(checkpoint: Committed) -> str:
+    """Return text for a message: why a checkpoint with removed files is skipped."""
     return f"lacks files that `hpc-det checkpoint rm --glob` removed: {', '.join(checkpoint.removed)}"
 
 

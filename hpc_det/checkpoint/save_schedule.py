@@ -124,7 +124,7 @@ class SaveSchedule:
         self._postponed = postponed
 
     def training_goes_on(self) -> None:
-        """Note the end of the stall of the save."""
+        """Note that training continues, so the stall of the save has ended."""
         self._since = self._clock()
 
     def save_committed(self) -> None:
@@ -154,7 +154,7 @@ class SaveSchedule:
     # --- rank 0
 
     def _plan_look(self, steps: int, *, was_due: bool = False) -> None:
-        """Broadcast the next look.
+        """Choose the next look on rank 0, and broadcast it.
 
         `was_due`: a save is due now. If it is postponed, the next look must come soon; if not, `save_ends` plans the
         next look again.

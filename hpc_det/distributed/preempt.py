@@ -3,7 +3,8 @@
 A tick is one call of `should_stop`; every rank makes the same calls. The protocol has rounds:
 
 1. A notice (from the agent, or of a signal) is sent to rank 0.
-2. Rank 0 proposes a tick: in round n, its current tick + 2**n.
+2. Rank 0 proposes a tick: in round n, its current tick + 2**n. So after a few rounds the tick is far enough ahead for
+   every rank to receive the proposal before it reaches the tick, however short a step is.
 3. Each rank answers whether it has reached that tick already.
 4. Rank 0 sends the verdict to all: stop at that tick if no rank was late. Otherwise the next round begins.
 

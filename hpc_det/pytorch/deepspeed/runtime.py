@@ -68,6 +68,7 @@ def _describe(distributed: Distributed) -> None:
 
 
 def _start_alone(distributed: Distributed) -> None:
+    """Make a process group of this rank alone, with a store in memory instead of at a TCP port."""
     limit_look_ups(os.environ)
     backend = "cpu:gloo,cuda:nccl" if distributed.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)

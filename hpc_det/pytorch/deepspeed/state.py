@@ -111,6 +111,7 @@ def facts(folder: Path) -> list[dict[str, Any]]:
 
 
 def rank_state(context: DeepSpeedTrialContext, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
+    """Return the content of this rank's rank-R.pth."""
     return {
         "rng": rng_state(),
         "callbacks": callbacks.state(),

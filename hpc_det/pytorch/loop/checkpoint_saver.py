@@ -127,7 +127,7 @@ class CheckpointSaver:
         `is_provisional`: another save of the same batch follows soon, so this one deletes and uploads nothing.
         """
         self.settle()
-        self.next_expectation = math.inf
+        self.next_expectation = math.inf  # this save allocates the memory that is missing
         self._save_schedule.save_begins(postponed=self.is_postponed)
         self.is_postponed = False
         save = self._checkpoints.begin if self._asynchronous else self._checkpoints.save

@@ -88,7 +88,7 @@ class Loop:
         timed = self._measurements.timed if self._measurements else untimed
         self._callbacks = Callbacks(self._trial.build_callbacks(), timed)
         with ExitStack() as stack:
-            stack.callback(self._callbacks.call, "on_trial_shutdown")
+            stack.callback(self._callbacks.call, "on_trial_shutdown")  # registered first, so called last
             batches = self._begin(stack)
             with self._saver.finishing(self._stop):
                 self._train_to_the_end(batches)
@@ -187,6 +187,7 @@ class Loop:
     def _read_progress(self, folder: Path) -> int:
         """Restore the progress, and return the number of ranks of the former gang."""
         self._progress, ranks = restored_progress(folder)
+        # A validation may be due before the next batch, and the trial may ask for the number of the last one.
         if self._progress.steps:
             self._context.batch = last = self._progress.steps - 1
             self._context.begin_epoch(

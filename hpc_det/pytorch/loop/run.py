@@ -122,7 +122,7 @@ class TrialRun:
             distributed.barrier()  # fails early on a network that connects ranks but drops data
             process.heartbeat.progress = lambda: stop.progress
             if distributed.is_chief:
-                keep_code(attempt.trial.experiment().code)
+                keep_code(attempt.trial.experiment().code)  # before the trial is imported, which may change the folder
             spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
             yield cls(
                 spec=spec,

@@ -107,6 +107,8 @@ class TrainUnit:
 
 
 class Batch(TrainUnit):
+    """An amount of training in batches: `Batch(100)` is a length of 100 batches, or a period of every 100 batches."""
+
     def due(self, progress: Progress) -> bool:
         return progress.steps > 0 and self._matches(progress.steps)
 
@@ -122,6 +124,8 @@ class Batch(TrainUnit):
 
 
 class Epoch(TrainUnit):
+    """An amount of training in epochs: `Epoch(2)` is a length of 2 epochs, or a period of every 2 epochs."""
+
     def due(self, progress: Progress) -> bool:
         return progress.epoch_ended and self._matches(progress.position.epoch)
 

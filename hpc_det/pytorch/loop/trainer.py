@@ -283,7 +283,10 @@ def _unmanaged(
 
 
 def _seed(exp_conf: Mapping[str, Any]) -> int:
-    """Return the seed: the experiment's, or that of torch's generator, which the script may have seeded."""
+    """Return the trial's seed, 0 to 2**31 - 1, from the experiment's seed or else from that of torch's generator.
+
+    The script may have seeded that generator.
+    """
     seed = exp_conf.get("reproducibility", {}).get("experiment_seed")
     return first_sample({}, seed).seed if seed is not None else torch.initial_seed() % 2**31
 

@@ -196,6 +196,7 @@ def keep_types(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Any]
 
 
 def progress_state(progress: Progress, ranks: int) -> dict[str, Any]:
+    """Return the content of progress.pth. `ranks`: the size of the gang."""
     return {**asdict(progress), "ranks": ranks}
 
 
@@ -210,6 +211,7 @@ def restored_progress(folder: Path) -> tuple[Progress, int]:
 
 
 def open_state(context: TrialContext, window: MetricWindow) -> dict[str, Any]:
+    """Return this rank's metrics, reducers and stop request since the last report, and the lengths of event files."""
     return {
         "window": window.state(),
         "reducers": context.reducers.state(),
@@ -229,6 +231,7 @@ def restore_open(context: TrialContext, window: MetricWindow, *states: Mapping[s
 
 
 def rank_state(context: PyTorchTrialContext, window: MetricWindow) -> dict[str, Any]:
+    """Return the content of this rank's rank-R.pth."""
     return {
         "rng": rng_state(),
         **open_state(context, window),

@@ -105,6 +105,7 @@ class Autocast:
     def surround(self, model: torch.nn.Module) -> None:
         """Run the model's forward pass under autocast from now on, with float32 results."""
         model.register_forward_pre_hook(self._enter)
+        # always_call: also after an exception in the forward pass, or autocast would stay enabled
         model.register_forward_hook(self._leave, always_call=True)
 
     def _enter(self, model: torch.nn.Module, inputs: Any) -> None:

@@ -71,6 +71,7 @@ class FusionTuner:
 
     def _choose(self) -> None:
         """Choose the size with the least median time, which a few validations and saves in between do not affect."""
+        # rank 0 decides, since ranks measure different times and all need the same size
         medians = [statistics.median(seconds) for seconds in self._seconds]
         self.chosen_mb = self._distributed.broadcast_json(self._sizes[medians.index(min(medians))])
         if self._distributed.is_chief:
