@@ -188,7 +188,6 @@ def set_epoch(sampler: Any, epoch: int) -> None:
         sampler = getattr(sampler, "sampler", None)
 
 
-# These draw from torch's global generator when they are iterated, or depend on `set_epoch` (DistributedSampler).
 STATELESS = (
     list,
     tuple,
