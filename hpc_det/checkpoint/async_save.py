@@ -20,12 +20,12 @@ from hpc_det.distributed.gang_messages import RankGone
 from hpc_det.node import full_disk
 from hpc_det.node.suspension import AwakeClock
 
-SILENT_S = 1800.0
-"""Seconds without a report of any rank after which a save fails."""  # one block may wait for a file server to recover
+SILENT_S = 1800.0  # one block may wait for a file server to recover
+"""Seconds without a report from any rank to rank 0 after which a save fails."""
 REPORT_S = 20.0
 """Seconds between two progress reports of a rank to rank 0, and of rank 0 to all ranks."""
 LOOK_S = 1.0
-"""Seconds between two checks whether a save makes progress."""
+"""Seconds between two checks of the progress of a save."""
 
 
 # Kinds of messages. Entries of files go to rank 0; the end of a save, or its progress, goes from rank 0 to all ranks.
@@ -50,7 +50,11 @@ class AsyncSave:
 
     @property
     def progress(self) -> int:
-        """A number that grows while ranks write: this rank's blocks, and reports of the others."""
+        """A number that grows while ranks write.
+
+        It is the sum of the blocks that this rank has begun to write and the reports that it has received: on rank 0
+        those of all ranks, elsewhere those of rank 0.
+        """
         return self._blocks + self._messages.arrivals(_FILES if self._messages.rank == 0 else _ENDED)
 
     def write(self, files: Mapping[str, Any]) -> None:
@@ -113,6 +117,7 @@ class AsyncSave:
         self._messages.to_rank_0(_FILES, [self.staging.uuid, entries])
 
     def _go_on_writing(self) -> None:
+        """Count a block and report progress, before the block is written. Raises SaveAbandoned after `abandon`."""
         self._blocks += 1
         self._go_on()
         if time.monotonic() - self._reported > REPORT_S:
@@ -152,9 +157,9 @@ class BackgroundTask:
         self._thread.join(timeout_s)
 
     def join_while_progressing(self, progress: Callable[[], int], still_s: float, ends_at: Callable[[], float]) -> None:
-        """Wait until the task is done, `progress()` was the same for `still_s` seconds, or it is `ends_at()`.
+        """Wait until the task is done, `progress()` has not changed for `still_s` seconds, or `ends_at()` has passed.
 
-        `ends_at()` is a time in seconds since the epoch.
+        `ends_at` returns a time in seconds since the epoch; it is called repeatedly, since the time may change.
         """
         clock, before = AwakeClock(LOOK_S), progress()  # an AwakeClock: a suspended job makes no progress
         while not self.is_done and time.time() < ends_at():
@@ -173,7 +178,7 @@ class BackgroundTask:
     def _run(self, work: Callable[[], object]) -> None:
         try:
             work()
-        except SaveAbandoned:
+        except SaveAbandoned:  # cancelled on purpose: not a failure
             pass
         except BaseException as error:
             self._error = error

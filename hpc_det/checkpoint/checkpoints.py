@@ -1,4 +1,7 @@
-"""Collective saving and loading: all ranks call, rank 0 commits, and all resume from the same undamaged checkpoint."""
+"""Collective saving and loading of checkpoints.
+
+All ranks write, rank 0 commits, and all ranks resume from the same undamaged checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -145,9 +148,9 @@ class CheckpointContext:
         return self._task is not None
 
     def settled(self, *, wait: bool, timeout_s: float | None = None) -> bool:
-        """Return whether the save that was begun is committed and its `then` has returned. Raises its error.
+        """Return whether the save that was begun is committed and its `then` has returned; True if none is in flight.
 
-        `wait`: wait for that, at most `timeout_s` seconds; None: without limit.
+        `wait`: wait for that, at most `timeout_s` seconds; None: without limit. Raises the error of a failed save.
         """
         if self._task is None:
             return True
@@ -219,8 +222,8 @@ class CheckpointContext:
     def newest(self, reads: Reads = _none) -> tuple[Path, int] | None:
         """Return the folder and the batches of the newest undamaged checkpoint, or None; rank 0 prints skipped ones.
 
-        `reads`: whether this rank will load a file, by name. Checking it leaves it in the page cache of this node, if
-        the file system uses the page cache.
+        `reads`: returns whether this rank will load the file with a given name. The check leaves such files in the page
+        cache of this node, if the file system uses the page cache.
         """
         if self._distributed.is_chief:
             clear_leftovers(self._checkpoints)

@@ -89,7 +89,7 @@ class Committed:
     def irregularities(self, folder: Path, *, is_code: bool) -> dict[str, str]:
         """Return the problems of the entries in its folder, by name, without opening a file.
 
-        `is_code`: of its code; otherwise of everything else.
+        `is_code`: True for the entries of the code, False for all others.
         """
         found = irregularities(
             folder, {name: entry.size for name, entry in self.files.items()}, {MANIFEST, *self.removed}
@@ -126,12 +126,12 @@ def folders(checkpoints: Path) -> list[Path]:
 
 
 def newest_first(checkpoints: Iterable[Committed]) -> list[Committed]:
-    """Return `checkpoints` by batches, those with most first; of those at the same batch the later one first."""
+    """Return `checkpoints` sorted by batches, most first; of those at the same batch, the one committed last first."""
     return sorted(checkpoints, key=lambda checkpoint: (checkpoint.steps, checkpoint.time), reverse=True)
 
 
 def newest_steps(checkpoints: Path) -> int:
-    """Return the batches of the newest checkpoint that a trial may resume from; 0 without one."""
+    """Return the number of batches in the newest checkpoint that a trial may resume from; 0 without one."""
     return max((checkpoint.steps for checkpoint in committed(checkpoints) if not checkpoint.removed), default=0)
 
 
@@ -166,6 +166,7 @@ def newest_good(
 
 
 def lacks_files(checkpoint: Committed) -> str:
+    """Return text for a message: why a checkpoint with removed files is skipped."""
     return f"lacks files that `hpc-det checkpoint rm --glob` removed: {', '.join(checkpoint.removed)}"
 
 
@@ -214,8 +215,8 @@ def _odd_values(checkpoint: Committed) -> Iterator[str]:
 def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> list[str]:
     """Copy all files with `get(name, target)` into a hidden folder, check them, and rename it to the checkpoint's path.
 
-    A damaged checkpoint at that path is replaced. Returns a sentence for each problem of its state; then nothing was
-    renamed. Its code is not checked, and may be incomplete.
+    A folder at that path, such as a damaged checkpoint, is replaced. Returns a sentence for each problem of the copied
+    state; if there is any, nothing was renamed. The code is not checked, and may be incomplete.
     """
     partial = checkpoint.path.with_name(f".partial-{checkpoint.uuid}")
     disk.remove_tree(partial)

@@ -44,7 +44,7 @@ class FolderFormat(Generic[E]):
     def commit(self, partial: Path, folder: Path, content: Mapping[str, Any]) -> None:
         """Write the manifest and rename `partial` to `folder` beside it. Its files must already be flushed to disk.
 
-        `content`: of the manifest, without the seal.
+        `content`: the content of the manifest, without the seal.
         """
         write_flushed(partial / self.manifest, self.text(content))
         flush_folder(partial)  # the names of the files are durable before the rename

@@ -31,7 +31,8 @@ def check_loadable(files: Mapping[str, Any]) -> None:
 def not_loadable(content: Any, path: str) -> Iterator[str]:
     """Yield a sentence for each value in `content` that `load` would refuse because unpickling it could run code.
 
-    Saving it fails, since a failed save is better than a failed resume. `path`: of `content`, for the sentences.
+    A save with such a value fails: a failed save is better than a failed resume. `path`: where `content` is, for the
+    sentences.
     """
     kind = type(content)  # not isinstance: unpickling an object of a subclass would import the subclass
     if kind in _MAPS:
@@ -47,7 +48,7 @@ def not_loadable(content: Any, path: str) -> Iterator[str]:
 
 
 def _is_tensor(content: Any) -> bool:
-    """Return whether it is a plain tensor. A DTensor, for example, is a shard: unpickling it needs a process group."""
+    """Return whether `content` is a plain tensor. A DTensor is not: unpickling one needs a process group."""
     return isinstance(content, torch.Tensor) and not is_traceable_wrapper_subclass(content)
 
 
@@ -94,7 +95,7 @@ PLAIN_KINDS = "biufcUS"
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether it is a numpy array or scalar that `load` accepts."""
+    """Return whether `value` is a numpy array or scalar that `load` accepts."""
     return (type(value) is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in PLAIN_KINDS
 
 
@@ -123,7 +124,7 @@ class StoredArray:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         """Create the array from `state`: (version, shape, dtype, whether in Fortran order, bytes)."""
         _, shape, stored, fortran, content = state
-        # a copy, because other arrays own their memory, too
+        # a copy, so that the array owns its memory, as one unpickled by numpy does (resize() requires it)
         self.array = _values(shape, stored, content, order="F" if fortran else "C").copy(order="K")
 
 

@@ -5,9 +5,9 @@
 
 Hidden folders are not listed as checkpoints, so a damaged one counts neither for retention nor as progress.
 
-Damaged code does not disqualify a checkpoint, since the training state does not depend on it. It is restored from an
-undamaged copy instead. All checkpoints of an experiment share one copy of the code by hard links, so a damaged bit of
-it is in all of them.
+Damaged code does not disqualify a checkpoint, since the training state does not depend on it. Its files are restored
+from undamaged copies instead, such as the code folder of the experiment. Other checkpoints of the experiment do not
+help: all of them share one copy of the code by hard links, so they have the same damage.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
     except OSError as error:
         if may_pass(error):
             raise
-        # It would still count as the newest checkpoint, so that retention would delete each new one.
+        # In its place it would still count as the newest checkpoint: retention would keep it, and delete each new one
+        # with fewer batches.
         raise HpcDetError(
             f"{folder}: damaged ({'; '.join(problems)}); renaming it to {aside.name} failed: {error.strerror}; "
             f"move it to another folder"

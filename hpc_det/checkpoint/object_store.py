@@ -92,12 +92,15 @@ class Remote:
             self._fs.rm(folder, recursive=True)
 
     def download(self, checkpoint: Committed) -> list[str]:
-        """Copy it to its path on disk, and return the problems of its state: see `copy_whole`."""
+        """Copy `checkpoint` to its path on disk, and return the problems of its state: see `copy_whole`."""
         source = f"{self._root}/{checkpoint.uuid}"
         return copy_whole(checkpoint, lambda name, target: self._fs.get_file(f"{source}/{name}", str(target)))
 
     def set_aside(self, uuid: str) -> str:
-        """Rename the manifest, without which it is not a checkpoint, and return the URL of its folder, which stays."""
+        """Rename the manifest of a damaged checkpoint, and return the URL of its folder.
+
+        Without a manifest the folder is no longer a checkpoint; its files stay.
+        """
         folder = f"{self._root}/{uuid}"
         self._fs.mv(f"{folder}/{MANIFEST}", f"{folder}/damaged-{MANIFEST}")
         return f"{self.url}/{uuid}"

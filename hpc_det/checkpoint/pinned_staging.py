@@ -53,9 +53,9 @@ class PinnedStaging:
         Each of the contents gets its own copies: tensors that share memory share it only within one of them.
         """
         self._begin_anew()
-        homeless = [storage for content in contents for storage in self._placed(_storages(content))[1].values()]
-        if homeless:
-            chunk = self._new_chunk(homeless)
+        unplaced = [storage for content in contents for storage in self._placed(_storages(content))[1].values()]
+        if unplaced:
+            chunk = self._new_chunk(unplaced)
             self._allocating = Thread(target=chunk.fault_in, name="allocate", daemon=True)
             self._allocating.start()
 
@@ -89,24 +89,24 @@ class PinnedStaging:
             chunk.used = 0
 
     def _places(self, storages: _Storages) -> dict[int, torch.Tensor]:
-        places, homeless = self._placed(storages)
-        if homeless:
-            chunk = self._new_chunk(homeless.values())
+        places, unplaced = self._placed(storages)
+        if unplaced:
+            chunk = self._new_chunk(unplaced.values())
             chunk.fault_in()
-            places |= {key: chunk.take(storage.nbytes()) for key, storage in homeless.items()}
+            places |= {key: chunk.take(storage.nbytes()) for key, storage in unplaced.items()}
         return places
 
     def _placed(self, storages: _Storages) -> tuple[dict[int, torch.Tensor], _Storages]:
         """Return a place in the chunks for each storage that fits, and the storages that do not fit."""
-        places, homeless = {}, {}
+        places, unplaced = {}, {}
         # the largest first: small ones fit into what is left of a chunk
         for key, storage in sorted(storages.items(), key=lambda item: -item[1].nbytes()):
             chunk = next((each for each in self._chunks if each.has_room(storage.nbytes())), None)
             if chunk:
                 places[key] = chunk.take(storage.nbytes())
             else:
-                homeless[key] = storage
-        return places, homeless
+                unplaced[key] = storage
+        return places, unplaced
 
     def _new_chunk(self, storages: Iterable[torch.UntypedStorage]) -> _Chunk:
         """Return a new chunk with room for `storages`. Raises StagingFull if the folder has not enough space."""
@@ -160,9 +160,12 @@ def _new_memory(folder: Path | None, size: int) -> mmap.mmap:
     if folder is None:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:
-            memory.madvise(_WIPE_ON_FORK)  # otherwise a fork, as of DataLoader workers, makes each page be copied again
+            # Otherwise a forked process, such as a DataLoader worker, shares the pages, and the next copy into each of
+            # them makes the kernel allocate and copy the page first (copy-on-write).
+            memory.madvise(_WIPE_ON_FORK)
         except OSError:  # before Linux 4.14
-            # second choice: a worker that frees its mmap object unmaps whatever has been mapped at that address since
+            # Second choice: the worker has nothing mapped at this address, so when it frees its mmap object, it unmaps
+            # whatever it has mapped there since.
             memory.madvise(mmap.MADV_DONTFORK)
         return memory
     try:

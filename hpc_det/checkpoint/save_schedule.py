@@ -61,7 +61,7 @@ class SaveSchedule:
         have an effect.
         """
         self.next_look = math.inf
-        """Number of batches at which `is_due` is a collective next."""
+        """Number of batches at which `is_due` is a collective again; infinity: never."""
         self._trial = trial
         self._distributed = distributed
         self._grace_s = grace_s
@@ -110,8 +110,8 @@ class SaveSchedule:
 
         `deadline`: when all ranks will be killed, in seconds since the epoch; None: unknown. `in_flight`: whether a
         save is in flight. It is finished first, since it may be a checkpoint that retention keeps, unless this leaves
-        too little time for the new one. With too little time for any save, one is tried only if none is in flight and
-        more work would be lost than between two periodic saves.
+        too little time for the new one. With too little time for any save, a save is tried only if none is in flight,
+        and there is no checkpoint yet or more work would be lost than between two periodic saves.
         """
         answer = self._last_save(deadline, in_flight).value if self._distributed.is_chief else None
         return LastSave(self._distributed.broadcast_json(answer))
@@ -124,7 +124,7 @@ class SaveSchedule:
         self._postponed = postponed
 
     def training_goes_on(self) -> None:
-        """Note the end of the stall of the save."""
+        """Note that training continues, so the stall of the save has ended."""
         self._since = self._clock()
 
     def save_committed(self) -> None:
@@ -154,7 +154,7 @@ class SaveSchedule:
     # --- rank 0
 
     def _plan_look(self, steps: int, *, was_due: bool = False) -> None:
-        """Broadcast the next look.
+        """Choose the next look on rank 0, and broadcast it.
 
         `was_due`: a save is due now. If it is postponed, the next look must come soon; if not, `save_ends` plans the
         next look again.
@@ -206,8 +206,8 @@ class SaveSchedule:
             return LastSave.AFTER_THE_ONE_IN_FLIGHT  # worth a try: the save may be faster than the mean
         newest = "the save in flight" if in_flight else f"the checkpoint at {self._newest} batches"
         print(
-            f"hpc-det: stops without a save: it takes {takes_s:.3g} s, and the job ends in {left_s:.3g} s; {newest} "
-            f"is {lost_s:.3g} s old",
+            f"hpc-det: stopping without a save: a save takes {takes_s:.3g} s, and the job ends in {left_s:.3g} s; "
+            f"{newest} is {lost_s:.3g} s old",
             flush=True,
         )
         return LastSave.NONE

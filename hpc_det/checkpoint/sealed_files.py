@@ -67,8 +67,8 @@ def _blocks_of(path: Path, flags: int, seal: Seal[E], go_on: GoOn) -> Iterator[_
         with ThreadPoolExecutor(at_once, thread_name_prefix="disk") as threads:
             yield _Blocks(descriptor, seal, threads, at_once, go_on)
     except OSError as error:
-        error.filename = error.filename or str(path)  # what writes to a descriptor knows no name
-        if error.errno in full_disk.CODES:  # notes of the failure need some space
+        error.filename = error.filename or str(path)  # calls on a descriptor raise errors without a name
+        if error.errno in full_disk.CODES:  # frees the space, which the record of this failure needs
             disk.unlink(path, missing_ok=True)
         raise
     finally:
@@ -86,26 +86,26 @@ class _Blocks(Generic[E]):
         self._go_on = go_on
         self._size = 0
         self._sealed: list[tuple[int, Digest]] = []
-        self._on_their_way: deque[tuple[int, Future[None], Callable[[], Digest]]] = deque()
+        self._pending: deque[tuple[int, Future[None], Callable[[], Digest]]] = deque()
 
     def add(self, block: memoryview) -> None:
         """Queue `block`. Its memory must not change until `at_once` more blocks were added or `finish` has returned."""
         self._go_on()
         written = self._threads.submit(self._write, block, self._size)
-        self._on_their_way.append((len(block), written, self._digest(block)))
+        self._pending.append((len(block), written, self._digest(block)))
         self._size += len(block)
-        if len(self._on_their_way) > self.at_once:
+        if len(self._pending) > self.at_once:
             self._await_oldest()
 
     def finish(self) -> E:
         """Wait for all writes, flush the file, and return its entry. Raises OSError if a write failed."""
-        while self._on_their_way:
+        while self._pending:
             self._await_oldest()
         disk.flush(self._descriptor)
         return self._seal.entry(self._sealed)
 
     def _await_oldest(self) -> None:
-        size, written, digest = self._on_their_way.popleft()
+        size, written, digest = self._pending.popleft()
         written.result()
         self._sealed.append((size, digest()))
 
@@ -226,7 +226,7 @@ def past_the_cache(descriptor: int) -> None:
 def write_at(descriptor: int, data: memoryview, offset: int) -> None:
     """Write all of `data` at `offset`; without O_DIRECT if the file system rejects it. Raises OSError."""
     while data:
-        was_past_the_cache = is_past_the_cache(descriptor)  # another thread may end that in the meantime
+        was_past_the_cache = is_past_the_cache(descriptor)  # another thread may remove the flag meanwhile
         try:
             written = disk.write_at(descriptor, data, offset)
         except OSError as error:

@@ -104,7 +104,7 @@ class CrcSeal(Seal[FileEntry]):
     """CRC-32: detects damage by a disk or a crash."""
 
     manifest_key = "crc32"
-    misfit = "torn: its checksum does not fit"
+    misfit = "torn: its checksum does not match its content"
     is_slow = False
     read_bytes = 1 << 24
     written_bytes = 1 << 21
@@ -137,7 +137,7 @@ class HmacSeal(Seal[HmacEntry]):
     """HMAC-SHA256 over the SHA-256 digests of all blocks: only a process with the key can create a valid one."""
 
     manifest_key = "mac"
-    misfit = "its seal is not of the key of this run; it has changed, or the key has"
+    misfit = "its seal does not match this run's key: the manifest has changed, or the key has"
     is_slow = True  # 1.5 GB/s, with SHA instructions
     read_bytes = written_bytes = 1 << 22
     """Part of the file format: a seal computed with another block size does not match."""
@@ -163,20 +163,21 @@ class HmacSeal(Seal[HmacEntry]):
         return None if is_same else "the content has changed, its seal does not fit"
 
     def _of_manifest(self, content: bytes) -> str:
-        """Uses a separate derived key, so that the seal of a file is never valid for a manifest."""
+        """Return the HMAC with a separate derived key, so that the seal of a file is never valid for a manifest."""
         return HmacSeal(derived(self._key, "manifests")).of(content).mac
 
 
 # --- crc32 is the remainder of a polynomial over GF(2), whose highest bit stands for x to the power of 0
 
 _ONE = 1 << 31
-_POLYNOMIAL = 0xEDB88320
+_POLYNOMIAL = 0xEDB88320  # of CRC-32, as zlib and the zip format use it
 
 
 def crc_of_both(first: int, second: int, second_bytes: int) -> int:
     """Return the crc32 of two concatenated parts, given the crc32 of each and the size of the second in bytes.
 
-    Appended bytes shift the first ones: multiply them by x to the power of their bits.
+    Python's zlib lacks this function of the C library (crc32_combine). The second part shifts the first one: its crc32
+    is multiplied by x to the power of the number of bits in the second part.
     """
     return _product(first, _shift(second_bytes)) ^ second
 

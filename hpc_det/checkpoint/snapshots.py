@@ -116,7 +116,7 @@ class Partial:
 
 
 def begin(run: RunFolder, number: int) -> Partial:
-    """Start a new snapshot with this number, and delete what killed agents left."""
+    """Start a new snapshot with this number, and delete the partial and old folders that killed agents left."""
     for leftover in run.snapshots.glob(".*"):
         # nothing newer: another agent may be writing it
         if _number_of(leftover) <= number:
@@ -258,10 +258,10 @@ class Held:
 class Keeper:
     """Writes snapshots to disk in a thread, one at a time; a newer snapshot cancels the write of an older one."""
 
-    def __init__(self, run: RunFolder, tell: Callable[[dict[str, Any]], None]) -> None:
-        """`tell`: called by the thread with the message that `keep` returns, to send it to the driver."""
+    def __init__(self, run: RunFolder, send: Callable[[dict[str, Any]], None]) -> None:
+        """`send`: sends a message to the driver; called by the thread with the return value of `keep`."""
         self._run = run
-        self._tell = tell
+        self._send = send
         self._newest: Held | None = None
         self._thread: threading.Thread | None = None
 
@@ -274,7 +274,7 @@ class Keeper:
     def settle(self, held: Held | None) -> None:
         """Wait for the thread, and write `held`, the newest snapshot, unless it is on disk.
 
-        Called when the driver has exited: the next driver must not lose a call that had returned.
+        Called when the driver has exited: the next driver must not lose a train() call that had returned.
         """
         self._newest = held or self._newest
         if self._thread:
@@ -283,10 +283,10 @@ class Keeper:
             keep(held, self._run)
 
     def _keep(self, held: Held, former: threading.Thread | None) -> None:
-        if former:  # not for long: it is cancelled before its next block
+        if former:  # a short wait: `held` is newer, which cancels the former write before its next block
             former.join()
         with suppress(SaveAbandoned):
-            self._tell(keep(held, self._run, lambda: self._newest is not held))
+            self._send(keep(held, self._run, lambda: self._newest is not held))
 
 
 def keep(held: Held, run: RunFolder, is_superseded: Callable[[], bool] = lambda: False) -> dict[str, Any]:

@@ -60,8 +60,8 @@ class Staging:
     def commit(self, steps: int, entries: dict[str, FileEntry], *, after: float = 0.0) -> Committed:
         """On rank 0, when all ranks have written: commit the checkpoint.
 
-        `entries`: of the files of all ranks. `after`: the time of the checkpoint that this one supersedes, in seconds
-        since the epoch.
+        `entries`: those of the files of all ranks. `after`: the time of the checkpoint that this one supersedes, in
+        seconds since the epoch.
         """
         # later than `after`, which may be by the clock of another node
         now = max(time.time(), math.nextafter(after, math.inf))

@@ -200,13 +200,13 @@ def superfluous_in(experiment: ExperimentFolder, policy_of: Callable[[int], Poli
 def source_of(experiment: ExperimentFolder) -> Path | None:
     """Return the checkpoint whose weights all trials of the experiment start from, or None."""
     with suppress(ValueError, OSError):  # damaged, or readable only by its owner
-        if told := read_json(experiment.warm_start):
-            return Path(told["checkpoint"])
+        if warm_start := read_json(experiment.warm_start):
+            return Path(warm_start["checkpoint"])
     return None
 
 
 def wanted_by_later(experiment: ExperimentFolder, uuids: Container[str]) -> Iterator[str]:
-    """Yield those of `uuids`, checkpoints of `experiment`, that an experiment starts from which has not ended.
+    """Yield those of `uuids`, checkpoints of `experiment`, from which an unfinished experiment starts.
 
     Only files are read, since some nodes cannot query the scheduler. So a checkpoint is also kept for an experiment
     whose jobs have ended without recording it.

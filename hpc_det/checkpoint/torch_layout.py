@@ -103,9 +103,9 @@ def _noting(storages: dict[str, torch.UntypedStorage]) -> Any:
                 # torch's method is slow, and pickle calls this for every object: about twenty times per tensor
                 if not isinstance(each, _STORAGES):
                     return None
-                said = key_of(self, each)
-                storages[said[2]] = each if isinstance(each, torch.UntypedStorage) else each._untyped_storage
-                return said
+                identity = key_of(self, each)  # ("storage", type, key, device, number of elements)
+                storages[identity[2]] = each if isinstance(each, torch.UntypedStorage) else each._untyped_storage
+                return identity
 
             cls.persistent_id = persistent_id  # type: ignore[method-assign]
 

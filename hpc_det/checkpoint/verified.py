@@ -41,16 +41,16 @@ class Readers:
         Rank 0 prints which ones it skips, and sets damaged ones aside. Raises HpcDetError if rank 0 has downloaded the
         checkpoint from the store, and another node does not find it undamaged.
         """
-        said = self._choose(checkpoints, mirror) if self.distributed.is_chief else None
+        choice = self._choose(checkpoints, mirror) if self.distributed.is_chief else None
         # The other ranks take part in each check until rank 0 has chosen; it broadcasts the checks from `_choose`.
-        while "look" in (heard := self.distributed.broadcast_json(said)):
-            self.damage(Path(heard["look"]))
-        if not heard["found"]:
+        while "look" in (message := self.distributed.broadcast_json(choice)):
+            self.damage(Path(message["look"]))
+        if not message["found"]:
             return None
-        folder = checkpoints / heard["found"]
-        if not heard["is_read"]:
+        folder = checkpoints / message["found"]
+        if not message["is_read"]:  # rank 0 has downloaded and checked it alone
             self.insist_on_whole(folder)
-        return folder, heard["steps"]
+        return folder, message["steps"]
 
     def insist_on_whole(self, folder: Path) -> None:
         """Raise HpcDetError with all problems of the checkpoint in `folder`, if there are any."""
@@ -60,7 +60,7 @@ class Readers:
     def _choose(self, checkpoints: Path, mirror: Mirror | None) -> dict[str, Any]:
         """On rank 0, while the others wait in `newest`: return the chosen checkpoint for them.
 
-        {"found": uuid or None, "steps": batches, "is_read": whether all nodes have verified it}.
+        Returns {"found": uuid or None, "steps": batches, "is_read": whether all nodes have verified it}.
         """
         read: set[str] = set()
 

@@ -27,8 +27,8 @@ class TrialInfo:
 class ClusterInfo:
     """The trial and this node's part of the gang.
 
-    It has those attributes of upstream's class that have a meaning without a master. Any other attribute raises an
-    AttributeError that names docs/how-to/port-from-determined.md.
+    Attributes are those of Determined's class that have a meaning without a master. Any other raises an AttributeError
+    that names docs/how-to/port-from-determined.md.
     """
 
     trial: TrialInfo

@@ -128,6 +128,7 @@ class Distributed:
             messages.close()
 
     def stop(self) -> None:
+        """Close the connection to rank 0 and destroy the process group, if there is one."""
         self.leave()
         for objects in ("_gang", "_node"):
             vars(self).pop(objects, None)  # these hold process groups, whose destructors must not run later
@@ -135,6 +136,7 @@ class Distributed:
             dist.destroy_process_group()
 
     def barrier(self) -> None:
+        """Wait until all ranks have called this. Collective."""
         self.sum(torch.zeros(1))
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:

@@ -86,7 +86,7 @@ class GangMessages:
             return [values[rank] for rank in range(self.size)]
 
     def from_any(self, kind: str, *, go_on: Callable[[], None]) -> None:
-        """Wait without a time limit until any rank has sent a message of this kind. On rank 0 only."""
+        """Wait, without a time limit, until any rank has sent a message of this kind. On rank 0 only."""
         with self._changed:
             while kind not in self._values:
                 go_on()
@@ -183,6 +183,7 @@ class RankZero(GangMessages):
         super().__init__(0, size)
         self._lines: dict[int, Line] = {}
         self._key = key
+        # Any address may connect: the ranks' addresses are not known, and each connection must prove the key.
         self._server = TcpLineServer(host, self._key_for, lambda address: True, self._on_event)
         self._server.answers["send"] = self._on_message
         self.host, self.port = self._server.host, self._server.port
@@ -275,7 +276,7 @@ def open_messages(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> G
                 f"one HPC_DET_ROOT on a file system that all nodes share"
             )
         return OtherRank(rank, size, str(ipaddress.ip_address(host)), port, _key(secret, run))
-    run = secrets.randbits(62)
+    run = secrets.randbits(62)  # fits into the int64 that `_broadcast` sends
     rank_0 = RankZero(size, _own_host(nodes, env), _key(secret, run))
     _broadcast([int(ipaddress.ip_address(rank_0.host)), rank_0.port, run, _mark(secret)])
     rank_0.await_all()

@@ -43,6 +43,7 @@ def gang_store(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> Stor
     # On several nodes the agents may count restarts differently: membership changes do not count as retries.
     restarts = env.get("TORCHELASTIC_RESTART_COUNT", 0) if nodes == 1 else 0
     this_start = f"{restarts}-{next(_starts)}"
+    # Ranks that a script starts by itself inherit FILE, but their launcher sets another MASTER_PORT.
     is_ours = FILE in env and env.get("MASTER_PORT") == env.get("HPC_DET_MASTER_PORT")
     if nodes == 1 and is_ours and _takes_locks(Path(env[FILE]).parent):
         store: Store = FileStore(f"{env[FILE]}-{this_start}", size)
@@ -64,7 +65,7 @@ def gang_store(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> Stor
 
 def address_of_rank_0(name: str, nodes: int) -> str:
     """Return the address at which rank 0 listens, from MASTER_ADDR: one on the route between the nodes."""
-    # reversed: of several addresses of one family the first is kept
+    # reversed: of several addresses of one family, the first replaces the others
     found = {each[0]: str(each[4][0]) for each in reversed(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))}
     address = found.get(socket.AF_INET) or found[socket.AF_INET6]
     is_a_host = name != "localhost" and name != address
@@ -90,7 +91,7 @@ def _served(address: str, port: int, size: int, this_start: str) -> Store:
         size,
         is_master=True,
         timeout=default_pg_timeout,
-        multi_tenant=True,
+        multi_tenant=True,  # as in torch/distributed/rendezvous.py
         master_listen_fd=listening,
     )
     store.set(this_start, "")  # `_connected` waits for this key

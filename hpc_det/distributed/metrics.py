@@ -33,7 +33,10 @@ class Reducer(enum.Enum):
 
 
 Total = float | torch.Tensor | None
-"""A metric until now: a float, or a 0-dim float64 tensor on the metric's device; None once a value was invalid."""
+"""The value of a metric over the batches so far: a float, or a 0-dim float64 tensor on the metric's device.
+
+None once a value was neither a number nor a one-element tensor.
+"""
 
 
 class MetricWindow:

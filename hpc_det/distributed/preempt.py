@@ -3,7 +3,8 @@
 A tick is one call of `should_stop`; every rank makes the same calls. The protocol has rounds:
 
 1. A notice (from the agent, or of a signal) is sent to rank 0.
-2. Rank 0 proposes a tick: in round n, its current tick + 2**n.
+2. Rank 0 proposes a tick: in round n, its current tick + 2**n. So after a few rounds the tick is far enough ahead for
+   every rank to receive the proposal before it reaches the tick, however short a step is.
 3. Each rank answers whether it has reached that tick already.
 4. Rank 0 sends the verdict to all: stop at that tick if no rank was late. Otherwise the next round begins.
 
@@ -38,10 +39,20 @@ class StopAgreement:
         self._name = name
         self._tick = 0
         self._phase: Phase = "between steps"
-        self._borders = self._began = self._alone = self._first = 0
+        self._borders = 0
+        """Starts and ends of loops so far; see `_border`."""
+        self._began = 0
+        """Ticks and borders at the latest border."""
+        self._alone = 0
+        """Calls of `step` since the latest border."""
+        self._first = 0
+        """Number of the first batch of the current loop."""
         self._warm: set[Phase] = set()
+        """Phases of which a loop was completed. The first step of a phase may take long, such as for compiling."""
         self._stop_at: float = math.inf
+        """The proposed or settled tick; infinity if there is none."""
         self._settled = False
+        """Whether all ranks have agreed on `_stop_at`."""
         self._noticed = False
         self.deadline: float | None = None
         """Time at which this process is expected to be killed, in seconds since the epoch; None if not known."""
@@ -54,7 +65,7 @@ class StopAgreement:
 
     @property
     def stopped(self) -> bool:
-        """Return whether `should_stop` has returned True."""
+        """Whether `should_stop` has returned True."""
         # Settled alone is not enough: the settled tick may be beyond the end of training, and never be reached.
         return self._settled and self._tick >= self._stop_at
 

@@ -53,6 +53,7 @@ def unchanged_generators() -> Iterator[None]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
+    """Set the generators to a `state` from `rng_state`; the GPU's only if the state has one and there is a GPU."""
     python, numpy_state = state["python"], state["numpy"]
     random.setstate((3, tuple(python["words"].tolist()), python["gauss"]))
     keys = numpy_state["keys"].numpy().astype(np.uint32)

@@ -41,7 +41,7 @@ class RepeatSampler(_Around[T]):
 
 
 class RepeatBatchSampler(RepeatSampler[Batch]):
-    """RepeatSampler for batches."""
+    """RepeatSampler for a sampler of batches (lists of indices)."""
 
     def __init__(self, batch_sampler: Iterable[Batch]) -> None:
         super().__init__(batch_sampler)
@@ -77,7 +77,7 @@ class DistributedBatchSampler(DistributedSampler[Batch]):
 
 
 class SkipSampler(_Around[T]):
-    """Skips the first `skip` items in each iteration. Its length includes them."""
+    """Skips the first `skip` items in each iteration. Its length includes the skipped items."""
 
     def __init__(self, sampler: Iterable[T], skip: int) -> None:
         super().__init__(sampler)
@@ -97,7 +97,7 @@ class SkipBatchSampler(SkipSampler[Batch]):
 class ReproducibleShuffleSampler(_Around[T]):
     """Shuffles again in each iteration. All orders follow from `seed`, 0 to 2**32 - 1.
 
-    They are those of one `numpy.random.RandomState(seed)`, which shuffles the items in the sampler's order each time.
+    In each iteration, the same `numpy.random.RandomState(seed)` shuffles the items from the sampler's order.
     """
 
     def __init__(self, sampler: Iterable[T], seed: int) -> None:

@@ -43,6 +43,7 @@ class TrainingData(Protocol):
     """One rank's view of the training data."""
 
     loads_in_workers: bool
+    """Whether worker processes load the data."""
     is_shared_out: bool
     """Whether hpc_det divides the data among the ranks.
 
@@ -59,13 +60,16 @@ class TrainingData(Protocol):
         ...
 
     def after(self, position: Position, batches: int = 1) -> Position:
-        """Return the position after `batches` batches from `position`: 1, or at most `whole_batches(position)`."""
+        """Return the position after `batches` batches from `position`.
+
+        `batches` is 1, or at most `whole_batches(position)`.
+        """
         ...
 
     def batches(self, position: Position) -> Iterator[Any]:
         """Yield this rank's batches (micro batches, if several make up one) from `position` on, endlessly.
 
-        On a rank without a loader the batches must not be taken. This also applies to the methods below.
+        A rank without a loader must not take batches: its stand-in raises UsageError when it loads.
         """
         ...
 
@@ -79,13 +83,13 @@ class ValidationData(Protocol):
 
     loads_in_workers: bool
     length: int | None
-    """The rounds of this rank; None if the loader has no length."""
+    """Number of rounds (evaluations) of this rank; None if the loader has no length."""
 
     def batches(self) -> Iterator[Any]:
         """Yield this rank's share once; the shares of all ranks contain each record once.
 
         An external loader yields all of its batches. If ranks evaluate together, the number of batches is the number
-        that their rounds take (see `Evaluation`).
+        that their rounds take (see `Evaluation`). A rank without a loader must not take batches.
         """
         ...
 
@@ -129,7 +133,7 @@ def training_data(
     data: TrainingData
     if isinstance(loader, DataLoader):
         data = SharedTraining(
-            loader, rank=rank, size=size, seed=seed, by_its_word=not shapes.all_load, same_size=same_size
+            loader, rank=rank, size=size, seed=seed, relies_on_length=not shapes.all_load, same_size=same_size
         )
     else:
         data = ExternalTraining(loader, shapes.shortest)

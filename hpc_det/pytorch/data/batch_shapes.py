@@ -1,4 +1,4 @@
-"""The shapes of all ranks' loaders, exchanged so that all ranks count the same epochs, also those that load nothing."""
+"""The shapes of all ranks' loaders, exchanged so that ranks which load nothing count the same epochs as the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ class Shape:
     """The attributes of a loader that determine where its epochs and batches end."""
 
     name: str
-    """The items it counts: "records"; for a batch sampler "batches"; for an external loader "own batches"."""
+    """The items that the loader counts, a plural for messages.
+
+    "records"; "batches" for a batch sampler; OWN for an external loader.
+    """
     length: int | None
     """Items per epoch; None if the loader has no length."""
     batch_size: int = 1
@@ -58,10 +61,11 @@ class Nothing:
         )
 
 
-OWN = "own batches"
+OWN = "batches of its own loader"
 
 
 def shape_of(loader: DataLoader | Iterable[Any]) -> Shape:
+    """Return the shape of a loader. Raises UsageError if the sampler or data set of a DataLoader has no length."""
     if not isinstance(loader, DataLoader):
         return Shape(OWN, length_of(loader))
     items = loader.items(seed=0)
@@ -71,12 +75,15 @@ def shape_of(loader: DataLoader | Iterable[Any]) -> Shape:
 class Shapes:
     """The shapes of the loaders of all ranks."""
 
-    def __init__(self, kind: str, told: list[tuple[int, Shape | None]]) -> None:
-        """`kind`: "training" or "validation". `told`: each rank's data-parallel rank and shape, or None."""
+    def __init__(self, kind: str, by_rank: list[tuple[int, Shape | None]]) -> None:
+        """`kind`: "training" or "validation".
+
+        `by_rank`: the data-parallel rank of each rank, and the shape of its loader; None if it has no loader.
+        """
         self._kind = kind
-        self._told = told
-        self.all_load = all(shape for _, shape in told)
-        self.lengths = [shape.length for _, shape in told if shape]
+        self._by_rank = by_rank
+        self.all_load = all(shape for _, shape in by_rank)
+        self.lengths = [shape.length for _, shape in by_rank if shape]
         """The lengths on the ranks that load."""
 
     @classmethod
@@ -87,7 +94,7 @@ class Shapes:
 
     def check(self) -> None:
         """Raise UsageError if a data-parallel rank has no loader, or if ranks load different data."""
-        if problems := [*_parts_without(self._told), *_disagreements(self._told)]:
+        if problems := [*_parts_without(self._by_rank), *_disagreements(self._by_rank)]:
             raise UsageError([f"build_{self._kind}_data_loader: {problem}" for problem in problems])
 
     @property
@@ -97,18 +104,18 @@ class Shapes:
 
     def stand_in(self, rank: int) -> DataLoader | Iterable[Any]:
         """Return a stand-in for the loader of data-parallel rank `rank`, for a rank without a loader."""
-        return next(shape for part, shape in self._told if part == rank and shape).stand_in(self._kind)
+        return next(shape for part, shape in self._by_rank if part == rank and shape).stand_in(self._kind)
 
 
-def _parts_without(told: list[tuple[int, Shape | None]]) -> Iterator[str]:
-    if missing := sorted({part for part, _ in told} - {part for part, shape in told if shape}):
+def _parts_without(by_rank: list[tuple[int, Shape | None]]) -> Iterator[str]:
+    if missing := sorted({part for part, _ in by_rank} - {part for part, shape in by_rank if shape}):
         parts = ", ".join(map(str, missing))
-        where = f"with data-parallel rank {parts}" if any(shape for _, shape in told) else "at all"
+        where = f"with data-parallel rank {parts}" if any(shape for _, shape in by_rank) else "at all"
         yield f"it returned None, and no rank {where} loads data; return a loader on one rank of each"
 
 
-def _disagreements(told: list[tuple[int, Shape | None]]) -> Iterator[str]:
-    loading = [(rank, shape) for rank, (_, shape) in enumerate(told) if shape]
+def _disagreements(by_rank: list[tuple[int, Shape | None]]) -> Iterator[str]:
+    loading = [(rank, shape) for rank, (_, shape) in enumerate(by_rank) if shape]
     for rank, shape in loading:
         first_rank, first = loading[0]
         if not shape.fits(first):

@@ -81,7 +81,7 @@ class DataLoader:
             raise UsageError(f"DataLoader: {error}") from None
 
     def __len__(self) -> int:
-        """Return the batches of the whole data set on one rank."""
+        """Return the number of batches of the whole data set, as if on one rank."""
         items = self.items(seed=0)
         return self.share(items, size=1).batches_per_epoch(items.nominal_length)
 
@@ -121,7 +121,7 @@ class DataLoader:
     # --- for training and validation
 
     def items(self, seed: int) -> Items:
-        """Return the items of an epoch. Raises UsageError if the sampler or data set has no length."""
+        """Return the items of all epochs in their order. Raises UsageError if the sampler or data set has no length."""
         if self.batch_sampler is not None:
             return Drawn("batches", _with_length(self.batch_sampler), seed)
         if self.sampler is not None:

@@ -152,6 +152,7 @@ class ReplayedLoader(ExternalLoader):
     """
 
     counts: ClassVar[str] = "batches"
+    """The unit of a position in a pass."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         super().__init__(loader)
@@ -159,6 +160,7 @@ class ReplayedLoader(ExternalLoader):
         self._began: dict[str, Any] = {}
 
     def begin(self, epoch: int) -> Iterator[Any]:
+        """Return an iterator of `epoch`, and record the state in which it is started; see `began`."""
         for sampler in _samplers(self._loader):
             set_epoch(sampler, epoch)
         if epoch and getattr(self._loader, "persistent_workers", False) and self._iterator is None:
@@ -191,9 +193,11 @@ class ReplayedLoader(ExternalLoader):
         return iterator
 
     def began(self) -> dict[str, Any]:
+        """Return the state of the generators in which the open pass was started, for `resume`."""
         return self._began
 
     def after(self, done: int) -> int:
+        """Return the number of batches that are done after the next one."""
         return done + 1
 
     def left(self, done: int) -> int | None:

@@ -24,7 +24,7 @@ Bits = NDArray[np.uint64]
 CHUNK = 2**16
 """Items of a sampler that are held in a Python list at a time."""
 SORTED_UP_TO = 2**14
-"""Longest epoch whose order is stored, as a sorted array: 128 KiB, half a millisecond, and a look-up costs nothing."""
+"""Longest epoch whose order is stored as an array, which takes 128 KiB and half a millisecond."""
 ROUNDS = 8
 """Rounds of the Feistel cipher. With four, statistics of pairs distinguish a cipher of a few dozen numbers from chance;
 with eight they do not.
@@ -44,10 +44,12 @@ class Items(Protocol):
         """Items per epoch according to len() of the data set or the sampler."""
         ...
 
-    def length(self, epoch: int) -> int: ...
+    def length(self, epoch: int) -> int:
+        """Return the number of items that the epoch really has."""
+        ...
 
     def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
-        """Return the items at `places`, a two-dimensional array, in rows of the same shape."""
+        """Return the items of `epoch` at `places`, a two-dimensional array of indices, in rows of the same shape."""
         ...
 
 
@@ -132,7 +134,7 @@ class Drawn:
 
 
 class _Checked:
-    """Items that forward to other items; subclasses check what passes through."""
+    """Items that return those of another object; subclasses check them first."""
 
     def __init__(self, items: Items) -> None:
         self._items = items

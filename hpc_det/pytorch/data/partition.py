@@ -73,6 +73,7 @@ class Share:
         """The smallest number of items left at the end of an epoch that make up one more batch."""
         self._epoch = -1
         self._last_plain = 0
+        """Largest end of a batch in `_epoch` after which the epoch has a further batch; see `after`."""
 
     def after(self, position: Position) -> Position:
         """Return the position after the global batch at `position`."""
@@ -110,6 +111,7 @@ class Share:
         return self._at(position.epoch, position.done + batches * self.whole)
 
     def batches_per_epoch(self, length: int) -> int:
+        """Return the number of global batches of an epoch of `length` items."""
         full, left = divmod(length, self.whole)
         return full + (left >= self._one_more)
 
@@ -170,7 +172,7 @@ def _between(stretches: list[Stretch], begin: int, end: int) -> list[Stretch]:
 
 
 class IndexBatches(Protocol):
-    """A batch sampler of one rank that yields keys with its batches."""
+    """A batch sampler of one rank that yields each batch of item indices together with its key."""
 
     def __len__(self) -> int: ...
 
@@ -249,7 +251,7 @@ class OnePass:
 
 
 class SoMany:
-    """The first `number` batches of `own`, continued with those of `more` if `own` has fewer."""
+    """Exactly `number` batches: the first ones of `own`, continued with those of `more` if `own` has fewer."""
 
     def __init__(self, own: OnePass, more: OnePass, number: int) -> None:
         self._batches = own, more

@@ -26,14 +26,14 @@ class SharedTraining:
         rank: int,
         size: int,
         seed: int,
-        by_its_word: bool = False,
+        relies_on_length: bool = False,
         same_size: bool = False,
     ) -> None:
-        """`by_its_word`: other ranks load nothing and rely on the loader's length, so each epoch must have it."""
+        """`relies_on_length`: other ranks load nothing and rely on the loader's len(), so each epoch must have it."""
         self._loader = loader
         self._rank = rank
         self._seed = seed
-        self._items = _items(loader, seed, by_its_word=by_its_word, same_size=same_size)
+        self._items = _items(loader, seed, relies_on_length=relies_on_length, same_size=same_size)
         share = loader.share(self._items, size)
         share.check(self._items.nominal_length)
         self._share = share.of_same_size() if same_size else share
@@ -48,7 +48,7 @@ class SharedTraining:
         return self._share.after(position) if batches == 1 else self._share.after_whole(position, batches)
 
     def batches(self, position: Position) -> Iterator[Any]:
-        """Raises UsageError for a position beyond the end of the epoch."""
+        """Return the batches from `position` on. Raises UsageError for a position beyond the end of the epoch."""
         length = self._items.length(position.epoch)
         if position.done >= length:
             raise UsageError(
@@ -79,7 +79,7 @@ class SharedValidation:
         per_batch: int = 1,
     ) -> None:
         together, pipelined = evaluation is not Evaluation.APART, evaluation is Evaluation.PIPELINED
-        items = _items(loader, seed, by_its_word=together, same_size=pipelined)
+        items = _items(loader, seed, relies_on_length=together, same_size=pipelined)
         if not items.nominal_length:
             raise UsageError(f"build_validation_data_loader: there are no {items.name}; validation needs at least one")
         cut = partial(OnePass, items, per_slot=loader.batch_size)
@@ -110,9 +110,9 @@ class SharedValidation:
         self._whole.close()
 
 
-def _items(loader: DataLoader, seed: int, *, by_its_word: bool, same_size: bool) -> Items:
+def _items(loader: DataLoader, seed: int, *, relies_on_length: bool, same_size: bool) -> Items:
     items = loader.items(seed)
-    if by_its_word:
+    if relies_on_length:
         items = Nominal(items)
     return SameSize(items) if same_size and loader.batch_sampler is not None else items
 

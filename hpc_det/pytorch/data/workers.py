@@ -1,4 +1,4 @@
-"""Loader processes: they ignore stop signals, end on request, and seed their random numbers for each batch."""
+"""Worker processes of data loaders: they ignore stop signals, end on request, and seed their generators per batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hpc_det.node.process import STOP_SIGNALS
 from hpc_det.pytorch.data.partition import ForTorch, IndexBatches, Key
 
 FIRST_WORD_S = 30.0
-"""Seconds until a silent worker counts as hung in its fork. A worker reports some milliseconds after its fork."""
+"""Seconds after which a worker counts as hung if it has not reported its start, milliseconds after its fork."""
 TRIES = 3
-"""Attempts to start the workers."""
+"""Number of attempts to start the workers."""
 
 
 class WorkerInit:
@@ -83,7 +83,10 @@ def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
 
 
 def _listened(init: WorkerInit, iterate: Callable[[], Any]) -> tuple[Any, bool]:
-    """Return an iterator, and whether one of its workers hangs. A worker that died early is left to torch to report."""
+    """Return an iterator, and whether one of its workers hangs in its fork.
+
+    A worker that has exited already does not count: torch reports it at the next batch.
+    """
     listening, init.first_words = os.pipe()
     try:
         # A worker that hangs in its fork still has the rank's signal handlers. The SIGTERM with which torch ends it

@@ -13,8 +13,9 @@ import sys
 import torch
 
 AT_LEAST, BELOW = (0, 19), (0, 20)
-"""Supported versions: 0.18 breaks ZeRO with torch 2.13, and checkpoint_engine.py and universal.py know the files of
-0.19.
+"""Supported versions, from AT_LEAST to below BELOW.
+
+0.18 breaks ZeRO with torch 2.13, and checkpoint_engine.py and universal.py depend on the file formats of 0.19.
 """
 
 
@@ -23,7 +24,7 @@ def check_installed() -> None:
     remedy = "run: pip install 'hpc_det[deepspeed]'"
     if importlib.util.find_spec("deepspeed") is None:
         raise ModuleNotFoundError(
-            f"hpc_det.pytorch.deepspeed needs DeepSpeed, which is not there for {sys.executable}; {remedy}",
+            f"hpc_det.pytorch.deepspeed needs DeepSpeed, which is not installed for {sys.executable}; {remedy}",
             name="deepspeed",
         )
     found = importlib.metadata.version("deepspeed")
@@ -40,7 +41,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 check_installed()
-# DeepSpeed chooses at its import, and warns on every rank where it finds no GPU by itself.
+# DeepSpeed chooses its accelerator when it is imported. Without this variable it warns on every rank without a GPU.
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
 from hpc_det.pytorch.deepspeed.config import get_ds_config_from_hparams, overwrite_deepspeed_config

@@ -29,8 +29,9 @@ from hpc_det.errors import HpcDetError
 
 
 def stage_called(enum: Any, name: str) -> ZeroStageEnum:
-    """Return the member of the enum, in place of `getattr`, by which Python 3.11.0 to 3.11.3 pickle it (enum.py,
-    `__reduce_ex__`).
+    """Return the member `name` of ZeroStageEnum. It replaces `getattr` while a file is unpickled.
+
+    Python 3.11.0 to 3.11.3 pickle the members of an enum as calls of getattr (enum.py, `__reduce_ex__`).
     """
     if enum is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
         raise pickle.UnpicklingError(f"{name} of {enum} is not loaded, only a stage of ZeRO")
@@ -41,9 +42,7 @@ _DEEPSPEEDS_OWN: list[Any] = [
     *(DynamicLossScaler, LossScaler, SubparamShape, ZeroStageEnum, fragment_address),
     (stage_called, "builtins.getattr"),
 ]
-"""Names in the files of all kinds of engines beside plain content. They are enums and records: loading them runs no
-code.
-"""
+"""Classes in the files of engines besides plain content. They are enums and records: loading them runs no code."""
 
 
 @contextmanager
@@ -62,8 +61,9 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no ty
 
     @contextmanager
     def part_of(self, folder: Path, put: Put) -> Iterator[None]:
-        """Put what engines save below `folder` into the checkpoint, within the block. Elsewhere files are written at
-        once.
+        """Pass what engines save below `folder` to `put`, within the block.
+
+        Files elsewhere, and all files outside the block, are written at once.
         """
         self._checkpoint = folder, put
         try:
@@ -86,7 +86,7 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no ty
             put(str(place.relative_to(folder)), state_dict)
             return
         with sealed_file(place, CRC) as file:
-            torch.save(state_dict, file)  # type: ignore[arg-type]  # anything that writes will do
+            torch.save(state_dict, file)  # type: ignore[arg-type]  # torch only needs `write` and `flush`
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Return a state dict. Raises HpcDetError if the file contains anything else or is damaged."""

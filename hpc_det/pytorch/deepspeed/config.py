@@ -26,7 +26,10 @@ _READ_AS_THEY_ARE = (
     "optimizer",
     "scheduler",
 )
-"""Keys for which DeepSpeed computes with "auto" and fails; for others it uses its default (measured with 0.19.8)."""
+"""Keys whose value "auto" DeepSpeed uses in computations, which fail.
+
+For all other keys with "auto" it uses their defaults (measured with 0.19.8).
+"""
 
 
 class DeepSpeedConfigTypeError(UsageError, TypeError):
@@ -54,7 +57,7 @@ def overwrite_deepspeed_config(base_ds_config: str | Path | Config, source_ds_di
         raise DeepSpeedConfigTypeError(problems)
     if unresolved := [path for key in _READ_AS_THEY_ARE for path in _autos(merged.get(key), key)]:
         raise UsageError(
-            [f"deepspeed config: {path}: {AUTO!r} is for Transformers alone; give a value" for path in unresolved]
+            [f"deepspeed config: {path}: only Transformers resolves {AUTO!r}; give a value" for path in unresolved]
         )
     return merged
 
@@ -98,7 +101,7 @@ def _of_file(path: Path) -> Config:
             f"an absolute path"
         ) from None
     except ValueError as error:
-        raise UsageError(f"deepspeed config {path}: no JSON: {error}") from None
+        raise UsageError(f"deepspeed config {path}: not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise UsageError(f"deepspeed config {path}: {shown(content)}; expected a JSON object, {{...}}")
     if duplicates:
@@ -152,8 +155,8 @@ def _mention_dots(key: str, base: Mapping[str, Any]) -> None:
     section, dot, below = key.partition(".")
     if dot and isinstance(base.get(section), Mapping):
         warnings.warn(
-            f"overwrite_deepspeed_config: {key!r} is a new key with a dot in it, and leaves the section {section!r} as "
-            f"it is; to change that, nest {below!r} in {section!r}",
+            f"overwrite_deepspeed_config: {key!r} is a new key with a dot in it, and does not change the section "
+            f"{section!r}; to change the section, nest {below!r} in {section!r}",
             stacklevel=4,
         )
 

@@ -54,8 +54,9 @@ class DeepSpeedTrialContext(TrialContext):
         self.shards = ShardFiles()
         """Writes and reads the checkpoints of all engines."""
         self.settled: list[torch.nn.Parameter] = []
-        """Parameters frozen at deepspeed.initialize, of engines whose optimizers consider only the parameters trained
-        then.
+        """Parameters that were frozen at deepspeed.initialize, and that their engine's optimizer would never train.
+
+        Optimizers with ZeRO, fp16 or bf16 know only the parameters that required gradients then.
         """
         self._mpu_is_given = False
         self._accumulates = True
@@ -105,7 +106,7 @@ class DeepSpeedTrialContext(TrialContext):
         self.checks_dataset_reproducibility = False
 
     def check(self) -> None:
-        """Raise UsageError with every inconsistency, after the trial is built."""
+        """Raise UsageError with all inconsistencies of the engines and the configuration, after the trial is built."""
         if problems := list(self._problems()):
             raise UsageError(problems)
 
@@ -169,7 +170,7 @@ class DeepSpeedTrialContext(TrialContext):
         if self.models and isinstance(model, PipelineEngine) is not self.use_pipeline_parallel:
             raise UsageError(
                 f"wrap_model_engine: a {type(model).__name__} after a {type(self._first).__name__}: a pipeline and a "
-                f"plain engine share out the data differently; wrap engines of one kind"
+                f"plain engine divide the data differently; wrap engines of one kind"
             )
 
     def _compare_with_first(self, model: Any) -> None:
@@ -179,7 +180,7 @@ class DeepSpeedTrialContext(TrialContext):
         if own != firsts:
             warnings.warn(
                 f"wrap_model_engine: an engine has {own}, and the first one {firsts}: loaders and calls of train_batch "
-                f"go by the first",
+                f"follow the first",
                 stacklevel=3,
             )
 
@@ -187,8 +188,8 @@ class DeepSpeedTrialContext(TrialContext):
         mine = (own.data_parallel_rank, own.data_parallel_world_size)
         if mine != (firsts.data_parallel_rank, firsts.data_parallel_world_size):
             raise UsageError(
-                f"wrap_model_engine: rank {self.distributed.rank} is in pipeline {mine[0]} of {mine[1]}, and in "
-                f"{firsts.data_parallel_rank} of {firsts.data_parallel_world_size} of the first engine; give all "
+                f"wrap_model_engine: rank {self.distributed.rank} is in pipeline {mine[0]} of {mine[1]}, but for the "
+                f"first engine in pipeline {firsts.data_parallel_rank} of {firsts.data_parallel_world_size}; give all "
                 f"PipelineModules the same number of stages"
             )
 
@@ -206,7 +207,7 @@ class DeepSpeedTrialContext(TrialContext):
             if self.use_pipeline_parallel and engine.bfloat16_enabled() and not engine.zero_optimization_stage():
                 yield (
                     "deepspeed config: bf16.enabled in a pipeline with zero_optimization.stage 0: DeepSpeed cannot "
-                    "load what it saves of that; use stage 1"
+                    "load the checkpoints that it saves with these; use stage 1"
                 )
         optimizations = self._spec["config"].get("optimizations", {})
         for name, (default, remedy) in _ENGINES_OWN.items():

@@ -2,8 +2,9 @@
 
   python -m hpc_det.pytorch.deepspeed.convert SHARDS UNIVERSAL
 
-DeepSpeed's converter unpickles what it reads. The caller sets TORCH_FORCE_WEIGHTS_ONLY_LOAD, so that only the classes
-of checkpoint_engine.py are accepted; the workers of the converter inherit both.
+DeepSpeed's converter unpickles the files that it reads. The caller sets TORCH_FORCE_WEIGHTS_ONLY_LOAD, so that torch
+unpickles only plain content and the classes that checkpoint_engine.py allows. The converter's workers are forked, so
+they inherit the variable and the allowed classes.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from deepspeed.checkpoint import ds_to_universal
 from hpc_det.pytorch.deepspeed.checkpoint_engine import deepspeeds_own_allowed, refused_names
 
 _WORKERS = 4
-_MORE = "more than tensors, numbers, texts, lists and maps, and to load it could run code that it brings"
+"""Number of processes that read shards."""
+_MORE = "more than tensors, numbers, texts, lists and maps; loading it could run code from the file"
 
 
 def main(shards: str, universal: str) -> None:
     assert os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD") == "1"
     refused = {path: names for path in sorted(Path(shards).glob("*.pt")) if (names := refused_names(path))}
-    if refused:  # it would be refused anyway, without the name of the file
-        sys.exit("; ".join(f"{path.name} holds {', '.join(names)}: {_MORE}" for path, names in refused.items()))
+    if refused:  # the converter would refuse it, too, without the name of the file
+        sys.exit("; ".join(f"{path.name} contains {', '.join(names)}: {_MORE}" for path, names in refused.items()))
     multiprocessing.set_start_method("fork")
     with deepspeeds_own_allowed():
         ds_to_universal.main(

@@ -1,4 +1,4 @@
-"""Preparing a rank for DeepSpeed engines, and explaining DeepSpeed's errors by the keys of its configuration."""
+"""Prepare a rank for DeepSpeed engines, and explain DeepSpeed's errors by the keys of its configuration."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def prepare(distributed: Distributed) -> None:
     DeepSpeed needs; `Distributed.stop` ends it.
     """
     _choose_accelerator(distributed.device.type)
-    # DeepSpeed's own calls, on every rank: nothing that a user could change
+    # DeepSpeed itself makes these calls, on every rank: a user cannot change them.
     warnings.filterwarnings("ignore", rf"`torch\.distributed\.({_DEPRECATED})` is deprecated", FutureWarning)
-    # For reductions in inference only; built at the first init_distributed, for a minute, and a crash without ninja.
-    # Who reads the table first has DeepSpeed try the linker for each of its ops, which complains on every rank.
+    # This op serves reductions in inference only. Otherwise the first init_distributed would build it, which takes a
+    # minute, and fails without ninja. The table is created here, because at its first access DeepSpeed would fill it by
+    # trying the linker for each op, whose errors every rank would print (deepspeed/ops/__init__.py).
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     _describe(distributed)
     if not dist.is_initialized():
@@ -44,8 +45,9 @@ def prepare(distributed: Distributed) -> None:
 
 
 def _choose_accelerator(kind: str) -> None:
-    """Choose DeepSpeed's accelerator, which may have been chosen already in the process from which this one
-    was forked.
+    """Make DeepSpeed use the accelerator `kind`: cuda or cpu.
+
+    The process from which this one was forked may have chosen another.
     """
     if real_accelerator.get_accelerator().device_name() != kind:
         os.environ["DS_ACCELERATOR"] = kind
@@ -54,7 +56,7 @@ def _choose_accelerator(kind: str) -> None:
 
 
 def _describe(distributed: Distributed) -> None:
-    """Set the variables from which engines take the rank of a process that no launcher has started."""
+    """Set torchrun's variables unless a launcher has set them: engines read their rank there."""
     ours = {
         "RANK": distributed.rank,
         "WORLD_SIZE": distributed.size,
@@ -66,6 +68,7 @@ def _describe(distributed: Distributed) -> None:
 
 
 def _start_alone(distributed: Distributed) -> None:
+    """Make a process group of this rank alone, with a store in memory instead of at a TCP port."""
     limit_look_ups(os.environ)
     backend = "cpu:gloo,cuda:nccl" if distributed.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
@@ -178,9 +181,7 @@ def _of_section(error: ValidationError) -> UsageError | None:
 
 
 def _is_about_batch_sizes(error: TypeError) -> bool:
-    """Return whether the error comes from the computation of batch sizes, the only one with values that may not be
-    numbers.
-    """
+    """Return whether the error comes from DeepSpeed's computation of batch sizes, which expects numbers."""
     innermost = traceback.extract_tb(error.__traceback__)[-1:]
     return any(
         frame.filename.endswith("deepspeed/runtime/config.py") and "_batch_" in frame.name for frame in innermost

@@ -42,13 +42,16 @@ def tag(number: int) -> str:
 
 
 def is_read_by(data_parallel_rank: int, name: str) -> bool:
-    """Return whether this rank of the same gang loads a file. The files of pipeline layers are not decided here."""
+    """Return whether a rank with this data-parallel rank loads the file `name`, in a gang of the same size.
+
+    False for the files of pipeline layers, whose readers are not known here.
+    """
     shard = _SHARD.fullmatch(name)
     return name == ENGINES or bool(shard and shard["rank"] in (None, str(data_parallel_rank)))
 
 
 def settings(engine: Any) -> dict[str, Any]:
-    """Return the part of an engine's shards beside tensors that the user sets."""
+    """Return the values in an engine's shards that the user sets, without tensors."""
     groups = getattr(engine.optimizer, "param_groups", [])
     return {
         "ds_config": engine.config,
@@ -58,11 +61,11 @@ def settings(engine: Any) -> dict[str, Any]:
 
 
 def expected(engine: Any) -> Iterator[Any]:
-    """Yield the tensors that this rank saves of an engine, file by file, as far as they are known without a save.
+    """Yield the tensors that this rank will save of an engine, file by file, if they are known without a save.
 
-    They follow `_save_checkpoint` and `_save_zero_checkpoint` of deepspeed/runtime/engine.py. State dicts are views of
-    the engine: nothing is copied or exchanged. Layers of pipelines and mixtures of experts are left out, since their
-    files are divided among ranks, and so is what is on a disk.
+    The files are those of `_save_checkpoint` and `_save_zero_checkpoint` in deepspeed/runtime/engine.py. State dicts
+    are views of the engine: nothing is copied or exchanged. Layers of pipelines and mixtures of experts are left out,
+    since their files are divided among ranks, and so are states that are offloaded to a disk.
     """
     has_one_model_file = not (isinstance(engine, PipelineEngine) or engine.has_moe_layers)
     if engine.save_non_zero_checkpoint and has_one_model_file:
@@ -83,9 +86,9 @@ def save_facts(context: DeepSpeedTrialContext, folder: Path) -> None:
 
 
 def load_engines(context: DeepSpeedTrialContext, folder: Path, *, weights_alone: bool = False) -> None:
-    """Load every engine as it was saved, or its weights alone. The engines must be new. Collective.
+    """Load the saved state of every engine, or its weights alone. The engines must be new. Collective.
 
-    Raises UsageError for engines that DeepSpeed cannot load so, HpcDetError for damaged shards.
+    Raises UsageError if DeepSpeed cannot load the saved state into these engines, HpcDetError for damaged shards.
     """
     saved = facts(folder)
     if len(saved) != len(context.models):
@@ -97,6 +100,7 @@ def load_engines(context: DeepSpeedTrialContext, folder: Path, *, weights_alone:
 
 
 def facts(folder: Path) -> list[dict[str, Any]]:
+    """Return the facts about each engine from engines.json. Raises HpcDetError if the checkpoint has none."""
     found: list[dict[str, Any]] | None = read_json(folder / ENGINES)
     if found is None:
         raise HpcDetError(f"{folder}: has no {ENGINES}, so it is not a checkpoint of a DeepSpeedTrial; use one that is")
@@ -107,6 +111,7 @@ def facts(folder: Path) -> list[dict[str, Any]]:
 
 
 def rank_state(context: DeepSpeedTrialContext, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
+    """Return the content of this rank's rank-R.pth."""
     return {
         "rng": rng_state(),
         "callbacks": callbacks.state(),
@@ -126,15 +131,16 @@ def stored_rank(folder: Path, context: DeepSpeedTrialContext) -> dict[str, Any]:
 def restore_rank(
     folder: Path, ranks: int, context: DeepSpeedTrialContext, window: MetricWindow
 ) -> dict[str, Any] | None:
-    """Restore this rank except callbacks, and return the state of its random generators; None if the gang did not have
-    it.
+    """Restore this rank except callbacks, and return the state of its random generators.
+
+    Returns None if the gang of `ranks` ranks did not have this rank.
 
     In a gang of another size, the first reporting rank takes all open reports; other ranks have empty ones, except
     reducers.
     """
     gang = context.distributed
     own = stored_rank(folder, context)
-    if ranks == gang.size or not context.use_pipeline_parallel:  # else the file may be of another stage
+    if ranks == gang.size or not context.use_pipeline_parallel:  # otherwise the file may be of another stage
         set_modes(context.models, own)
     if gang.rank < ranks:
         context.tensorboard.cut(own.get("tensorboard", {}))  # which older checkpoints do not have

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 
 class DeepSpeedStrategy:
+    """The Strategy of a DeepSpeedTrial; see there for methods without a docstring."""
+
     context_class: ClassVar[type[TrialContext]] = DeepSpeedTrialContext
     saves_on_every_rank: ClassVar = True
 
@@ -111,8 +113,8 @@ class DeepSpeedStrategy:
         if thawed := sum(parameter.requires_grad for parameter in self._context.settled):
             raise UsageError(
                 f"train_batch: at batch {number} {thawed} parameters require gradients that were frozen at "
-                f"deepspeed.initialize, and its optimizer would never train them: thaw them before it, or freeze them "
-                f"after it"
+                f"deepspeed.initialize, and the optimizer would never train them: thaw them before "
+                f"deepspeed.initialize, or freeze them after it"
             )
         for engine in self._accumulating:
             if engine.micro_steps % engine.gradient_accumulation_steps():
@@ -175,7 +177,7 @@ class DeepSpeedStrategy:
         return name in own or is_read_by(self.mpu.data_parallel_rank, name)
 
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
-        _ = facts(folder)  # another kind of trial's has none
+        _ = facts(folder)  # raises for a checkpoint of another kind of trial
         state = stored_rank(folder, self._context)
         callbacks.call("on_checkpoint_load_start", state)
         self._trial.load(self._context, folder)
@@ -189,8 +191,9 @@ class DeepSpeedStrategy:
 
 
 def _numbers(metrics: Any) -> dict[str, float | torch.Tensor | None]:
-    """Return the metrics of `train_batch` without graphs, which end with the micro batch; None for values that are not
-    numbers.
+    """Return the metrics of `train_batch` without their autograd graphs, whose memory the next micro batch needs.
+
+    Values that are not numbers become None.
     """
     return {name: number_of(value) for name, value in named(metrics).items()}
 

@@ -33,9 +33,9 @@ class DeepSpeedTrial(Trial):
         self.context = context
 
     def build_training_data_loader(self) -> DataLoader | Iterable[Any] | None:
-        """Return hpc_det's DataLoader, with batches of train_micro_batch_size_per_gpu records; None on ranks that load
-        nothing.
+        """Return the loader of the training data, or None on ranks that load nothing.
 
+        It is an hpc_det.pytorch.DataLoader with batches of train_micro_batch_size_per_gpu records.
         Other loaders are allowed after `context.disable_dataset_reproducibility_checks()`.
         """
         raise NotImplementedError
@@ -54,7 +54,7 @@ class DeepSpeedTrial(Trial):
         metrics. With a pipeline, or after `context.disable_auto_grad_accumulation()`, it is called once for a whole
         batch.
 
-        `batch_idx` counts batches from the start of the trial; the micro batches of one batch have the same.
+        `batch_idx` counts batches from the start of the trial; all micro batches of one batch have the same number.
         `dataloader_iter` is None on ranks that load nothing.
         """
         raise NotImplementedError
@@ -62,8 +62,9 @@ class DeepSpeedTrial(Trial):
     def evaluate_batch(self, *arguments: Any, **options: Any) -> dict[str, Any]:
         """Evaluate one batch of this rank's share of the validation data, and return scalars by name.
 
-        The arguments are (dataloader_iter) or (dataloader_iter, batch_idx), with batches counted from 0. A pipeline
-        takes the micro batches of one batch. There are no gradients, and engines are in eval mode.
+        Declare it as `evaluate_batch(self, dataloader_iter)` or `evaluate_batch(self, dataloader_iter, batch_idx)`;
+        batches are counted from 0. A pipeline takes the micro batches of one batch. There are no gradients, and engines
+        are in eval mode.
         """
         raise NotImplementedError
 

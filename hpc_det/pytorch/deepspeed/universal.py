@@ -39,7 +39,7 @@ _WORDS = {
 
 
 def engine_facts(engine: Any) -> Facts:
-    """Return facts that a later engine must share with this one, or may change, for a JSON file beside its shards."""
+    """Return facts about an engine, for engines.json. From them `obstacles` finds what another engine cannot load."""
     stages = getattr(engine, "num_stages", 1)
     return {
         "zero_stage": int(engine.zero_optimization_stage()),
@@ -100,8 +100,8 @@ def obstacles(saved: Facts, now: Facts, *, weights_alone: bool = False) -> list[
     states = set(saved["optimizer_states"]) - {"step"}
     if states != _STATES and not weights_alone:
         problems.append(
-            f"{sizes}: DeepSpeed spreads the states of Adam and AdamW anew ({', '.join(sorted(_STATES))}), and this "
-            f"optimizer has {', '.join(sorted(states)) or 'none'}"
+            f"{sizes}: DeepSpeed can redistribute only the states of Adam and AdamW ({', '.join(sorted(_STATES))}), "
+            f"and this optimizer has {', '.join(sorted(states)) or 'none'}"
         )
     return problems
 
@@ -112,8 +112,9 @@ def _remedy(saved: Facts) -> str:
 
 
 def _needs_conversion(saved: Facts, now: Facts, *, weights_alone: bool) -> bool:
-    """Return whether a conversion is needed. Stage 0 keeps everything on every rank, and up to stage 2 each has the
-    weights.
+    """Return whether the shards must be converted for another number of data-parallel ranks.
+
+    At stage 0 every rank has the whole state, and up to stage 2 all weights.
     """
     spread_from = 3 if weights_alone else 1
     return bool(now["zero_stage"] >= spread_from and saved["data_parallel_size"] != now["data_parallel_size"])
@@ -131,7 +132,7 @@ def _load_as_it_was(engine: Any, shards: Path, *, weights_alone: bool) -> None:
     folder, tag = str(shards.parent), shards.name
     engine.load_checkpoint(folder, tag=tag, load_module_only=weights_alone)
     if weights_alone and engine.zero_optimization_stage() == 3:
-        # load_module_only takes buffers alone: the weights are in the optimizer's shards
+        # At stage 3 load_module_only loads only buffers: the weights are in the optimizer's shards.
         engine.optimizer.checkpoint_event_prologue()
         engine._load_zero_checkpoint(folder, tag, load_optimizer_states=False)
         engine.optimizer.checkpoint_event_epilogue()
@@ -143,15 +144,15 @@ def _load_as_it_was(engine: Any, shards: Path, *, weights_alone: bool) -> None:
 @contextmanager
 def _universal(shards: Path, aside: Path, distributed: Distributed) -> Iterator[Path]:
     """Yield the folder of the universal checkpoint, until the block ends. Rank 0 converts."""
-    # the next save deletes the folder if this process is killed
+    # If this process is killed, the next save deletes the folder, because of the prefix.
     hidden = aside / f".partial-universal-{shards.parent.name}"
     try:
-        said = None
+        error = None
         if distributed.is_chief:
-            said = _convert(shards, hidden / shards.name)
+            error = _convert(shards, hidden / shards.name)
         distributed.wait_for_rank_0()
-        if said := distributed.broadcast_json(said):
-            raise HpcDetError(f"{shards}: cannot be converted for another number of data-parallel ranks: {said}")
+        if error := distributed.broadcast_json(error):
+            raise HpcDetError(f"{shards}: cannot be converted for another number of data-parallel ranks: {error}")
         yield hidden / shards.name
         distributed.barrier()
     finally:
@@ -160,10 +161,11 @@ def _universal(shards: Path, aside: Path, distributed: Distributed) -> Iterator[
 
 
 def _convert(shards: Path, universal: Path) -> str | None:
-    """Convert the shards, and return the error or None. A separate process uses no GPU, and its memory is released at
-    its end.
+    """Convert the shards, and return the error or None.
+
+    A separate process does it, without a GPU; all its memory is released when it exits.
     """
-    print(f"hpc-det: {shards}: converting it for another number of data-parallel ranks", flush=True)
+    print(f"hpc-det: {shards}: converting the shards for another number of data-parallel ranks", flush=True)
     shutil.rmtree(universal.parent, ignore_errors=True)
     universal.mkdir(parents=True, mode=0o700)
     alone = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
@@ -181,12 +183,13 @@ def _convert(shards: Path, universal: Path) -> str | None:
 
 
 def _load_universal(engine: Any, shards: Path, universal: Path, saved: Facts, *, weights_alone: bool) -> None:
-    """Load the engine, including what DeepSpeed omits: buffers, frozen parameters, and at stage 3 all groups but the
-    first.
+    """Load the engine from a universal checkpoint, and load what DeepSpeed omits there.
+
+    DeepSpeed omits buffers and frozen parameters and, at stage 3, the settings of all parameter groups but the first.
     """
     stage_3 = engine.zero_optimization_stage() == 3
     if stage_3:
-        engine.optimizer.checkpoint_event_prologue()  # buffers and frozen parameters are loaded beside parts
+        engine.optimizer.checkpoint_event_prologue()  # partitions all parameters: frozen ones are loaded in parts
     engine._curr_ckpt_path = str(shards)  # where a pipeline looks for its layers
     engine.load_module_state_dict(_module(engine, shards, saved["data_parallel_size"]))
     with _universal_allowed(engine):
@@ -196,8 +199,9 @@ def _load_universal(engine: Any, shards: Path, universal: Path, saved: Facts, *,
 
 
 def _give_groups_their_own(optimizer: torch.optim.Optimizer, file: Path) -> None:
-    """Restore the settings of each group. DeepSpeed gives all groups those of the first, and a shared tensor as their
-    step.
+    """Restore the settings of each parameter group, and give each state its own `step` tensor.
+
+    DeepSpeed loads the settings of the first group into all groups, and one shared tensor as the step of all states.
     """
     stored = torch.load(file, mmap=True)["param_groups"]
     for group, settings in zip(optimizer.param_groups, stored, strict=True):
@@ -208,8 +212,9 @@ def _give_groups_their_own(optimizer: torch.optim.Optimizer, file: Path) -> None
 
 @contextmanager
 def _universal_allowed(engine: Any) -> Iterator[None]:
-    """Let the engine read universal checkpoints within the block. Its optimizer unpickles their files: see
-    convert.py.
+    """Let the engine read universal checkpoints within the block.
+
+    Its optimizer unpickles the files with torch.load: the variables restrict it, as in convert.py.
     """
     engine._config.load_universal_checkpoint = True
     users = {name: os.environ.get(name) for name in _WEIGHTS_ONLY}
@@ -226,7 +231,10 @@ def _universal_allowed(engine: Any) -> Iterator[None]:
 
 
 def _module(engine: Any, shards: Path, ranks: int) -> Any:
-    """Return the state from which the module is loaded. At stage 3: rank 0's buffers, and frozen parameters."""
+    """Return the state from which the module is loaded.
+
+    At stage 3 it contains rank 0's buffers, and this rank's parts of frozen parameters.
+    """
     state = _model_states(engine, shards, 0)
     if engine.zero_optimization_stage() == 3 and state[FROZEN_PARAM_FRAGMENTS]:
         others = [_model_states(engine, shards, rank) for rank in range(1, ranks)]
@@ -245,8 +253,9 @@ def _model_states(engine: Any, shards: Path, data_parallel_rank: int) -> Any:
 
 
 def _share(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return this rank's part; all parts have one size, the last is padded
-    (deepspeed/runtime/zero/partition_parameters.py).
+    """Return this rank's part of a flat tensor. All parts have the same size; the last ones are padded with zeros.
+
+    As in deepspeed/runtime/zero/partition_parameters.py.
     """
     size = math.ceil(len(whole) / dist.get_world_size(group))
     share = whole.new_zeros(size)

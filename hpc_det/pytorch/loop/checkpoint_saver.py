@@ -28,8 +28,9 @@ from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.trial import BuiltTrial
 
 WAIT_S = 2.0
-"""Seconds to wait for a save in flight. Most disks commit a checkpoint in this time, so it is of the batch at which it
-is due.
+"""Seconds to wait for a save in flight before the next one is postponed to a later batch.
+
+Most disks commit a checkpoint in this time.
 """
 
 
@@ -126,7 +127,7 @@ class CheckpointSaver:
         `is_provisional`: another save of the same batch follows soon, so this one deletes and uploads nothing.
         """
         self.settle()
-        self.next_expectation = math.inf
+        self.next_expectation = math.inf  # this save allocates the memory that is missing
         self._save_schedule.save_begins(postponed=self.is_postponed)
         self.is_postponed = False
         save = self._checkpoints.begin if self._asynchronous else self._checkpoints.save
@@ -196,8 +197,9 @@ class CheckpointSaver:
     # --- helpers
 
     def _reached(self) -> tuple[int, int]:
-        """Return the batches trained and validated. A validation changes what is saved: callbacks and the schedulers
-        they step.
+        """Return the batches trained, and the batches at the last validation.
+
+        A validation changes what a checkpoint contains: callbacks, and the schedulers that they step.
         """
         return self._progress.steps, self._progress.validated
 
@@ -213,7 +215,7 @@ class CheckpointSaver:
         return entries
 
     def _after_commit(self) -> Callable[[], None]:
-        """Return what rank 0 does after the commit, in a thread while it trains."""
+        """Return the function that rank 0 calls after the commit, in the thread that writes the checkpoint."""
         validations = dict(self._search.validations)
 
         def work() -> None:
@@ -223,6 +225,7 @@ class CheckpointSaver:
         return work
 
     def _ends(self) -> None:
+        """Call the callbacks for a committed save, and record its times."""
         with unchanged_generators():
             self._callbacks.call("on_checkpoint_upload_end", self._uuid)
         self._save_schedule.save_ends(self._progress.steps, self._checkpoints.saved)

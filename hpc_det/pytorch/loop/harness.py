@@ -1,4 +1,4 @@
-"""From the name of a trial class to its outcome, as a rank of a job or in this process alone."""
+"""Train a trial given by a name such as model_def:MyTrial, as a rank of a job or in this process alone."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _explained(debug: bool) -> Iterator[None]:
         yield
     except HpcDetError:
         raise
-    except bdb.BdbQuit:  # out of a breakpoint() of the trial's
+    except bdb.BdbQuit:  # the user has quit the debugger at a breakpoint() of the trial
         raise KeyboardInterrupt from None
     except Exception as error:
         traceback.print_exc()

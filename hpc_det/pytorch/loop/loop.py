@@ -43,14 +43,17 @@ class WarmStart:
     """The start of a trial that has no checkpoint, at batch 0."""
 
     checkpoint: Path | None = None
-    """Checkpoint for models, optimizers and schedulers. A checkpoint of the same trial is resumed."""
+    """Checkpoint for models, optimizers and schedulers. If this trial saved it, the trial resumes from it instead."""
     weights: Path | None = None
-    """Checkpoint for the weights of the models alone, since the optimizers have their own hyperparameters. Not with
-    `checkpoint`.
+    """Checkpoint for the weights of the models alone. Not with `checkpoint`.
+
+    Optimizers and schedulers keep their initial state, since the hyperparameters of this trial may differ.
     """
 
 
 class Loop:
+    """The training loop of one rank."""
+
     def __init__(
         self,
         built: BuiltTrial,
@@ -63,8 +66,9 @@ class Loop:
         warm_start: WarmStart | None = None,
         measurements: Measurements | None = None,
     ) -> None:
-        """`searcher`: the search that decides how long the trial trains, if any. `measurements`: given if the config
-        profiles.
+        """`searcher`: the search that decides how long the trial trains, if any.
+
+        `measurements`: the profiling measurements; None without profiling.
         """
         self._built = built
         self._trial, self._context, self._strategy = built.trial, built.context, built.strategy
@@ -84,7 +88,7 @@ class Loop:
         timed = self._measurements.timed if self._measurements else untimed
         self._callbacks = Callbacks(self._trial.build_callbacks(), timed)
         with ExitStack() as stack:
-            stack.callback(self._callbacks.call, "on_trial_shutdown")
+            stack.callback(self._callbacks.call, "on_trial_shutdown")  # registered first, so called last
             batches = self._begin(stack)
             with self._saver.finishing(self._stop):
                 self._train_to_the_end(batches)
@@ -118,7 +122,7 @@ class Loop:
 
     def _goes_on(self) -> bool:
         """Return whether the search wants more of this trial, which has trained to the requested length."""
-        if not self._search.hears_reports:
+        if not self._search.takes_reports:
             return False
         if not self.is_saved:
             self._saver.save()
@@ -150,7 +154,7 @@ class Loop:
         self._context.profiler.start()
         stack.callback(self._context.profiler.stop)
         stack.callback(self._context.tensorboard.close)
-        # Last, since everything before it may draw random numbers, which an undisturbed run draws at its start only.
+        # Last, since everything before may draw random numbers, and an uninterrupted run draws those only once.
         if generators:
             restore_rng(generators)
         else:
@@ -165,15 +169,15 @@ class Loop:
         if found := self._checkpoints.newest(self._strategy.reads):
             self._mend_code(found[0])
             return found[0]
-        told = self._warm_start.checkpoint
-        if told is None:
+        given = self._warm_start.checkpoint
+        if given is None:
             return None
-        self._checkpoints.verify(told, self._strategy.reads)
-        is_own: bool = self._distributed.broadcast_json(self._checkpointing.portable.is_of_this_trial(told))
+        self._checkpoints.verify(given, self._strategy.reads)
+        is_own: bool = self._distributed.broadcast_json(self._checkpointing.portable.is_of_this_trial(given))
         if self._distributed.is_chief:
-            how = "resumes from" if is_own else "starts with the weights of another trial or seed, from"
-            print(f"hpc-det: {how} {told}", flush=True)
-        return told if is_own else None
+            how = "resuming from" if is_own else "starting at batch 0 with the state of another trial or seed, from"
+            print(f"hpc-det: {how} {given}", flush=True)
+        return given if is_own else None
 
     def _mend_code(self, folder: Path) -> None:
         if self._distributed.is_chief:
@@ -183,6 +187,7 @@ class Loop:
     def _read_progress(self, folder: Path) -> int:
         """Restore the progress, and return the number of ranks of the former gang."""
         self._progress, ranks = restored_progress(folder)
+        # A validation may be due before the next batch, and the trial may ask for the number of the last one.
         if self._progress.steps:
             self._context.batch = last = self._progress.steps - 1
             self._context.begin_epoch(
@@ -226,7 +231,8 @@ class Loop:
 
     def _measure(self, measurements: Measurements, data: TrialData, stack: ExitStack) -> None:
         measurements.measure(self._built, data, self._open_report, self._validation)
-        # Many calls of train_batch count at once, with the loop's own microseconds: each alone would cost as much.
+        # The calls of train_batch up to a boundary are timed as one, including the loop's own microseconds: timing each
+        # call would cost as much.
         measurements.time(self, "_train", "train_batch")
         measurements.time(self, "_report_training", "reduce_metrics")
         measurements.time(self._saver, "save", "checkpoint")
@@ -248,7 +254,7 @@ class Loop:
 
     def _load_weights(self, folder: Path) -> None:
         if self._distributed.is_chief:
-            print(f"hpc-det: starts with the weights in {folder}", flush=True)
+            print(f"hpc-det: starting with the weights in {folder}", flush=True)
         self._checkpoints.verify(folder, self._strategy.reads)
         self._strategy.restore_weights(folder)
 
@@ -271,7 +277,7 @@ class Loop:
     def _train_to_boundary(self, batches: Any) -> None:
         """Train batches of one epoch, until something can be due or all ranks agree to stop.
 
-        Whatever is the same for all of them is done once, since it would cost microseconds at each batch.
+        Work that is the same for all these batches is done once, since it would cost microseconds at each batch.
         """
         progress, first, start = self._progress, self._progress.steps, self._progress.position
         until = min(self._schedule.next_boundary(first), self._save_schedule.next_look, self._saver.next_expectation)
@@ -309,7 +315,8 @@ class Loop:
             if number > first and stop.should_stop():
                 return number - first
             context.batch = number
-            report.add(*train_batch(batches, epoch, number))  # keeps no metrics, whose memory the next batch uses
+            # The metrics get no name here: it would keep their memory, which the next batch needs.
+            report.add(*train_batch(batches, epoch, number))
             end_batch(number)
             if profiler:
                 profiler.step()
@@ -349,10 +356,11 @@ class Loop:
             return False
         self._take_validation(metrics, seconds=time.perf_counter() - began)
         # ranks that report nothing, or that a resume has added, have no batches in the report
-        said = self._distributed.gather_json((self._context.get_stop_requested(), self._open_report.window.batches))
-        if any(stop for stop, _ in said):
+        own = (self._context.get_stop_requested(), self._open_report.window.batches)
+        by_rank = self._distributed.gather_json(own)
+        if any(stop for stop, _ in by_rank):
             self._progress.stop_requested = True
-            if any(batches for _, batches in said):
+            if any(batches for _, batches in by_rank):
                 self._report_training()
         return True
 

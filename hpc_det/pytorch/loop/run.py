@@ -60,9 +60,9 @@ class JobServices:
     retention: Callable[[], Policy]
     """Function that returns the current retention policy of the experiment."""
     mirror: Mirror | None
-    """Copies checkpoints to an object store; on rank 0, if the experiment has one."""
+    """On rank 0: copies checkpoints to the object store; None if the experiment has none, and on other ranks."""
     grace_s: float | None
-    """Seconds between a preemption and the kill, on rank 0, if known."""
+    """On rank 0: seconds between the notice of a preemption and the kill; None if unknown, and on other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class TrialRun:
             distributed.barrier()  # fails early on a network that connects ranks but drops data
             process.heartbeat.progress = lambda: stop.progress
             if distributed.is_chief:
-                keep_code(attempt.trial.experiment().code)
+                keep_code(attempt.trial.experiment().code)  # before the trial is imported, which may change the folder
             spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
             yield cls(
                 spec=spec,
@@ -231,7 +231,7 @@ class TrialRun:
         stops = self.purpose.forced_stops
         if stops is None:
             return None
-        from hpc_det.pytorch.state.resume_trace import ResumeTrace  # other trainings do without
+        from hpc_det.pytorch.state.resume_trace import ResumeTrace  # not imported in other trainings
 
         assert isinstance(self.stop, ForcedStop)
         return ResumeTrace(built, self.stop, stops, self.folder, self.attempt)
@@ -284,17 +284,18 @@ def _check_group(distributed: Distributed) -> None:
 
 
 def _staging(config: dict[str, Any]) -> Path | None:
-    """Return the folder on the node's disk for copies of what is saved. Raises UsageError if this job cannot write
-    there.
+    """Return the folder on the node's disk for copies of the saved objects; None if it is not configured.
+
+    Raises UsageError if this job cannot write there.
     """
-    said = config.get("checkpoint_staging")
-    if said is None:
+    configured = config.get("checkpoint_staging")
+    if configured is None:
         return None
-    folder = Path(os.path.expandvars(said))
+    folder = Path(os.path.expandvars(configured))
     if not (folder.is_absolute() and os.access(folder, os.W_OK | os.X_OK)):
         raise UsageError(
-            f"checkpoint_staging: {said!r} is {str(folder)!r} on {socket.gethostname()}, where this job cannot write; "
-            f"name a folder on a local disk that every node of the pool has, or remove the key"
+            f"checkpoint_staging: {configured!r} is {str(folder)!r} on {socket.gethostname()}, where this job cannot "
+            f"write; name a folder on a local disk that every node of the pool has, or remove the key"
         )
     return folder
 

@@ -87,8 +87,9 @@ class TrainUnit:
         return self.value
 
     def next_boundary(self, steps: int) -> float:
-        """Return the next number of batches after `steps` at which this may be due; infinity if only the end of an
-        epoch counts.
+        """Return the next number of batches after `steps` at which this may be due.
+
+        Infinity if it can only be due at the end of an epoch, which is a boundary anyway.
         """
         return math.inf
 
@@ -106,6 +107,8 @@ class TrainUnit:
 
 
 class Batch(TrainUnit):
+    """An amount of training in batches: `Batch(100)` is a length of 100 batches, or a period of every 100 batches."""
+
     def due(self, progress: Progress) -> bool:
         return progress.steps > 0 and self._matches(progress.steps)
 
@@ -121,6 +124,8 @@ class Batch(TrainUnit):
 
 
 class Epoch(TrainUnit):
+    """An amount of training in epochs: `Epoch(2)` is a length of 2 epochs, or a period of every 2 epochs."""
+
     def due(self, progress: Progress) -> bool:
         return progress.epoch_ended and self._matches(progress.position.epoch)
 
@@ -177,7 +182,7 @@ class Schedule:
     """None validates only at the end."""
     checkpoint_period: TrainUnit | None = None
     checkpoint_policy: CheckpointPolicy = "best"
-    """Checkpoints besides the periodic ones: after each validation, after each best one, or none."""
+    """Checkpoints besides the periodic ones: after each validation ("all"), after each best one, or none."""
     search_unit: str | None = None
     """Unit in which the search counts: batches, records or epochs, as in `searcher.max_length`."""
     global_batch_size: int | None = None
@@ -187,7 +192,7 @@ class Schedule:
     """Validation metric that decides which validation is best."""
     smaller_is_better: bool = True
     kept: Policy = field(default_factory=Policy)
-    """Number of checkpoints kept at the end, unless the experiment sets it."""
+    """Numbers of checkpoints to keep, for a run outside a job."""
     validation_batches: int | None = None
     """Batches of a validation; None validates with all of them."""
     only_trains: bool = False

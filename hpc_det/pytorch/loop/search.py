@@ -28,7 +28,8 @@ class Search:
         """True if the search may want more of the trial later."""
 
     @property
-    def hears_reports(self) -> bool:
+    def takes_reports(self) -> bool:
+        """True if there is a search, to which the trial reports its metric."""
         return self._searcher is not None
 
     def wants_training(self) -> bool:

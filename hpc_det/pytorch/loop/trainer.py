@@ -100,6 +100,8 @@ def context_of_script(
 
 
 class Trainer:
+    """Trains a trial from a script."""
+
     def __init__(self, trial: Trial, context: TrialContext) -> None:
         """`context` is the one that `init` yields. Raises UsageError for another one, and for a trial with missing
         methods.
@@ -169,7 +171,7 @@ class Trainer:
             smaller_is_better=searcher.get("smaller_is_better", True),
             kept=_kept(config),
         )
-        _ = schedule.max_length.length
+        _ = schedule.max_length.length  # raises for an impossible length, before training starts
         run.train(
             self._trial,
             self._context,
@@ -281,7 +283,10 @@ def _unmanaged(
 
 
 def _seed(exp_conf: Mapping[str, Any]) -> int:
-    """Return the seed: the experiment's, or that of torch's generator, which the script may have seeded."""
+    """Return the trial's seed, 0 to 2**31 - 1, from the experiment's seed or else from that of torch's generator.
+
+    The script may have seeded that generator.
+    """
     seed = exp_conf.get("reproducibility", {}).get("experiment_seed")
     return first_sample({}, seed).seed if seed is not None else torch.initial_seed() % 2**31
 

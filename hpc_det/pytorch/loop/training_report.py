@@ -17,6 +17,8 @@ from hpc_det.pytorch.trial.trial_context import TrialContext
 
 
 class TrainingReport:
+    """Collects the metrics of training batches on one rank, and reduces them at each report."""
+
     def __init__(
         self, context: TrialContext, mpu: ModelParallelUnit, reporting: Sequence[int], callbacks: Callbacks
     ) -> None:
@@ -34,8 +36,9 @@ class TrainingReport:
         self._reported, self._began = 0, time.monotonic()
 
     def add(self, metrics: Any, records: int) -> None:
-        """Add the result of `train_batch` for `records` records: metrics by name, or the loss. Ignored on other than
-        reporting ranks.
+        """Add the result of `train_batch` for `records` records: metrics by name, or the loss.
+
+        The metrics of ranks whose metrics do not count are ignored.
         """
         if self._reports:
             self.window.add(named(metrics))
@@ -47,7 +50,7 @@ class TrainingReport:
         Collective. The results are the same on every rank, except the facts.
         """
         gang = self._context.distributed
-        # copying the other ranks' sums from the device would wait for it, for nothing
+        # The sums of ranks that are not reported stay on the device: copying them would only make these ranks wait.
         own = self.window.sums() if gang.rank in self._reporting else None
         by_rank = gang.gather_json({"window": own, "stop": self._context.get_stop_requested()})
         stops = [rank["stop"] for rank in by_rank]
@@ -72,8 +75,9 @@ class TrainingReport:
 
 
 def _averages(context: TrialContext) -> bool:
-    """Return whether metrics are averaged over all ranks (optimizations.average_training_metrics), not taken from the
-    first.
+    """Return optimizations.average_training_metrics: whether metrics are averaged over all reporting ranks.
+
+    Otherwise they are those of the first reporting rank.
     """
     return bool(context.get_experiment_config().get("optimizations", {}).get("average_training_metrics", True))
 

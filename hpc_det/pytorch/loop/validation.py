@@ -1,4 +1,4 @@
-"""One validation, by all ranks together, each at its own pace, or by rank 0 alone over the full dataset."""
+"""One validation: by all ranks, each evaluating its share, or by rank 0 alone over the full dataset."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from hpc_det.pytorch.trial.trial_data import TrialData
 
 
 class Validation:
+    """The validations of one rank."""
+
     def __init__(
         self,
         built: BuiltTrial,
@@ -38,7 +40,7 @@ class Validation:
         self._reports = self._context.distributed.rank in reporting
         self._limit = limit
         self._common_rounds = min(self._context.distributed.gather_json(data.validation.length or 0))
-        """Number of rounds that every rank takes, as the lengths of the loaders show."""
+        """Number of rounds that every rank takes: the length of the shortest loader; 0 if one has no length."""
         self._may_change = callbacks.overrides("on_validation_start", "on_validation_epoch_start")
         self._in_full = implements(type(built.trial), "evaluate_full_dataset")
         self._keeps_outputs = callbacks.overrides("on_validation_epoch_end")
@@ -47,7 +49,7 @@ class Validation:
         """Return the metrics, the same on every rank; None if all ranks left together for a stop.
 
         Collective. Random generators are restored afterwards, so that the number of validations does not affect the
-        weights. An interrupted validation leaves no trace, and is repeated after the resume.
+        weights. An interrupted validation has no effect, and is repeated after the resume.
         """
         put_back = self._strategy.snapshot(self._callbacks) if self._may_change else None
         self._may_leave = put_back is not None or not self._may_change
@@ -93,13 +95,13 @@ class Validation:
                     if self._keeps_outputs:
                         outputs.append(metrics)
                 else:
-                    self._keep_company(batches, number)
+                    self._evaluate_for_others(batches, number)
                 self._stop.step()
         self._callbacks.call("on_validation_epoch_end", outputs)
         return self._reduced(window)
 
-    def _keep_company(self, batches: Any, number: int) -> None:
-        """Take part in batches of other ranks, which need this rank for them."""
+    def _evaluate_for_others(self, batches: Any, number: int) -> None:
+        """Take part in an evaluation that other ranks need this rank for; its result does not count."""
         with self._context.reducers.set_aside(self._strategy.owned(), in_training_only=False):
             self._strategy.evaluate(batches, number)
 
@@ -113,8 +115,9 @@ class Validation:
     # --- full dataset
 
     def _full_dataset(self) -> dict[str, Any] | None:
-        """Evaluate on rank 0, which stops as soon as it knows of a stop request; the other ranks wait for
-        its result.
+        """Evaluate on rank 0 while the other ranks wait for the result; None after a stop request.
+
+        Rank 0 can leave as soon as it has received the request, since no other rank evaluates.
         """
         distributed = self._context.distributed
         metrics = self._on_rank_0() if distributed.is_chief else None
@@ -145,7 +148,10 @@ def _checked(metrics: Any) -> dict[str, Any]:
 
 
 class Abandoned(BaseException):
-    """Raised on rank 0 for a stop. Derived from BaseException, so that no `except Exception` of a trial catches it."""
+    """Ends `evaluate_full_dataset` on rank 0 after a stop request.
+
+    Derived from BaseException, so that no `except Exception` of a trial catches it.
+    """
 
 
 class _Whole:

@@ -4,5 +4,6 @@
   timer          seconds by name
   system         a line for each sample of the node and its GPUs
 
-Without profiling, none of this is in the loop: timed functions replace plain ones at the start.
+Without profiling the loop executes none of this: timed functions replace the original ones only at the start of a
+training with profiling.
 """

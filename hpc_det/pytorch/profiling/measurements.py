@@ -32,7 +32,7 @@ class Measurements:
     def __init__(
         self, profiling: Mapping[str, Any], trial: TrialFolder, attempt: int, distributed: Distributed
     ) -> None:
-        """`profiling`: that section of the configuration."""
+        """`profiling`: the section of that name in the configuration."""
         last = profiling.get("end_after_batch")
         self._first: int = profiling.get("begin_on_batch", 0)
         self._end = math.inf if last is None else last + 1
@@ -110,14 +110,16 @@ def _replace(thing: object, method: str, function: Callable[..., Any]) -> None:
 
 
 SHORTEST_S = 1.0
-"""Shortest time of a stretch in seconds, and of an epoch with its own stretch: a small model trains thousands of
-batches a second.
+"""Shortest duration of a stretch in seconds, and of an epoch whose end also ends a stretch.
+
+A small model trains thousands of batches a second, too many for a line each.
 """
 
 
 class Timings:
-    """Writes a line for each stretch of batches. What is due at its end belongs to it, such as validations and
-    checkpoints.
+    """Writes a line for each stretch of batches.
+
+    The time of a stretch includes what is due at its end, such as validations and checkpoints.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class Timings:
         self._shares = shares
 
     def begin(self, progress: Progress, records: int) -> None:
-        """Start the first stretch. `records`: records of this rank so far, here and below."""
+        """Start the first stretch. `records`: number of records that this rank has trained so far."""
         self._stretch = self._epoch = Mark.now(progress, records)
         self._timer.start()
 
@@ -142,6 +144,7 @@ class Timings:
             self._end_stretch(progress, records)
 
     def end(self, progress: Progress, records: int) -> None:
+        """End the last stretch, and write all lines to the file."""
         self._timer.stop()
         self._end_stretch(progress, records)
         self._lines.write()
@@ -185,7 +188,7 @@ class Mark:
 
 
 EXCHANGES_PER_TIMED_ONE = 10
-"""Ratio of exchanges to timed ones. On a GPU, DDP waits for the end of a timed one; reading its times costs
+"""DDP times one exchange in this many. On a GPU it waits for the end of a timed exchange, and reading the times takes
 microseconds.
 """
 
@@ -211,12 +214,15 @@ class Exchange:
             self._time_some()
 
     def _time_some(self) -> None:
-        """Set the sample rate again, which DDP resets with new buckets."""
+        """Set DDP's sample rate, again after each timed exchange, since DDP resets it when it makes new buckets."""
         for model in self._models:
             model._set_ddp_runtime_logging_sample_rate(EXCHANGES_PER_TIMED_ONE)  # type: ignore[no-untyped-call]
 
     def take(self, batches: int) -> float | None:
-        """Return the seconds in `batches` batches, from those timed since the last `take`; None if none was."""
+        """Return the exposed seconds of `batches` batches; None if no exchange was timed since the last `take`.
+
+        They are extrapolated from the mean of the timed exchanges.
+        """
         taken, self._exposed = self._exposed, []
         return sum(taken) / len(taken) * batches / self._aggregation if taken else None
 

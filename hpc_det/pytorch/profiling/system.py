@@ -1,4 +1,4 @@
-"""Load of a node while it trains: a sample every second, off the training thread."""
+"""Load of a node while it trains: a sample every second, taken by a thread."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from hpc_det.node.json_files import append_lines
 
 EVERY_S = 1.0
-"""Seconds between samples. One takes about a millisecond of a core, and the driver's GPU use is a mean of up to a
-second.
+"""Seconds between samples. A sample takes about a millisecond of a core. The GPU use that the driver reports is a mean
+over up to a second.
 """
 
 
@@ -68,7 +68,7 @@ class SystemMetrics:
 
     def _counters(self) -> Counters:
         """Return the counters. A node without disks, or without statistics of them, has zeros."""
-        disk, net = _told(self._psutil.disk_io_counters), _told(self._psutil.net_io_counters)
+        disk, net = _counted(self._psutil.disk_io_counters), _counted(self._psutil.net_io_counters)
         return Counters(
             time=time.monotonic(),
             disk_operations=disk.read_count + disk.write_count if disk else 0,
@@ -81,9 +81,10 @@ class SystemMetrics:
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters of all disks and networks of the node since its start."""
+    """Counters of all disks and networks of the node since its start: operations, and bytes read, written and sent."""
 
     time: float
+    """Monotonic time of the sample, in seconds."""
     disk_operations: int
     disk_read: int
     disk_write: int
@@ -102,8 +103,8 @@ class Counters:
         }
 
 
-def _told(count: Callable[[], Any]) -> Any:
-    """Return the counters, or None if the node has no such file, for which psutil raises NotImplementedError."""
+def _counted(count: Callable[[], Any]) -> Any:
+    """Return the counters, or None without the files in /proc that psutil reads (NotImplementedError, OSError)."""
     try:
         return count()
     except (NotImplementedError, OSError):

@@ -12,18 +12,19 @@ from typing import Any
 import torch
 
 Timed = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Returns the function, timed under that name."""
+"""Returns a function that also records its time under the name."""
 
 CALLBACKS = "callbacks."
-"""Prefix of the class and the hook of a callback."""
+"""Prefix of the names of timed callbacks, as in callbacks.MyCallback.on_training_start."""
 
 
 def untimed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function itself: the Timed of a training without profiling."""
     return function
 
 
 class Timer:
-    """Timer of one thread. Calls of other threads, before `start` and after `stop` are not timed."""
+    """Timer of the thread that calls `start`. Calls in other threads, before `start` and after `stop` are not timed."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock`: returns seconds; see `synchronized`."""
@@ -46,6 +47,10 @@ class Timer:
         return taken
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls `function` and adds its time to `name`.
+
+        The time of timed functions that it calls counts only under their own names.
+        """
         clock = self._clock
 
         def call(*arguments: Any, **options: Any) -> Any:
@@ -63,11 +68,11 @@ class Timer:
         return call
 
     def time(self, thing: object, method: str, name: str) -> None:
-        """From now on this method of this one object counts as `name`."""
+        """Replace the method of this object by one that is timed as `name`."""
         setattr(thing, method, self.timed(name, getattr(thing, method)))
 
     def timed_as_a_whole(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Time the function as a whole: functions timed within it count as `name`, too, except callbacks."""
+        """Return a timed function: functions that are timed within it count as `name`, too, except callbacks."""
         timed = self.timed(name, function)
 
         def call(*arguments: Any, **options: Any) -> Any:
@@ -82,12 +87,15 @@ class Timer:
         return call
 
     def timed_batches(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same ones; only their loading counts."""
+        """Return an iterator of the same batches; the time of each next() counts as `name`."""
         return map(self.timed(name, next), repeat(batches))
 
 
 def synchronized(device: torch.device) -> Callable[[], float]:
-    """A clock that waits for the work that a GPU was given: what it does counts where it was asked for."""
+    """Return a clock in seconds that first waits for the work of the GPU.
+
+    So the time of a kernel counts for the function that has launched it. On a CPU the clock does not wait.
+    """
 
     def clock() -> float:
         torch.cuda.synchronize(device)

@@ -30,6 +30,7 @@ from hpc_det.store.trace_names import GENERATOR, unwrapped
 MOST_SHOWN = 4
 """Largest number of elements with which a tensor is shown unchanged."""
 LONGEST_TEXT = 80
+"""Largest number of characters with which a value is shown unchanged."""
 LARGEST_BYTES = 64 * 2**20
 """Arrays in attributes above this size are skipped. They are usually data sets, and hashing them before each batch
 would take seconds.
@@ -37,6 +38,7 @@ would take seconds.
 MOST_VALUES = 5000
 """Largest number of values in one attribute."""
 DEEPEST = 8
+"""Largest number of nested levels that are shown."""
 _CLOSED = {*sys.stdlib_module_names, "torch", "numpy", "deepspeed", "hpc_det", "tqdm", "rich"}
 """Packages whose objects are not inspected, except those named below."""
 _SHOWN = (bool, int, float, complex, str, bytes, type(None), Enum, PurePath, date, timedelta, range, itertools.count)
@@ -56,7 +58,7 @@ def tensor_text(tensor: torch.Tensor) -> str:
     """Return the text of a tensor; for a sharded one, of this rank's part."""
     try:
         return _tensor_text(tensor)
-    except RuntimeError:  # nested ones, say
+    except RuntimeError:  # such as of nested tensors
         return f"{type(tensor).__name__}, not compared"
 
 
@@ -86,7 +88,7 @@ def texts_of(path: str, value: Any) -> Texts:
 
 
 def some_texts_of(path: str, value: Any, skipped: frozenset[int] = frozenset()) -> Texts:
-    """Return the same for an arbitrary object, without large arrays and with at most `MOST_VALUES` values.
+    """Return the texts as `texts_of` does, without large arrays and at most `MOST_VALUES` of them.
 
     `skipped`: the ids of objects that are left out.
     """
@@ -94,6 +96,8 @@ def some_texts_of(path: str, value: Any, skipped: frozenset[int] = frozenset()) 
 
 
 class _Walk:
+    """One walk through an object and the objects that it refers to."""
+
     def __init__(self, skipped: frozenset[int], largest_bytes: float) -> None:
         self._seen: dict[int, Any] = {}
         """Objects by id, kept so that no id is reused while the walk runs; lists and maps only while they are open.

@@ -35,7 +35,7 @@ _IDENTITY = ("trial_seed", "experiment_id", "trial_id")
 
 
 class Portable:
-    """Writes these files, once per process; `write` is for rank 0.
+    """Writes these files into each checkpoint. Create one object per process, and call `write` on rank 0 only.
 
     `spec` is the content of trial.json; `code` is None if the folder of the trial's code is unknown. Raises UsageError
     if the hyperparameters or the configuration cannot be written as JSON.
@@ -56,9 +56,7 @@ class Portable:
         )
         self._identity = {name: spec[name] for name in _IDENTITY}
         self._recorded: dict[str, FileEntry] = {}
-        """Checksums of the code as this trial's checkpoints recorded it, so that later damage is not taken for the
-        original.
-        """
+        """Entries of the code in the resumed checkpoint: code that is damaged later must not get new checksums."""
 
     def is_of_this_trial(self, folder: Path) -> bool:
         """Return whether this trial wrote the checkpoint in `folder`, with all files that a resume needs."""
@@ -66,9 +64,9 @@ class Portable:
         return (folder / PROGRESS).exists() and {name: stored.get(name) for name in _IDENTITY} == self._identity
 
     def mend(self, folder: Path) -> list[str]:
-        """Compare the code in a checkpoint of this experiment, and repair what is damaged.
+        """Compare the code in a checkpoint of this experiment with its manifest, and repair damaged files.
 
-        Returns a sentence for each repair, see `repair_code`.
+        Returns a sentence for each damaged file, see `repair_code`.
         """
         checkpoint = committed_at(folder)
         if checkpoint is None:
@@ -121,7 +119,7 @@ def keep_code(code: Path) -> Path:
             flush_tree(partial)
             _rename_unless_there(partial, kept)
         except OSError:
-            if not kept.exists():  # else another trial was faster, and trains in `code`, which changes there
+            if not kept.exists():  # otherwise another trial made it first, and its training changes `code`
                 raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -154,7 +152,7 @@ def _place(kept: Path, target: Path) -> None:
 
 
 def _rename_unless_there(partial: Path, final: Path) -> None:
-    if not final.exists():  # a rename would replace an empty one
+    if not final.exists():  # rename(2) would replace an empty folder
         os.rename(partial, final)
     flush_folder(final.parent)
 

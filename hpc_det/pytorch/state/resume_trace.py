@@ -34,6 +34,8 @@ from hpc_det.store.trace_names import ATTRIBUTE, GLOBAL, LOADER
 
 
 class ResumeTrace:
+    """Writes the trace of one rank, and stops the training after given batches."""
+
     def __init__(
         self,
         built: BuiltTrial,
@@ -105,6 +107,8 @@ class ResumeTrace:
 
 
 class RankState:
+    """The values on one rank that must be the same after a resume as without it."""
+
     def __init__(self, built: BuiltTrial, code: Path) -> None:
         """`code`: the folder of the user's modules."""
         self._trial, self._context, self._strategy = built.trial, built.context, built.strategy
@@ -113,6 +117,7 @@ class RankState:
         """Objects that the trial built for the loop: `callbacks`, `training_data_loader`, `validation_data_loader`."""
 
     def texts(self) -> Texts:
+        """Return the texts of all values: of what checkpoints contain, then of attributes and global variables."""
         trained = self._strategy.trained()
         found = _saved(trained)
         in_checkpoints = frozenset(map(id, (*self._strategy.owned(), *self._context.reducers.wrapped)))

@@ -5,7 +5,7 @@
                     state_dict.pth, such as "models_state_dict/0/layer.weight"
 
 Each rank writes its own parts, and reads the parts that it needs from any file: no rank ever holds a whole model, and
-nothing is sent. (torch.distributed.checkpoint gathers its plans as pickles, and stores its metadata as one.)
+nothing is sent. torch.distributed.checkpoint is not used: it gathers its plans and stores its metadata as pickles.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_sharded_tensor(tensor: torch.Tensor) -> bool:
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor, or all of another one."""
+    """Return this rank's part of a sharded tensor; any other tensor as a whole."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -142,7 +142,7 @@ def likes_of(owner: Any, path: str) -> dict[str, torch.Tensor]:
 
 
 def part_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of the whole `value`, sharded like `like`; all of it if that is not sharded."""
+    """Return this rank's part of the whole `value`, sharded like `like`; all of `value` if `like` is not sharded."""
     if not isinstance(like, DTensor):
         return value.to(like.device)
     shape, offset = _place(like)

@@ -57,10 +57,10 @@ _DDP_PREFIX = "module."
 def stored_state(folder: Path, models: Sequence[torch.nn.Module] = (), **options: Any) -> dict[str, Any]:
     """Return the content of a checkpoint's state_dict.pth, at any of its places, with the four keys of the API guide.
 
-    It unpickles only tensors, numbers, texts and plain containers. `models`: removes DDP's "module." before each name,
-    with which Determined stored models of several slots. `options` are torch.load's `map_location` and `mmap`. Without
-    `mmap`, the file is mapped if it is in memory anyway, as after CheckpointContext.newest, so that all ranks of a node
-    share it; keep only copies of its tensors.
+    It unpickles only tensors, numbers, texts and plain containers. `models`: DDP's "module." is removed from the names
+    in their states; Determined stored it for models of several slots. `options` are torch.load's `map_location` and
+    `mmap`. Without `mmap`, the file is mapped if it is in memory anyway, as after CheckpointContext.newest, so that all
+    ranks of a node share it; keep only copies of its tensors.
 
     Raises UsageError if there is no such file, HpcDetError for a damaged one, one with other objects, and another kind
     of file.
@@ -81,6 +81,7 @@ def stored_state(folder: Path, models: Sequence[torch.nn.Module] = (), **options
 
 
 def state_file(folder: Path) -> Path:
+    """Return the path of a checkpoint's state. Raises UsageError if there is none at any of PLACES."""
     found = next((folder / place for place in PLACES if (folder / place).is_file()), None)
     if found is None:
         raise UsageError(f"{folder}: contains none of {', '.join(PLACES)}; name the folder of a checkpoint")
@@ -98,7 +99,7 @@ def _without_prefix(content: dict[str, Any], model: torch.nn.Module) -> dict[str
 
 
 def model_state(context: PyTorchTrialContext, callbacks: Callbacks) -> dict[str, Any]:
-    """Return the four keys that the PyTorch API guide promises, and Determined's fifth."""
+    """Return the content of state_dict.pth: the four keys of the PyTorch API guide, and scaler_state_dict, if any."""
     scaler = context.precision.scaler
     return {
         **trained_state(context),
@@ -108,7 +109,7 @@ def model_state(context: PyTorchTrialContext, callbacks: Callbacks) -> dict[str,
 
 
 def trained_state(context: PyTorchTrialContext) -> dict[str, Any]:
-    """Return the first three of them, and sharded gradients before their optimizer step."""
+    """Return the states of models, optimizers and schedulers, and sharded gradients before their optimizer step."""
     state: dict[str, Any] = {key: [owner.state_dict() for owner in owners] for key, owners in _owners(context).items()}
     gradients = {name: gradient for name, gradient in _every_gradient(context).items() if isinstance(gradient, DTensor)}
     return {**state, **({GRADIENTS: gradients} if gradients else {})}
@@ -140,7 +141,7 @@ def _restore(owner: Any, content: dict[str, Any]) -> None:
     if isinstance(owner, torch.nn.Module):
         _load_model(owner, content)
     elif isinstance(owner, torch.optim.Optimizer):
-        owner.load_state_dict(content)  # moves it to the GPU; on the CPU it takes the very tensors
+        owner.load_state_dict(content)  # copies tensors to the GPU; on the CPU it keeps those of `content`
         for state in owner.state.values():
             state.update({name: copy.deepcopy(value) for name, value in state.items() if not _is_on_gpu(value)})
         keep_types(owner, content.get("state", {}))
@@ -153,7 +154,7 @@ def _load_model(model: torch.nn.Module, content: dict[str, Any]) -> None:
     named = *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
     loaded = {name for name, _ in named}
     kept = {name: copy.deepcopy(value) for name, value in content.items() if name not in loaded}
-    own = copy.copy(content)  # with the versions of modules, which a new map would lack
+    own = copy.copy(content)  # keeps `_metadata`, the versions of the modules, which a new dict would lack
     own.update(kept)
     model.load_state_dict(own)
 
@@ -195,6 +196,7 @@ def keep_types(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Any]
 
 
 def progress_state(progress: Progress, ranks: int) -> dict[str, Any]:
+    """Return the content of progress.pth. `ranks`: the size of the gang."""
     return {**asdict(progress), "ranks": ranks}
 
 
@@ -209,6 +211,7 @@ def restored_progress(folder: Path) -> tuple[Progress, int]:
 
 
 def open_state(context: TrialContext, window: MetricWindow) -> dict[str, Any]:
+    """Return this rank's metrics, reducers and stop request since the last report, and the lengths of event files."""
     return {
         "window": window.state(),
         "reducers": context.reducers.state(),
@@ -228,6 +231,7 @@ def restore_open(context: TrialContext, window: MetricWindow, *states: Mapping[s
 
 
 def rank_state(context: PyTorchTrialContext, window: MetricWindow) -> dict[str, Any]:
+    """Return the content of this rank's rank-R.pth."""
     return {
         "rng": rng_state(),
         **open_state(context, window),
@@ -253,7 +257,7 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
     if ranks == size:
         restore_open(context, window, own)
         if (tuned := own.get("fusion")) and context.fusion:
-            context.fusion.restore(tuned)  # first of all, since it makes new buckets
+            context.fusion.restore(tuned)  # before gradients and buffers, since it makes new buckets
         _set_gradients(context, own["gradients"])
         _set_own_buffers(context, own["buffers"])
         for model, sends in zip(_in_ddp(context), own["sends_buffers"], strict=True):

@@ -20,14 +20,16 @@ class Precision:
         self._autocast: Autocast | None = None
         self._wraps_models = False
         self._stepped = False
+        """True if the scaler has made an optimizer step since its last update."""
         self.scaler: torch.amp.GradScaler | None = None
         """Gradient scaler, whose state is part of every checkpoint; None without one."""
         self.scales_losses = False
         """True if the loop scales losses; a trial with its own scaler does it itself."""
 
     def use_amp(self, dtype: torch.dtype | None) -> None:
-        """Compute models in `dtype`: by default float16 on a GPU, as in Determined, and bfloat16, which is fast there,
-        on a CPU.
+        """Run models under autocast to `dtype`; with float16, losses are scaled.
+
+        The default (None) is float16 on a GPU, as in Determined, and bfloat16, which is fast there, on a CPU.
         """
         dtype = dtype or (torch.float16 if self._device.type == "cuda" else torch.bfloat16)
         if dtype not in (torch.float16, torch.bfloat16):
@@ -39,6 +41,7 @@ class Precision:
             self.scales_losses = True
 
     def take_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Use the trial's own scaler, whose state becomes part of checkpoints."""
         self._check_first("wrap_scaler")
         if self._automatic:
             raise UsageError(
@@ -55,6 +58,7 @@ class Precision:
             self._autocast.surround(model)
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss, scaled if the loop scales losses."""
         if self.scaler and self.scales_losses:
             return self.scaler.scale(loss)
         return loss
@@ -69,7 +73,7 @@ class Precision:
         self._stepped = scaler is self.scaler and self.scales_losses
 
     def unscale(self, optimizer: torch.optim.Optimizer, own: torch.amp.GradScaler | None) -> None:
-        """Unscale the gradients, which clipping needs."""
+        """Unscale the gradients, so that they can be clipped. `own`: as for `step`."""
         scaler = own or (self.scaler if self.scales_losses else None)
         if scaler is not None:
             scaler.unscale_(optimizer)
@@ -101,6 +105,7 @@ class Autocast:
     def surround(self, model: torch.nn.Module) -> None:
         """Run the model's forward pass under autocast from now on, with float32 results."""
         model.register_forward_pre_hook(self._enter)
+        # always_call: also after an exception in the forward pass, or autocast would stay enabled
         model.register_forward_hook(self._leave, always_call=True)
 
     def _enter(self, model: torch.nn.Module, inputs: Any) -> None:

@@ -64,6 +64,7 @@ class DataParallel(DistributedDataParallel):
         del self.reducer, self.logger, self.process_group
 
     compresses = False
+    """True if gradients are exchanged as float16."""
 
     def compress_gradients(self) -> None:
         """Exchange gradients as float16 (torch's fp16_compress_hook)."""
@@ -124,7 +125,7 @@ class DataParallel(DistributedDataParallel):
 
     def _agree_on(self, now: Sequence[bool]) -> None:
         """Raise UsageError if another rank trains other parameters of the model than this one. Collective."""
-        digest = int.from_bytes(hashlib.sha256(bytes(now)).digest()[:7], "big")
+        digest = int.from_bytes(hashlib.sha256(bytes(now)).digest()[:7], "big")  # fits into an int64
         own = torch.tensor([digest, sum(now)], device=self._given[0])
         by_rank = [torch.zeros_like(own) for _ in range(self.process_group.size())]
         gathering = dist.all_gather(by_rank, own, group=self.process_group, async_op=True)
@@ -156,8 +157,9 @@ class DataParallel(DistributedDataParallel):
         return f"{kind}: since the last batch rank {rank} has {' and '.join(shown)}"
 
     def _share_gradients(self, frozen: Sequence[torch.nn.Parameter]) -> None:
-        """Average gradients of newly frozen parameters that wait for an optimizer step, since DDP exchanges them no
-        more. Collective.
+        """Average gradients of newly frozen parameters that wait for an optimizer step, over all ranks. Collective.
+
+        DDP no longer exchanges them.
         """
         if not frozen:
             return
@@ -184,7 +186,8 @@ class DataParallel(DistributedDataParallel):
         self.reducer, self.logger = renewed.reducer, renewed.logger
         for hook, state in self._comm_hooks:
             renewed.register_comm_hook(state, hook)
-        self._static_graph_delay_allreduce_enqueued = False  # a static graph is looked at anew
+        # In the first iteration of a static graph, DDP enqueues its all-reduce: so it must for the new reducer.
+        self._static_graph_delay_allreduce_enqueued = False
         self._trained = renewed._trained
         for parameter, gradient in zip(self._watched, gradients, strict=True):
             self.put_gradient(parameter, gradient)
@@ -192,7 +195,7 @@ class DataParallel(DistributedDataParallel):
     def put_gradient(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
         """Set a gradient that waits for an optimizer step."""
         if gradient is not None and self.find_unused_parameters and parameter.requires_grad:
-            with self.no_sync():  # DDP notes which ones were used since the last optimizer step
+            with self.no_sync():  # a backward pass, so that DDP notes the parameter as used since the last step
                 torch.autograd.backward(parameter, gradient)
         parameter.grad = gradient
 
@@ -200,14 +203,18 @@ class DataParallel(DistributedDataParallel):
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 _MANY_CHANGES = 20
-
+"""Number of changes of the trained parameters at which a warning is printed."""
 _WORTH_A_LINE_S = 60
+"""Seconds after which a message is printed that a rank waits for the others."""
 _LIMIT_S = 1800
-"""Seconds; gloo has the same limit for any exchange."""
+"""Seconds after which a rank stops waiting for the others; gloo has the same limit for any exchange."""
 
 
 def _comes_in_time(work: dist.Work, seconds: float) -> bool:
-    """Return whether all ranks take part in an exchange in time. A rank without a change waits in another one."""
+    """Return whether all ranks take part in an exchange within `seconds`.
+
+    A rank whose trained parameters have not changed does not: it waits for the others in the exchange of gradients.
+    """
     end = time.monotonic() + seconds
     while not work.is_completed():
         if time.monotonic() > end:
@@ -217,7 +224,7 @@ def _comes_in_time(work: dist.Work, seconds: float) -> bool:
 
 
 _SETS_BUCKETS = {"bucket_cap_mb", "bucket_cap_mb_list", "mixed_precision"}
-"""Options of DDP that fix its buckets. The last one also hooks the model, and a new DDP would hook it again."""
+"""Options of DDP that fix its buckets. mixed_precision also adds hooks to the model; a new DDP would add them twice."""
 
 
 def data_parallel(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> DataParallel:
@@ -276,7 +283,8 @@ class _Sum(torch.nn.Module):
 def _settle_buckets(wrapped: DistributedDataParallel) -> None:
     """Run one backward pass in parameter order, from which DDP takes its final order.
 
-    It runs now and not at the next forward pass, before which a resume restores gradients.
+    It runs here and not before the next forward pass, since it clears all gradients, and a resume restores some in
+    between.
     """
     model, broadcasts_buffers = wrapped.module, wrapped.broadcast_buffers
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -46,7 +46,7 @@ class ToDevice:
 
 
 def _is_on_cpu(value: Any) -> bool:
-    """Return whether it is a CPU tensor. Comparing devices takes several times as long."""
+    """Return whether `value` is a CPU tensor. Comparing its device with another takes several times as long."""
     return type(value) is torch.Tensor and value.is_cpu
 
 
@@ -58,7 +58,7 @@ def prefetched(batches: Iterable[Any], move: Callable[[Any], Any], device: torch
     copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     waiting = None
     for batch in batches:
-        # The memory of this copy may be that of a batch in training, so it waits for the batches trained so far.
+        # torch may reuse the memory of an earlier batch whose training the GPU has not finished: wait for that.
         copies.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(copies):
             upcoming = (move(batch), copies.record_event())

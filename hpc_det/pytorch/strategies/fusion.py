@@ -31,7 +31,7 @@ class FusionTuner:
     """Tunes the models of a trial that leave the size open. All ranks change it at the same batch."""
 
     def __init__(self, distributed: Distributed, models: Iterable[torch.nn.Module]) -> None:
-        """Set the first size."""
+        """Set the first size to try. Collective."""
         self._distributed = distributed
         self._models = [model for model in models if isinstance(model, DataParallel) and model.leaves_bucket_size]
         self._sizes = _sizes(max((_gradient_mb(model) for model in self._models), default=0))
@@ -40,6 +40,7 @@ class FusionTuner:
         self._exchanges = 0
         self._began = 0.0
         """Time at which the previous batch ended."""
+        # With one size there is nothing to choose.
         self.chosen_mb: int | None = self._sizes[0] if len(self._sizes) == 1 else None
         self._lay_out()
 
@@ -69,7 +70,8 @@ class FusionTuner:
         self._lay_out()
 
     def _choose(self) -> None:
-        """Choose by the median, which validations and saves in between do not affect."""
+        """Choose the size with the least median time, which a few validations and saves in between do not affect."""
+        # rank 0 decides, since ranks measure different times and all need the same size
         medians = [statistics.median(seconds) for seconds in self._seconds]
         self.chosen_mb = self._distributed.broadcast_json(self._sizes[medians.index(min(medians))])
         if self._distributed.is_chief:
@@ -77,6 +79,7 @@ class FusionTuner:
             print(f"hpc-det: gradients are exchanged in buckets of {self.chosen_mb} MB; a batch: {tried}", flush=True)
 
     def _lay_out(self) -> None:
+        """Set the chosen bucket size, or the size that is tried next."""
         size = self.chosen_mb or self._sizes[self._exchanges // EXCHANGES]
         for model in self._models:
             model.resize_buckets(size)

@@ -44,6 +44,7 @@ def _modules(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Modu
 
 
 def named_parameters(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return all parameters by name: the number of the model, a dot, and the name in the model."""
     return [
         (f"{k}.{name}", parameter) for k, model in enumerate(models) for name, parameter in model.named_parameters()
     ]
@@ -58,6 +59,7 @@ def shown_names(names: Sequence[str]) -> str:
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether torch's fully_shard was applied to the model or a part of it."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 
 class PyTorchStrategy:
+    """The Strategy of a PyTorchTrial; see there for methods without a docstring."""
+
     context_class: ClassVar[type[TrialContext]] = PyTorchTrialContext
     saves_on_every_rank: ClassVar = False
     micro_batches = 1
@@ -255,7 +257,8 @@ class PyTorchStrategy:
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
         state = stored_state(folder, self._context.models)
         if callbacks.overrides("on_checkpoint_load_start"):
-            state = copy.deepcopy(state)  # callbacks may keep parts of it
+            # Callbacks may keep parts of it, and its tensors may be mapped from a file that is deleted later.
+            state = copy.deepcopy(state)
             callbacks.call("on_checkpoint_load_start", state)
         restore_models(state, self._context, folder)
         callbacks.restore(copy.deepcopy(state["callbacks"]))

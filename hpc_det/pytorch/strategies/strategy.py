@@ -36,7 +36,7 @@ class Trained(NamedTuple):
     scaler: torch.amp.GradScaler | None = None
     """Gradient scaler."""
     replaced: frozenset[int] = frozenset()
-    """Ids of the buffers that rank 0's replace at the next batch; empty on rank 0."""
+    """The id() of each buffer that DDP overwrites with rank 0's at the next training batch; empty on rank 0."""
 
 
 class Strategy(Protocol):
@@ -48,7 +48,10 @@ class Strategy(Protocol):
 
     @staticmethod
     def explained() -> AbstractContextManager[None]:
-        """Return a context for building a trial, which raises errors for the user as UsageError."""
+        """Return a context manager for the construction of the trial.
+
+        Errors of libraries that the user can fix are raised as UsageError.
+        """
         ...
 
     def __init__(self, trial: Any, context: Any) -> None: ...
@@ -69,7 +72,9 @@ class Strategy(Protocol):
         ...
 
     @property
-    def evaluation(self) -> Evaluation: ...
+    def evaluation(self) -> Evaluation:
+        """The ranks that take part in one call of evaluate_batch."""
+        ...
 
     def check(self) -> None:
         """Raise UsageError if the trial's `__init__` is incomplete."""
@@ -80,7 +85,7 @@ class Strategy(Protocol):
     def begin(self, data: TrainingData, batches: Iterator[Any] | None, progress: Progress) -> Any:
         """Return the iterator for `train_batch`, before anything is restored.
 
-        `batches`: None if other ranks load them. `progress` belongs to the loop and grows after each stretch of
+        `batches`: None if other ranks load them. `progress`: the loop's object, which it updates after each stretch of
         batches.
         """
         ...
@@ -96,7 +101,10 @@ class Strategy(Protocol):
     # --- validation
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return a context for a validation, in which ranks have what they need of each other. Collective."""
+        """Return a context manager around the evaluations of a validation. Collective.
+
+        Models are in eval mode, with the buffers that the next training batch would use.
+        """
         ...
 
     def evaluate(self, batches: Any, number: int) -> Any:
@@ -164,9 +172,9 @@ Evaluate = Callable[..., Any]
 
 
 def numbered(evaluate: Evaluate) -> Evaluate:
-    """Return `evaluate_batch` as a function of (batch, number), whether its signature has the number or not.
+    """Return `evaluate_batch` as a function of (batch, number), even if it does not take the number.
 
-    It has it with a parameter `batch_idx`, or with a second required parameter.
+    It takes the number if it has a parameter `batch_idx` or a second required parameter.
     """
     parameters = inspect.signature(evaluate).parameters
     if "batch_idx" in parameters:
@@ -218,28 +226,29 @@ def make_deepspeed_mpu(grid: Any) -> ModelParallelUnit:
 
 
 def checked_unit(mpu: Any, ranks: int) -> ModelParallelUnit:
-    """Return the values of a unit of any subclass. Raises UsageError with everything impossible in a gang of `ranks`
-    ranks.
+    """Return a ModelParallelUnit with the values of `mpu`, which may be of a subclass.
+
+    Raises UsageError with all values that are impossible in a gang of `ranks` ranks.
     """
     if not isinstance(mpu, ModelParallelUnit):
         raise UsageError(f"ModelParallelUnit: got {shown(mpu)}; pass one, or an object of a subclass")
-    said = ModelParallelUnit(*(_said(mpu, field.name) for field in fields(ModelParallelUnit)))
-    if problems := [f"{type(mpu).__name__}.{problem}" for problem in _problems(said, ranks)]:
+    unit = ModelParallelUnit(*(_value_of(mpu, field.name) for field in fields(ModelParallelUnit)))
+    if problems := [f"{type(mpu).__name__}.{problem}" for problem in _problems(unit, ranks)]:
         raise UsageError(problems)
-    return said
+    return unit
 
 
-def _said(mpu: ModelParallelUnit, name: str) -> Any:
+def _value_of(mpu: ModelParallelUnit, name: str) -> Any:
     value = getattr(mpu, name, None)
     return value() if callable(value) else value
 
 
-def _problems(said: ModelParallelUnit, ranks: int) -> Iterator[str]:
-    wrong = list(_wrong_types(said))
+def _problems(unit: ModelParallelUnit, ranks: int) -> Iterator[str]:
+    wrong = list(_wrong_types(unit))
     yield from wrong
     if wrong:
         return
-    rank, size = said.data_parallel_rank, said.data_parallel_world_size
+    rank, size = unit.data_parallel_rank, unit.data_parallel_world_size
     if size < 1 or ranks % size:
         yield (
             f"data_parallel_world_size: {size} copies of the model do not have the same number of the {ranks} ranks; "
@@ -249,15 +258,15 @@ def _problems(said: ModelParallelUnit, ranks: int) -> Iterator[str]:
         yield f"data_parallel_rank: {rank} is not one of 0 to {size - 1}, as data_parallel_world_size is {size}"
 
 
-def _wrong_types(said: ModelParallelUnit) -> Iterator[str]:
-    for field, value in zip(fields(said), astuple(said), strict=True):
+def _wrong_types(unit: ModelParallelUnit) -> Iterator[str]:
+    for field, value in zip(fields(unit), astuple(unit), strict=True):
         expected: type = int if field.name.startswith("data_parallel") else bool
         if type(value) is not expected:
             yield f"{field.name}: {shown(value)} is {type(value).__name__}; expected {expected.__name__}"
 
 
 def reporting_ranks(reports: Sequence[bool]) -> list[int]:
-    """Return the ranks whose metrics count, from each rank's unit. Raises UsageError for none."""
+    """Return the ranks whose metrics count. `reports`: should_report_metrics by rank. Raises UsageError for none."""
     if not any(reports):
         raise UsageError("ModelParallelUnit: should_report_metrics is False on all ranks; let at least one report")
     return [rank for rank, does in enumerate(reports) if does]

@@ -122,12 +122,12 @@ def test_a_sampler_whose_epochs_nobody_can_foresee_is_refused_where_ranks_load_n
         (
             [DataLoader(Records(9), batch_sampler=batch_sampler(9)), [1, 2]],
             [0, 1],
-            ["rank 0", "3 batches", "rank 1", "2 own batches"],
+            ["rank 0", "3 batches", "rank 1", "2 batches of its own loader"],
         ),
         (
             [DataLoader(Records(9)), iter([1, 2])],
             [0, 1],
-            ["rank 0", "rank 1", "own batches"],
+            ["rank 0", "rank 1", "batches of its own loader"],
         ),
     ],
 )

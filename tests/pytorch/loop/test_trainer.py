@@ -200,7 +200,7 @@ def test_a_checkpoint_is_where_a_run_with_another_seed_begins_anew(root: Path, c
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     trained(root, trial=Continued, max_length=Batch(1), latest_checkpoint=checkpoint.path)
-    assert unnamed(capfd.readouterr().out, "weights", "seed", checkpoint.path) == []
+    assert unnamed(capfd.readouterr().out, "batch 0", "another trial or seed", checkpoint.path) == []
     assert starts == [(0, stored_state(checkpoint.path)["models_state_dict"][0]["0.bias"].tolist())]
 
 

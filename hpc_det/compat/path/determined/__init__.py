@@ -18,7 +18,7 @@ __version__ = "0.38.1"
 """The version of Determined's last release, for models that check the version."""
 
 LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
-"""The format that models pass to logging.basicConfig. Upstream searches logs by its fields; hpc_det does not."""
+"""The format that models pass to logging.basicConfig. Determined searches logs by its fields; hpc_det does not."""
 
 
 def __getattr__(name: str) -> Any:
