@@ -29,6 +29,7 @@ from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 Model = TypeVar("Model", bound=Section)
 _COMPAT = f"{COMPAT}={DETERMINED}"
 _HANDS = ("cluster", "template", "config")
+"""The layers that a person has written; notes are only about their keys."""
 
 
 @dataclass(frozen=True, kw_only=True)

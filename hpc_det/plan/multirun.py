@@ -59,6 +59,8 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Multirun:
+    """The points of one multirun."""
+
     points: list[Point]
     """At least one point. Requests share what does not differ, so they are never changed in place."""
 
