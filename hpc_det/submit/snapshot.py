@@ -178,7 +178,9 @@ GIT_TIMEOUT_S = 20.0
 MOST_DIFF_BYTES = 5 * 1024 * 1024
 """Maximum size of the recorded diff."""
 _FILES_A_CALL = 500
+"""Number of files in one call of `git diff`."""
 _USERS_OWN = ("system", "global")
+"""Scopes of git's configuration that a repository cannot write."""
 _FILTERS = r"^filter\..*\.(clean|smudge|process)$"
 _NO_PROGRAMS = (
     *("-c", "core.fsmonitor="),
