@@ -29,7 +29,7 @@ Phase = Literal["outside", "meeting", "between steps", "training", "validation",
 """What a rank is doing; hpc_det.launch.watch.hang has a limit for each phase.
 
 A trial class is "between steps" or in a loop over batches, "training" or "validation"; before these it waits at
-"meeting" for the other ranks. Ranks of hpc_det.sgd run a function of the user's ("setup", "function", "loop"). "outside"
+"meeting" for the other ranks. Ranks of hpc_det.sgd run functions of the user ("setup", "function", "loop"). "outside"
 is everything else.
 """
 
