@@ -27,6 +27,8 @@ class Section(BaseModel):
     def _null_is_unset(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        # A null is removed also from a key that only another kind has, which is then no error. A null of an unknown key
+        # stays, so that the key is reported.
         known = {key for kind in (cls, *cls.kinds.values()) for key in kind.known_keys()}
         return {key: value for key, value in data.items() if value is not None or key not in known}
 

@@ -156,7 +156,10 @@ class Agent:
             raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
 
     def _meet(self) -> tuple[Attempt, str | None]:
-        """Meet the other nodes' agents; return the attempt as its ranks see it, and the network interface or None."""
+        """Wait for the rendezvous of the nodes.
+
+        Return the attempt as its ranks see it, and the network interface to set for libraries, or None.
+        """
         address, interface = own_address(self._plan.nodes, self._plan.network_interface)
         rendezvous = self._supervisor.rendezvous(address, self._folders)
         attempt = Attempt(
@@ -266,6 +269,7 @@ def main(argv: list[str]) -> int:
     adopt_orphans()
     limit_look_ups(os.environ)
     try:
+        # Only schedulers suspend jobs, so without one no guardian is needed.
         with guarded() if scheduler(plan.scheduler).has_queue else nullcontext(), node_folders(plan) as folders:
             return Agent(trial, plan, number, worker, folders).run()
     except UnhealthyNode:

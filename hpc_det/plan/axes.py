@@ -187,6 +187,7 @@ class _Points:
     def _has_values(self, tree: Tree, choice: _Choice) -> bool:
         """Return whether Hydra placed each value unchanged at the path of its override."""
         values = [(self._axes[i].path, self._axes[i].values[choice[i]]) for i in self._varied]
+        # As text, because 1, 1.0 and True are equal in Python and differ in a configuration.
         return all(repr(_at(tree, path)) == repr(value) for path, value in values)
 
     def _with_values(self, tree: Tree, choice: _Choice) -> Tree:

@@ -279,7 +279,7 @@ def _apptainer(plan: JobPlan, container: Container, mounts: list[Mount]) -> list
     return [
         "apptainer",
         "exec",
-        "--cleanenv",
+        "--cleanenv",  # the variables come from ENVIRONMENT_FILE
         *(["--nv"] if plan.slot_type == "gpu" else []),
         f"--pwd={plan.code}",
         *[f"--bind={mount.source}:{mount.target}{':ro' if mount.read_only else ''}" for mount in binds],

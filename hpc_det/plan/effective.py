@@ -67,6 +67,7 @@ def effective(request: Request) -> Effective:
     """
     problems: list[Problem] = []
     profile, cluster = _profile(request.cluster, problems)
+    # The keys of an invalid profile may have any type, so they are not merged; its problems are reported anyway.
     site = merge(_site_defaults(request.cluster, problems), {} if problems else _of_every_job(profile))
     layers = [("cluster", site), ("template", request.template or {}), ("config", request.config), *request.overrides]
     merged = _merged([(name, in_todays_names(tree)) for name, tree in layers], request)

@@ -171,6 +171,7 @@ class JobPlan:
     @property
     def runs_trial(self) -> bool:
         """True if the entrypoint starts a trial class, whose ranks receive stop requests and write an outcome."""
+        # A shell command is one word, which contains the flag.
         return any("--trial" in word for word in self.entrypoint)
 
     def end_of_grace(self, signal: str = "SIGTERM") -> float | None:
@@ -196,5 +197,6 @@ class JobPlan:
         """Return the plan of a JSON text. Raises DamagedFile for missing or wrong fields."""
         data = checked(parsed(text, "plan"), {"container": dict | None}, "plan")
         plan = made(cls, {**data, "container": None}, "plan")
+        # JSON has lists in place of tuples.
         texts: dict[str, Any] = {name: tuple(value) for name, value in vars(plan).items() if isinstance(value, list)}
         return replace(plan, **texts, container=data["container"] and Container.from_json(data["container"]))

@@ -102,6 +102,7 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     queued = list[str]()
     submissions = SearchJournal(experiment).state().submissions
     with submitting(experiment, first_script=_submitted(experiment) + 1, before=submissions):
+        # Before `_Left.of`: the search takes its length and its number of trials from this file.
         write_effective(experiment, found.tree)
         try:
             left = _Left.of(experiment)
@@ -110,7 +111,7 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
             write_config(experiment, found.tree, found.origins)
             _reopen(experiment, left)
             queue_jobs(jobs, experiment, left.search, queued)
-        except Unsettled:
+        except Unsettled:  # jobs may be queued, and they need the new configuration
             raise
         except BaseException:
             if not queued:
@@ -138,7 +139,7 @@ def submit_again(experiment: ExperimentFolder) -> int:
         queued = list[str]()
         try:
             queue_jobs(jobs, experiment, left.search, queued)
-        except Unsettled:
+        except Unsettled:  # jobs may be queued, so the experiment is no longer paused
             raise
         except BaseException:
             if not queued:

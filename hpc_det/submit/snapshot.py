@@ -197,8 +197,8 @@ _DIFF = (
 _ENVIRONMENT = {
     "GIT_ALLOW_PROTOCOL": "",  # do not fetch missing objects
     "GIT_NO_LAZY_FETCH": "1",
-    "GIT_LITERAL_PATHSPECS": "1",
-    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_LITERAL_PATHSPECS": "1",  # file names are not patterns
+    "GIT_OPTIONAL_LOCKS": "0",  # `git status` would refresh and write the index (git(1))
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
 }

@@ -105,7 +105,7 @@ def submit(
                 SearchJournal(folder).pause(paused_by)
             else:
                 queue_jobs(jobs, folder, SearchJournal(folder), queued)
-    except Unsettled:
+    except Unsettled:  # jobs may be queued, so the folder stays
         raise
     except BaseException:
         if queued:

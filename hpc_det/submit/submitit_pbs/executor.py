@@ -143,7 +143,9 @@ class Parameters:
             elif flag in _OURS:
                 yield f"{where} is set already; {_OURS[flag]}"
             elif value is not True and (not str(value) or _UNSAFE.search(str(value)) or _CONTROL.search(str(value))):
-                yield f"{where}: {value!r} is empty or contains blanks or quotes, which a #PBS line cannot contain"
+                yield (
+                    f"{where}: {value!r} is empty or contains blanks or quotes, which a #PBS line of qsub cannot contain"
+                )
 
 
 TEMPLATE = "submitit_pbs.sh.j2"
@@ -178,6 +180,7 @@ class PbsExecutor(core.PicklingExecutor):
     def affinity(cls) -> int:
         """Return 2 if PBS is installed; -1 if there is no qsub, or if it belongs to another scheduler."""
         qsub = shutil.which("qsub")
+        # 2: a cluster, as for submitit's Slurm executor (submitit.core.core.Executor.affinity).
         return 2 if qsub and _is_pbs(qsub) else -1
 
     @classmethod
