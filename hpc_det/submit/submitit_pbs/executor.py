@@ -144,7 +144,8 @@ class Parameters:
                 yield f"{where} is set already; {_OURS[flag]}"
             elif value is not True and (not str(value) or _UNSAFE.search(str(value)) or _CONTROL.search(str(value))):
                 yield (
-                    f"{where}: {value!r} is empty or contains blanks or quotes, which a #PBS line of qsub cannot contain"
+                    f"{where}: {value!r} is empty or contains blanks or quotes, which a #PBS line of qsub cannot "
+                    "contain"
                 )
 
 
