@@ -14,7 +14,7 @@ TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 LAUNCHERS = ("torch_distributed", "direct", "mpi", "srun", "deepspeed", "horovod", "autohorovod")
 _LAUNCHER = re.compile(r"(determined|hpc_det)\.launch\.(\w+)")
 _BEHIND_LAUNCHERS = ("rank", "wrap_rank")
-"""Modules that are no launchers, but that a user's own launcher may use to start ranks."""
+"""Modules other than launchers with which a user's own launcher may start ranks."""
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*")
 """A variable that is set before a command."""

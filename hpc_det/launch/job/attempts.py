@@ -63,7 +63,7 @@ class Attempts:
         """`start_agents`: the command that starts one agent on each node. `signals`: this process's stop signals and
         CHLD.
 
-        `heard`: the stop signals received before. One that was too late for an attempt applies to the next one.
+        `heard`: the stop signals received before. A signal that came too late for an attempt applies to the next.
         """
         self._trial = trial
         self._worker = worker

@@ -44,6 +44,7 @@ _OURS = {
 """Flags of qsub that are refused in additional_parameters, and the reason or the parameter to use instead."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _UNSAFE = re.compile(r"[\s'\"\\]")
+_UNSAFE_WORDS = "blanks, quotes, backslashes or control characters"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ class Parameters:
             yield "name: '' is empty"
         for name, text in (("pbs_queue", self.queue), ("pbs_account", self.account)):
             if text is not None and (not text or _UNSAFE.search(text) or _CONTROL.search(text) or text.startswith("-")):
-                yield f"{name}: {text!r} is empty, begins with '-', or contains blanks or quotes"
+                yield f"{name}: {text!r} is empty, begins with '-', or contains {_UNSAFE_WORDS}"
         if isinstance(self.setup, str):
             yield f"pbs_setup: {self.setup!r} is one text; give a list of lines"
         yield from self._additional_problems()
@@ -143,10 +144,7 @@ class Parameters:
             elif flag in _OURS:
                 yield f"{where} is set already; {_OURS[flag]}"
             elif value is not True and (not str(value) or _UNSAFE.search(str(value)) or _CONTROL.search(str(value))):
-                yield (
-                    f"{where}: {value!r} is empty or contains blanks or quotes, which a #PBS line of qsub cannot "
-                    "contain"
-                )
+                yield f"{where}: {value!r} is empty, or contains {_UNSAFE_WORDS}, which a #PBS line of qsub cannot"
 
 
 TEMPLATE = "submitit_pbs.sh.j2"
