@@ -144,7 +144,7 @@ class Parameters:
             elif flag in _OURS:
                 yield f"{where} is set already; {_OURS[flag]}"
             elif value is not True and (not str(value) or _UNSAFE.search(str(value)) or _CONTROL.search(str(value))):
-                yield f"{where}: {value!r} is empty, or contains {_UNSAFE_WORDS}, which a #PBS line of qsub cannot"
+                yield f"{where}: {value!r} is empty, or contains {_UNSAFE_WORDS}, which qsub cannot read"
 
 
 TEMPLATE = "submitit_pbs.sh.j2"
