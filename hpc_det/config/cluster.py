@@ -83,13 +83,14 @@ class Cluster(Section):
         description="slurm, pbs, or local (this machine, without a queue)."
     )
     slots_per_node: Positive = Field(
-        description="Slots of a node: its GPUs, or the ranks to run on a node without GPUs."
+        description="Number of slots of a node: its GPUs, or the ranks to run on a node without GPUs."
     )
     slot_type: SlotType = Field(description="Kind of a slot: gpu or cpu.")
     max_nodes: MaxNodes | None = Field(default=None, description="Most nodes that a job can have; null: not checked.")
     resource_pool: OptionalText = Field(
         default=None,
-        description="Pool of experiments that name none; null: the default pool, or else the scheduler's default.",
+        description="Pool of experiments that name none; null: the one with `default: true`, or else the scheduler's "
+        "default.",
     )
     gpu_flag: GpuFlag = Field(
         default="gpus-per-node",
@@ -145,8 +146,8 @@ class Cluster(Section):
     scratch: Annotated[str, Field(pattern=r"^[/$]"), Expected("an absolute path, or one that begins with $")] | None = (
         Field(
             default=None,
-            description="Folder on each node's local disk, in which variables of the job are expanded. Each attempt "
-            "gets a folder in it as $TMPDIR of the ranks, which is deleted after the attempt. null: none.",
+            description="Folder on each node's local disk; variables of the job in its path are expanded. Each attempt "
+            "gets a subfolder as $TMPDIR of its ranks, which is deleted after the attempt. null: none.",
         )
     )
     modules: Annotated[list[Text], Expected("a list of module names")] = Field(
@@ -169,7 +170,7 @@ class Cluster(Section):
     )
     dtrain_network_interface: OptionalText = Field(
         default=None,
-        description="Network interface for communication between ranks; null: one that reaches the other nodes.",
+        description="Network interface for communication between ranks; null: detect one that reaches the other nodes.",
     )
     resume: Resume = Field(
         default="auto",

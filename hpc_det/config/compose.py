@@ -102,7 +102,7 @@ class Composer:
             return OverridesParser.create(config_loader=self._loader).parse_overrides(list(overrides))
 
     def options(self, group: str) -> list[str]:
-        """Return the names of the files in a configuration group; none if there is no such group."""
+        """Return the names of the files in a configuration group; an empty list if there is no such group."""
         return self._loader.get_group_options(group, config_name="config", overrides=[_READ_SEARCH_PATH])
 
 

@@ -1,4 +1,4 @@
-"""The entrypoint of an experiment: the words of its command line, and the files of the code directory they name."""
+"""The entrypoint of an experiment: the words of its command, and the files of the code directory that they name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from itertools import dropwhile, pairwise
 from pathlib import Path, PurePath
 
 TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+"""`module:Class`."""
 LAUNCHERS = ("torch_distributed", "direct", "mpi", "srun", "deepspeed", "horovod", "autohorovod")
 _LAUNCHER = re.compile(r"(determined|hpc_det)\.launch\.(\w+)")
 _BEHIND_LAUNCHERS = ("rank", "wrap_rank")
-"""The modules, beside the launchers, with which a launcher of the user may start ranks."""
+"""Modules other than launchers with which a user's own launcher may start ranks."""
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*")
+"""A variable that is set before a command."""
 _NO_SHELL = re.compile(r"[^$`*?~<>|&;()]*")
+"""A word whose meaning does not depend on a shell."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Context:
 
 
 def words_of(entrypoint: object) -> list[str]:
-    """Return the words of the command; none for a value that is not an entrypoint, which the schema reports.
+    """Return the words of the command; an empty list for an invalid value, which the schema reports.
 
     Raises ValueError for unbalanced quotes.
     """

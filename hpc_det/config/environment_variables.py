@@ -43,10 +43,10 @@ FOR_RANKS = {
     "HPC_DET_STORE": "File over which the ranks of a one-node gang meet.",
     "CUDA_VISIBLE_DEVICES": "The GPUs of the gang on this node; empty where slots are CPUs.",
     "OMP_NUM_THREADS": "CPUs of each rank, unless the experiment sets it.",
-    "PYTHONPATH": "The copy of the experiment's code comes first.",
+    "PYTHONPATH": "Begins with the copy of the experiment's code.",
     "TMPDIR": "A folder of this attempt in the profile's `scratch`, deleted afterwards; not set without `scratch`.",
-    "GLOO_SOCKET_IFNAME": "The network interface between the nodes, where the profile or its detection names one; "
-    "NCCL_SOCKET_IFNAME likewise.",
+    "GLOO_SOCKET_IFNAME": "The network interface between the nodes, if the profile names one or hpc_det had to detect "
+    "it; `NCCL_SOCKET_IFNAME` likewise.",
 }
 """Content of each variable that a launcher or a node agent sets for a rank or a script."""
 
@@ -54,7 +54,7 @@ FOR_HOOKS = {
     "HPC_DET_EXPERIMENT": "Number of the experiment.",
     "HPC_DET_STATE": "Its new state, such as `COMPLETED`.",
 }
-"""Content of each variable that a `command` of `notify` finds."""
+"""Content of each variable that is set for a `command` of `notify`."""
 
 INTERNAL = {
     "HPC_DET_TEST": "Set by `--test`: train one batch, validate one, save one checkpoint.",
@@ -72,7 +72,7 @@ GROUPS = {
     "Set for hooks": FOR_HOOKS,
     "Internal": INTERNAL,
 }
-"""Tables of the reference page by their headings."""
+"""The tables of the reference page, keyed by their headings."""
 _KNOWN = {name for group in GROUPS.values() for name in group}
 
 
@@ -81,6 +81,6 @@ def without_effect(names: Iterable[str]) -> Iterator[str]:
     own = {name.removeprefix(OWN_PREFIX): name for name in FOR_USERS if name.startswith(OWN_PREFIX)}
     for name in sorted(names):
         if name.startswith(OWN_PREFIX) and name not in _KNOWN:
-            # without the common prefix, which makes any two names similar
+            # Compared without the common prefix, which would make any two names similar.
             for meant in get_close_matches(name.removeprefix(OWN_PREFIX), own, n=1):
                 yield f"the environment variable {name} has no effect; did you mean {own[meant]!r}?"

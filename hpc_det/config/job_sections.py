@@ -50,17 +50,22 @@ _Device = Annotated[ContainerDevice, BeforeValidator(_device, json_schema_input_
 class Resources(Section):
     slots_per_trial: Annotated[
         Positive, Expected("a whole number >= 1; slots are CPUs where the cluster profile has slot_type: cpu")
-    ] = Field(default=1, description="Number of slots that a trial trains on; each slot gets one process.")
+    ] = Field(
+        default=1,
+        description="Number of slots that a trial trains on. A slot is a GPU, or a share of the CPUs of a cluster "
+        "without GPUs; on each runs one process of the trial (rank).",
+    )
     max_slots: Positive | None = Field(
         default=None, description="Most slots that all trials of the experiment use together; null: no limit."
     )
     packed_slots: Positive | None = Field(
         default=None,
-        description="Number of slots of one job that runs all trials in turn; a multiple of slots_per_trial. null: one "
-        "job per trial.",
+        description="Number of slots of one job that runs all trials, as many at a time as its slots allow; a multiple "
+        "of slots_per_trial. null: one job per trial.",
     )
     resource_pool: OptionalText = Field(
-        default=None, description="Partition or queue; null: the cluster profile's, or the scheduler's default."
+        default=None,
+        description="Partition or queue in which jobs run; null: the cluster profile's, or the scheduler's default.",
     )
     time_limit: TimeLimit = Field(
         default=None,
@@ -100,10 +105,12 @@ class ProxyPort(Section):
 class Environment(Section):
     image: DeviceText | None = Field(
         default=None,
-        description="Container image; null: ranks run without a container, in the Python environment of hpc-det.",
+        description="Container image: a path, an address with ://, or a name as Docker writes it. null: ranks run "
+        "without a container, in the Python environment of hpc-det.",
     )
     environment_variables: DeviceVariables = Field(
-        default=[], description="Environment variables of the ranks; the last value of a name counts."
+        default=[],
+        description="Environment variables of the ranks. If a name occurs several times, the last value is used.",
     )
     force_pull_image: Flag = Field(default=False, description="Pull the image even if the node has it.")
     registry_auth: FreeMap | None = Field(
@@ -152,8 +159,12 @@ class _SchedulerSection(Section):
 
 
 class Slurm(_SchedulerSection):
-    sbatch_args: SbatchArgs = Field(default=[], description="Additional arguments of sbatch.")
+    sbatch_args: SbatchArgs = Field(
+        default=[], description="Additional arguments of sbatch. Those that hpc_det sets itself are refused."
+    )
 
 
 class Pbs(_SchedulerSection):
-    pbsbatch_args: PbsbatchArgs = Field(default=[], description="Additional arguments of qsub.")
+    pbsbatch_args: PbsbatchArgs = Field(
+        default=[], description="Additional arguments of qsub. Those that hpc_det sets itself are refused."
+    )

@@ -49,7 +49,7 @@ def cluster_schema() -> Tree:
 def _of_layer(model: type[Section], title: str) -> Tree:
     schema = model.model_json_schema(by_alias=True)
     for section in (schema, *schema.get("$defs", {}).values()):
-        del section["title"]  # pydantic's name of the class, which editors would show
+        del section["title"]  # the name of the Python class, which editors would show
         section.pop("required", None)
         section["properties"] = {key: _or_null(value) for key, value in section["properties"].items()}
     return {"$schema": _DIALECT, **schema, "title": title}

@@ -173,7 +173,7 @@ class _Sizes:
         self._expanded: dict[int, int] = {}
         """Size of each node, by its id()."""
         self._written = 0
-        """Number of values in the text so far, each alias counted as nothing."""
+        """Number of values in the text so far, without those that aliases repeat."""
 
     def expanded(self, node: yaml.Node) -> int:
         """Return the size of `node`. Raises TooManyRepeated."""

@@ -40,7 +40,7 @@ class Request:
     overrides: tuple[tuple[str, Tree], ...] = ()
     """Layers above the config with their names, such as those of --test and --local."""
     default_name: str | None = None
-    """Name of an experiment without a name: that of its file."""
+    """Name of the experiment if no layer sets one: the name of its file."""
 
     @property
     def context(self) -> Context:
@@ -92,7 +92,7 @@ def of_composed(config: Tree, template_name: str | None) -> Request:
         template=_template(template, template_name or "") if template else None,
         template_name=template_name,
         context_dir=_context_dir(config.pop("context_dir", None)),
-        # The skeleton has these two as maps, so that keys can be added to them.
+        # `data` and `hyperparameters` are empty maps in conf/config.yaml, so that overrides can add keys to them.
         config={key: value for key, value in config.items() if value != {}},
     )
 
@@ -141,6 +141,7 @@ def on_one_slot(request: Request) -> Request:
 
 
 def on_slots(request: Request, slots: int) -> Request:
+    """Return the request with another number of slots for each trial."""
     return _overridden(request, "--ranks", {"resources": {"slots_per_trial": slots}})
 
 

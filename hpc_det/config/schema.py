@@ -59,9 +59,10 @@ class Optimizations(Section):
         Literal["O0", "O1"], Expected("O0 or O1; O2 and O3, with weights in half precision, existed only in apex")
     ] = Field(
         default="O0",
-        description="O1: models compute in half precision, as with context.experimental.use_amp() in the trial.",
+        description="O1: automatic mixed precision: models compute in half precision where torch.autocast allows it, "
+        "as with context.experimental.use_amp() in the trial. O0: none.",
     )
-    # 25 MB after a first bucket of 1 MB are the defaults of torch's DistributedDataParallel.
+    # torch's DistributedDataParallel uses buckets of 25 MB, after a first one of 1 MB.
     tensor_fusion_threshold: NotNegative | None = Field(
         default=None,
         description="Size in MB of the buckets in which gradients are exchanged (DDP's bucket_cap_mb). 0: each "
@@ -105,7 +106,7 @@ class LogPolicy(Section):
         description="Name of the policy. A name without a pattern disables the built-in policy of that name.",
     )
     pattern: Regex | None = Field(
-        default=None, description="Regular expression that is searched for in each line of the ranks' logs."
+        default=None, description="Regular expression that is searched for in each line of the trial's logs."
     )
     action: (
         Annotated[
@@ -116,9 +117,9 @@ class LogPolicy(Section):
         | None
     ) = Field(
         default=None,
-        description="Action if the attempt fails after a match. cancel_retries: the trial is given up; exclude_node: "
-        "jobs of the experiment avoid the node of the rank whose log matched. Matches are recorded in the trial's "
-        "journal; null: nothing else is done.",
+        description="Action if an attempt fails and a line of its logs matches. cancel_retries: the trial is given up; "
+        "exclude_node: jobs of the experiment avoid the node of the rank whose log matched; null: the match is only "
+        "recorded, as every match is, in the trial's journal.",
     )
 
 
@@ -152,7 +153,7 @@ class Hook(Section):
         "shown.",
     )
     mail: _Mail | None = Field(
-        default=None, description="Address to which the notification is mailed, by the sendmail of the machine."
+        default=None, description="Address to which the machine's sendmail program mails the notification."
     )
     states: Annotated[
         list[_State], Field(min_length=1), Expected("a list of RUNNING, PAUSED, COMPLETED, ERROR and CANCELED")
@@ -185,15 +186,17 @@ class Experiment(Section):
     workspace: AnyText = Field(default="", description="Workspace of the project in Determined's web UI.")
     data: FreeMap = Field(
         default={},
-        description="Free-form settings that the trial reads. Values in `secrets` are masked wherever the "
+        description="Free-form settings that the trial reads. Values below its key `secrets` are masked wherever the "
         "configuration is shown.",
     )
     debug: Flag = Field(default=False, description="Determined's switch for debug logging.")
-    entrypoint: Entrypoint = Field(description="Command that each node runs, or `module:Class` of a trial.")
+    entrypoint: Entrypoint = Field(
+        description="Command that each node runs, or `module:Class`, a trial class whose ranks hpc_det starts itself."
+    )
     hyperparameters: FreeMap = Field(
         default={},
-        description="Free-form settings that the trial reads. A map with a `type` is a range from which the searcher "
-        "chooses a value.",
+        description="Free-form settings that the trial reads. A map with a `type` other than const is a range from "
+        "which the searcher chooses a value.",
     )
     # validate_default: if no layer sets a searcher, the error names the keys that are required.
     searcher: Searcher = Field(

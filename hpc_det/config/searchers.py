@@ -60,7 +60,7 @@ class _MaxTrials(_ManyTrials):
 
 class _Halving(_MaxTrials):
     divisor: Divisor = Field(
-        default=4, description="One in this number of trials of a rung is trained on to the next rung."
+        default=4, description="Of the trials that reach a rung, the best 1/divisor are trained on to the next one."
     )
     stop_once: Flag = Field(
         default=False,

@@ -11,8 +11,9 @@ from hpc_det.config.merge import Tree, leaves
 
 MASK = "********"
 _NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+"""Parts of the names of variables whose values are taken for secrets."""
 _SETS = re.compile(rf"\w*({_NAMES.pattern})\w*=", re.IGNORECASE)
-"""A line of shell code that sets such a variable."""
+"""Matches a line of shell code that sets a variable with such a name."""
 _STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential")
 
 

@@ -27,6 +27,8 @@ class Section(BaseModel):
     def _null_is_unset(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        # A null is removed also from a key that only another kind has, which is then no error. A null of an unknown key
+        # stays, so that the key is reported.
         known = {key for kind in (cls, *cls.kinds.values()) for key in kind.known_keys()}
         return {key: value for key, value in data.items() if value is not None or key not in known}
 
@@ -55,14 +57,14 @@ def _kind(member: type[Section]) -> str:
     return str(value)
 
 
-# --- what may stand at a path
+# --- the sections and fields at a path
 
 Where: TypeAlias = "Sequence[str | int]"
 """Parts of a path: keys, indices, and pydantic's tags in angle brackets, which name the kind of a section."""
 
 
 def keys_at(model: type[Section], where: Where) -> list[str] | None:
-    """Return the keys of the section at `where`, of all kinds if no tag selects one; None if it is not a section."""
+    """Return the keys of the section at `where`; those of all its kinds if no tag selects one; None for no section."""
     sections = sections_at(model, where)
     return list(dict.fromkeys(key for section in sections for key in section.known_keys())) if sections else None
 
@@ -106,7 +108,7 @@ def expectation(model: type[Section], where: Where) -> str:
     for depth in range(len(where), 0, -1):
         *above, key = where[:depth]
         if isinstance(key, int):
-            continue  # an element is told with its list
+            continue  # the expectation of a list describes its elements, too
         fields = [field_at(section, key) for section in sections_at(model, above)]
         if words := next((words for field in fields if field and (words := expected(field))), None):
             return words

@@ -36,7 +36,7 @@ _ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
 def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
     """Return the problems of the trial that `entrypoint` names, with `--trial module:Class` or as `module:Class` alone.
 
-    What only running the code shows, such as a computed class or a base class from elsewhere, is not a problem.
+    Code that can be judged only by running it, such as a computed class or a base class from elsewhere, is accepted.
     """
     try:
         words = words_of(entrypoint)
@@ -63,10 +63,10 @@ def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
 
 
 def silent_script(entrypoint: object, context: Context) -> str | None:
-    """Return the Python script of the entrypoint if it reports no metric.
+    """Return the Python script of the entrypoint if it reports no metric, else None.
 
-    Then neither the script nor a module that it imports from the context directory imports hpc_det. None for a trial,
-    and if only running it could tell, as for a shell script.
+    It reports none if neither the script nor a module that it imports from the context directory imports hpc_det. None
+    also for a trial class, and where only running the code would show it, as for a shell script.
     """
     return _script_without(_REPORTING, entrypoint, context)
 
@@ -112,8 +112,8 @@ def _modules_of(node: ast.AST) -> list[str]:
 def speaks_determined(entrypoint: object, context: Context) -> bool:
     """Return whether the code was written for Determined.
 
-    Then the entrypoint names a launcher of Determined or only `module:Class`, or the trial's file or the script imports
-    `determined`.
+    That is so if the entrypoint names a launcher of Determined or is only `module:Class`, or if the trial's file or the
+    script imports `determined`.
     """
     with suppress(OSError, SyntaxError, ValueError):
         words = words_of(entrypoint)
@@ -155,12 +155,12 @@ def _is_installed(module: str) -> bool:
 
 def _parse(file: Path) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a doubtful escape in the user's code is not our message to give
+        warnings.simplefilter("ignore")  # such as one for an invalid escape sequence in a string of the user's code
         try:
             return ast.parse(file.read_bytes(), filename=str(file))
         except (MemoryError, RecursionError):
             raise SyntaxError("nested too deeply for Python's parser") from None
-        except ValueError as error:  # so Python 3.11.2 says that there is a null byte, 3.11.7 by a SyntaxError
+        except ValueError as error:  # for a null byte, in Python 3.11.2; 3.11.7 raises SyntaxError
             raise SyntaxError(str(error)) from None
 
 
@@ -261,8 +261,9 @@ _ADDS = ("wrap_reducer", "on_validation_end")
 
 
 def metric_notes(entrypoint: object, context: Context, metric: str) -> list[str]:
-    """Return a note if the code does not return `metric`, which otherwise the first validation finds, by default after
-    all training.
+    """Return a note if the trial does not return `metric`, or an empty list.
+
+    Otherwise the user would learn this only at the first validation, which by default comes after all training.
     """
     with suppress(OSError, SyntaxError, ValueError):
         if found := trial_class(entrypoint, context):

@@ -1,6 +1,8 @@
-"""The processes on the nodes of a job, standard library only, from the batch script to the ranks.
+"""The processes on the nodes of a job, from the batch script to the ranks.
 
-A job process (`job`) runs once per job, an agent (`agent`) once per node, then a launcher, and `rank` once per rank.
+All but the ranks use the standard library only. The batch script starts one job process (`job`). For each attempt the
+job process has one agent (`agent`) started on each node. The agent runs the experiment's entrypoint, which is a
+launcher or starts one, and the launcher starts the ranks (`rank`).
 
     job         the job process, its workers, their attempts at trials, requeueing
     agent       starts the entrypoint on its node, receives stop signals, ends the ranks when one is lost

@@ -4,8 +4,8 @@
 
 It starts the entrypoint on its node and passes stop requests on: after a signal, or a stop request in the run folder,
 it notifies the ranks, which save and exit. If a rank is lost, the agent ends the other ranks of its node at once and
-reports this to the agents of the other nodes, which do the same. It exits with 0 only if the entrypoint did. The result
-of the attempt is in the outcome file, which rank 0 writes.
+reports its exit through node 0 to the other agents, which do the same. It exits with 0 only if the entrypoint did. The
+result of the attempt is in the outcome file, which rank 0 writes.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class Agent:
         """True once the attempt has been ended on this node."""
         self._next_poll = 0.0
         self._log_began = size_of(trial.job_log)
+        """Bytes in the trial's log before this attempt; the log is one file for all attempts."""
         self._log_watch = LogWatch(self._logs())
 
     def run(self) -> int:
@@ -95,6 +96,7 @@ class Agent:
         try:
             code = self._watch(self._start())
         finally:
+            # Before ending the ranks, which may take 10 s: the other agents end theirs in the meantime.
             self._supervisor.report_exit(code)
             end_descendants()
             self._log_watch.close()
@@ -148,13 +150,16 @@ class Agent:
                 env=dict(os.environ) if self._container else environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=ignore_stop_signals,  # the agent answers them
+                preexec_fn=ignore_stop_signals,  # the agent handles them and notifies the ranks over its socket
             )
         except OSError as error:
             raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
 
     def _meet(self) -> tuple[Attempt, str | None]:
-        """Meet the other nodes' agents; return the attempt as its ranks see it, and the network interface or None."""
+        """Wait for the rendezvous of the nodes.
+
+        Return the attempt as its ranks see it, and the network interface to set for libraries, or None.
+        """
         address, interface = own_address(self._plan.nodes, self._plan.network_interface)
         rendezvous = self._supervisor.rendezvous(address, self._folders)
         attempt = Attempt(
@@ -238,7 +243,7 @@ def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scrat
     `interface`: the network interface between the nodes; `scratch`: the node's folder for temporary files.
     """
     is_inside = plan.container is not None and plan.container.starts_entrypoint
-    # A container that the agent starts receives only those variables of the job that ranks need anywhere.
+    # Of the job's variables, a container that the agent starts receives only those that ranks need in it, too.
     given = of_the_job(os.environ) if is_inside else os.environ
     wanted = dict(item.split("=", 1) for item in plan.environment)
     environment = {**given, **({"TMPDIR": scratch} if scratch else {}), **wanted, **attempt.to_env()}
@@ -264,6 +269,7 @@ def main(argv: list[str]) -> int:
     adopt_orphans()
     limit_look_ups(os.environ)
     try:
+        # Only schedulers suspend jobs, so without one no guardian is needed.
         with guarded() if scheduler(plan.scheduler).has_queue else nullcontext(), node_folders(plan) as folders:
             return Agent(trial, plan, number, worker, folders).run()
     except UnhealthyNode:

@@ -1,4 +1,7 @@
-"""hpc_det.launch.horovod --autohorovod under upstream's name: python3 -m hpc_det.launch.autohorovod ..."""
+"""The same as `hpc_det.launch.horovod --autohorovod`, under Determined's name for it.
+
+python3 -m hpc_det.launch.autohorovod [[HVD_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
+"""
 
 from __future__ import annotations
 

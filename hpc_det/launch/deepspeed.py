@@ -22,7 +22,7 @@ from hpc_det.node.process import block_stop_signals
 from hpc_det.store.attempt import Attempt
 
 _OF_THE_RUNNER = ("-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--launcher")
-"""Flags of `deepspeed` that set where ranks run; here the plan does."""
+"""Flags of `deepspeed` that set where ranks run; here the plan determines that."""
 
 
 def launch_command(launch: Launch, attempt: Attempt, env: Mapping[str, str]) -> list[str]:
@@ -71,7 +71,8 @@ def _begin(launch: Launch, attempt: Attempt) -> NoReturn:
 
 
 def main(argv: list[str]) -> int:
-    block_stop_signals()  # launch.py ends its ranks in turn on TERM, and leaves them running on USR1
+    # DeepSpeed's launch.py ends its ranks one after another on TERM, and exits without ending them on USR1 (measured).
+    block_stop_signals()
     return start("deepspeed", argv, _begin)
 
 

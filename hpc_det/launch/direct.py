@@ -2,8 +2,8 @@
 
     python3 -m hpc_det.launch.direct [--] (--trial module:Class | SCRIPT ARGS...)
 
-It does not import torch, which saves a second. Each rank writes to its own log. When a rank exits with another code
-than 0, the launcher kills the others at once and exits with that code.
+It does not import torch, so ranks start a second earlier than under torchrun. Each rank writes to its own log. When a
+rank exits with another code than 0, the launcher kills the others at once and exits with that code.
 
 Trial classes receive stop requests from the agent. A script receives one SIGTERM, after which it should save and exit;
 it is started again when the job resumes, because its exit does not show whether it had finished. The launcher kills the
@@ -33,12 +33,16 @@ from hpc_det.node.process import SignalPipe, ends_with_parent, exit_code
 from hpc_det.store.attempt import Attempt, failure_now, note_failure, read_stop
 
 LEAVE_TOGETHER_S = 60.0
-"""Seconds for the other ranks after a stop, when one has exited.
+"""Seconds that the other ranks have to exit after a stop, from the exit of the first rank on.
 
-A rank may be blocked by a peer that the signal killed before it had installed its handler.
+Without a limit, a rank could wait for ever in a collective for a peer that SIGTERM killed before it had installed its
+handler.
 """
 RESERVE_S = 5.0
-"""Seconds kept before the deadline, at most half of the time to it, in which the job records the result."""
+"""The ranks are killed this many seconds before the deadline, so that the job has time to record the result.
+
+At most half of the time between the stop request and the deadline is kept.
+"""
 POLL_S = 1.0
 """Seconds between two checks of the deadline after a stop."""
 
@@ -76,8 +80,9 @@ class Ranks:
         self._codes: dict[int, int] = {}
         """The return codes of the ranks that have exited, keyed by rank."""
         self._logs_began: dict[int, int] = {}
+        """Bytes in each rank's log when the rank was started, keyed by rank."""
         self._code = 0
-        self._was_told = False
+        self._is_stopping = False
         """True once a script has received the stop request."""
         self._ends_at = math.inf
         """Seconds since the epoch at which the remaining ranks are killed."""
@@ -88,17 +93,17 @@ class Ranks:
         self._selector.register(self._agent.connection, selectors.EVENT_READ, self._on_agent)
 
     def run(self) -> int:
-        """Return 0 if all ranks exited with 0 or were asked to stop; otherwise the exit code of the first that
-        failed.
+        """Run the ranks until all have exited. Return 0 if they exited with 0 or were asked to stop; otherwise the exit
+        code of the first that failed.
         """
         for local_rank in range(self._attempt.ranks_per_node):
             self._start(local_rank)
         while self._processes:
-            for key, _ in self._selector.select(POLL_S if self._was_told else None):
+            for key, _ in self._selector.select(POLL_S if self._is_stopping else None):
                 key.data()
-            if self._was_told and time.time() > self._deadline():
+            if self._is_stopping and time.time() > self._deadline():
                 self._send(signal.SIGKILL)
-        if self._was_told and 0 in self._codes:
+        if self._is_stopping and 0 in self._codes:  # only on the node of rank 0, because the outcome has one writer
             self._write_outcome(has_saved=self._codes[0] == 0)
         return self._code
 
@@ -121,7 +126,7 @@ class Ranks:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_begins if self._launch.joins_by_itself else _begins_and_hears_of_stops,
+                preexec_fn=_prepare_trial_rank if self._launch.joins_by_itself else _prepare_script_rank,
             )
         except OSError as error:
             raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
@@ -136,9 +141,9 @@ class Ranks:
         for rank, process in sorted(ended.items(), key=lambda item: item[1].returncode):
             del self._processes[rank]
             self._codes[rank] = process.returncode
-            if process.returncode and not self._code and not self._was_told:
+            if process.returncode and not self._code and not self._is_stopping:
                 self._fail(rank, process)
-        if ended and self._was_told:
+        if ended and self._is_stopping:
             self._ends_at = min(self._ends_at, time.time() + LEAVE_TOGETHER_S)
 
     def _fail(self, rank: int, process: subprocess.Popen[bytes]) -> None:
@@ -156,7 +161,7 @@ class Ranks:
             self._code = 1
             self._send(signal.SIGKILL)
         elif any("stop" in message.head for message in messages) and not self._launch.joins_by_itself:
-            self._was_told = True
+            self._is_stopping = True
             self._send(signal.SIGTERM)
 
     def _deadline(self) -> float:
@@ -174,21 +179,24 @@ class Ranks:
     def _write_outcome(self, *, has_saved: bool) -> None:
         """Write the outcome of a stopped script that has written none, because exit code 0 alone would mean that it has
         finished.
+
+        `has_saved`: whether the stopped script exited with 0, which is taken to mean that it has saved.
         """
         trial, number = self._attempt.trial, self._attempt.number
         former = read_json(trial.outcome) or {}
         if former.get("attempt") != number:
+            # The batches of a script are unknown, so its saves count as its progress (`AttemptFacts.newest_saved`).
             saves = int(former.get("saves", 0)) + has_saved
             write_json(trial.outcome, {"attempt": number, "kind": "stopped", "steps": saves, "saves": saves})
 
 
-def _begins() -> None:
-    """Prepare the process of a trial's rank."""
+def _prepare_trial_rank() -> None:
+    """Prepare the process of a rank that runs a trial class; for Popen's `preexec_fn`."""
     # The stop signals stay ignored, as the agent has set them, until the rank installs handlers.
     ends_with_parent()
 
 
-def _begins_and_hears_of_stops() -> None:
+def _prepare_script_rank() -> None:
     """Prepare the process of a script's rank: SIGTERM gets its default action, which the script may replace."""
     ends_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -2,9 +2,9 @@
 
     python3 -m hpc_det.launch.horovod [[HVD_OVERRIDES...] --] [--autohorovod] (--trial module:Class | SCRIPT ARGS...)
 
-Overrides follow our flags, so horovodrun uses theirs. Each line of output begins with the rank that printed it. With
---autohorovod a gang of one rank runs without horovodrun (upstream: harness/determined/launch/horovod.py). Horovod
-itself is installed by the user.
+Overrides come after the flags set here and so take precedence. Each line of output begins with the rank that printed
+it. With --autohorovod a gang of one rank runs without horovodrun, as in Determined
+(harness/determined/launch/horovod.py). Horovod itself is installed by the user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AUTO = "--autohorovod"
 RANK = "HOROVOD_RANK,OMPI_COMM_WORLD_RANK,PMI_RANK"
 """The variables with a rank's number; `wrap_rank` takes the first one that is set."""
 START_TIMEOUT_S = 1200
-"""Upstream's value."""
+"""Seconds that horovodrun waits for all ranks to start; Determined's value."""
 
 
 def horovodrun_command(launch: Launch, attempt: Attempt, interface: str | None) -> list[str]:

@@ -1,6 +1,7 @@
-"""The logs of ranks while they grow, and their last lines, often the only information about a program that has failed.
+"""Reads the last lines of logs, often the only information about a program that has failed, and watches logs grow.
 
-Beside each log the times at which it grew are recorded, so that the logs of all ranks can be merged by time.
+`LogWatch` records the times at which each log grew in a file beside it, so that the logs of all ranks can be merged by
+time.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from hpc_det.store.log_lines import LogTimes
 LONGEST_SEARCH, LONGEST_LINE = 16384, 200
 """Bytes at the end of a log that are searched for its last line, and the most characters of that line in a message."""
 _ERROR = re.compile(r"[\w.]+(?:Error|Exception|Interrupt): \S")
-"""The last line of a Python traceback."""
+"""Matches the last line of a Python traceback."""
 LOOK_S = 0.2
 """Seconds between two polls while logs grow.
 
 An agent takes 0.15 % of a core while all of 8 ranks print, 0.03 % while none does, and 0.02 % without these polls
-(measured). On NFS, a look also sends what the ranks have written to the server, so that other nodes see it.
+(measured). On NFS, a poll also makes this node send what its ranks have written to the server, so that other nodes see
+it.
 """
 LONGEST_PAUSE_S = 1.0
 """Longest pause in seconds between two polls while no log grows; the time recorded is still that of the last write."""

@@ -4,7 +4,7 @@
 
 The cluster profile's `mpi_launcher` selects the command. The launchers that wait on the other nodes start mpirun's
 daemons there (hpc_det.launch.launchers.nodes), so each rank is a descendant of the agent on its node. A Python script
-runs under `python -m mpi4py`, so that an exception on one rank ends all of them. Any other command runs unchanged.
+runs under `python -m mpi4py`, so that an exception on one rank ends all of them. Other commands are executed unchanged.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Attempt
 
 OF_ANOTHER_MPI = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PRTE_MCA_ess")
-"""Prefixes of variables that srun or mpiexec set for the agent's process; the ranks would join the wrong MPI world."""
+"""Prefixes of variables that srun or mpiexec set for the agent's process; with them ranks would join its MPI world."""
 _BY_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 """Variables that let Open MPI run as root; it refuses otherwise."""
 _RESOURCE_MANAGERS = "^slurm,tm,pbs,lsf,gridengine,alps"
-"""Excludes all of mpirun's resource managers: the gang's nodes may be a part of the job's, which mpirun would find."""
+"""Excludes all of mpirun's resource managers, which would find all nodes of the job: the gang may have only some."""
 
 
 def mpirun_command(launcher: Sequence[str], attempt: Attempt, overrides: Sequence[str], agent: str) -> list[str]:
@@ -43,7 +43,7 @@ def mpirun_command(launcher: Sequence[str], attempt: Attempt, overrides: Sequenc
     """
     path, said = _version(launcher[0])
     match vendor(said):
-        case "Open MPI":
+        case "Open MPI":  # --version prints "mpirun (Open MPI) 4.1.4"
             flags, library = _open_mpi(attempt, agent, is_old=") 4." in said), "libmpi.so.40"
         case "MPICH":
             flags, library = _mpich(attempt, agent), "libmpi.so.12"
@@ -86,7 +86,9 @@ def _open_mpi(attempt: Attempt, agent: str, *, is_old: bool) -> list[str]:
         *(["--mca", "orte_leave_session_attached", "1"] if is_old else ["--leave-session-attached"]),
         *("--host", hosts),
         *("-n", str(attempt.world_size)),
+        # mpirun refuses more ranks than cores, unless they may share them.
         *("--map-by", f"ppr:{attempt.ranks_per_node}:node:oversubscribe"),
+        # By default each rank is bound to one core or package, and its DataLoader workers with it (mpirun(1)).
         *("--bind-to", "none"),
     ]
 
@@ -94,7 +96,10 @@ def _open_mpi(attempt: Attempt, agent: str, *, is_old: bool) -> list[str]:
 def _mpich(attempt: Attempt, agent: str) -> list[str]:
     """Return flags for mpiexec.hydra, as its help names them."""
     return [
+        # Without a resource manager (`-rmk user`), for the reason given at _RESOURCE_MANAGERS.
         *("-launcher", "ssh", "-launcher-exec", agent, "-rmk", "user"),
+        # The daemons on the other nodes connect to node 0 by this address. Ranks must not take the names in -hosts for
+        # their own addresses, because those names lead nowhere (`host_name`).
         *("-localhost", attempt.master_addr, "-disable-hostname-propagation"),
         *("-hosts", ",".join(map(host_name, range(attempt.nodes)))),
         *("-ppn", str(attempt.ranks_per_node)),

@@ -71,6 +71,7 @@ def _temporary(base: str) -> Iterator[str]:
 
 
 def _base(scratch: str) -> str:
+    """Return the cluster's scratch folder on this node, with variables expanded. Raises UsageError if it is missing."""
     base = os.path.expandvars(scratch)
     if not os.path.isdir(base):
         raise UsageError(
@@ -99,7 +100,7 @@ def remove_leftovers(base: str) -> None:
 
 
 def _remove_if_left(path: str) -> None:
-    """Delete the folder `path` if its owner has ended. Raises OSError if it lives or that cannot be determined."""
+    """Delete the folder `path` if its owner has ended. Raises OSError if it still runs, or if that is unknown."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(folder).st_uid != os.geteuid():

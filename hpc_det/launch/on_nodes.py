@@ -2,9 +2,8 @@
 
     python3 -m hpc_det.launch.on_nodes (pbsdsh | pbs_tmrsh | mpiexec) FOLDER COMMAND... TRIAL_FOLDER ATTEMPT WORKER
 
-This process and the hosts share a temporary folder below FOLDER (hpc_det.schedulers.pbs.hosts).
-
-It exits with 0 if all agents did. Otherwise it ends the remaining agents and exits with 1.
+This process and the agents communicate through a temporary folder below FOLDER (hpc_det.schedulers.pbs.hosts). It exits
+with 0 if all agents did. Otherwise it ends the remaining agents and exits with 1.
 """
 
 from __future__ import annotations
@@ -27,11 +26,14 @@ from hpc_det.store.attempt import Failure, failure_now, note_failure
 from hpc_det.store.folders import TrialFolder
 
 START_S = 120.0
-"""Seconds after which a host without an agent is lost; PBS may notice it minutes later, and the starter would wait."""
+"""Seconds after which a host without an agent counts as lost.
+
+PBS may notice a dead host only minutes later, and the command that should start the agent waits as long.
+"""
 STARTER_LEAVES_S = 5.0
-"""Seconds for starters to exit after the last agent's exit code; one whose MoM is dead would wait forever."""
+"""Seconds for starters to exit after the last agent's exit code; one whose MoM (PBS's daemon) is dead never exits."""
 LEAVE_S = 15.0
-"""Seconds for all agents to exit after the order to end; a starter whose host is lost would wait forever."""
+"""Seconds for all agents to exit after the order to end; a starter whose host is lost never exits."""
 
 
 class OnNodes:
@@ -41,7 +43,10 @@ class OnNodes:
         self._folder = folder
         self._hosts = hosts
         self._codes: dict[int, int] = {}
-        """Exit codes of the agents that have ended, keyed by node rank, in the order in which they were found."""
+        """Exit codes of the agents that have ended, keyed by node rank, in the order in which they were found.
+
+        -1 if the agent's starter has exited and the agent has written no exit code.
+        """
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         self._parent = os.getppid()
         self._running: dict[subprocess.Popen[bytes], range] = {}
@@ -66,7 +71,10 @@ class OnNodes:
 
     @property
     def without_code(self) -> list[int]:
-        """Node ranks of the agents without an exit code: they were killed, or their host could not be reached."""
+        """Node ranks of the agents without an exit code: they were killed, or their host could not be reached.
+
+        Empty if this process's parent has exited: the job is being ended, so no host is to blame.
+        """
         return [rank for rank in range(self._hosts) if self._codes.get(rank, -1) < 0] if self._is_awaited else []
 
     @property

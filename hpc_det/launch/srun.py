@@ -2,7 +2,8 @@
 
     python3 -m hpc_det.launch.srun [[SRUN_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
 
-For sites whose srun binds CPUs and devices as they want it. Overrides follow our flags, so srun uses theirs.
+For sites that rely on srun to bind CPUs and devices to ranks. Overrides come after the flags set here and so take
+precedence.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def step_flags(plan: JobPlan, env: Mapping[str, str]) -> list[str]:
         f"--ntasks={plan.world_size}",
         f"--ntasks-per-node={plan.ranks_per_node}",
         f"--cpus-per-task={plan.cpus_per_rank}",
-        *([f"--nodelist={nodes}"] if nodes else []),
-        "--distribution=block",
-        "--kill-on-bad-exit=1",
+        *([f"--nodelist={nodes}"] if nodes else []),  # the agents' nodes, which may be a part of the job's
+        "--distribution=block",  # numbers the ranks node by node, as the plan does
+        "--kill-on-bad-exit=1",  # by default srun leaves the other ranks running
         "--export=ALL",
     ]
 

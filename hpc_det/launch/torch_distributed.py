@@ -3,8 +3,8 @@
     python3 -m hpc_det.launch.torch_distributed [[TORCH_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
 
 SCRIPT is a Python file or a command, such as `python3 train.py`. The rendezvous is static: the plan numbers the ranks.
-Overrides follow our flags, so torchrun uses theirs. A gang of one rank without overrides runs without torchrun
-(hpc_det.launch.direct): the rank starts a second earlier, and a search starts many.
+Overrides come after the flags set here and so take precedence. A gang of one rank without overrides runs without
+torchrun (hpc_det.launch.direct): its rank starts a second earlier, and a search starts many such gangs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
         f"--node-rank={attempt.node_rank}",
         f"--master-addr={attempt.master_addr}",
         f"--master-port={attempt.master_port}",
-        "--max-restarts=0",
+        "--max-restarts=0",  # the job process restarts a gang, as a new attempt
         # The agent, not torchrun, handles the scheduler's signals: see hpc_det.node.process.ignore_stop_signals.
         "--signals-to-handle=SIGQUIT",
         *([] if is_for_python(launch.command) else ["--no-python"]),

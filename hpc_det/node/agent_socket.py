@@ -58,12 +58,17 @@ class AgentSocket(LineServer):
 
     def __init__(self, path: str, selector: selectors.BaseSelector) -> None:
         self.on_lost: Callable[[int], None] = lambda rank: None
+        """Called with a rank whose connection ended before it reported its exit."""
         self.on_failed: Callable[[], None] = lambda: None
+        """Called when a rank has reported an exit code other than 0."""
         self.on_signal: Callable[[str], None] = lambda name: None
+        """Called with the name of a signal that a rank has received."""
         self.on_heartbeat: Callable[[Line, dict[str, Any]], None] = lambda line, message: None
+        """Called with a message of a heartbeat. May raise BrokenRule."""
         self.ranks: dict[int, int] = {}
         """Process id of every rank that has ever sent a hello, keyed by rank."""
         self._stop: dict[str, Any] | None = None
+        """The stop request as a message; None before one was sent."""
         self._running: dict[Line, list[int]] = {}
         """Ranks that have sent a hello and have not reported their exit, keyed by connection."""
         server = socket.socket(socket.AF_UNIX)
@@ -158,6 +163,6 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def _most_lines() -> int:
-    """Return the number of connections that the agent accepts."""
+    """Return the largest number of connections that the agent accepts."""
     # A rank that opens one connection after another must not use up all files that its agent may open.
     return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES, OTHER_FILES)

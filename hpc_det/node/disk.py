@@ -115,7 +115,7 @@ def temporary_beside(path: Path) -> Path:
 
 
 def remove_abandoned(folders: Iterable[Path]) -> None:
-    """Remove abandoned temporary files and folders directly inside each of `folders`; skip what cannot be removed."""
+    """Remove abandoned temporary files and folders directly inside each of `folders`; ignore errors."""
     for folder in folders:
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in [entry for entry in entries if entry.name.startswith(".")]:

@@ -120,7 +120,7 @@ def write_flushed(path: Path, content: str | bytes, *, private: bool = False) ->
 
 
 def _remove(partial: Path) -> None:
-    """Delete the file and ignore failure, so that the error that led here is the one that is raised."""
+    """Delete the file and ignore errors, so that the caller can re-raise the error of its write."""
     with suppress(OSError):
         disk.unlink(partial)
 
@@ -201,8 +201,7 @@ def is_own(path: Path) -> bool:
 def others_may_write(status: os.stat_result) -> bool:
     """Return whether the mode lets anyone but the owner write.
 
-    A group whose only member is the user does not count: many systems create such a group for each user, with umask
-    002.
+    A group whose only member is the user does not count: many systems give each user such a group, and umask 002.
     """
     if status.st_mode & stat.S_IWOTH:
         return True

@@ -45,8 +45,11 @@ LONGEST_IDENTITY = 1024
 LONGEST_HEAD = 2**20
 """Bytes."""
 _LONGEST_BODY = 2**64
+"""Bytes; what the length of a body can express."""
 HELLO = struct.Struct(f">{NONCE_BYTES}s{MAC_BYTES}sH")
+"""The client's nonce, its proof, and the length of its identity."""
 _LENGTHS = struct.Struct(">IQ32s")
+"""The lengths of head and body, and the SHA-256 of both."""
 
 
 Head = dict[str, Any]
@@ -112,7 +115,7 @@ class Seals:
 
 
 class Unsealed:
-    """A message that does not yet have its number in a direction."""
+    """A message that is encoded and hashed, but not sealed, because it gets its number only when it is sent."""
 
     def __init__(self, head: dict[str, Any], body: Bytes) -> None:
         self._head = json.dumps(head, separators=(",", ":")).encode()

@@ -33,6 +33,7 @@ def _never(error: OSError) -> bool:
 
 
 _wait: Wait = _never
+"""The function that decides in this process; outside of `waited_for` no write is retried."""
 
 
 def cause_in(error: BaseException) -> OSError | None:

@@ -26,6 +26,12 @@ _STDERR = 2
 """File descriptor of the rank's log."""
 
 Phase = Literal["outside", "meeting", "between steps", "training", "validation", "setup", "function", "loop"]
+"""What a rank is doing; hpc_det.launch.watch.hang has a limit for each phase.
+
+A trial class is "between steps" or in a loop over batches, "training" or "validation"; before these it waits at
+"meeting" for the other ranks. Ranks of hpc_det.sgd run functions of the user ("setup", "function", "loop"). "outside"
+is everything else.
+"""
 
 
 class Progress(NamedTuple):
@@ -39,7 +45,7 @@ class Progress(NamedTuple):
     warm: bool = False
     """True if this loop has done a step before; the first one may compile for a long time."""
     batch: int = 0
-    """Number of the batch in the current loop, or in the last one."""
+    """Number of the batch in the current loop, or in the last one if no loop runs."""
 
 
 class Heartbeat:

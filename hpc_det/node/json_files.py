@@ -2,7 +2,7 @@
 
 A disk or a person may have damaged a file, so readers check its shape, which maps each key to the kind of its value. A
 kind is an annotation: a class, `list[str]`, `int | None`, a Literal, or a dataclass or a Shape for a nested object.
-`Moment` is a time in seconds since the epoch, `Count` a number of things that a process can hold.
+`Moment` is a time in seconds since the epoch, and `Count` the size of something that a process holds in memory.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Moment:
 
 
 class Count:
-    """A kind: a number of things that are all in memory."""
+    """A kind: a number of things that a process holds in memory, so from 0 to less than `_MOST`."""
 
 
 NUMBER = (int, float)
 """A kind: a number with or without a fraction."""
 _LATEST = 1e11
-"""Seconds since the epoch. No clock shows such a year, and localtime(3) fails for years that are too large."""
+"""Limit of a Moment, in seconds since the epoch. localtime(3) fails for years that are too large."""
 _LONGEST, _LARGEST, _MOST = 2**63, 10**300, 10**7
 """Limits of an int, of a number such as a metric, and of a Count.
 
@@ -124,7 +124,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a journal, each distinct one once. Raises DamagedFile for a complete line that is invalid.
+    """Return the lines of a journal, equal lines once. Raises DamagedFile for a complete line that is invalid.
 
     A line torn by a crash has no closing brace at its end; it is the last one, or was ended by the next writer.
     """
@@ -169,7 +169,7 @@ def newest_first(path: Path) -> Iterator[bytes]:
 
 
 def read_counted(path: Path, count: str) -> list[dict[str, Any]]:
-    """Return the lines of a file, without those that a later line with an equal or lower `count` replaces.
+    """Return the lines of a file, without each line that a later one replaces: with an equal or lower value of `count`.
 
     A process that resumes from an earlier state appends to the same file, so its lines replace those after that state.
     """

@@ -75,7 +75,10 @@ class LineServer:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._emit = on_event or self.events.put
         self.answers: dict[str, Callable[[Line, Message], None]] = {}
-        """Functions that handle messages with a "do", keyed by it, in the server's thread instead of as events."""
+        """Functions that handle messages whose head has the key "do", keyed by its value.
+
+        The server's thread calls them, and such messages cause no events.
+        """
         self._server = server
         self._server.setblocking(False)
         self._buffer = memoryview(bytearray(READ_BYTES))
@@ -86,7 +89,7 @@ class LineServer:
         """Monotonic time until which no connection is accepted; None if connections are accepted."""
         self._unsent: deque[_Caller] = deque()
         """Connections with data that the network did not take at once."""
-        # Wakes the server's thread when another thread has queued data to send or has called `close`.
+        # Wakes the selector when a thread has queued data that could not be sent at once, or has called `close`.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.EpollSelector()
         self._selector.register(self._server, _READ, self._accept)

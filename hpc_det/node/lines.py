@@ -48,8 +48,8 @@ GONE_S = 60
 PROBE_S = 1
 """Seconds between the kernel's probes of a silent host.
 
-With probes this frequent, one answer between two network outages keeps them from counting as one. The other kernel
-answers even for a process that is suspended or busy.
+With probes this frequent, an answer arrives even in a short gap between two network outages, so that they do not count
+as one long outage. The other host's kernel answers even for a process that is suspended or busy.
 """
 
 
@@ -63,7 +63,7 @@ class NoLine(HpcDetError):
 
 
 class Line:
-    """One end of a connection between two processes that hold the same key, or are of one user on one node."""
+    """One end of a connection between two processes that hold the same key, or that one user runs on one node."""
 
     identity: dict[str, Any]
     """The identity that the client sent with its proof; over a Unix socket, the client's process id from the kernel."""
@@ -137,7 +137,7 @@ class Line:
     def close(self) -> None:
         """Close the connection. Threads that wait in `send` or `receive` return."""
         with suppress(OSError):
-            # Wakes the threads that hold the locks below.
+            # Ends the waiting of threads in `send` and `receive`, which hold the locks below.
             self.connection.shutdown(socket.SHUT_RDWR)
         with self._sending, self._receiving:
             self.connection.close()

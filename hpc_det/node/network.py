@@ -31,11 +31,11 @@ NO_MORE_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors of accept(2) after which the connection is still queued and can be accepted later."""
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 WAIT_S = 300.0
-"""Seconds. Nodes of one job may start minutes apart because of prologs and cold file systems."""
+"""Seconds to wait for a file of another node; prologs and cold file systems may let nodes start minutes apart."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
 """Seconds between two checks of the shared folder, at first and at most; thousands of nodes may wait for a late one."""
 LONGEST_TRY_S = 30.0
-"""Seconds. A try that takes three times as long counts as a suspension of the process (`AwakeClock`)."""
+"""Longest duration of one try in seconds. More than three times as long counts as a suspension (`AwakeClock`)."""
 _LOWEST_PORT = 15000
 
 
@@ -82,7 +82,10 @@ def awaited(path: Path, deadline_s: float) -> Any | None:
 
 
 def tries(within_s: float) -> Iterator[float]:
-    """Yield the seconds left, at first and after each pause, until `within_s` is over; a suspension does not count."""
+    """Yield the seconds that are left, then pause, again and again until `within_s` is over.
+
+    The pauses grow (`pauses`). Time for which the process is suspended does not count.
+    """
     clock, left_s = AwakeClock(LONGEST_TRY_S), within_s
     for pause in pauses():
         yield left_s

@@ -1,1 +1,1 @@
-"""The configuration meets the site: effective configuration, points of a multirun, pools, containers -> JobPlan."""
+"""From configuration and cluster profile to a JobPlan: effective configuration, multirun points, pools, containers."""

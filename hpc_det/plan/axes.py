@@ -1,8 +1,8 @@
 """The points of a Hydra multirun: its overrides as axes, each combination of values as a request.
 
 Composing takes tens of milliseconds. So Hydra composes one point for each combination of groups, and the other points
-are copies of this tree with their own values. If that differs from what Hydra would compose, Hydra composes every
-point.
+are copies of its tree with their own values. Where such a copy might differ from what Hydra would compose, Hydra
+composes every point.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class _Axis:
     """The key with its sign, as the user wrote it."""
     path: str
     written: tuple[str, ...]
+    """An override with each of the values, as text."""
     values: tuple[Any, ...] = ()
+    """The values as the configuration has them; empty for a fixed override."""
     is_swept: bool
     is_group: bool
 
@@ -185,6 +187,7 @@ class _Points:
     def _has_values(self, tree: Tree, choice: _Choice) -> bool:
         """Return whether Hydra placed each value unchanged at the path of its override."""
         values = [(self._axes[i].path, self._axes[i].values[choice[i]]) for i in self._varied]
+        # As text, because 1, 1.0 and True are equal in Python and differ in a configuration.
         return all(repr(_at(tree, path)) == repr(value) for path, value in values)
 
     def _with_values(self, tree: Tree, choice: _Choice) -> Tree:

@@ -20,6 +20,7 @@ and 2 h, as a preemptible queue may grant.
 _INTERRUPTIONS = {Cause.FAILED, Cause.PREEMPTED, Cause.NODE_LOST, Cause.HUNG, Cause.UNHEALTHY}
 """Causes that count as interruptions. A time limit is announced, and stops by the user are planned."""
 _UNASKED = {Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST}
+"""Causes from outside the trial, for which the user has not asked."""
 
 
 def best_interval_s(stall_s: float, mean_time_s: float) -> float:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hpc_det.config.schema import Experiment
 
 _NO_SHM_SIZE = ("apptainer", "pyxis")
+"""Runtimes in which /dev/shm is the node's."""
 
 
 def container(experiment: Experiment, cluster: Cluster, code: str) -> Container | None:
@@ -104,7 +105,7 @@ def container_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
 
 
 def container_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    """Yield each request that a container runtime would misread or ignore, before a node is allocated."""
+    """Yield a message for each request that the container runtime cannot serve, or would misread or ignore."""
     image = experiment.environment.image_for(cluster.slot_type)
     if image is None:
         yield from _mounts_without_container(experiment)
@@ -180,7 +181,8 @@ PACKAGE = str(Path(__file__).resolve().parents[1])
 ENVIRONMENT_FILE = "environment"
 """Name of a file in the agent's private folder."""
 
-# The job's variables that ranks need anywhere. All others describe the host: its PATH, libraries and modules.
+# The variables of the job that ranks need in a container, too. All others describe the host: its PATH, libraries and
+# modules.
 _OF_THE_JOB = re.compile(
     r"(?:SLURM|PBS|PMI|PMIX|CUDA|NVIDIA|ROCR|HIP|NCCL|GLOO|TORCH|OMP|MKL|UCX|FI|HPC_DET)_\w+|(?:HTTPS?|NO)_PROXY|USER",
     re.IGNORECASE,
@@ -277,7 +279,7 @@ def _apptainer(plan: JobPlan, container: Container, mounts: list[Mount]) -> list
     return [
         "apptainer",
         "exec",
-        "--cleanenv",
+        "--cleanenv",  # the variables come from ENVIRONMENT_FILE
         *(["--nv"] if plan.slot_type == "gpu" else []),
         f"--pwd={plan.code}",
         *[f"--bind={mount.source}:{mount.target}{':ro' if mount.read_only else ''}" for mount in binds],
@@ -302,7 +304,7 @@ def _podman(plan: JobPlan, container: Container, mounts: list[Mount]) -> list[st
         "--pid=host",
         "--uts=host",
         "--userns=keep-id",
-        "--security-opt=label=disable",
+        "--security-opt=label=disable",  # with SELinux labels, a container cannot read folders of the host
         memory,
         *gpus,
         f"--workdir={plan.code}",

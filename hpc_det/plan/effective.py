@@ -29,6 +29,7 @@ from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 Model = TypeVar("Model", bound=Section)
 _COMPAT = f"{COMPAT}={DETERMINED}"
 _HANDS = ("cluster", "template", "config")
+"""The layers that a person has written; notes are only about their keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ def effective(request: Request) -> Effective:
     """
     problems: list[Problem] = []
     profile, cluster = _profile(request.cluster, problems)
+    # The keys of an invalid profile may have any type, so they are not merged; its problems are reported anyway.
     site = merge(_site_defaults(request.cluster, problems), {} if problems else _of_every_job(profile))
     layers = [("cluster", site), ("template", request.template or {}), ("config", request.config), *request.overrides]
     merged = _merged([(name, in_todays_names(tree)) for name, tree in layers], request)

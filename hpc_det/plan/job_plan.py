@@ -1,4 +1,4 @@
-"""The jobs of an experiment, fully decided: what later steps read, and all that they read."""
+"""The plan of an experiment's jobs: the decisions that the job script, the job process and the agents rely on."""
 
 from __future__ import annotations
 
@@ -104,6 +104,7 @@ class JobPlan:
     code: str
     """Folder of the copied context directory, in which ranks run and from which they import."""
     python: str
+    """Path of the Python interpreter on the nodes."""
     entrypoint: tuple[str, ...]
     """Command that each node agent executes, without a shell."""
     environment: tuple[str, ...]
@@ -114,6 +115,7 @@ class JobPlan:
     ranks_per_node: int
     """Ranks of a gang on each of its nodes."""
     job_nodes: int
+    """Nodes of a job's allocation, for one gang or for all gangs that share the job."""
     job_slots_per_node: int
     """Slots of a job's allocation on each node: those of one gang, or of all gangs that share the job."""
     slot_type: str
@@ -169,11 +171,12 @@ class JobPlan:
     @property
     def runs_trial(self) -> bool:
         """True if the entrypoint starts a trial class, whose ranks receive stop requests and write an outcome."""
+        # A shell command is one word, which contains the flag.
         return any("--trial" in word for word in self.entrypoint)
 
     def end_of_grace(self, signal: str = "SIGTERM") -> float | None:
         """Return when a job that gets this signal now will be killed, in seconds since the epoch; None if unknown."""
-        # only TERM starts a grace time
+        # Only SIGTERM announces a preemption; other signals, such as Slurm's --signal, do not start a grace time.
         if self.grace_time_s is None or signal != "SIGTERM":
             return None
         return time.time() + self.grace_time_s
@@ -194,5 +197,6 @@ class JobPlan:
         """Return the plan of a JSON text. Raises DamagedFile for missing or wrong fields."""
         data = checked(parsed(text, "plan"), {"container": dict | None}, "plan")
         plan = made(cls, {**data, "container": None}, "plan")
+        # JSON has lists in place of tuples.
         texts: dict[str, Any] = {name: tuple(value) for name, value in vars(plan).items() if isinstance(value, list)}
         return replace(plan, **texts, container=data["container"] and Container.from_json(data["container"]))

@@ -59,6 +59,8 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Multirun:
+    """The points of one multirun."""
+
     points: list[Point]
     """At least one point. Requests share what does not differ, so they are never changed in place."""
 
@@ -140,6 +142,7 @@ def _tree(request: Request, known: dict[str, Known]) -> Tree:
     `known` contains those of other points, by everything that is not specific to a trial.
     """
     above = [{key: value for key, value in layer.items() if key not in _SECTIONS} for layer in _own_layers(request)]
+    # The key is only compared, so values that JSON cannot represent may be written by their repr.
     key = json.dumps([request.cluster, request.template, str(request.context_dir), *above], default=repr)
     if key not in known:
         known[key] = Known(request, effective(request))
@@ -163,6 +166,7 @@ def _own_layers(request: Request) -> list[Tree]:
 def _changed(request: Request, other: Request) -> Tree:
     """Return the merged sections in which the layers of the two requests differ."""
     own = list(zip(_own_layers(request), _own_layers(other), strict=True))
+    # Requests share the sections in which they do not differ (`Multirun.points`), so comparing identities is enough.
     keys = [key for key in _SECTIONS if any(mine.get(key) is not theirs.get(key) for mine, theirs in own)]
     layers = [request.cluster.get("experiment") or {}, request.template or {}, *_own_layers(request)]
     return merge_layers([("", in_todays_names({key: layer.get(key) for key in keys})) for layer in layers]).tree

@@ -1,4 +1,4 @@
-"""From an experiment and a cluster to its placement and JobPlan: nodes, ranks, jobs, and jobs at a time.
+"""Places an experiment on a cluster and plans its jobs: nodes, ranks, jobs, and how many jobs run at a time.
 
 The functions are pure: the same input gives the same plan on every host.
 """
@@ -53,6 +53,8 @@ def rank_layout(slots: int, cluster: Cluster, path: str = "resources.slots_per_t
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
+    """The jobs of an experiment: the layout of a gang and of a job, and the job arrays."""
+
     gang: RankLayout
     job: RankLayout
     """The allocation of one job."""
@@ -170,7 +172,7 @@ def resume_mode(cluster: Cluster, *, in_arrays: bool) -> str:
     A successor starts 1 s after the job before it; Slurm holds a requeued job for 2 min (measured), and PBS does not
     let users requeue their jobs.
     """
-    # one successor for each element of an array would double the jobs in the queue
+    # In arrays no jobs are queued in advance: one for each element would double the jobs in the queue.
     if cluster.resume == "rerun" or (cluster.resume == "chain" and in_arrays):
         return "requeue"
     if cluster.resume != "auto":

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hpc_det.config.schema import Experiment
 
 FIRST, USUAL, LAST = 1, 42, 99
+"""The highest, the default and the lowest of Determined's priorities."""
 _NICE_STEP = 100
 """Default step of `sbatch --nice` (sbatch(1))."""
 _PBS_STEP = 10
@@ -25,6 +26,7 @@ def nice_of(priority: float) -> int:
 
 
 def from_nice(nice: int) -> float:
+    """Return Determined's priority for a nice value of Slurm; it may lie outside of 1 to 99."""
     return USUAL + nice / _NICE_STEP
 
 
@@ -34,6 +36,7 @@ def pbs_priority_of(priority: float) -> int:
 
 
 def from_pbs_priority(given: int) -> float:
+    """Return Determined's priority for a priority of PBS; it may lie outside of 1 to 99."""
     return USUAL - given / _PBS_STEP
 
 

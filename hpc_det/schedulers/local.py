@@ -153,6 +153,7 @@ class JobId:
         return f"{self.pid}-{self.ticks}@{self.host}"
 
     def status(self) -> JobStatus:
+        """Return whether the process runs; UNKNOWN on another host."""
         if self.host != socket.gethostname():
             return JobStatus(JobState.UNKNOWN, f"it runs on {self.host}, and only that host knows its state")
         return JobStatus(JobState.RUNNING if is_running(self.pid, self.ticks) else JobState.ENDED)
@@ -167,7 +168,7 @@ def jobs() -> list[QueuedJob]:
 
 
 def _found() -> Iterator[QueuedJob]:
-    """Yield the job of each process in /proc that is the leader of one."""
+    """Yield the job of each process in /proc that leads a job."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with suppress(OSError, ValueError, LookupError, TypeError):  # it may have ended, or not be a job

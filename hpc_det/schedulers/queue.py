@@ -85,12 +85,14 @@ class Queue(Protocol):
     def pools(self, run: Run) -> dict[str, bool]:
         """Return the names of the pools, each with whether it is the default for jobs that name none."""
 
-    def prioritize(self, job: QueuedJob, priority: int) -> list[Change]: ...
+    def prioritize(self, job: QueuedJob, priority: int) -> list[Change]:
+        """Return the changes that give the job this priority, on Determined's scale."""
 
     def priority_note(self, run: Run) -> str:
         """Return why priorities may not affect the order of jobs here; "" if they do. Raises CommandError."""
 
-    def move(self, job: QueuedJob, pool: str) -> list[Change]: ...
+    def move(self, job: QueuedJob, pool: str) -> list[Change]:
+        """Return the changes that move the job to `pool`."""
 
     def put_ahead(self, job: QueuedJob, other: QueuedJob, between: Sequence[QueuedJob]) -> list[Change]:
         """Return the changes that move `job` directly ahead of `other`.
@@ -98,7 +100,11 @@ class Queue(Protocol):
         `between`: the user's own jobs that wait between the two, in queue order; `other` is currently ahead of `job`.
         """
 
-    def put_behind(self, job: QueuedJob, other: QueuedJob, between: Sequence[QueuedJob]) -> list[Change]: ...
+    def put_behind(self, job: QueuedJob, other: QueuedJob, between: Sequence[QueuedJob]) -> list[Change]:
+        """Return the changes that move `job` directly behind `other`, which is currently behind it.
+
+        `between`: as in `put_ahead`.
+        """
 
     def hold(self, job: QueuedJob, run: Run) -> None:
         """Prevent a waiting job from starting."""

@@ -37,8 +37,8 @@ TIMEOUT_S = 60.0
 """Seconds until a command of the scheduler counts as unanswered."""
 ENV = "env"
 """env(1), with which a command may begin to set or unset variables."""
-# The scheduler may be restarted or upgraded meanwhile. Waiting is free: the job keeps its nodes, and a scheduler that
-# is away could not give them to another job.
+# Long enough for a restart or an upgrade of the scheduler. Waiting costs nothing: the job keeps its nodes, and a
+# scheduler that is away could not give them to another job.
 AWAY_S, AGAIN_S = 1800.0, 3.0
 """AWAY_S: seconds that a job waits for a scheduler that does not answer. AGAIN_S: seconds between two tries."""
 _TEMPORARY = ("/var/tmp", "/tmp")
@@ -85,7 +85,7 @@ def says_no_answer(said: str) -> bool:
 
 
 def refusal(message: str, said: str, output: str = "", returncode: int | None = None) -> CommandError:
-    """The error of a command that failed and has printed `said`."""
+    """Return the error of a command that has failed and printed `said`: NoAnswer if the scheduler did not answer."""
     if not says_no_answer(said):
         return CommandError(message, output, returncode)
     # A command may try several servers in turn: one that timed out may have received the request.
@@ -229,7 +229,9 @@ class JobState(enum.Enum):
 
     QUEUED = "queued"
     HELD = "held"
-    """Requeued and held by the scheduler; `release` starts it."""
+    """Held by the scheduler for a while after a requeue; `Scheduler.release` starts it. A QueuedJob also if a person
+    holds it.
+    """
     RUNNING = "running"
     ENDED = "ended"
     UNKNOWN = "unknown"
@@ -291,17 +293,19 @@ class Scheduler(Protocol):
         """
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
-        """Return the status of each job, from one query. If the query fails, each status is UNKNOWN."""
+        """Return the status of each job, with as few queries as possible. It is UNKNOWN for a job whose query fails."""
 
-    def cancel(self, job_id: str, run: Run) -> None: ...
+    def cancel(self, job_id: str, run: Run) -> None:
+        """End the job, or all elements of the array, whether waiting or running. Raises CommandError."""
 
     def withdraw(self, job_id: str, run: Run) -> None:
         """Remove a job, or the waiting elements of an array, from the queue; what already runs continues."""
 
     def release(self, job_id: str, run: Run) -> None:
-        """Start a requeued job now."""
+        """Start a requeued job now, instead of when the scheduler ends its hold."""
 
-    def job_id(self, env: Mapping[str, str]) -> str: ...
+    def job_id(self, env: Mapping[str, str]) -> str:
+        """Return the id of the job that `env` belongs to; for an element of an array, the element's id."""
 
     def array_index(self, env: Mapping[str, str]) -> int:
         """Return the index of the job in its array, counted from 0."""
@@ -312,7 +316,8 @@ class Scheduler(Protocol):
         `place` is the position of the gang in the allocation, counted from 0.
         """
 
-    def node_rank(self, env: Mapping[str, str]) -> int: ...
+    def node_rank(self, env: Mapping[str, str]) -> int:
+        """Return the number of this node in its gang, counted from 0. `env`: the environment of the node's agent."""
 
     def hosts(self, env: Mapping[str, str]) -> list[str]:
         """Return the hosts of the gang that `env` belongs to, by node rank, with the names that `Submission.exclude`

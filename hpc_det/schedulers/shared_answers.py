@@ -69,16 +69,18 @@ class SharedAnswers:
             return self._ask(job_ids, run)
 
     def _ask(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+        """Query the scheduler for these jobs and for those requested within WANTED_S, and save the answer."""
         now = time.time()
         before: dict[str, float] = self._read()["wanted"]
         wanted = {job: at for job, at in before.items() if now - at < WANTED_S} | dict.fromkeys(job_ids, now)
         found = self._scheduler.status(list(wanted), run)
-        told = {job: _as_json(status) for job, status in found.items()}
+        jobs = {job: _as_json(status) for job, status in found.items()}
         with suppress(OSError):
-            write_json(self._file, {"asked": now, "answered": time.time(), "wanted": wanted, "jobs": told})
+            write_json(self._file, {"asked": now, "answered": time.time(), "wanted": wanted, "jobs": jobs})
         return {job: found[job] for job in job_ids}
 
     def _known(self, job_ids: Sequence[str], max_age_s: float, since: float) -> dict[str, JobStatus] | None:
+        """Return the cached status of these jobs; None if the answer is too old or does not contain all of them."""
         data = self._read()
         if _age_s(data) > max_age_s or data["asked"] < since or not set(job_ids) <= data["jobs"].keys():
             return None

@@ -33,6 +33,7 @@ class Attempt:
     folder: str
     """Path of the trial's folder."""
     number: int
+    """Number of the attempt, counted from 1 in each trial."""
     worker: int
     """Number of the worker, as in the search."""
     node_rank: int
@@ -64,7 +65,7 @@ class Attempt:
 
         See hpc_det.distributed.gang_store.
         """
-        # the process id: each start of a launcher gets a new file
+        # The process id: each start of a launcher gets a new file
         return {"HPC_DET_STORE": str(Path(self.socket).with_name(f"store-{os.getpid()}"))}
 
     @staticmethod

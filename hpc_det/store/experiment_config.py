@@ -44,6 +44,7 @@ def read_for_search(experiment: ExperimentFolder) -> dict[str, Any]:
 
 
 _KINDS: Shape = {"name": str, "description": str, "labels": list[str], "archived": bool}
+"""The possible keys of about.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class About:
     description: str
     labels: tuple[str, ...]
     archived: bool
-    """Whether listings omit it; until it is continued."""
+    """Whether listings omit it. Continuing the experiment sets this to False."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "labels": list(self.labels)}
@@ -78,7 +79,7 @@ def write_about(experiment: ExperimentFolder, **changes: Any) -> None:
 
 def _changed(experiment: ExperimentFolder) -> dict[str, Any]:
     changed = read_map(experiment.about) or {}
-    # the file may lack any of the keys, so only those that it has are checked
+    # The file may lack any of the keys, so only those that it has are checked
     return checked(changed, {key: kind for key, kind in _KINDS.items() if key in changed}, experiment.about)
 
 

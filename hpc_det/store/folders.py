@@ -141,6 +141,7 @@ class TrialFolder:
 
     @property
     def job_log(self) -> Path:
+        """The output of the job process, the agents and the launchers for this trial; one file for all attempts."""
         return self.logs / "job.log"
 
     def rendezvous(self, attempt: int) -> Path:
@@ -365,7 +366,7 @@ class ExperimentFolder:
 
     def remove(self) -> None:
         """Delete the experiment and its folder for checkpoints elsewhere, but not the copies in an object store."""
-        # the config first: without it, what remains after a kill does not count as an experiment
+        # The config first: without it, what remains after a kill does not count as an experiment
         disk.unlink(self.config, missing_ok=True)
         if elsewhere := self.checkpoints_elsewhere():
             disk.remove_tree(elsewhere)

@@ -35,7 +35,7 @@ class Group:
         """
         primary, *others = (cls(number) for number in dict.fromkeys([os.getegid(), *os.getgroups()]))
         if name is None:
-            # many systems give each user a private group with the user's name
+            # Many systems give each user a private group with the user's name
             if primary.name == pwd.getpwuid(os.geteuid()).pw_name:
                 raise UsageError(f"--shared: your primary group {primary.name!r} has only you; {_choice(others)}")
             return primary
@@ -93,7 +93,7 @@ class Group:
 
 def _close_all_in(root: Path) -> None:
     """Take all permissions of group and others from everything in `root` but the experiments."""
-    # files in a closed folder may be open by a careless umask
+    # Files in a closed folder may be open by a careless umask
     for entry in root.iterdir():
         if entry.name != "experiments" and not entry.is_symlink():
             entry.chmod(stat.S_IMODE(entry.stat().st_mode) & (stat.S_ISGID | PRIVATE_FOLDER))

@@ -2,10 +2,11 @@
 
 {"event": "started", "job_id": "7", "worker": 0, "host": "node1"}
 {"event": "ended", "cause": "preempted", "steps": 120, "user_error": false, "too_short": false,
- "action": "requeue", "why": ..., "failure": null, "late": false}   late: true if a later start wrote it, because the
-                                                                        job of the attempt was killed before it could
-{"event": "problem", "problem": ...}     what the job failed to do after that end
+ "action": "requeue", "why": ..., "failure": null, "late": false}
+{"event": "problem", "problem": ...}     a failed requeue, or a line of a log that a log policy matched
 {"event": "continued"}                   the user continued a finished trial; failures are counted from here
+
+"late" is true if a later start wrote the end, because the job of the attempt was killed before it could write it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Journal:
     def ended(
         self, attempt: int, end: AttemptEnd, decision: Decision, failure: str | None, *, late: bool = False
     ) -> None:
-        """Append the end of an attempt, and what is done about it.
+        """Append the end of an attempt, and the decision that follows from it.
 
         `late`: a later start writes this, and does not know when the attempt ended.
         """
@@ -86,7 +87,7 @@ class Journal:
         self._append("continued", self.last_attempt())
 
     def problem(self, attempt: int, problem: str) -> None:
-        """Append what the job failed to do after the end of an attempt."""
+        """Append a problem of the attempt: a failed requeue, or a line of a log that a log policy matched."""
         self._append("problem", attempt, problem=problem)
 
     def last_attempt(self) -> int:

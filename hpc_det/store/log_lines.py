@@ -44,7 +44,9 @@ class LogTimes:
         self._log = log
         self._size = 0
         self._descriptor: int | None = None
+        """Descriptor of the index; None until the log has grown."""
         self._end = 0
+        """Bytes of complete lines in the index."""
 
     def look(self) -> bool:
         """Append to the index if the log has grown since the last call; return whether it has."""
@@ -62,7 +64,7 @@ class LogTimes:
             self._descriptor = open_file(times_of(self._log), os.O_WRONLY | os.O_CREAT)
             self._end = _whole_lines(self._descriptor) * LINE_BYTES
         line = f"{moment.size:16d} {moment.time:14.3f}\n".encode()
-        # a line that a full disk has cut short is overwritten by the next one
+        # A line that a full disk has cut short is overwritten by the next one
         if disk.write_at(self._descriptor, line, self._end) == LINE_BYTES:
             self._end += LINE_BYTES
 
@@ -130,7 +132,7 @@ def say_of_worker(number: int, text: str) -> None:
 
 def share_own_log(folder: Path) -> None:
     """Let the group read the log of this job, if stdout is a file in `folder` and the folder is shared."""
-    # the scheduler created it with the umask of the submission
+    # The scheduler created it with the umask of the submission
     if is_shared(folder) and Path(os.readlink("/proc/self/fd/1")).parent == folder.resolve():
         let_group_read(1)
 
@@ -139,7 +141,7 @@ def share_own_log(folder: Path) -> None:
 def printed_to(path: Path) -> Iterator[None]:
     """Append the output of this process and its children in this block to the log `path`."""
     note_time(path)  # at the beginning and the end of the block; node agents update the index in between
-    # duplicates of the descriptors, not of Python's sys.stdout, so that children write to the log, too
+    # Duplicates of the descriptors, not of Python's sys.stdout, so that children write to the log, too
     descriptor = open_log(path)
     former = os.dup(1), os.dup(2)
     for standard in (1, 2):

@@ -53,7 +53,8 @@ def each(path: Path) -> Iterator[Record]:
 
 def standing(newest_first: Iterable[Record]) -> Iterator[Record]:
     """Yield the reports that no later attempt has made void, newest first. `newest_first`: all lines."""
-    # batches of the checkpoints from which the attempts began that were read so far, all of which are later
+    # The attempts whose beginning was read so far are later than the lines that follow. Each began from a checkpoint;
+    # the lowest numbers of batches in these checkpoints, by kind, are the limits of reports that are not void.
     reached = {"training": math.inf, "validation": math.inf}
     for record in newest_first:
         if checked(record)["kind"] == BEGINS:
@@ -79,7 +80,7 @@ def last_reports(path: Path) -> dict[str, Record]:
 
     def parsed() -> Iterator[Record]:
         for line in newest_first(path):
-            # there are many reports of training: once the last is found, skip the others without parsing them
+            # There are many reports of training: once the last is found, skip the others without parsing them
             is_known = "training" in found and line.startswith(_TRAINING)
             if not is_known and (record := parse_line(line)):
                 yield record

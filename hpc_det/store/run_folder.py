@@ -50,7 +50,7 @@ class RunFolder:
             raise UsageError(
                 f"{error.filename}: {error.strerror}; a run needs a folder of yours that all nodes see"
             ) from None
-        # ranks run code from this folder
+        # Ranks run code from this folder
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077 or status.st_uid != os.geteuid():
             raise UsageError(

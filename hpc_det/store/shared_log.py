@@ -61,7 +61,7 @@ class SharedLog:
             disk.unlink(partial, missing_ok=True)
         flush_folder(self._folder)
         self._advance(line)
-        # true if this entry was the last one of its chunk
+        # True if this entry was the last one of its chunk
         if not self._chunk and self._sealed(self._position - CHUNK).exists():
             self._delete_small_ones()
         return [*before, json.loads(line)]
@@ -74,7 +74,7 @@ class SharedLog:
     def _read(self) -> list[str] | None:
         """Return the next lines; None at the end of the log."""
         small = self._read_small_ones()
-        # After the entries: if the chunk's file exists, an entry may be one that is void (see _came_too_late).
+        # Read after the entries, and preferred to them: once this file exists, an entry may be void (`_came_too_late`).
         sealed = _lines(self._sealed())
         lines = small if sealed is None else sealed[len(self._chunk) :]
         if sealed is not None and not lines:  # the file of a chunk is always written with all of its entries
@@ -106,7 +106,10 @@ class SharedLog:
             write_atomic(path, "\n".join(self._chunk) + "\n")
 
     def _came_too_late(self, line: str) -> bool:
-        """Return whether the entry is void: its name was free only because the chunk is full and its files deleted."""
+        """Return whether the entry is void, and delete it then.
+
+        It is void if its name was free only because the chunk is full and the files of its entries were deleted.
+        """
         sealed = _lines(self._sealed())
         if sealed is None or sealed[len(self._chunk)] == line:
             return False

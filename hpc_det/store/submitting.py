@@ -113,7 +113,7 @@ def note_call(experiment: ExperimentFolder) -> None:
 
     Raises UsageError if another process has completed this submission, because this one was taken for exited.
     """
-    # possible if this process was stopped for longer than LONGEST_CALL_S
+    # Possible if this process was stopped for longer than LONGEST_CALL_S
     submitter = submitter_of(experiment)
     if submitter is None or not submitter.is_this_process:
         raise UsageError(
@@ -128,7 +128,7 @@ def settling(experiment: ExperimentFolder) -> Iterator[bool]:
     """Yield True if this process may complete an interrupted submission; False if another process does that now."""
     path = experiment.settling
     former = _noted(path)
-    # left by a process that was killed while it completed the submission
+    # Left by a process that was killed while it completed the submission
     if former and _has_ended(former, path):
         disk.unlink(path, missing_ok=True)
     if not write_first(path, json.dumps(asdict(Submitter.here()))):
@@ -184,7 +184,7 @@ def _signals_raise() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield
         return
-    # handlers of the program, and ignored signals as under nohup, stay as they are
+    # Handlers of the program, and ignored signals as under nohup, stay as they are
     mine = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in mine:
         signal.signal(number, _leave)
@@ -196,5 +196,5 @@ def _signals_raise() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    # the exit code that shells report for a signal
+    # The exit code that shells report for a signal
     sys.exit(128 + number)

@@ -1,7 +1,8 @@
 """Continues an experiment, or uses it as the base of a new one (a fork).
 
-A fork of another user's experiment must not use that user's secrets, numbers of other experiments, or notification
-hooks. An experiment that is continued may get another length, unless trials have trained further already.
+A fork of another user's experiment must not use that user's secrets or notification hooks, or refer to that user's
+trials and checkpoints by number. An experiment that is continued may get another length, unless a trial has already
+trained further.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     queued = list[str]()
     submissions = SearchJournal(experiment).state().submissions
     with submitting(experiment, first_script=_submitted(experiment) + 1, before=submissions):
+        # Before `_Left.of`: the search takes its length and its number of trials from this file.
         write_effective(experiment, found.tree)
         try:
             left = _Left.of(experiment)
@@ -109,7 +111,7 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
             write_config(experiment, found.tree, found.origins)
             _reopen(experiment, left)
             queue_jobs(jobs, experiment, left.search, queued)
-        except Unsettled:
+        except Unsettled:  # jobs may be queued, and they need the new configuration
             raise
         except BaseException:
             if not queued:
@@ -137,7 +139,7 @@ def submit_again(experiment: ExperimentFolder) -> int:
         queued = list[str]()
         try:
             queue_jobs(jobs, experiment, left.search, queued)
-        except Unsettled:
+        except Unsettled:  # jobs may be queued, so the experiment is no longer paused
             raise
         except BaseException:
             if not queued:
@@ -162,7 +164,7 @@ class _Left:
 
     @classmethod
     def of(cls, experiment: ExperimentFolder) -> _Left:
-        """Read it from the search. Raises UsageError if nothing is left to do."""
+        """Return the unfinished part, read from the search. Raises UsageError if nothing is left to do."""
         search = SearchJournal(experiment)
         state = search.state()
         again = state.stopped_early()
@@ -188,7 +190,7 @@ def _submitted(experiment: ExperimentFolder) -> int:
 
 
 def _reopen(experiment: ExperimentFolder, left: _Left) -> None:
-    """Record in the search and in the trials that they continue."""
+    """Record in the journals of the search and of its unfinished trials that they continue."""
     _lose_workers(left.search)
     left.search.continue_(left.again)
     state = left.search.state()

@@ -32,7 +32,7 @@ from hpc_det.schedulers.scheduler import (
 
 @dataclass(frozen=True)
 class RunScript:
-    """A picklable call that runs the script and returns its exit code."""
+    """A picklable function object that runs the script and returns its exit code."""
 
     script: str
 

@@ -178,7 +178,9 @@ GIT_TIMEOUT_S = 20.0
 MOST_DIFF_BYTES = 5 * 1024 * 1024
 """Maximum size of the recorded diff."""
 _FILES_A_CALL = 500
+"""Number of files in one call of `git diff`."""
 _USERS_OWN = ("system", "global")
+"""Scopes of git's configuration that a repository cannot write."""
 _FILTERS = r"^filter\..*\.(clean|smudge|process)$"
 _NO_PROGRAMS = (
     *("-c", "core.fsmonitor="),
@@ -195,8 +197,8 @@ _DIFF = (
 _ENVIRONMENT = {
     "GIT_ALLOW_PROTOCOL": "",  # do not fetch missing objects
     "GIT_NO_LAZY_FETCH": "1",
-    "GIT_LITERAL_PATHSPECS": "1",
-    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_LITERAL_PATHSPECS": "1",  # file names are not patterns
+    "GIT_OPTIONAL_LOCKS": "0",  # `git status` would refresh and write the index (git(1))
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
 }

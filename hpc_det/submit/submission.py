@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from hpc_det.plan.effective import Effective
 
 _LIBRARIES = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
+"""The package that fsspec needs for each type of object store."""
 WEIGHTS = ("*state_dict.pth", "shard-*.pth", "engines.json", "model[0-9]*/*")
 """Patterns of the checkpoint files that contain weights, of a PyTorchTrial and of a DeepSpeedTrial."""
 
@@ -61,7 +62,7 @@ class Submission:
 
 
 def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = False) -> Submission:
-    """Return everything that the experiment needs. Uses the scheduler not at all, and the disk only to read.
+    """Return everything that the experiment needs. Calls no scheduler, and writes nothing to disk.
 
     Raises UsageError with all problems. `is_live`: jobs import the context directory itself, without a copy.
     """
@@ -104,7 +105,7 @@ def submit(
                 SearchJournal(folder).pause(paused_by)
             else:
                 queue_jobs(jobs, folder, SearchJournal(folder), queued)
-    except Unsettled:
+    except Unsettled:  # jobs may be queued, so the folder stays
         raise
     except BaseException:
         if queued:

@@ -1,1 +1,1 @@
-"""The job process, one per job: its workers, the attempts that each makes at a trial, requeueing the job."""
+"""The job process, one per job: its workers, the attempts that they make at trials, and requeueing of the job."""

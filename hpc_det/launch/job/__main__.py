@@ -49,14 +49,14 @@ class Job:
         start = array.first + index * array.workers_each
         self._workers = range(start, start + array.workers_each)
         self._start_agents = start_agents
-        self._told: set[int] = set()
+        self._terminated: set[int] = set()
         """Process ids of orphans that were already sent SIGTERM."""
         self._heard: list[signal.Signals] = []
         """Stop signals received; workers that start later receive them, too."""
 
     def run(self) -> int:
         """Run the workers; return 0 if nothing is left to do or the job was requeued, else 1."""
-        note_time(self._log)  # for the output of the site's modules and setup
+        note_time(self._log)  # the site's modules and `setup` may have printed to it already
         self._record_itself()
         if self._has_nothing_to_do():
             self._resubmission.leave()
@@ -113,10 +113,10 @@ class Job:
         killed = [number for number, process in processes.items() if (process.poll() or 0) < 0]
         orphans = set(children(os.getpid())) - {process.pid for process in processes.values()} if killed else set()
         # The former gang would write to the same trial, so it has to end first.
-        for orphan in orphans - self._told:
+        for orphan in orphans - self._terminated:
             with suppress(ProcessLookupError):
                 os.kill(orphan, signal.SIGTERM)
-        self._told |= orphans
+        self._terminated |= orphans
         for number in killed if not orphans else ():
             processes[number] = self._start(number)
         return bool(orphans)
@@ -162,8 +162,8 @@ class Job:
 def _begins() -> None:
     """Prepare the process of a worker."""
     ends_with_parent()
-    # A signal that comes before the worker has its handlers would kill it, and it would be started again. `Worker`
-    # unblocks.
+    # A signal that arrives before the worker has installed its handlers would kill it, and it would be started again.
+    # `Worker` unblocks the signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 

@@ -42,7 +42,7 @@ dead.
 By then the longest save is over, and later commits are refused (`store.journal.Journal.insist_on_last`).
 """
 LOOK_S = 5.0
-"""Longest pause in seconds between two polls while agents run."""
+"""Longest time in seconds between two polls for signals, the time limit and lost nodes while agents run."""
 LEAVE_S = 30.0
 """Seconds for the agents' launcher to exit after the loss of a node; srun waits for the node for minutes."""
 _BLAMED = {Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.NODE_LOST, Cause.DISK_FULL, Cause.SCHEDULER_AWAY}
@@ -63,7 +63,7 @@ class Attempts:
         """`start_agents`: the command that starts one agent on each node. `signals`: this process's stop signals and
         CHLD.
 
-        `heard`: the stop signals received before. One that was too late for an attempt applies to the next one.
+        `heard`: the stop signals received before. A signal that came too late for an attempt applies to the next.
         """
         self._trial = trial
         self._worker = worker
@@ -145,6 +145,7 @@ class Attempts:
             self._selector.select(timeout=min(left, HANDOVER_POLL_S))
             self._listen()
             if self._heard or clock.rings():
+                # Without a queue the job does not exit: the next attempt takes the signal for a request to cancel.
                 return not self._scheduler.has_queue
         return True
 
@@ -205,7 +206,8 @@ class Attempts:
         # A separate session, because Ctrl-C at a terminal is meant for the job, and an agent would take it for a
         # preemption. Commands that a thread of the job runs in this session, such as sbatch, survive the gang.
         command = [*self._start_agents, str(self._trial.path), str(number), str(self._worker)]
-        # Without a queue no scheduler ends an agent whose parent died before the agent recorded it.
+        # An agent ends when its parent does, but only once it has looked up its parent's id (`Agent`). If the parent
+        # dies before that, the scheduler ends the agent, and without a queue the kernel has to.
         begins = None if self._scheduler.has_queue else ends_with_parent
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=begins)
         self._agents, self._since_loss = process, None
@@ -244,7 +246,10 @@ class Attempts:
             self._request_stop(number, "signal", "the job, whose nodes were lost", None)
 
     def _waits_in_vain(self, number: int) -> bool:
-        """Return whether the launcher has waited for a lost node for longer than LEAVE_S. Called every `LOOK_S`."""
+        """Return whether the agents' launcher has waited for a lost node for longer than LEAVE_S.
+
+        Called at least every `LOOK_S` seconds.
+        """
         if self._since_loss is None:
             failure = first_failure(self._trial, number)
             if failure is None or not failure.node_lost:

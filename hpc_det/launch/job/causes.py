@@ -27,7 +27,7 @@ from hpc_det.store.metrics import BEGINS
 from hpc_det.store.save_times import read_saves
 
 _ENDS = {"finished": Cause.FINISHED, "waiting": Cause.WAITING}
-"""Causes by the kind that rank 0 wrote into the outcome; any other kind means that the ranks were stopped."""
+"""Causes by the `kind` that rank 0 wrote into the outcome; any other kind means that the ranks were stopped."""
 _CAUSES = {
     "time limit": Cause.TIME_LIMIT,
     "pause": Cause.PAUSED,
@@ -35,13 +35,13 @@ _CAUSES = {
     "kill": Cause.CANCELLED,
     "resume check": Cause.RESUME_CHECK,
 }
-"""Causes by the reason of the stop request; only the scheduler can explain a signal."""
+"""Causes by the reason of the stop request. "signal" is missing: only the scheduler knows why it sent one."""
 SHORTEST_S = 60.0
-"""Seconds of training that leave no time for a checkpoint; also any time shorter than the longest measured save."""
+"""An attempt that trained for fewer seconds, or for less than the longest measured save, had no time to save."""
 _MAY_BE_TOO_SHORT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.UNHEALTHY, Cause.SCHEDULER_AWAY)
 """Causes from outside the training. A hang is not one of them: more time would not help."""
 Policies = Sequence[Mapping[str, Any]]
-"""As in the effective configuration: name, pattern, action."""
+"""`log_policies` of the effective configuration: maps with the keys name, pattern and action."""
 
 
 @dataclass(frozen=True)
@@ -188,17 +188,18 @@ class Match(NamedTuple):
 
 def matches(policies: Policies, logs: Mapping[Path, int]) -> list[Match]:
     """Return the first line that each policy matches. `logs`: for each log the byte at which to start reading."""
-    open_ones = [(policy, re.compile(policy["pattern"])) for policy in policies if policy["pattern"]]
+    unmatched = [(policy, re.compile(policy["pattern"])) for policy in policies if policy["pattern"]]
     found = []
     for log, line in _lines(logs):
-        for policy, pattern in [(policy, pattern) for policy, pattern in open_ones if pattern.search(line)]:
+        for policy, pattern in [(policy, pattern) for policy, pattern in unmatched if pattern.search(line)]:
             name = policy["name"] or policy["pattern"]
             found.append(Match(name, line.strip()[:LONGEST_LINE], policy["action"], log))
-            open_ones.remove((policy, pattern))
+            unmatched.remove((policy, pattern))
     return found
 
 
 def _lines(logs: Mapping[Path, int]) -> Iterator[tuple[Path, str]]:
+    """Yield each line of the logs with its log."""
     for log, begin in logs.items():
         with log.open("rb") as file:
             file.seek(begin)

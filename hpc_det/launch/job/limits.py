@@ -21,7 +21,7 @@ from hpc_det.store.log_lines import say
 from hpc_det.store.save_times import SaveTimes, read_saves
 
 MARGIN_S = 10.0
-"""Seconds after the save in which the ranks exit and the job is requeued."""
+"""Seconds reserved after the save, for the ranks to exit and the job to be requeued."""
 NOTICE_S = 32.0
 """Seconds from the stop request in the run folder until the ranks receive it.
 
@@ -91,6 +91,7 @@ class Space:
         self._pauses = 0
         """Number of pauses since there last was space."""
         self._steps = 0
+        """Batches in the newest checkpoint at the end of the last attempt."""
         self.is_wanted = False
         """True if a full disk has ended the last attempt."""
 
@@ -113,8 +114,8 @@ class Space:
         while True:
             pause_s = self._next_pause_s()
             free = full_disk.free_bytes(self._checkpoints)
-            told = "" if free is None else f"; {full_disk.in_words(free)} free"
-            say(f"waiting {pause_s:.0f} s for space in {self._checkpoints}: {full_disk.in_words(needed)} needed{told}")
+            rest = "" if free is None else f"; {full_disk.in_words(free)} free"
+            say(f"waiting {pause_s:.0f} s for space in {self._checkpoints}: {full_disk.in_words(needed)} needed{rest}")
             if not rests(pause_s, is_over):
                 return False
             free = full_disk.free_bytes(self._checkpoints)

@@ -1,8 +1,8 @@
 """Putting a job back into the queue, under its own id or as another job after it, and the nodes that it avoids.
 
 With `requeue` the job keeps its id. Otherwise further jobs of the same script follow it, each starting when the one
-before has ended. They are submitted when a job starts (successor), when it ends (resubmit), or several with the first
-(chain). A job that finds nothing to do ends at once, so one too many does no harm.
+before has ended. They are submitted when a job starts (`successor`), when it ends (`resubmit`), or all together with
+the first job (`chain`). A job that finds nothing to do ends at once, so a superfluous one does no harm.
 
 Jobs avoid nodes that have failed, for a limited time. Each such node is recorded in a small file by the process that
 saw the failure:
@@ -59,17 +59,16 @@ class Resubmission:
         self._begun: threading.Thread | None = None
 
     def begin(self, exclude: Sequence[str] = ()) -> None:
-        """Submit the job's successor, if the site uses them, excluding the hosts `exclude`."""
+        """Submit the job's successor, which avoids the hosts `exclude`, if the plan resumes with successors."""
         if self._plan.resume == "successor":
             # In a thread, so that the start of the training does not wait for the scheduler.
             self._begun = threading.Thread(target=self._try_to_submit, args=(exclude,))
             self._begun.start()
 
     def submit(self, exclude: Sequence[str] = ()) -> str:
-        """Return the id of the job that resumes the work, excluding the hosts `exclude`. Raises CommandError if none
-        can.
+        """Put the work back into the queue, away from the hosts `exclude`; return the id of the job that resumes it.
 
-        Waits while the scheduler does not answer.
+        Waits while the scheduler does not answer. Raises CommandError if no job can resume the work.
         """
         # A job that the scheduler ends during this wait is requeued by the scheduler itself.
         return patiently(lambda: self._next_job(exclude), say)
@@ -128,9 +127,9 @@ class Resubmission:
             say(f"job {job} may run on an excluded node: {error}")
 
     def _waiting(self) -> list[str]:
-        """Return the jobs that wait for this one, in order.
+        """Return the jobs that wait for this one, in the order in which they will start.
 
-        Raises CommandError if only the scheduler can know them and it does not answer.
+        Raises CommandError if they are not recorded and the scheduler does not answer.
         """
         if self._begun and self._begun is not threading.current_thread():
             self._begun.join()

@@ -35,13 +35,13 @@ from hpc_det.store.journal import Journal, Overtaken
 from hpc_det.store.log_lines import printed_to, say_of_worker
 
 DONE, GAVE_UP, OVERTAKEN, WANTS_REQUEUE = 0, 1, 3, 75
-"""Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
+"""Exit codes of a worker (see `Worker.run`). 75 is EX_TEMPFAIL of sysexits.h: try again later."""
 FULL_DISK_POLL_S = 5.0
 """Seconds between two tries of a write that found no space."""
 LONGEST_SAVE_S, SAVE_POLL_S = 120.0, 0.2
-"""Seconds that a trial waits for the checkpoint whose weights it starts with, and between two checks for it.
+"""Seconds that a trial waits for the other trial whose weights it starts with to save, and between two checks for that.
 
-A trial reports its result before it saves, so that checkpoint may not be complete yet.
+The other trial reports its result before it saves, so its checkpoint may not be complete yet.
 """
 
 
@@ -92,7 +92,7 @@ class Worker:
         return not self._heard
 
     def _work_and_tell(self) -> int:
-        """Work, with notification hooks, and record an unexpected end."""
+        """Work, call the notification hooks, and record an unexpected end; return the exit code."""
         try:
             with hooks_told(self._experiment, self._say) as beginning_told:
                 return self._work(beginning_told)
@@ -108,7 +108,10 @@ class Worker:
             raise
 
     def _work(self, beginning_told: Callable[[], None]) -> int:
-        """Train one unit of work after another; return the exit code."""
+        """Train one unit of work after another; return the exit code.
+
+        `beginning_told`: waits until the hooks for the start of the experiment have been called.
+        """
         work = self._search.state().open.get(self._number) or self._left_by_others()
         while work is not None:
             action = self._train(work)
@@ -254,7 +257,7 @@ def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worke
 
 
 def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
-    """Write the trial's specification for the ranks, once. Raises UsageError if a value cannot be determined."""
+    """Write the trial's specification for the ranks, unless it exists. Raises UsageError if a value is missing."""
     trial.create()
     if trial.trial.exists():
         return
@@ -277,13 +280,13 @@ def _weights(trial: TrialFolder, source: int | None) -> Path | None:
     `source`: the trial of this search that it comes from; None: the checkpoint with which all trials start, if any.
     """
     if source is None:
-        told = read_json(trial.experiment().warm_start)
-        return Path(told["checkpoint"]) if told else None
-    begun_with = trial.experiment().trial(source)
+        chosen = read_json(trial.experiment().warm_start)
+        return Path(chosen["checkpoint"]) if chosen else None
+    other = trial.experiment().trial(source)
     end = time.monotonic() + LONGEST_SAVE_S
-    while Journal(begun_with.journal).open_attempt() is not None and time.monotonic() < end:
+    while Journal(other.journal).open_attempt() is not None and time.monotonic() < end:
         time.sleep(SAVE_POLL_S)  # signals are kept in their pipe
-    found, _ = newest_good(begun_with.checkpoints)
+    found, _ = newest_good(other.checkpoints)
     if found is None:
         raise UsageError(
             f"searcher.class: trial {trial.id} starts with the weights of trial {source}, which has no checkpoint"

@@ -2,8 +2,8 @@
 
     [[OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
 
-Text before the first `--` is passed to the underlying launcher, which starts the rest (upstream's rule and table:
-harness/determined/launch, test_torch_distributed.py).
+Text before the first `--` is passed to the underlying launcher, which starts the rest. The rule is Determined's
+(harness/determined/launch; test_torch_distributed.py there lists the cases).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Launch:
 
     @property
     def joins_by_itself(self) -> bool:
-        """Return whether the command is a module of hpc_det, which connects to the agent and receives stop requests."""
+        """True if the command is a module of hpc_det, which connects to the agent and receives stop requests itself."""
         return self.command[0] == "-m" and self.command[1].startswith("hpc_det.")
 
     @property
@@ -41,7 +41,7 @@ class Launch:
 
 
 def is_for_python(command: Sequence[str]) -> bool:
-    """Return whether the command is a Python file or module; upstream's launchers take any other command, too."""
+    """Return whether the command is a Python file or module; launchers accept any other command, too."""
     return command[0] == "-m" or command[0].endswith(".py")
 
 
@@ -83,8 +83,8 @@ def parse(argv: Sequence[str], launcher: str, *, takes_overrides: bool = True) -
     if not target:
         raise UsageError(_usage(launcher, "empty script: neither --trial nor a script is given"))
     if overrides and not takes_overrides:
-        nobody = f"{' '.join(overrides)}: this launcher starts the ranks itself and takes no overrides"
-        raise UsageError(_usage(launcher, nobody))
+        problem = f"{' '.join(overrides)}: this launcher starts the ranks itself and takes no overrides"
+        raise UsageError(_usage(launcher, problem))
     if target[0] == "--trial":
         return Launch(tuple(overrides), _trial(target[1:], launcher))
     if target[0].startswith("--trial="):

@@ -2,10 +2,10 @@
 
     python3 -m mpi4py -m hpc_det.launch.launchers.mpi_rank COMMAND...
 
-The rank's numbers come from MPI itself and are compared with the plan: an MPI library and an mpirun of different
-vendors do not fail, but make N worlds of one rank each. The process sets torchrun's variables and runs the trial or the
-script itself, so a script may use mpi4py, torch.distributed, or both. Any other command is executed with the numbers
-from mpirun's variables.
+The rank's numbers come from MPI itself and are compared with the plan, because an MPI library under another vendor's
+mpirun may report no error and make N worlds of one rank each. The process sets torchrun's variables and runs the trial
+or the script itself, so a script may use mpi4py, torch.distributed, or both. A command that is not for Python is
+executed with the numbers from mpirun's variables.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def _environment(attempt: Attempt, rank: int, local_rank: int, meeting: tuple[st
 
 
 def _meeting(attempt: Attempt) -> tuple[str, int]:
-    """Return address and port of torch.distributed's store, on the node of rank 0, which calls this."""
+    """Return address and port of torch.distributed's store, on the node of rank 0. Only rank 0 calls this."""
     if attempt.node_rank == 0:
         return attempt.master_addr, attempt.master_port
-    # The overrides may have put rank 0 on another node than node 0, whose address the rendezvous has.
+    # The overrides may have put rank 0 on another node than node 0, but `master_addr` is node 0's address.
     return attempt.address, free_port()
 
 

@@ -4,8 +4,12 @@ The leading launcher alone starts mpirun or srun. The following launchers wait f
 what mpirun needs there, so that ranks are descendants of the agent on their node, and neither ssh nor the scheduler is
 needed. In the end node 0 sends them the gang's exit code, and they exit with it.
 
-mpirun calls this module as it would call ssh: python3 -m hpc_det.launch.launchers.nodes [-x] HOST COMMAND... HOST is a
-name from `host_name`; the launcher on that node runs COMMAND as long as the calling process lives.
+mpirun calls this module as it would call ssh:
+
+    python3 -m hpc_det.launch.launchers.nodes [-x] HOST COMMAND...
+
+HOST is a name from `host_name`. The launcher on that node runs COMMAND, and kills it when the calling process exits.
+The flag -x, which turns off X11 forwarding in ssh, has no effect.
 
 Each launcher publishes its address in a file beside the rendezvous. They use the connections of hpc_det.node, with a
 key derived from the attempt's secret, which is never sent.
@@ -65,7 +69,8 @@ def run_gang(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
     _publish(attempt)
     code = _lead(attempt, command)
     _publish(attempt, ended=code)  # for launchers that start to listen only now
-    with ThreadPoolExecutor(_AT_ONCE) as threads:  # in parallel, because connecting to a dead one takes a while
+    # In parallel, because a connection to a dead node takes up to _CONNECT_S to fail.
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
         for node in range(1, attempt.nodes):
             threads.submit(_end, attempt, node, code)
     return code
@@ -93,9 +98,10 @@ def _lead(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
 
 
 def run_on(attempt: Attempt, node: int, command: str) -> int:
-    """Run `command` in a shell on another node, as long as this call waits for it, and return its exit code.
+    """Run `command` in a shell on another node and return its exit code; CONNECTION_LOST if the connection ends first.
 
-    Raises HpcDetError if the node's launcher does not publish its address or refuses the connection.
+    The other node kills the command when this process exits. Raises HpcDetError if that node's launcher does not
+    publish its address or refuses the connection.
     """
     line = _call(attempt, _read(attempt.trial.launcher(attempt.number, node)))
     line.send({"run": command})
@@ -106,8 +112,8 @@ def run_on(attempt: Attempt, node: int, command: str) -> int:
 
 def environment_of(attempt: Attempt, node: int) -> dict[str, str]:
     """Return the variables that differ on `node`, for a rank that was started with node 0's environment."""
-    told: dict[str, str] = _read(attempt.trial.launcher(attempt.number, node))["environment"]
-    return told
+    variables: dict[str, str] = _read(attempt.trial.launcher(attempt.number, node))["environment"]
+    return variables
 
 
 class FollowingLauncher:
@@ -117,6 +123,7 @@ class FollowingLauncher:
         self.children: dict[Line, subprocess.Popen[bytes]] = {}
         """The processes started, keyed by the connection of their request."""
         self._attempt = attempt
+        # Callers from any address: a caller proves that it belongs to the gang by its key.
         self._board = TcpLineServer(attempt.address, lambda identity: _key(attempt), lambda address: True)
         self._code: int | None = None
         """The gang's exit code once it is known."""
@@ -128,7 +135,8 @@ class FollowingLauncher:
     def serve(self) -> int:
         """Execute requests until node 0 sends the gang's exit code, and return it."""
         _publish(self._attempt, port=self._board.port)
-        # The gang may have ended before this launcher published its address.
+        # The gang may have ended before this launcher published its address. Node 0 publishes the exit code before it
+        # looks for addresses, and this launcher does the opposite, so one of them finds the other's file.
         leading = read_json(self._attempt.trial.launcher(self._attempt.number, 0))
         if leading and "ended" in leading:
             self._code = int(leading["ended"])
@@ -195,19 +203,19 @@ def _key(attempt: Attempt) -> bytes:
 
 def _publish(attempt: Attempt, **of_this_node: int) -> None:
     """Write this launcher's address, the variables of its node, and `of_this_node` to its file."""
-    told = {name: os.environ[name] for name in _OF_A_NODE if name in os.environ}
-    where = {"host": attempt.address, "environment": told, **of_this_node}
-    write_json(attempt.trial.launcher(attempt.number, attempt.node_rank), where, private=True)
+    variables = {name: os.environ[name] for name in _OF_A_NODE if name in os.environ}
+    content = {"host": attempt.address, "environment": variables, **of_this_node}
+    write_json(attempt.trial.launcher(attempt.number, attempt.node_rank), content, private=True)
 
 
 def _read(path: Path) -> dict[str, Any]:
     """Wait for a launcher's file and return its content. Raises HpcDetError after WAIT_S."""
-    told: dict[str, Any] | None = awaited(path, WAIT_S)
-    if told is None:
+    content: dict[str, Any] | None = awaited(path, WAIT_S)
+    if content is None:
         raise HpcDetError(
             f"{path}: the node's launcher published no address within {WAIT_S:.0f} s; check that it runs there"
         )
-    return told
+    return content
 
 
 # --- mpirun's remote shell

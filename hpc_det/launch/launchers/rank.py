@@ -2,8 +2,9 @@
 
     python3 -m hpc_det.launch.launchers.rank [--local_rank=K] (srun | deepspeed | script) COMMAND...
 
-srun and DeepSpeed start their ranks with this module, which sets the variables that they lack: srun passes node 0's
-environment on to all nodes. DeepSpeed sets torchrun's variables except one, and passes the script an argument.
+srun and DeepSpeed start their ranks with this module, which sets the variables that they do not set: srun gives all
+ranks the environment of node 0 and sets none of torchrun's variables. DeepSpeed sets all of torchrun's variables except
+LOCAL_WORLD_SIZE, and passes --local_rank.
 
 `script` is the parent process of a user's script. It reports a failure with rank and exit code to the agent, which ends
 the gang at once. If the agent dies, it ends the script.
@@ -52,7 +53,7 @@ def srun_environment(env: Mapping[str, str]) -> dict[str, str]:
         "RANK": env["SLURM_PROCID"],
         "WORLD_SIZE": env["SLURM_NTASKS"],
         "LOCAL_RANK": env["SLURM_LOCALID"],
-        # From the plan, which puts as many ranks on every node.
+        # From the plan, which puts the same number of ranks on every node.
         "LOCAL_WORLD_SIZE": env["HPC_DET_RANKS_PER_NODE"],
         "MASTER_ADDR": env["HPC_DET_MASTER_ADDR"],
         "MASTER_PORT": env["HPC_DET_MASTER_PORT"],
@@ -104,10 +105,10 @@ def watch(command: Sequence[str], attempt: Attempt, rank: int) -> int:
             if line.connection.fileno() in ready and line.receive_some() is None:
                 end_descendants()
                 return 1
-    return _tell(attempt, rank, script.returncode, line)
+    return _report(attempt, rank, script.returncode, line)
 
 
-def _tell(attempt: Attempt, rank: int, returncode: int, line: Line) -> int:
+def _report(attempt: Attempt, rank: int, returncode: int, line: Line) -> int:
     """Note a failure, report the exit to the agent, and return the exit code."""
     code = exit_code(returncode)
     if code:

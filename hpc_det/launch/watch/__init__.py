@@ -1,9 +1,9 @@
-"""Supervision of a gang: its nodes run and are healthy before ranks start, and its ranks make progress.
+"""Supervision of a gang by its agents: are its nodes healthy before ranks start, is a node lost, do its ranks hang?
 
-    supervisor   the part of each node's agent
+    supervisor   the supervisor in each node's agent, which uses the other modules
     peers        the connections of the agents to node 0, which waits until all have connected
     health       health checks of a node before its ranks start
-    hang         progress of the ranks, from their heartbeats; node 0 detects a hang
+    hang         detection of a hang, by node 0, from the heartbeats of all ranks
 
 Time limits do not count the time for which an agent was suspended (hpc_det.node.suspension).
 """

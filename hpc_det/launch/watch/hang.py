@@ -29,24 +29,27 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Failure
 
 LEAST_S = 600.0
-"""Seconds; the lowest learned limit."""
+"""Lowest learned limit, in seconds."""
 TIMES_LONGEST = 20
-"""The learned limit is this many times the longest time without progress that ended, and at least `LEAST_S`."""
+"""The learned limit is this many times the longest pause after which the ranks made progress again."""
 _PATIENCE_S: dict[str, float] = {
     "meeting": 300.0,  # after the last rank has joined, whose first collective takes milliseconds
     "between steps": 4 * 3600.0,
     "training": 3600.0,
     "validation": 3600.0,
 }
-"""Seconds without progress, by phase; for loops over batches before their first step. "outside" has no limit."""
+"""Limits in seconds, by phase. For training and validation: before the first step of the loop.
+
+A rank "outside" all phases has no limit.
+"""
 _FUNCTIONS = ("setup", "function", "loop")
 """Phases in which a function of the user's runs."""
 _FUNCTION_S = 4 * 3600.0
-"""Seconds for a function of the user's that another rank has finished."""
+"""Limit in seconds for a function of the user's that another rank has finished."""
 _ROUNDS_PER_LIMIT = 20
-"""Rounds of questions during one limit."""
+"""Number of times that the ranks are asked for their progress within the limit."""
 _ROUND_S = (0.25, 30.0)
-"""Shortest and longest time between two rounds, in seconds."""
+"""Shortest and longest time between two such rounds, in seconds."""
 _VERDICT_S = 10.0
 """Seconds for the stacks of all ranks to arrive."""
 _COLLECTIVES = "(distributed_c10d.py:"
@@ -62,7 +65,9 @@ class HeartbeatServer:
         self._lines: dict[int, Line] = {}
         """Connections of the heartbeats, keyed by rank."""
         self._last: dict[int, Head] = {}
+        """Newest message of each rank."""
         self._news: dict[int, Head] = {}
+        """Newest message of each rank that `news` has not returned yet."""
         self._asked: set[int] = set()
         """Ranks that have not answered yet."""
         socket.on_heartbeat = self._take
@@ -85,10 +90,10 @@ class HeartbeatServer:
         for rank in self._asked:
             with suppress(OSError):
                 # The kernel has translated the process id into this node's, also for a rank in a container.
-                os.kill(self._lines[rank].identity["pid"], STACKS_SIGNAL)  # its number here, also in a container
+                os.kill(self._lines[rank].identity["pid"], STACKS_SIGNAL)
 
     def report_silent(self) -> None:
-        """Add a message to the news for each rank that has not answered."""
+        """Add a message to the news for each rank that has not answered, with its last known progress."""
         for rank in self._asked:
             self._news[rank] = {**self._last[rank], "at": "no answer: a C call may hold the interpreter's lock"}
 
@@ -126,6 +131,7 @@ class HangWatch:
         self._clock = clock
         self._judge = HangJudge(plan.world_size, plan.hang_timeout_s)
         self._next_round = 0.0 if plan.hang_timeout_s != 0 else float("inf")
+        """Seconds on the clock when the ranks are asked next; infinity if hang detection is disabled."""
         self._stacks_at: float | None = None
         """Seconds on the clock when stacks were requested; None if they were not."""
         self._places: dict[int, RankPosition] = {}
@@ -179,18 +185,21 @@ class HangJudge:
         self._fixed_s = limit_s
         self._ranks: dict[int, Progress] = {}
         self._still_s = 0.0
+        """Seconds since the last progress of any rank, as of `_looked_at`."""
         self._longest_s = 0.0
+        """Longest such time that ended with progress, without first steps and saves."""
         self._looked_at: float | None = None
+        """Seconds on the clock of the last call of `is_hung`."""
 
     @property
     def round_s(self) -> float:
-        """Seconds between two questions to the ranks."""
+        """Seconds between two rounds of questions to the ranks."""
         shortest, longest = _ROUND_S
         return min(max(self.limit_s / _ROUNDS_PER_LIMIT, shortest), longest)
 
     @property
     def limit_s(self) -> float:
-        """Seconds for which the ranks may make no progress within a loop."""
+        """Seconds for which the ranks may make no progress within a loop over batches, after its first step."""
         return float(self._fixed_s) if self._fixed_s else max(LEAST_S, TIMES_LONGEST * self._longest_s)
 
     @property
@@ -213,7 +222,10 @@ class HangJudge:
         self._still_s = 0.0
 
     def is_hung(self, now: float) -> bool:
-        """Return whether the gang hangs at `now`, on a clock that excludes suspensions (hpc_det.node.suspension)."""
+        """Return whether the gang hangs.
+
+        `now`: seconds on a clock that excludes suspensions (hpc_det.node.suspension).
+        """
         self._still_s += 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
         return self.stands_still
@@ -259,8 +271,8 @@ def last_first(ranks: Mapping[int, RankPosition]) -> list[tuple[RankPosition, li
 
 def sentence(still_s: float, groups: Iterable[tuple[RankPosition, list[int]]]) -> str:
     """Return the message of the failure."""
-    told = [f"{_named(ranks)}: {_where(progress)}, {place}" for (progress, place), ranks in groups]
-    return f"no step for {still_s:.0f} s; " + "; ".join(told) + "; the ranks' logs contain the stacks of all threads"
+    parts = [f"{_named(ranks)}: {_where(progress)}, {place}" for (progress, place), ranks in groups]
+    return f"no step for {still_s:.0f} s; " + "; ".join(parts) + "; the ranks' logs contain the stacks of all threads"
 
 
 def _where(progress: Progress) -> str:

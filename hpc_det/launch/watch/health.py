@@ -169,6 +169,7 @@ def _answer(name: str, process: int, answer: int, end: float, within_s: float) -
         if not select.select([answer], [], [], max(0.0, end - time.monotonic()))[0]:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
+            # Not waited for: a process that waits for a dead file server does not end.
             return NodeProblem(f"no answer from {name} in {within_s:g} s")
         said = os.read(answer, select.PIPE_BUF)
         os.waitpid(process, 0)
@@ -180,6 +181,9 @@ def _answer(name: str, process: int, answer: int, end: float, within_s: float) -
     return NodeProblem(*problem) if problem else None
 
 
+# --- GPUs
+
+
 class _Memory(ctypes.Structure):
     """nvmlMemory_t, in bytes."""
 
@@ -187,7 +191,7 @@ class _Memory(ctypes.Structure):
 
 
 class NvmlError(Exception):
-    pass
+    """A function of NVML has returned an error."""
 
 
 @dataclass(frozen=True)
@@ -201,13 +205,13 @@ class Device:
 
 
 def device_problem(needed: int, env: Mapping[str, str], nvml: Any | None = None) -> str | None:
-    """Return as text why `needed` ranks cannot have a GPU each on this node, or None if they can.
+    """Return as text why `needed` ranks cannot have a GPU each on this node; None if they can, or if that is unknown.
 
-    `nvml`: the library.
+    `nvml`: the library; None: load it.
     """
     try:
         nvml = nvml or ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:  # without the driver's library: the slots may be GPUs of another vendor
+    except OSError:  # no NVIDIA driver: the slots may be GPUs of another vendor, which this module cannot query
         return None
     try:
         devices = list(_nvml_devices(nvml))

@@ -39,7 +39,7 @@ OTHER_FILES = 256
 ANSWER_S = 5.0
 """Seconds that an unhealthy node waits for node 0's answer."""
 _SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
-"""Errors of a connection whose host does not answer (tcp(7)): the network's last error, if there was one."""
+"""Errors that end a connection whose host does not answer (tcp(7)): a timeout, or the last error of the network."""
 
 
 class Arrivals:
@@ -60,7 +60,7 @@ class Arrivals:
         return self._clock.seconds() > ARRIVE_S
 
     def down(self, missing: Sequence[int]) -> list[int]:
-        """Return those of the missing nodes that the scheduler has called down since the last call."""
+        """Return those of the missing nodes that the scheduler has reported as down since the last call."""
         now = self._clock.seconds()
         if missing and now >= self._ask_at and not (self._asking and self._asking.is_alive()):
             self._ask_at = now + ASK_EVERY_S
@@ -105,6 +105,7 @@ class Peers:
         """Connections of the nodes that have sent something and have not reported their exit, keyed by node rank."""
         self._selector = selector
         _allow_files(nodes + OTHER_FILES)
+        # Callers from any address: an agent proves that it belongs to the gang by its key.
         self._board = TcpLineServer(host, self._key_for, lambda address: True, gone_s=LOST_S, has_thread=False)
         selector.register(self._board, selectors.EVENT_READ, self.poll)
 

@@ -1,9 +1,10 @@
-"""Supervision of a gang by its agents, from the health checks to the end of the last node.
+"""Supervision of a gang by its agents, from the health checks to the exit of the last agent.
 
-Node 0 collects all reports and decides, because a node with a dead file system could not record a failure. No agent
-waits for another before its ranks start, except that an unhealthy one waits until node 0 has its report; in the
-meantime ranks load their libraries. A node that is lost, or whose agent fails, ends the gang at once. Unless something
-has failed, node 0 exits last.
+Node 0 collects all reports and decides, because a node with a dead file system could not record a failure. It publishes
+the rendezvous once it is healthy itself. From then on an agent starts its ranks without waiting for other nodes, so
+that they load their libraries meanwhile; an unhealthy node starts none, and waits until node 0 has recorded its
+problems. A node that is lost, or whose agent fails, ends the gang at once. Unless something has failed, node 0 exits
+last.
 
 Other nodes send {"hello": true}, {"time": ..., "problems": [...]}, then {"ranks": [messages of heartbeats]}. Node 0
 sends {"ask": "progress" | "stacks"}, and {"noted": true} to an unhealthy node. Both send {"exit": EXIT CODE} at their
@@ -36,18 +37,19 @@ from hpc_det.store.attempt import Failure, note_failure
 from hpc_det.store.folders import TrialFolder
 
 SETTLE_S = 1.5
-"""Seconds before a missing connection counts as a lost node.
+"""Seconds from the end of a connection until its node counts as lost.
 
-If all agents are killed at the same time, none of their nodes is to blame. A suspension counts as one second of it.
+If all agents are killed at about the same time, this one dies before that, so no node is blamed. A suspension counts as
+one second (`AwakeClock`).
 """
 LINGER_S = 60.0
-"""Seconds that node 0 waits for other nodes that have not exited yet; after them the scheduler ends these nodes."""
+"""Seconds that node 0 waits for the other agents after its own ranks; then it exits, and the scheduler ends them."""
 EXITS_S = 3.0
 """Seconds for the agents of a failed gang to exit."""
 _STACKS_S = 3.0
 """Seconds after which a rank that has not sent its stacks is forced by a signal to write them."""
 _WRITE_S = 1.0
-"""Seconds for writing these stacks, before the ranks are reported as silent and the decision kills them."""
+"""Seconds for writing these stacks, until the ranks are reported as silent, after which node 0 may end the gang."""
 _SEND_EVERY_S = 0.5
 """Seconds between two reports of heartbeats to node 0."""
 
@@ -80,6 +82,7 @@ class Supervisor:
         self._clock = AwakeClock()
         """Measures all waits; excludes suspensions, during which no node can answer."""
         self._force_at = self._report_at = float("inf")
+        """Seconds on the clock when silent ranks are signalled, and when they are reported; infinity: not due."""
 
     def rendezvous(self, address: str, folders: NodeFolders) -> Rendezvous:
         """Run the health checks, meet the other nodes, and return the rendezvous of the ranks.
@@ -110,7 +113,7 @@ class Supervisor:
         self.heartbeats.ask(what)
 
     def report_exit(self, code: int) -> None:
-        """Report to the other agents that the ranks here have ended and that this agent exits with `code`."""
+        """Report to the other agents that this agent exits with `code`. After a failure its ranks may still run."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -150,6 +153,7 @@ class SupervisorOfNode0(Supervisor):
         self._offsets = {0: 0.0}
         """Seconds by which the clock of each node that has reported is ahead of this node's, keyed by node rank."""
         self._polled_at = time.monotonic()
+        """Monotonic time of the last poll."""
         self._arrivals: Arrivals | None = None
         """None once all nodes have reported."""
         self._done_at: float | None = None
@@ -157,6 +161,7 @@ class SupervisorOfNode0(Supervisor):
         self._lost: list[Failure] = []
         """Lost nodes that are not noted yet."""
         self._lost_at = float("inf")
+        """Seconds on the clock when they are noted; infinity if there are none."""
 
     def rendezvous(self, address: str, folders: NodeFolders) -> Rendezvous:
         """Run the health checks and publish the rendezvous."""
@@ -354,9 +359,9 @@ class SupervisorOfOtherNode(Supervisor):
         self.end()
 
     def _cannot_reach(self, rendezvous: Rendezvous, error: OSError) -> None:
-        """Handle a failed connection to node 0, without health checks by continuing without one.
+        """Raise HpcDetError if node 0's agent has exited, else UnhealthyNode if health checks are enabled.
 
-        Raises HpcDetError if node 0's agent has exited, else UnhealthyNode if health checks are enabled.
+        Without health checks this node continues without a connection.
         """
         where = f"{self.gang.hosts[0]} at {rendezvous.host}:{rendezvous.agents_port}"
         if isinstance(error, ConnectionRefusedError):  # the node answers, but no agent listens any more

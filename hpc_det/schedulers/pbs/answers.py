@@ -70,6 +70,7 @@ NAMES_AT_ONCE = 50
 """Maximum number of ids in one query without -E."""
 _ID = r"(\d[^\s;]*)"
 _A_JOB = re.compile(r"(?<![\w.-])\d+(\[\d*\])?\.[A-Za-z]")
+"""Matches the id of a job in an error message."""
 _OVER = re.compile(f"Unknown Job Id {_ID}|{_ID} Job has finished|has finished {_ID}")
 _PBS_ID = re.compile(r"([0-9]+)(?:\[([0-9]*)\])?(?:\.\S+)?")
 
@@ -235,7 +236,7 @@ def element_statuses(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
 
 
 def _status_in(answer: Answer, job_id: str) -> JobStatus:
-    """PBS may call the end of an element by its array's id."""
+    """Return the status of a job from the combined answers of qstat."""
     if job_id in answer.jobs:
         try:
             return status_of(answer.jobs[job_id], job_id)

@@ -68,6 +68,9 @@ def _shape(resources: Mapping[str, Any]) -> tuple[int, int]:
 def _pool(
     name: str, queue: Mapping[str, Any], shapes: Counter[tuple[int, int]], default: bool, scheduler: Mapping[str, str]
 ) -> FoundPool:
+    """Return the pool of a queue, with the usual node of the whole site: one with GPUs if there are any, of the
+    commonest shape.
+    """
     gpus, cpus = max(shapes, key=lambda shape: (bool(shape[0]), shapes[shape]), default=(0, 1))
     most = queue.get("resources_max", {})
     alike = sum(count for shape, count in shapes.items() if shape[0] >= gpus and shape[1] >= cpus)

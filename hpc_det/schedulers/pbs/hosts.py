@@ -24,9 +24,10 @@ NODES = ("pbsnodes", "-av", "-F", "json")
 STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
 """Commands that can start a process on each host of a job, the preferred first."""
 ORDERS, BEGUN, EXIT = "orders", "begun-", "exit-"
-"""Files in a HostFolder. ORDERS: one word per line, "TERM" or "end". Followed by a rank: BEGUN and EXIT.
+"""Names of files in a HostFolder; BEGUN and EXIT are followed by a rank.
 
-The process of a rank creates the BEGUN file when it starts, and writes the exit code of its command to the EXIT file.
+ORDERS contains one order per line: "TERM" sends SIGTERM to the commands, "end" ends them. The process of a rank creates
+its BEGUN file when it starts, and writes the exit code of its command to its EXIT file.
 """
 POLL_S = 0.5
 """Seconds between two reads of these files, on both sides."""
@@ -40,10 +41,13 @@ _OF_THE_MACHINE = re.compile(
     r"SUBMITIT_(EXECUTOR|FOLDER|LOCAL_.*|PBS_.*)|HPC_DET_(HOSTS|SLOTS|NODE_RANK)"
 )
 _RANK_BY_MPIEXEC = "${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$PALS_RANKID}}"
+"""The rank of a process, in shell syntax, from the variables of MPICH's, Open MPI's and HPE's mpiexec."""
 # pbs_node_attributes(7B), state: the states of a node that accepts jobs, now or later.
 _ALIVE = {"free", "busy", "job-busy", "job-exclusive", "job-sharing", "resv-exclusive"}
 _COUNTED = ("ncpus", "ngpus", "mem")
+"""The resources of a chunk that are compared with those of a node."""
 _UNITS = {"kb": 1, "mb": 2, "gb": 3, "tb": 4}
+"""Powers of 1024."""
 
 
 class TooFewHosts(CommandError):
@@ -98,7 +102,7 @@ def start_commands(
 
 
 def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the command of a starter, and return its process."""
+    """Run the command line of a starter, and return its process."""
     # In its own session, because PBS sends TERM to the session of the job, which would end the starter at once.
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=ignore_stop_signals)
 

@@ -38,7 +38,7 @@ def run(folder: Path, rank: str, command: list[str]) -> int:
     """Run the command until it exits or the order "end" arrives; return its exit code, or 1 after "end"."""
     signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
     process = subprocess.Popen(command, env=host_environment(rank, os.environ), stdin=subprocess.DEVNULL)
-    is_told = False
+    is_sent = False
     # PBS sends its TERM to the command too, so a stop signal only wakes this loop and is not passed on.
     while process.poll() is None:
         select.select([signals.fd], [], [], POLL_S)
@@ -47,15 +47,16 @@ def run(folder: Path, rank: str, command: list[str]) -> int:
         if "end" in orders:
             _await(process)
             return 1
-        if "TERM" in orders and not is_told:
+        if "TERM" in orders and not is_sent:
             process.send_signal(signal.SIGTERM)
-            is_told = True
+            is_sent = True
     return exit_code(process.returncode)
 
 
 def _await(process: subprocess.Popen[bytes]) -> None:
     """Wait up to GOODBYE_S for the command to exit."""
-    # Agents exchange messages when a gang ends; an agent that is killed before that would look like a lost node.
+    # Agents report their exits to node 0's agent when a gang ends. One that is killed before that looks like a lost
+    # node.
     with suppress(subprocess.TimeoutExpired):
         process.wait(GOODBYE_S)
 

@@ -250,11 +250,12 @@ def directives(plan: JobPlan, script: Path) -> list[str]:
     return [
         f"-N {job_name(plan.name)}",
         f"-l select={plan.job_nodes}:{_chunk(plan)}",
+        # Each chunk on a host of its own; PBS could otherwise put several on one (pbs_resources(7B)).
         *([] if any("place=" in word for word in plan.submit_args) else ["-l place=scatter"]),
         *[f"{flag} {_quoted(value)}" for flag, value in optional.items() if value is not None],
-        "-r y",
+        "-r y",  # PBS may requeue the job after a preemption or the loss of a node
         "-S /bin/bash",
-        "-k oed",
+        "-k oed",  # the output is written to the log while the job runs, and not copied there at its end (qsub(1B))
         "-j oe",
         f"-o {_quoted(str(job_log(script)))}",
     ]

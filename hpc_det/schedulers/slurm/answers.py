@@ -57,6 +57,7 @@ SUSPENDED = ("SUSPENDED", "STOPPED")
 LARGEST_ARRAY = 4_000_001
 """The largest MaxArraySize that Slurm allows (slurm.conf(5))."""
 _ORDER = (JobState.RUNNING, JobState.HELD, JobState.QUEUED, JobState.UNKNOWN, JobState.ENDED)
+"""The states by precedence: the first that an element has is that of the array."""
 # squeue(1), JOB REASON CODES: those that a person has to act on. slurm.conf(5), MaxBatchRequeue: 5 requeues by default.
 REASONS = {
     "JobHeldAdmin": "JobHeldAdmin: held by the site or after too many requeues; ask the site for `scontrol release`",
@@ -208,7 +209,7 @@ def shown(job_id: str, run: Run) -> dict[str, str]:
     """Return what `scontrol show job` prints about the job. Raises NoAnswer if it is cut off, and CommandError."""
     answer = run(["scontrol", "show", "job", "--oneliner", job_id])
     if answer and not whole_lines(answer):  # a site's wrapper may print nothing at all
-        # A cut-off answer would make a preempted job look like a cancelled one.
+        # From a cut-off answer a preempted job would be taken for a cancelled one.
         raise NoAnswer(f"scontrol: its answer about job {job_id} is incomplete; try again later")
     return parse_scontrol(answer)
 

@@ -112,6 +112,7 @@ def site_of(
 def _pool(
     name: str, kinds: Sequence[NodeKind], partition: Mapping[str, str], config: Mapping[str, str], top: int
 ) -> FoundPool:
+    """Return the pool of a partition, with its usual node: one with GPUs if there are any, of the commonest kind."""
     usual = max(kinds, key=lambda kind: (bool(kind.gpus), kind.nodes, sum(kind.gpus.values())))
     alike = [kind for kind in kinds if kind.cpus >= usual.cpus and _covers(kind, usual)]
     gpus = max(usual.gpus.values(), default=0)

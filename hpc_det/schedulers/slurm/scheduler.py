@@ -229,7 +229,7 @@ def directives(plan: JobPlan, array: JobArray, script: Path) -> list[str]:
     flags += [f"--{name}={value}" for name, value in optional.items() if value is not None]
     return [
         *flags,
-        f"--signal=USR2@{plan.signal_lead_s}",
+        f"--signal=USR2@{plan.signal_lead_s}",  # to the agents; to the batch shell only with `B:` (sbatch(1))
         # With the other policies, only Slurm can restart a job whose node fails before its successor is queued.
         "--no-requeue" if plan.resume == "chain" else "--requeue",
         "--open-mode=append",
@@ -265,7 +265,7 @@ def srun_command(plan: JobPlan, array: JobArray) -> list[str]:
     ]
     if array.is_shared:  # CPUs and GPUs that no other gang uses; all gangs share the memory
         flags += ["--exact", "--mem=0", *gpu_flags(plan, plan.ranks_per_node)]
-    # If one agent dies, srun must end the others: --kill-on-bad-exit.
+    # If one agent fails, srun ends the others at once (--kill-on-bad-exit); if one exits with 0, after 60 s (--wait).
     box = plan.container
     flags += ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
     return [*flags, *(srun_flags(plan, box) if box and not box.starts_entrypoint else [])]

@@ -32,17 +32,19 @@ _OURS = {
     "q": "use pbs_queue",
     "A": "use pbs_account",
     "J": "use map_array or batch, and pbs_array_parallelism",
-    "V": "the environment travels in a file",
-    "v": "the environment travels in a file",
+    "V": "a file passes your environment to the job",
+    "v": "a file passes your environment to the job",
     "j": "submitit names the logs",
     "o": "submitit names the logs",
     "e": "submitit names the logs",
     "k": "submitit names the logs",
-    "r": "submitit brings jobs back",
-    "I": "a job runs without you",
+    "r": "submitit requeues jobs",
+    "I": "jobs are not interactive",
 }
+"""Flags of qsub that are refused in additional_parameters, and the reason or the parameter to use instead."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _UNSAFE = re.compile(r"[\s'\"\\]")
+_UNSAFE_WORDS = "blanks, quotes, backslashes or control characters"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,7 @@ class Parameters:
             yield "name: '' is empty"
         for name, text in (("pbs_queue", self.queue), ("pbs_account", self.account)):
             if text is not None and (not text or _UNSAFE.search(text) or _CONTROL.search(text) or text.startswith("-")):
-                yield f"{name}: {text!r} is empty, or holds what a line of qsub cannot: blanks, quotes, a first '-'"
+                yield f"{name}: {text!r} is empty, begins with '-', or contains {_UNSAFE_WORDS}"
         if isinstance(self.setup, str):
             yield f"pbs_setup: {self.setup!r} is one text; give a list of lines"
         yield from self._additional_problems()
@@ -142,7 +144,7 @@ class Parameters:
             elif flag in _OURS:
                 yield f"{where} is set already; {_OURS[flag]}"
             elif value is not True and (not str(value) or _UNSAFE.search(str(value)) or _CONTROL.search(str(value))):
-                yield f"{where}: {value!r} is empty, or holds what a line of qsub cannot: blanks, quotes"
+                yield f"{where}: {value!r} is empty, or contains {_UNSAFE_WORDS}, which qsub cannot read"
 
 
 TEMPLATE = "submitit_pbs.sh.j2"
@@ -169,14 +171,15 @@ class PbsExecutor(core.PicklingExecutor):
         self._array_size = 0
         if self.affinity() <= 0:
             raise RuntimeError(
-                "no qsub of PBS Pro or OpenPBS on PATH (that of Torque, or the one that comes with Slurm, is none); "
+                "no qsub of PBS Pro or OpenPBS on PATH (the qsub of Torque and the wrapper of Slurm do not count); "
                 "run this on a login node of the cluster"
             )
 
     @classmethod
     def affinity(cls) -> int:
-        """Return -1 if the command of this name belongs to another scheduler."""
+        """Return 2 if PBS is installed; -1 if there is no qsub, or if it belongs to another scheduler."""
         qsub = shutil.which("qsub")
+        # 2: a cluster, as for submitit's Slurm executor (submitit.core.core.Executor.affinity).
         return 2 if qsub and _is_pbs(qsub) else -1
 
     @classmethod

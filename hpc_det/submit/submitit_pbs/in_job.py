@@ -33,10 +33,9 @@ from hpc_det.submit.submitit_pbs.paths import PbsJobPaths, Reason
 Process = subprocess.Popen[bytes]
 
 POLL_S = 0.2
+"""Seconds between two polls of the tasks and the clock."""
 SUSPENDED_S = 5.0
-"""Seconds between two readings of the clock above which the job was suspended, since this process never
-pauses so long.
-"""
+"""Seconds between two readings of the clock of which no more count: in a longer pause, the job was suspended."""
 SHOWN_S = 60.0
 """Longest time in seconds until a file of another node becomes visible: nfs(5), acdirmax."""
 END_S = 10.0
@@ -51,6 +50,7 @@ class Clock:
         self._looked = time.monotonic()
 
     def look(self) -> float:
+        """Return the seconds of walltime that are used. Must be called more often than every SUSPENDED_S."""
         now = time.monotonic()
         self.used_s += min(now - self._looked, SUSPENDED_S)
         self._looked = now
@@ -91,8 +91,11 @@ class FirstProcess:
         self._own_id = from_pbs(os.environ["PBS_JOBID"])
         self._clock = Clock(asked.used_s)
         self._terminated = False
+        """True once PBS has sent SIGTERM."""
         self._reason: Reason | None = None
+        """Why task 0 must save and stop; None as long as it need not."""
         self._is_signalled = False
+        """True once task 0 was sent submitit's signal."""
         self._nodes: Path | None = None
         """Folder that is shared with the other nodes."""
 
@@ -100,7 +103,11 @@ class FirstProcess:
         """Run the job and return its exit code."""
         nodes = hosts_in(os.environ["PBS_NODEFILE"])
         if len(nodes) != self._asked.nodes:
-            print(f"asked for {self._asked.nodes} nodes, and PBS gave {nodes}; was select changed?", file=sys.stderr)
+            print(
+                f"requested {self._asked.nodes} nodes, but PBS allocated {', '.join(nodes)}; check whether `select` "
+                "was changed",
+                file=sys.stderr,
+            )
             return 1
         if self._own_id in self._paths.chain()[:-1]:
             get_logger().info(f"PBS job {self._paths.chain()[-1]} continues this one already.")

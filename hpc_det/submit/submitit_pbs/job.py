@@ -1,4 +1,4 @@
-"""A job as a program holds it, and the state of all its jobs, which is queried in one call."""
+"""A job as the submitting program sees it, and the states of all its jobs, which are queried together."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _start(
         stdout = logs.enter_context(paths.stdout.open("ab"))
         stderr = subprocess.STDOUT if stderr_to_stdout else logs.enter_context(paths.stderr.open("ab"))
         return subprocess.Popen(
-            # PBS' signal reaches every process of the first node, and a task before it has a handler for it
+            # PBS sends SIGTERM to all processes of the first node; it would end a task that has no handler yet.
             ["/bin/bash", "-c", f"trap '' TERM; exec {command}"],
             env=os.environ | {f"SUBMITIT_PBS_{name}": str(value) for name, value in who.items()},
             stdin=subprocess.DEVNULL,
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("command")
     parser.add_argument("--stderr-to-stdout", action="store_true")
     asked = parser.parse_args()
-    node = int(os.environ.pop("HPC_DET_NODE_RANK"))  # by hpc_det.schedulers.pbs.on_host; no news for a task
+    node = int(os.environ.pop("HPC_DET_NODE_RANK"))  # set by hpc_det.schedulers.pbs.on_host, and not for tasks
     tasks = start_tasks(asked.folder, asked.command, node, stderr_to_stdout=asked.stderr_to_stdout)
     sys.exit(first_failure([task.wait() for task in tasks]))
 
