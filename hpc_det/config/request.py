@@ -142,7 +142,7 @@ def on_one_slot(request: Request) -> Request:
 
 def on_slots(request: Request, slots: int) -> Request:
     """Return the request with another number of slots for each trial."""
-    return _overridden(request, "--ranks", {"resources": {"slots_per_trial": slots}})
+    return _overridden(request, "ranks", {"resources": {"slots_per_trial": slots}})
 
 
 def _without_image(layer: Any) -> Any:

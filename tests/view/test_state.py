@@ -155,8 +155,8 @@ def test_what_is_cancelled_while_it_is_paused_is_canceled(life: Life) -> None:
 
 def test_what_ended_a_failed_experiment_is_its_first_failure(life: Life) -> None:
     life.begins()
-    life.ends(Cause.FAILED, Action.GIVE_UP, why="1 failures, max_restarts is 0", failure="rank 1 on node1: ValueError")
-    assert not unnamed(why(life), "rank 1 on node1: ValueError", "1 failures, max_restarts is 0")
+    life.ends(Cause.FAILED, Action.GIVE_UP, why="failure 1; max_restarts is 0", failure="rank 1 on node1: ValueError")
+    assert not unnamed(why(life), "rank 1 on node1: ValueError", "failure 1; max_restarts is 0")
 
 
 def test_torn_files_of_a_trial_are_no_error(life: Life) -> None:

@@ -157,8 +157,8 @@ def _run(check: Check, write: int) -> NoReturn:
         problem = check()
     except BaseException as error:
         problem = NodeProblem(f"{type(error).__name__}: {error}")
-    with suppress(BaseException):
-        os.write(write, json.dumps(problem).encode())
+    with suppress(BaseException), open(write, "wb") as pipe:
+        pipe.write(json.dumps(problem).encode())
     # Not sys.exit: the child must not run the parent's exit handlers, or return into its code.
     os._exit(0)
 
@@ -171,7 +171,8 @@ def _answer(name: str, process: int, answer: int, end: float, within_s: float) -
                 os.kill(process, signal.SIGKILL)
             # Not waited for: a process that waits for a dead file server does not end.
             return NodeProblem(f"no answer from {name} in {within_s:g} s")
-        said = os.read(answer, select.PIPE_BUF)
+        # until the child exits: a long text does not fit into the pipe
+        said = b"".join(iter(lambda: os.read(answer, select.PIPE_BUF), b""))
         os.waitpid(process, 0)
     finally:
         os.close(answer)

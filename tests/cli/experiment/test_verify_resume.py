@@ -254,6 +254,7 @@ def test_a_wrong_value_is_exit_code_2(hpc_det: Command, config: Path, cluster: C
     done = hpc_det(*VERIFY, config, *wrong)
     assert done.code == 2
     assert str(wrong[1]) in done.err
+    assert f"--{wrong[0]}" not in done.err  # the option as it is typed
     assert cluster.begun == []
 
 

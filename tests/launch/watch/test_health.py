@@ -103,6 +103,11 @@ def test_a_check_that_breaks_is_a_problem() -> None:
     assert answers({"memory": breaks}, within_s=20) == [NodeProblem("KeyError: 'MemAvailable'")]
 
 
+def test_a_problem_may_be_longer_than_a_pipe_holds() -> None:
+    long = NodeProblem("a path of a mount, and " * 10_000)
+    assert answers({"/scratch": lambda: long}, within_s=20) == [long]
+
+
 def test_the_wrong_clock_is_the_one_that_most_others_contradict() -> None:
     assert wrong_clocks({"a": 0, "b": 59, "c": -59}) == {}
     wrong = wrong_clocks({"a": 0, "b": 90})
