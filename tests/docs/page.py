@@ -1,16 +1,18 @@
 """A page of the documentation as something to execute: its files and its commands, in the order in which they stand.
 
-A fenced block whose first line is `# file: PATH` is a file. In a block ```console each line `$ COMMAND` is a command
-(longer ones go on in lines `> ...`), and what follows is its whole output, with `...` for any text. Words after
-`console` say more:
+A fenced block whose first line is `# file: PATH`, or `{# file: PATH #}`, is a file. A block ```diff changes files that
+exist: after a line `--- PATH`, lines `-OLD` are replaced by the lines `+NEW` that follow them. In a block ```console
+each line `$ COMMAND` is a command (longer ones go on in lines `> ...`), and what follows is its whole output, with
+`...` for any text. Words after `console` say more:
 
-    setup   installs or clones, and is not executed: the tests run in what it made
-    slurm   needs a Slurm
-    pbs     needs a PBS
-    fails   ends with an error
-    until   is repeated until its output is the one shown
-    world   is executed among the experiments of tests/docs/world.py, which exist already
-    long    varies what another command of these pages shows, and is left to `make test-long`
+    setup     installs or clones, and is not executed: the tests run in what it made
+    slurm     needs a Slurm
+    pbs       needs a PBS
+    fails     ends with an error
+    until     is repeated until its output is the one shown
+    world     is executed among the experiments of tests/docs/world.py, which exist already
+    checkout  is executed in a copy of the repository, with the files and changes of the page
+    long      varies what another command of these pages shows, and is left to `make test-long`
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(r"^```(\S*)(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
-_FILE = re.compile(r"# file: (\S+)\n")
+_FILE = re.compile(r"\{?# file: (\S+)(?: #\})?\n")
+_CHANGED = re.compile(r"^--- (\S+)\n((?:[-+].*\n)+?)(?=---|\Z)", re.MULTILINE)
+_HUNK = re.compile(r"((?:-.*\n)+)((?:\+.*\n)+)")
 _COMMAND = re.compile(r"^\$ (.+(?:\n> .+)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 
 
@@ -31,6 +35,21 @@ class File:
     path: str
     """May hold variables of the environment."""
     text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Lines of a file that are replaced by others."""
+
+    path: str
+    old: str
+    new: str
+
+    def applied(self, text: str) -> str:
+        """Return the text of the file with the new lines."""
+        found = f"\n{text}".count(f"\n{self.old}")
+        assert found == 1, f"{self.path} contains these lines {found} times, and not once:\n{self.old}"
+        return f"\n{text}".replace(f"\n{self.old}", f"\n{self.new}")[1:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +81,13 @@ class Page:
         """Of all fenced blocks."""
         return {language for language, _, _ in _BLOCK.findall(self.text)}
 
-    def steps(self) -> Iterator[File | Command]:
+    def steps(self) -> Iterator[File | Change | Command]:
         """What a reader does from the top of the page to its end."""
         for language, marks, body in _BLOCK.findall(self.text):
             if language == "console":
                 yield from _commands(body, frozenset(marks.split()))
+            elif language == "diff":
+                yield from _changes(body)
             elif file := _FILE.match(body):
                 yield File(path=file[1], text=body)
 
@@ -78,6 +99,17 @@ class Page:
 
 def _narrow(text: str) -> str:
     return re.sub(" +", " ", text)
+
+
+def _changes(body: str) -> Iterator[Change]:
+    files = list(_CHANGED.finditer(body))
+    assert "".join(file[0] for file in files) == body, f"a diff block begins with `--- PATH`:\n{body}"
+    for path, lines in (file.groups() for file in files):
+        hunks = list(_HUNK.finditer(lines))
+        assert "".join(hunk[0] for hunk in hunks) == lines, f"{path}: lines -OLD come before lines +NEW:\n{lines}"
+        for hunk in hunks:
+            old, new = (re.sub(r"(?m)^[-+]", "", part) for part in hunk.groups())
+            yield Change(path=path, old=old, new=new)
 
 
 def _commands(body: str, marks: frozenset[str]) -> Iterator[Command]:

@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from tests.docs.page import Command, File, Page
+from tests.docs.page import Change, Command, File, Page
 from tests.facts import refused
 from tests.labs.pbs_lab import PbsLab
 from tests.labs.slurm import SlurmLab
@@ -23,7 +23,7 @@ from tests.wait import DEADLINE_S
 CHECKOUT = Path(__file__).parents[2]
 DOCS = CHECKOUT / "docs"
 PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-ELSEWHERE = {"setup", "slurm", "pbs", "world"}
+ELSEWHERE = {"setup", "slurm", "pbs", "world", "checkout"}
 """Marks of commands that are not executed on this machine alone: `world` is for tests/docs/test_cli_page.py."""
 MARKS = {*ELSEWHERE, "fails", "until", "long"}
 
@@ -45,6 +45,14 @@ def runs_here(command: Command) -> bool:
     return not command.marks & ELSEWHERE
 
 
+FOR_CONTRIBUTORS = [
+    CHECKOUT / "CONTRIBUTING.md",
+    DOCS / "how-to" / "add-a-scheduler.md",
+    DOCS / "explanation" / "architecture.md",
+]
+"""Pages about the code. They name files that a change will add, too."""
+MADE = (".venv/", "build/")
+"""Folders that commands of these pages make."""
 FOLLOWED = [path for path in PAGES if any(runs_here(command) for command in commands(path))]
 
 every_page = pytest.mark.parametrize("path", PAGES, ids=name_of)
@@ -65,18 +73,23 @@ pages_on_slurm = pytest.mark.parametrize(
 
 
 class Reader:
-    """Somebody who does what a page says, in a folder that looks like a checkout."""
+    """Somebody who does what a page says, in a folder with these folders and files of the checkout."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *has: str, env: Mapping[str, str] = {}) -> None:
         self._folder = folder
-        shutil.copytree(CHECKOUT / "conf", folder / "conf")
-        shutil.copytree(CHECKOUT / "docs" / "examples", folder / "docs" / "examples")
-        self._env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        for name in has or ("conf", "docs/examples"):
+            copy = shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            copy(CHECKOUT / name, folder / name)
+        self._env = {**os.environ, **env, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
     def follow(self, page: Page, wanted: Callable[[Command], bool]) -> None:
         for step in page.steps():
             if isinstance(step, File):
                 self._write(step)
+            elif isinstance(step, Change):
+                changed = self._folder / step.path
+                changed.write_text(step.applied(changed.read_text()))
             elif wanted(step):
                 self._execute(step)
 
@@ -114,6 +127,14 @@ def test_a_page_does_what_it_says_on_this_machine(path: Path, tmp_path: Path) ->
     Reader(tmp_path).follow(Page.read(path), lambda command: runs_here(command) and "long" not in command.marks)
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("path", marked("checkout"), ids=name_of)
+def test_a_page_does_what_it_says_in_a_copy_of_the_repository(path: Path, tmp_path: Path) -> None:
+    parts = ("hpc_det", "conf", "slurm_templates", "docs", "tests", "pyproject.toml")
+    own = {"PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": f"-p no:cacheprovider --basetemp={tmp_path}/pytest"}
+    Reader(tmp_path, *parts, env=own).follow(Page.read(path), lambda command: "checkout" in command.marks)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("path", marked("long"), ids=name_of)
 def test_a_page_does_all_that_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
@@ -137,7 +158,7 @@ def test_a_page_does_what_it_says_on_a_pbs(path: Path, pbs_lab: PbsLab, tmp_path
 @every_page
 def test_every_command_of_a_page_stands_in_a_console_block(path: Path) -> None:
     page = Page.read(path)
-    assert page.languages <= {"console", "json", "python", "yaml", "text"}
+    assert page.languages <= {"console", "diff", "json", "python", "yaml", "text"}
     assert all(step.marks <= MARKS for step in page.steps() if isinstance(step, Command))
 
 
@@ -146,7 +167,7 @@ def test_commands_that_are_not_executed_only_set_up(path: Path) -> None:
     makefile = (CHECKOUT / "Makefile").read_text()
     for step in Page.read(path).steps():
         if isinstance(step, Command) and "setup" in step.marks:
-            known = re.match(r"python3 -m venv |(?:\.venv/bin/)?pip install |export |make (\w+)$", step.line)
+            known = re.match(r"python3 -m venv |(?:\.venv/bin/)?pip install |export |make ([\w-]+)$", step.line)
             assert known, step.line
             assert known[1] is None or f"\n{known[1]}:" in makefile, step.line
 
@@ -156,17 +177,64 @@ def test_what_a_page_links_to_is_there(path: Path) -> None:
     assert [link for link in Page.read(path).links() if not (path.parent / link).exists()] == []
 
 
-@every_page
+@pytest.mark.parametrize("path", [path for path in PAGES if path not in FOR_CONTRIBUTORS], ids=name_of)
 def test_every_test_file_that_a_page_names_is_there(path: Path) -> None:
     named = set(re.findall(r"tests/[\w/]+\.py", path.read_text()))
     assert [name for name in sorted(named) if not (CHECKOUT / name).exists()] == []
 
 
-def test_every_module_that_the_architecture_names_is_there() -> None:
-    text = (DOCS / "explanation" / "architecture.md").read_text()
-    named = re.findall(r"(?:hpc_det|tests|conf|slurm_templates)/[\w./]*", text)
-    assert named
-    assert [name for name in named if not (CHECKOUT / name.rstrip(".")).exists()] == []
+class Named:
+    """What a page for contributors names in code spans, outside of its fenced blocks."""
+
+    def __init__(self, text: str) -> None:
+        self._text = re.sub(r"(?ms)^```.*?^```$", "", text)
+        self.paths = re.findall(r"`((?:\.?[\w-]+/)+[\w.-]*)`(?! \(new\))", self._text)
+        """Files and folders; NAME stands for any name."""
+        self.targets = re.findall(r"`make\s+([\w-]+)", self._text)
+        self.modules = re.findall(r"python -m ((?:tests|hpc_det)[\w.]*)", self._text)
+        self.parts = re.findall(r"`(\w+)`\s+in\s+`([\w/]+\.py)`", self._text)
+        """Names of Python, each with its file."""
+
+    def missing(self) -> list[str]:
+        """Return what does not exist in the checkout."""
+        makefile = (CHECKOUT / "Makefile").read_text()
+        paths = [path for path in self.paths if "NAME" not in path and not path.startswith(MADE)]
+        modules = [CHECKOUT / name.replace(".", "/") for name in self.modules]
+        return [
+            *(path for path in paths if not (CHECKOUT / path).exists()),
+            *(f"make {name}" for name in self.targets if f"\n{name}:" not in makefile),
+            *(str(path) for path in modules if not path.with_suffix(".py").exists() and not path.is_dir()),
+            *(f"{name} in {path}" for name, path in self.parts if not _defines(CHECKOUT / path, name)),
+        ]
+
+
+def _defines(path: Path, name: str) -> bool:
+    return re.search(rf"(?m)^ *(?:(?:def|class) {name}\b|{name}\b.*[:=])", path.read_text()) is not None
+
+
+@pytest.mark.parametrize("path", FOR_CONTRIBUTORS, ids=name_of)
+def test_what_a_page_for_contributors_names_is_there(path: Path) -> None:
+    named = Named(path.read_text())
+    assert named.paths
+    assert named.missing() == []
+
+
+def test_a_name_of_nothing_is_found() -> None:
+    text = """
+`hpc_det/nowhere.py` and `hpc_det/search/new.py` (new), `hpc_det/launch/NAME.py`, `make tests`, `make test`,
+`python -m tests.nowhere`, `python -m tests.benchmarks`, `nothing` in `tests/facts.py`, `refused` in
+`tests/facts.py`
+
+```text
+hpc_det/fenced/nowhere.py
+```
+"""
+    assert Named(text).missing() == [
+        "hpc_det/nowhere.py",
+        "make tests",
+        str(CHECKOUT / "tests" / "nowhere"),
+        "nothing in tests/facts.py",
+    ]
 
 
 def test_the_reference_explains_every_file_of_an_experiment() -> None:
