@@ -1,4 +1,4 @@
-"""Starters: commands that start node agents on the hosts of the driver's own job: srun, PBS' commands, mpiexec."""
+"""Starters, which start node agents on the hosts of the driver's own job with srun, commands of PBS, or mpiexec."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ HOST_FILES = (
 # batch script or the driver's step, and would change the agents' step. Only variables about the job are passed on.
 _OF_THE_JOB = re.compile(r"SLURM_(CONF|JOB_\w+|JOBID|ARRAY_\w+|RESTART_COUNT|SUBMIT_\w+|CLUSTER_NAME)")
 ASK_TIMEOUT_S = 10.0
+"""Timeout in seconds of squeue."""
 _DEVICE = re.compile(r"\d+|(GPU|MIG)-\S+")
+"""A valid entry of CUDA_VISIBLE_DEVICES: an index or a UUID."""
 
 
 class Starter(Protocol):
@@ -50,6 +52,7 @@ class Starter(Protocol):
     name: str
     """Name of the allocation in messages."""
     hosts: list[str]
+    """Names of the hosts, each once."""
     cpus: dict[str, int]
     """CPUs of the allocation on each host."""
     gpus: int
@@ -146,7 +149,7 @@ class Srun:
         """Return the GPUs of the job on each node."""
         if "SLURMD_NODENAME" in self._env:
             return int(self._env.get("SLURM_GPUS_ON_NODE", 0))
-        # In a shell of salloc on a login node the variable is not set; the job's description has the total.
+        # In a shell of salloc on a login node SLURM_GPUS_ON_NODE is not set; the job's description has the total.
         try:
             total = re.search(r"gres/gpu=(\d+)", shown(self._job_id, run).get("TRES", ""))
         except CommandError:
@@ -160,9 +163,10 @@ def _agent(run: Path, slots: int) -> list[str]:
 
 
 class _ByScript:
-    """Starts agents with one command per host, so that a lost host does not end the others, and a script (HostFolder).
+    """Starts agents with one command per host, which runs a script there (HostFolder).
 
-    The agents end when the folder of the script is deleted.
+    A single command for all hosts could end the other agents when a host is lost. The agents end when the folder of the
+    script is deleted.
     """
 
     def __init__(self, name: str, env: Mapping[str, str], starter: str, hosts: list[str], lines: list[str]) -> None:
@@ -193,6 +197,7 @@ class _ByScript:
         return dict(self._env)
 
     def held(self) -> Collection[str]:
+        """Return all hosts; hosts that the allocation has lost are not looked up."""
         return self.hosts
 
     def end(self, running: Collection[Process]) -> None:
@@ -202,7 +207,7 @@ class _ByScript:
 
 
 class PbsStarter(_ByScript):
-    """Starts agents with a command of PBS: pbsdsh or pbs_tmrsh."""
+    """Starts agents with the first of pbsdsh, pbs_tmrsh and mpiexec that is on PATH (hosts.STARTERS)."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         name, starter = f"job {env.get('PBS_JOBID', '')}", starter_on_path(env)
