@@ -1,5 +1,4 @@
-"""Population based training: a trial among the worst continues as a copy of one of the best, with changed
-hyperparameters.
+"""Population based training: bad trials continue as copies of good ones, with changed hyperparameters.
 
 Jaderberg et al., "Population Based Training of Neural Networks" (2017), in its asynchronous form: whenever a trial
 reports, it is compared with the latest reports of all others, so no trial waits. Only hpc_det.sgd.tune uses it, since
@@ -102,8 +101,10 @@ class Population:
         return len(self._closed) / self.trials_expected
 
     def _exploited(self, trial: int, until: int) -> Member:
-        """Return the trial's next member: its own hyperparameters, or a changed copy of one of the best if it is among
-        the worst.
+        """Return the member for the trial's next training.
+
+        A trial among the worst becomes a copy of one of the best, with changed hyperparameters; any other one keeps its
+        own.
         """
         ranked = sorted(self._values, key=lambda number: (self._values[number], number))
         share = min(math.ceil(len(ranked) * self._quantile), len(ranked) // 2)
@@ -115,8 +116,10 @@ class Population:
 
 
 def explored(hparams: Mapping[str, Any], space: Space, draws: random.Random) -> dict[str, Any]:
-    """Return changed hyperparameters: numbers multiplied within their ranges, choices replaced by a
-    neighbouring value.
+    """Return changed hyperparameters.
+
+    Numbers are multiplied by one of FACTORS, within their ranges; choices are replaced by a neighbouring value. With
+    probability RESAMPLED a value is drawn anew instead.
     """
     return {
         name: explored(hparams[name], spec, draws) if is_nested(spec) else _step(hparams[name], spec, draws)
@@ -125,6 +128,7 @@ def explored(hparams: Mapping[str, Any], space: Space, draws: random.Random) -> 
 
 
 def _step(value: Any, spec: Any, draws: random.Random) -> Any:
+    """Return the changed value of one hyperparameter."""
     kind = kind_of(spec)
     if kind == "const":
         return deepcopy(value)
