@@ -175,7 +175,7 @@ class Trial:
         return self.results[-1] if self.results else {}
 
     def checkpoints(self) -> dict[int, str]:
-        """Return the paths of the kept checkpoints, the newest two and the best, by iteration, for `load_checkpoint`."""
+        """Return the paths of the newest two checkpoints and the best one for `load_checkpoint`, by iteration."""
         kept = committed(self.folder.checkpoints)
         return {checkpoint.steps: checkpoint_data(checkpoint.path) for checkpoint in kept}
 
