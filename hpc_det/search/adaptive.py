@@ -81,7 +81,7 @@ class AdaptiveSearch:
         return sum(bracket.search.trials_expected for bracket in self.brackets)
 
     def _create(self) -> None:
-        """Add a trial to the bracket whose work `next_work` returned last."""
+        """Add a trial to the bracket whose work `next_work` returned last; every `start` follows a `next_work`."""
         assert self._turn
         self._turn.numbers.append(len(self._homes) + 1)
         self._homes.append((self._turn, len(self._turn.numbers)))

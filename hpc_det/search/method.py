@@ -49,7 +49,7 @@ class SearchMethod(Protocol):
     def start(self, work: Work) -> None:
         """Record that `work`, which `next_work` has just returned, is being done.
 
-        The method need not check this: when a journal is replayed, calls may arrive without a preceding `next_work`.
+        The method need not check that `next_work` has returned it.
         """
 
     def report(self, trial: int, value: float) -> None:

@@ -110,6 +110,7 @@ class Population:
         share = min(math.ceil(len(ranked) * self._quantile), len(ranked) // 2)
         if trial not in ranked[len(ranked) - share :]:
             return Member(self.member(trial).hparams, None)
+        # Seeded by its place in the search, so that all processes that read the journal draw the same.
         draws = random.Random(f"{self._seed}/{trial}/{until}")
         source = draws.choice(ranked[:share])
         return Member(explored(self.member(source).hparams, self._space, draws), source)

@@ -296,8 +296,9 @@ class SearchState:
 def _check_rules(rules: int) -> None:
     if rules != RULES:
         raise HpcDetError(
-            f"this search goes by rules {rules} and this version of hpc_det by rules {RULES}, so decisions would "
-            f"differ; use the version that submitted it, or start it again with `hpc-det experiment fork`"
+            f"this search was submitted with version {rules} of the search rules, but this hpc_det has version {RULES} "
+            f"and would decide differently; use the hpc_det that submitted it, or start it again with `hpc-det "
+            f"experiment fork`"
         )
 
 

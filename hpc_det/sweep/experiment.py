@@ -149,7 +149,8 @@ def _returned(experiment: ExperimentFolder, trial: int, overrides: Sequence[str]
     except FileNotFoundError:
         return _failed(overrides, f"trial {trial} of experiment {experiment.id} ended without a return value")
     except Exception as error:
-        return _failed(overrides, f"trial {trial} of experiment {experiment.id}: its return value: {error!r}")
+        why = f"trial {trial} of experiment {experiment.id}: its return value cannot be read: {error!r}"
+        return _failed(overrides, why)
     return found
 
 

@@ -204,5 +204,5 @@ def _pickled(app: App) -> bytes:
     except Exception as error:
         raise UsageError(
             f"{getattr(app.task_function, '__qualname__', app.task_function)}: cannot be sent to jobs: "
-            f"{type(error).__name__}: {error}; keep what cannot be pickled out of the globals that it uses"
+            f"{type(error).__name__}: {error}; remove objects that cannot be pickled from the globals that it uses"
         ) from None

@@ -103,7 +103,7 @@ class Stops:
                 continue
             messages = line.receive_some()
             if messages is None:
-                print("hpc-det: the node agent is gone; this rank leaves", file=sys.stderr, flush=True)
+                print("hpc-det: the node agent has exited; this rank exits", file=sys.stderr, flush=True)
                 os._exit(1)
             if any("stop" in message.head for message in messages):
                 self._interrupt()

@@ -52,6 +52,7 @@ def gang_job(
         cpus_per_task=slots * max(cpus_per_worker, cluster.cpus_per_slot),
         **(_slurms(cluster, slots) if cluster.scheduler == "slurm" else _pbss(cluster, slots)),
     )
+    # GangJob finds no GPUs that are requested by options of sbatch, as in slurm_additional_parameters.
     made.has_gpus = cluster.slot_type == "gpu"
     return made
 

@@ -23,7 +23,7 @@ from hpc_det.sgd.elastic import agents
 Process = subprocess.Popen[bytes]
 
 LEAVE_S = 10.0
-"""Seconds for node agents to exit when the driver has closed its connections: they may have a snapshot to write."""
+"""Seconds for node agents to exit after the driver has asked them to: they may have a snapshot to write."""
 STEP_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mpi=none")
 """Flags of srun with which a lost node or agent does not end the others, and no process is bound to CPUs, because the
 number of ranks is not known yet. Without --wait, WaitTime of slurm.conf would apply.

@@ -233,6 +233,7 @@ class ElasticGang:
         `own`: the ranks' own parts; `place`: what `_place` returned for it; `calls`: the number of `train` calls in it;
         `made`: the call that led to this state, with its result.
         """
+        # Uninterrupted: after a Ctrl-C in between, number, calls and record would not belong to the same snapshot.
         buffer, holders = place
         nodes = [self._gang.ranks[rank].node for rank in holders]
         self._number += 1
@@ -249,6 +250,7 @@ class ElasticGang:
         The first agent writes it to disk if the run is durable, unless an earlier snapshot is being written: training
         does not wait for the disk.
         """
+        # Uninterrupted: after a Ctrl-C in between, `_settle` would wait for a writer that has no request.
         keeps = self._is_durable and self._keeping is None
         if keeps:
             self._keeping = _Keeping(held.nodes[0], held.buffer, held.number)

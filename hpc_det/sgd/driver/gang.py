@@ -198,6 +198,7 @@ class RankGang:
         Raises RankDied if a rank does not connect within JOIN_S seconds, or another GangLost.
         """
         self.nodes.generation += 1
+        # A new store for each generation: in the old one, ranks would find the addresses of the gang before.
         self.nodes.answer("store", StoreKeeper(self.nodes.generation).answer)
         nodes = sorted(self.nodes.staying, key=lambda node: node is not first)
         slots = spread(nodes, size)
@@ -232,6 +233,7 @@ class RankGang:
 
         Raises the exception of a rank, or GangLost.
         """
+        # Ranks that were lost between two calls fail this call, too.
         self._call = call = _Call(next(self._numbers), lost=self._call.lost)
         for rank, body in zip(self.ranks, bodies, strict=True):
             rank.send({"do": do, "id": call.number}, body)
@@ -276,6 +278,7 @@ class RankGang:
         self._lose(*[rank for rank in self.ranks if rank.node is node])
 
     def _node_said(self, node: GangNode, head: dict[str, Any]) -> None:
+        """Handle an agent's message; reports about ranks of an earlier generation are ignored."""
         if "exited" in head and head["generation"] == self.nodes.generation and head["exited"] < self.size:
             rank = self.ranks[head["exited"]]
             rank.code = head["code"]
@@ -299,6 +302,7 @@ class RankGang:
             self._lose(rank)
 
     def _rank_said(self, rank: Rank, event: Event) -> None:
+        """Handle a rank's message; answers to an earlier call are ignored."""
         assert event.message
         head, body = event.message
         if head.get("done") == self._call.number:

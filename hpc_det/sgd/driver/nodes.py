@@ -112,6 +112,7 @@ class Nodes:
         self._clock = AwakeClock(POLL_S)
         self._capacity = capacity
         self._patience = patience
+        # Before the server is created: Guests removes files with which agents connect to the driver of this run.
         check_free(run)
         allow_many_files()  # one socket per rank: the usual soft limit of 1,024 would limit the number of ranks
         self.generation = 0

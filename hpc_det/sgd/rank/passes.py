@@ -116,7 +116,8 @@ class Passes:
             for batch in self._rest(None if num_steps is None else num_steps - given):
                 given += 1
                 yield batch
-            if given != num_steps or not self._is_open:  # the pass has ended
+            # Fewer batches than requested: the iterator has ended. All of them: the pass may end with the last one.
+            if given != num_steps or not self._is_open:
                 self._iterator = None
             is_empty = given == before
             if (is_empty and is_new) or (num_steps is None and not is_empty):
@@ -173,7 +174,7 @@ class Passes:
         self.restart(position["begun"])
         if not position["is_open"]:
             return
-        # The units differ, for example, if num_workers was 1 and is larger now: repeat the pass from its start.
+        # The units of `done` differ, for example, if num_workers was 1 and is larger now: repeat the whole pass.
         if position["counts"] != self._source.counts:
             self.begun -= 1
             return

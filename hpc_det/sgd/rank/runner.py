@@ -52,7 +52,7 @@ class Runner:
         if settings.use_gpu:
             torch.cuda.set_device(device)
         self.operator: TrainingOperator = settings.operator_cls(
-            {**settings.config},  # a copy: `setup` may change it
+            {**settings.config},  # a copy: `setup` may change its config
             place.rank,
             place.local_rank,
             is_distributed=place.is_distributed,
@@ -252,7 +252,7 @@ def _called(hook: Callable[..., Any], batches: Iterator[Any], offered: Mapping[s
 
     Return its metrics, with tensors of one element as numbers. Raises UsageError if it does not return a dict.
     """
-    # RaySGD has added keywords over time: overrides written for 1.2 take only (iterator, info).
+    # RaySGD has added arguments over time: overrides that were written for release 1.2 take only (iterator, info).
     parameters = inspect.signature(hook).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     result = hook(batches, **{name: value for name, value in offered.items() if takes_all or name in parameters})

@@ -251,6 +251,7 @@ def prepare_model(model: nn.Module, parallel: bool = True, **ddp_args: Any) -> n
     operator = _current("prepare_model").operator
     if not parallel:
         return model.to(operator.device)
+    # `register` also moves the model to the device, and checks it; no optimizer is registered, the loop has its own.
     prepared: nn.Module = operator.register(models=model, optimizers=[], ddp_args=ddp_args or None)[0]
     return prepared
 

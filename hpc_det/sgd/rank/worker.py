@@ -246,7 +246,8 @@ class RankWorker:
 
     def _read(self, snapshot: int | Path) -> dict[str, Any]:
         """Return the shared part of a snapshot, from a buffer of this node or from a file."""
-        # weights_only=False is safe: the buffer is the run's own memory, and the driver has checked the file's seal.
+        # weights_only=False is safe: ranks of this run have written the buffer, and the driver has checked the seal of
+        # the file.
         path = snapshot if isinstance(snapshot, Path) else self._buffers.path(snapshot)
         shared: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
         return shared
@@ -352,6 +353,7 @@ def run(order: dict[str, Any]) -> int:
     log_to(Path(order["log"]))
     _ignore_stops()
     os.environ.update(_variables(order))
+    # Without the driver, the rank exits at once, even if its main thread is in a collective.
     worker = RankWorker(order, on_end=lambda: leave(1))
     if order["rank"] == 0:
         show_too(worker.line.send)

@@ -187,6 +187,7 @@ class TuneDriver:
         error = outcome.get("error") or f"its process died (failure {failures}); see {its_log}"
         log.warning("trial %d: %s", work.trial, error)
         _note(trial, failures=failures, error=error, traceback=outcome.get("traceback"))
+        # Without an outcome the process died: the slot keeps its work, which starts another process.
         if not outcome and failures <= self._max_failures:
             return
         how = Exit.INVALID_HP if outcome.get("kind") == "invalid" else Exit.FAILED

@@ -96,6 +96,8 @@ def tune_run(
     else:
         place = Jobs(executor, max_concurrent or JOBS)
     length = (stop or {}).get(ITERATION)
+    # A search that is continued keeps its `max_concurrent_trials`, even if there are other slots now: `prepare` rejects
+    # a configuration that differs.
     asked = searcher_of(
         dict(searcher) if searcher is not None else None,
         taken_apart,

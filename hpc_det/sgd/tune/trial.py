@@ -131,6 +131,7 @@ class TrialProcess:
         began = time.perf_counter()
         metrics = self._trainable.step()
         took_s = time.perf_counter() - began
+        # Checked after the step, which may take long: only one process of a trial may write results and checkpoints.
         if self._own_turn() is None:
             raise SystemExit(LEFT)  # the trial has another process now, or is not continued
         iteration = self._last[ITERATION] + 1
