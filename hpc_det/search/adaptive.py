@@ -153,7 +153,7 @@ def bracket_trials(max_trials: int, divisor: float, rungs: Sequence[int]) -> lis
 def concurrency_shares(max_concurrent_trials: int, divisor: float, trials: Sequence[int]) -> list[int]:
     """Return the number of trials of each bracket that should train at the same time, as Determined does.
 
-    `max_concurrent_trials`: 0 is no limit; `trials`: the number of trials of each bracket.
+    `max_concurrent_trials`: 0 sets no limit; `trials`: the number of trials of each bracket.
     """
     if max_concurrent_trials == 0:
         return [max(trials[-1], int(divisor))] * len(trials)

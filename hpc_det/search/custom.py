@@ -76,7 +76,7 @@ class CustomSearch:
     def give_back(self, trial: int) -> None:
         self._call("give_back", trial, default=None)
 
-    # The defaults below let a search with a problem end: no work, every trial closed, finished.
+    # With these defaults a search with a problem ends: it has no work, its trials are closed, and it is finished.
 
     def is_closed(self, trial: int) -> bool:
         return bool(self._call("is_closed", trial, default=True))

@@ -36,7 +36,7 @@ class SearchMethod(Protocol):
     """The interface of a search method.
 
     An implementation must be deterministic: its state may depend only on the calls that it has received, because every
-    process that reads the search's journal replays these calls on an instance of its own. No call should take more than
+    process that reads the search's journal replays these calls on its own instance. No call should take more than
     O(log n) time for n trials.
     """
 

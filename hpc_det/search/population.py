@@ -120,7 +120,7 @@ def explored(hparams: Mapping[str, Any], space: Space, draws: random.Random) -> 
     """Return changed hyperparameters.
 
     Numbers are multiplied by one of FACTORS, within their ranges; choices are replaced by a neighbouring value. With
-    probability RESAMPLED a value is drawn anew instead.
+    probability RESAMPLED a value is drawn from its range again instead.
     """
     return {
         name: explored(hparams[name], spec, draws) if is_nested(spec) else _step(hparams[name], spec, draws)

@@ -297,8 +297,8 @@ def _check_rules(rules: int) -> None:
     if rules != RULES:
         raise HpcDetError(
             f"this search was submitted with version {rules} of the search rules, but this hpc_det has version {RULES} "
-            f"and would decide differently; use the hpc_det that submitted it, or start it again with `hpc-det "
-            f"experiment fork`"
+            f"and would decide differently; use the hpc_det that submitted it, or start it again with "
+            f"`hpc-det experiment fork`"
         )
 
 

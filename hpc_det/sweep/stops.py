@@ -35,7 +35,7 @@ INTERRUPT = signal.SIGURG
 """Signal that interrupts the main thread. It is ignored by default, so it is harmless if an app removes our handler."""
 
 current: Stops | None = None
-"""The object that handles the stops of this process; None if this process is no rank of a sweep."""
+"""The object that handles the stops of this process; None if this process is not a rank of a sweep."""
 
 
 class Stops:

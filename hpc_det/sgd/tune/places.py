@@ -83,7 +83,7 @@ class _Child:
 
 
 class Packed:
-    """Slots of this machine, each with GPUs of its own. The processes of trials are children of the driver."""
+    """Slots of this machine, each with separate GPUs. The processes of trials are children of the driver."""
 
     poll_s = 0.02
 

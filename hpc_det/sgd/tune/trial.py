@@ -85,7 +85,7 @@ class TrialProcess:
         return turn if turn and turn.process == self._process else None
 
     def _do(self, turn: Turn) -> None:
-        """Execute a turn. The trainable is created anew if the turn has other hyperparameters or loads a checkpoint."""
+        """Execute a turn. A new trainable is created if the turn has other hyperparameters or loads a checkpoint."""
         if self._trainable is None or self._turn is None or turn.load or turn.config != self._turn.config:
             self._clean_up()
             self._begin(turn)
