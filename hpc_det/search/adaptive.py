@@ -145,6 +145,7 @@ def bracket_trials(max_trials: int, divisor: float, rungs: Sequence[int]) -> lis
     total = reduce(add, weights)
     trials = [max(int(weight / total * max_trials), 1) for weight in weights]
     trials[0] += max(max_trials - sum(trials), 0)
+    # The minimum of one trial for each bracket may make too many.
     while sum(trials) > max_trials:
         trials[trials.index(max(trials))] -= 1
     return trials

@@ -107,6 +107,7 @@ class Population:
         own.
         """
         ranked = sorted(self._values, key=lambda number: (self._values[number], number))
+        # At most half of the trials, so that none is both among the best and among the worst.
         share = min(math.ceil(len(ranked) * self._quantile), len(ranked) // 2)
         if trial not in ranked[len(ranked) - share :]:
             return Member(self.member(trial).hparams, None)

@@ -59,6 +59,7 @@ class Rank:
 
     def _run_app(self) -> JobReturn:
         """Run the app's function and return its result. Raises the exception that the function has raised."""
+        # Before Hydra is imported, so that it is the one that the login node has found.
         _find_modules(json.loads(self._files.read(self._files.import_path)))
         from hydra.core.utils import JobStatus
 

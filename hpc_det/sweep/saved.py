@@ -90,6 +90,7 @@ class Composer(ConfigLoaderImpl):
     def point(self, master: DictConfig, overrides: Sequence[str]) -> Point:
         """Return the point for these overrides. Those of values are applied only by `Point.config`."""
         parsed = _parsed(overrides)
+        # With RunMode.RUN Hydra rejects overrides with several values: the sweeper must have split them.
         self.validate_sweep_overrides_legal(overrides=parsed, run_mode=RunMode.RUN, from_shell=True)
         # With ${now:...} in a value, all overrides are composed here, so that _fix_time sees the value.
         asks_for_time = any("${now:" in override for override in overrides)

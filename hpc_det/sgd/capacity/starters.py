@@ -110,6 +110,7 @@ class Srun:
         self.gpus = self._gpus(run)
 
     def commands(self, run: Path, slots: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+        # A step for all hosts with the same number of slots, because the number is an argument of the agent.
         for count in sorted(set(slots.values())):
             hosts = tuple(host for host in slots if slots[host] == count)
             yield hosts, [*self._srun(hosts), *_agent(run, count)]
@@ -173,7 +174,7 @@ class _ByScript:
         """`starter`: name of the command; `lines`: the lines of PBS_NODEFILE, or none."""
         self.name = name
         self.hosts = hosts
-        self.gpus = len(gpus_here(env))
+        self.gpus = len(gpus_here(env))  # all hosts are assumed to have as many as this one
         self._env = env
         self._starter = starter
         self._lines = lines
@@ -225,6 +226,7 @@ class Mpiexec(_ByScript):
 
     def __init__(self, env: Mapping[str, str], host_file: Path) -> None:
         super().__init__(f"the hosts of {host_file}", env, "mpiexec", _hosts_in(host_file), [])
+        # All hosts are assumed to have as many CPUs as this process may use here.
         self.cpus = dict.fromkeys(self.hosts, len(os.sched_getaffinity(0)))
         if shutil.which("mpiexec", path=env.get("PATH")) is None:
             raise UsageError(f"{self.name}: mpiexec, which starts the agents, is not on PATH; add its folder to PATH")

@@ -260,6 +260,7 @@ class RankGang:
 
     def leave(self) -> None:
         """Ask the ranks to destroy their process group and exit; kill those that have not after LEAVE_S seconds."""
+        # Rank 0 in this process cannot exit; `end` closes it.
         leaving = [rank for rank in self.ranks if rank.line and rank.node.line is not self._own]
         for rank in leaving:
             rank.has_left = True

@@ -193,6 +193,7 @@ def broadcast(data: Any, group: SealedGroup) -> Any:
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
     # broadcast as bytes: gloo supports only some data types
     parts = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
+    # All are started before the first is waited for, so that they overlap.
     for work in [dist.broadcast(part, src=0, async_op=True) for part in parts]:
         work.wait()
     return data if is_first else _WithTensors(rest, tensors).load()

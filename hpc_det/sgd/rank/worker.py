@@ -235,6 +235,7 @@ class RankWorker:
         return self._runner
 
     def _join(self, settings: RankSettings) -> None:
+        # With NCCL for GPUs, gloo is needed too: snapshots exchange tensors on the CPU.
         with closed_once_connected():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if settings.backend == "nccl" else "gloo",
@@ -310,6 +311,7 @@ class Buffers:
         """Return memory of at least `size` bytes; the buffer, read as a file, has exactly `size` bytes."""
         descriptor = self._descriptors[number]
         if number not in self._mapped or len(self._mapped[number]) < size:
+            # With room, so that a slightly larger state needs no new mapping.
             os.ftruncate(descriptor, size + _ROOM)
             mapped = mmap.mmap(descriptor, size + _ROOM)
             self._mapped[number] = torch.frombuffer(mapped, dtype=torch.uint8)

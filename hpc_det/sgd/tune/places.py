@@ -152,6 +152,8 @@ class TrialJob:
         env = JobEnvironment()
         if env.global_rank:  # only the first task trains, and may use all nodes of the job
             return 0
+        # On Slurm a trial's job is not requeued (Jobs), so the process handles the signals itself. On PBS submitit's
+        # handlers stay, because they requeue the job.
         warned_by = _WARNINGS if "SLURM_JOB_ID" in os.environ and env.activated() else ()
         return main(Path(self.folder), self.number, warned_by)
 

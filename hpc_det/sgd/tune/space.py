@@ -260,6 +260,7 @@ def searcher_of(
     searcher |= {"smaller_is_better": mode == "min", "max_concurrent_trials": max_concurrent}
     if searcher["name"] in ("single", "grid"):
         del searcher["max_trials"]
+    # The schema of experiment files has no searcher "population": trials of experiments keep their hyperparameters.
     found = searcher if searcher["name"] == "population" else _validated(searcher, metric, length)
     _check(found, asked, metric, mode, length)
     found["max_length"] = {"epochs": length} if length else None
