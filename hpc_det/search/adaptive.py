@@ -15,13 +15,13 @@ from hpc_det.search.method import Exit, Work
 
 @dataclass
 class Bracket:
-    """One of the searches. Within it, trials have their own numbers, counted from 1."""
+    """One of the searches by halving. Within a bracket, its trials are numbered from 1."""
 
     search: AsyncHalving
     share: int
     """Number of its trials that should train at the same time."""
     numbers: list[int] = field(default_factory=list)
-    """The number in the whole search of each of its trials, in the order of their numbers in the bracket."""
+    """The number in the whole search of each of its trials; the index is the number in the bracket, less 1."""
 
 
 class AdaptiveSearch:
@@ -81,7 +81,7 @@ class AdaptiveSearch:
         return sum(bracket.search.trials_expected for bracket in self.brackets)
 
     def _create(self) -> None:
-        """Add a trial to the bracket whose work `next_work` returned last."""
+        """Add a trial to the bracket whose work `next_work` returned last; every `start` follows a `next_work`."""
         assert self._turn
         self._turn.numbers.append(len(self._homes) + 1)
         self._homes.append((self._turn, len(self._turn.numbers)))
@@ -120,8 +120,9 @@ def adaptive_asha(searcher: Mapping[str, Any], max_length: int, **halving: Any) 
 
 
 def most_rungs(max_rungs: int, divisor: float, max_length: int, max_trials: int) -> int:
-    """Return the number of rungs of the bracket with the most: limited by `max_rungs`, the length and the number of
-    trials.
+    """Return the number of rungs of the bracket that has the most.
+
+    It is `max_rungs`, or less if the length or the number of trials is too small for as many.
     """
     # Logarithms are rounded as in Determined, so that both create the same brackets.
     return min(max_rungs, *(int(math.log(amount) / math.log(divisor)) + 1 for amount in (max_length, max_trials)))
@@ -144,14 +145,16 @@ def bracket_trials(max_trials: int, divisor: float, rungs: Sequence[int]) -> lis
     total = reduce(add, weights)
     trials = [max(int(weight / total * max_trials), 1) for weight in weights]
     trials[0] += max(max_trials - sum(trials), 0)
+    # The minimum of one trial for each bracket may make too many.
     while sum(trials) > max_trials:
         trials[trials.index(max(trials))] -= 1
     return trials
 
 
 def concurrency_shares(max_concurrent_trials: int, divisor: float, trials: Sequence[int]) -> list[int]:
-    """Return the number of trials of each bracket that should train at the same time. `max_concurrent_trials` 0: no
-    limit.
+    """Return the number of trials of each bracket that should train at the same time, as Determined does.
+
+    `max_concurrent_trials`: 0 sets no limit; `trials`: the number of trials of each bracket.
     """
     if max_concurrent_trials == 0:
         return [max(trials[-1], int(divisor))] * len(trials)

@@ -19,7 +19,7 @@ NEARLY_DONE = 0.99
 
 
 def rung_lengths(rungs: int, divisor: float, max_length: int) -> list[int]:
-    """Return the lengths of the rungs in ascending order, up to `max_length`. Equal lengths become one rung."""
+    """Return the lengths of the rungs in ascending order, the last is `max_length`. Equal lengths become one rung."""
     return sorted({max(int(max_length / divisor ** (rungs - i - 1)), 1) for i in range(rungs)})
 
 
@@ -40,6 +40,7 @@ class AsyncHalving:
         self._rung_of: dict[int, int] = {}
         """Index of the rung that a trial trains for or pauses at."""
         self._trained = 0
+        """The length that all trials together have trained."""
         self.length_expected = sum(int(max_trials / divisor**i) * self._stretch(i) for i in range(len(lengths)))
         """The length of all trials together if each rung promotes as many trials as the rule intends."""
 
@@ -69,6 +70,7 @@ class AsyncHalving:
             self._rungs[here].pause(trial, self._sign * value)
 
     def _go_on_or_stop(self, trial: int, value: float) -> None:
+        """Queue the trial's next work if it is among the best of its rung now, else close it."""
         rung = self._rung(trial)
         # The first trials always continue: with fewer than `divisor` trials, the share would be 0.
         if rung.settle(trial, value) < max(rung.share(self._divisor), 1):
@@ -134,6 +136,7 @@ class AsyncHalving:
         return Work(new, self._rungs[0].length) if new else None
 
     def _promotion(self) -> Work | None:
+        """Return work for a paused trial that may be promoted, from the highest rung that has one, or None."""
         for rung, above in self._steps:
             if trial := rung.promotable(self._divisor):
                 return Work(trial, above.length)
@@ -143,7 +146,7 @@ class AsyncHalving:
         return self._rungs[self._rung_of[trial]]
 
     def _stretch(self, rung: int) -> int:
-        """Return the length that a trial trains for this rung, after the one below."""
+        """Return the length that a trial trains from the rung below to this one."""
         return self._rungs[rung].length - (self._rungs[rung - 1].length if rung else 0)
 
 
@@ -164,8 +167,9 @@ class Rung:
         """Trials that continued or stopped, sorted."""
 
     def settle(self, trial: int, value: float) -> int:
-        """Add a trial that continues or stops, and return how many of those before it are better. NaN is the worst
-        value.
+        """Add a trial that continues or stops at once; return how many of the settled trials are better.
+
+        Values are compared as "smaller is better"; NaN is the worst.
         """
         standing = self._arrive(trial, value)
         better = bisect_left(self._settled, standing)
@@ -177,7 +181,7 @@ class Rung:
         heapq.heappush(self._paused, self._arrive(trial, value))
 
     def share(self, divisor: float) -> int:
-        """Return the number of trials that are the best 1/divisor."""
+        """Return the number of trials in the best 1/divisor of this rung, rounded down."""
         return int(len(self._standings) / divisor)
 
     def promotable(self, divisor: float) -> int | None:
@@ -212,6 +216,7 @@ class Rung:
         return standing
 
     def _leave(self, standing: Standing) -> None:
+        """Remove a trial from the paused ones."""
         if standing == self._paused[0]:
             heapq.heappop(self._paused)
         else:  # rare: a trial ended while it was paused

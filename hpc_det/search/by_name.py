@@ -82,6 +82,7 @@ def search_method(
 
 
 def _max_length(searcher: Mapping[str, Any]) -> int | None:
+    """Return the number in searcher.max_length, whatever its unit; None if the searcher has none."""
     return next(iter(searcher["max_length"].values())) if searcher.get("max_length") else None
 
 
@@ -92,4 +93,5 @@ def _required_length(searcher: Mapping[str, Any]) -> int:
 
 
 def _halving(searcher: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of AsyncHalving that both searchers by halving have."""
     return {key: searcher[key] for key in ("divisor", "smaller_is_better", "stop_once")}

@@ -5,7 +5,8 @@ An instance is created as Class(max_trials=..., max_length=..., smaller_is_bette
 it:
 
     sample(trial) -> dict            the trial's hyperparameters; without this method they are drawn from their ranges
-    source(trial) -> int | None      the trial whose latest weights it starts with; None, or no method: its own
+    source(trial) -> int | None      the trial with whose latest weights it starts; None, or no method: its own initial
+                                     weights
 
 Every process that reads the search's journal has its own instance and makes the same calls. So results may depend only
 on these calls: not on the time, on files, or on random numbers, except from a generator that is seeded with `seed`.
@@ -35,7 +36,10 @@ class CustomSearch:
     """
 
     def __init__(self, name: str, code: Path, arguments: Mapping[str, Any]) -> None:
-        """Load and create the user's class. `name`: module:Class. An error does not raise: see `problem`."""
+        """Load the user's class and create an instance; an error is not raised, but stored in `problem`.
+
+        `name`: "module:Class"; `code`: the folder with the module; `arguments`: those of the class's constructor.
+        """
         self.problem: str | None = None
         """The error that the user has to fix; None if there is none. With an error, the search assigns no more work."""
         self._name = name
@@ -71,6 +75,8 @@ class CustomSearch:
 
     def give_back(self, trial: int) -> None:
         self._call("give_back", trial, default=None)
+
+    # With these defaults a search with a problem ends: it has no work, its trials are closed, and it is finished.
 
     def is_closed(self, trial: int) -> bool:
         return bool(self._call("is_closed", trial, default=True))
@@ -110,6 +116,7 @@ class CustomSearch:
         return self._guarded(method, lambda: getattr(self._method, method)(*arguments), default)
 
     def _guarded(self, what: str, call: Callable[[], T], default: T) -> T:
+        """Return `call()`; `default` if it raises, which is stored in `problem`, or if there is a problem already."""
         if self.problem is None:
             try:
                 return call()
@@ -158,6 +165,7 @@ def in_words(error: Exception, file: Path) -> str:
 
 
 def _module(file: Path) -> ModuleType:
+    """Return the module of a file, whose name contains a hash of path and content; it is executed once."""
     source = file.read_bytes()
     name = f"hpc_det_user_{hashlib.sha256(bytes(file) + source).hexdigest()[:16]}"
     if name in sys.modules:

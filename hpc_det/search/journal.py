@@ -1,6 +1,4 @@
-"""The search of an experiment, shared by its workers: a journal on disk, and the state that follows from its
-entries.
-"""
+"""The search of an experiment, shared by its workers: a journal on disk, and the state that its entries lead to."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from hpc_det.store.shared_log import SharedLog
 
 
 class SearchJournal:
-    """The search of one experiment. Any number of processes may use one at the same time."""
+    """The search of one experiment. Any number of processes may have an instance for the same experiment."""
 
     def __init__(self, experiment: ExperimentFolder) -> None:
         """Open the journal. Raises HpcDetError if the search is a class in the code of another user."""
@@ -41,7 +39,7 @@ class SearchJournal:
         self._study: OptunaStudy | None = None
 
     def new(self) -> Iterator[Entry]:
-        """Yield the entries since the last call, applying each to the state first."""
+        """Yield the entries since the last call; each is applied to the state before it is yielded."""
         for entry in self._log.new():
             self._take(entry)
             yield entry
@@ -61,9 +59,9 @@ class SearchJournal:
     def sample(self, trial: int) -> Sample:
         """Return the trial's hyperparameters, seed and source.
 
-        Without hyperparameters until `choose` has been called, if the user's class or Optuna chooses them.
+        If the user's class or Optuna chooses the hyperparameters, they are empty until `choose` has been called.
         """
-        # If the points set their own seeds, each trial is seeded as the first trial of an experiment with that seed.
+        # If a point sets a seed, its trial is seeded as the first trial of an experiment with that seed.
         sample, seed = self._sampler.sample(trial), self.config(trial)["reproducibility"]["experiment_seed"]
         if self._chooser():
             chosen = self._state.samples.get(trial, {"hparams": {}})
@@ -73,10 +71,10 @@ class SearchJournal:
         return replace(sample, seed=first_sample({}, seed).seed)
 
     def choose(self, trial: int) -> None:
-        """Let the user's class or Optuna choose the trial's hyperparameters, if the search uses one, and record the
-        result.
+        """Have the user's class or Optuna choose the trial's hyperparameters, and record them.
 
-        Does nothing if a choice is already recorded. Raises UsageError if the choice fails.
+        Does nothing if the search uses neither, or if a choice is recorded already. Raises UsageError if the choice
+        fails.
         """
         choose = self._chooser()
         # Another call might choose differently; only the first recorded choice counts.
@@ -111,7 +109,7 @@ class SearchJournal:
         self._write("submitted", first=first, count=count, stay=stay, rules=RULES)
 
     def ask(self, worker: int, job: str) -> Work | None:
-        """Record that a worker has started in this job. Return its earlier or new work, or None."""
+        """Record that a worker has started in this job. Return the work that it had before, or new work, or None."""
         self._write("asked", worker=worker, job=job)
         return self._state.open.get(worker)
 
@@ -125,8 +123,9 @@ class SearchJournal:
         return holder if holder not in (job, after) else None
 
     def report(self, worker: int, work: Work, value: float) -> Work | None:
-        """Record the value of the metric after `work`, where a non-finite value is the worst. Return the next work, or
-        None.
+        """Record that `work` is done, with this value of the metric. Return the worker's next work, or None.
+
+        A value that is not finite counts as the worst.
         """
         plain = value if math.isfinite(value) else None
         self._write("reported", worker=worker, trial=work.trial, until=work.until, value=plain)
@@ -162,8 +161,9 @@ class SearchJournal:
         self._write("cancelled", source=source)
 
     def continue_(self, trials: Sequence[int]) -> None:
-        """Record that work is assigned again. `trials`: failed or cancelled trials to continue, if the method allows
-        it.
+        """Record that work is assigned again after a cancellation or a pause.
+
+        `trials`: failed or cancelled trials to continue; a method that compares trials may not allow that.
         """
         self._write("continued", trials=list(trials))
 
@@ -174,6 +174,7 @@ class SearchJournal:
             self._take(entry)
 
     def _take(self, entry: Entry) -> None:
+        """Check an entry and apply it to the state."""
         check(entry, lambda: self._log.file_of(self._taken))
         self._state.apply(entry)
         self._taken += 1

@@ -33,29 +33,27 @@ class Exit(str, Enum):
 
 
 class SearchMethod(Protocol):
-    """The methods and properties of a search method.
+    """The interface of a search method.
 
-    An implementation must be deterministic: its state depends only on the calls that it has received, since every
-    process that reads the search's journal replays them on its own instance. No call should take more than O(log n)
-    time for n trials.
+    An implementation must be deterministic: its state may depend only on the calls that it has received, because every
+    process that reads the search's journal replays these calls on its own instance. No call should take more than
+    O(log n) time for n trials.
     """
 
     def next_work(self) -> Work | None:
-        """Return the next work that is not being done yet, or None if there is none now. The call changes nothing.
+        """Return the next work that no worker does yet, or None if there is none now. The call changes nothing.
 
-        Work with a trial number that is one higher than all before creates a new trial.
+        Work for a trial whose number is one higher than all before creates that trial.
         """
 
     def start(self, work: Work) -> None:
         """Record that `work`, which `next_work` has just returned, is being done.
 
-        The method need not check this: when a journal is replayed, calls may arrive without a preceding `next_work`.
+        The method need not check that `next_work` has returned it.
         """
 
     def report(self, trial: int, value: float) -> None:
-        """Record that the trial's work is done with this value of the searcher's metric. NaN is worse than
-        any number.
-        """
+        """Record that the trial's work is done; `value`: the searcher's metric, where NaN is worse than any number."""
 
     def end(self, trial: int, how: Exit) -> None:
         """Record that the trial has ended for good and gets no more work."""
@@ -68,7 +66,7 @@ class SearchMethod(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether no work is being done and no more will ever follow."""
+        """Whether no work is being done and there will be no more."""
 
     @property
     def progress(self) -> float:
@@ -76,13 +74,13 @@ class SearchMethod(Protocol):
 
     @property
     def trials_expected(self) -> int:
-        """The number of trials that the search will create, without replacements of trials with invalid
+        """The number of trials that the search will create, without those that replace trials with invalid
         hyperparameters.
         """
 
 
 def better(value: float, than: float | None, smaller_is_better: bool) -> bool:
-    """Return whether `value`, of the searcher's metric, is strictly better than `than`.
+    """Return whether the value `value` of the searcher's metric is strictly better than the value `than`.
 
     NaN is never better; any number is better than None or NaN.
     """
@@ -110,7 +108,7 @@ class Trials:
         """Sort keys of the waiting work: the longest first, then the oldest trial."""
 
     def waiting_work(self) -> Work | None:
-        """Return the first work that is decided but not being done, or None."""
+        """Return the waiting work that is first in order, or None."""
         return self._waiting[self._order[0][1]] if self._order else None
 
     def new_trial(self) -> int | None:
@@ -152,7 +150,7 @@ class Trials:
         self.wanted += 1
 
     def is_under_way(self, trial: int) -> bool:
-        """Return whether the trial has work, be it waiting or being done."""
+        """Return whether the trial has work, whether it is waiting or being done."""
         return trial in self.working or trial in self._waiting
 
     def _unqueue(self, trial: int) -> None:
@@ -161,18 +159,21 @@ class Trials:
 
 
 def _place(work: Work) -> tuple[int, int]:
+    """Return the sort key of waiting work: the longest work comes first, then the oldest trial."""
     return -(work.until or 0), work.trial
 
 
 class FixedSearch:
-    """A fixed number of trials, each trained in one go and without regard to the metric: single, random, grid, points.
+    """A search method with a fixed number of trials, each trained to its end, whatever its metric.
 
-    Search methods of users can derive from this class.
+    The searchers single, random, grid, points and optuna use it, and search methods of users can derive from it.
     """
 
     def __init__(self, trials: int, until: int | None, *, replaces_invalid: bool = False) -> None:
-        """`replaces_invalid`: create another trial for each one with invalid hyperparameters, which is impossible for a
-        grid.
+        """`trials`: number of trials; `until`: their length, or None.
+
+        `replaces_invalid`: whether another trial is created for each one with invalid hyperparameters. A grid has no
+        other points for such trials.
         """
         self.trials_expected = trials
         self._until = until
@@ -217,5 +218,5 @@ class FixedSearch:
 
     @property
     def progress(self) -> float:
-        replaced = self._trials.wanted - self.trials_expected
+        replaced = self._trials.wanted - self.trials_expected  # these are closed, too, but are not progress
         return (len(self._trials.closed) - replaced) / self.trials_expected

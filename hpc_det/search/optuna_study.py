@@ -1,8 +1,8 @@
 """Hyperparameters that Optuna chooses: a study in Optuna's journal storage, queried when a worker takes a trial.
 
 The search's journal is authoritative. A choice of the study is recorded there as the event "sampled", and only the
-first such entry for a trial counts. Before the study is asked for another trial, it receives the results of the trials
-before. A process that is killed after asking leaves a trial in the study, which the next process uses.
+first such entry for a trial counts. Before the study is asked for another trial, it receives the results of the earlier
+trials. If a process is killed after asking, its trial stays in the study, and the next process uses that trial.
 
 Optuna is imported only by this module, and only when a study is used.
 """
@@ -39,11 +39,13 @@ _OWN = "hpc_det_trial"
 
 
 class OptunaStudy:
-    """The study of one experiment. Any number of processes may use one at the same time."""
+    """The study of one experiment. Any number of processes may have an instance for the same experiment."""
 
     def __init__(self, folder: Path, searcher: Mapping[str, Any], space: Space, seed: int, code: Path) -> None:
-        """Prepare the study. `folder`: the search's; `code`: may contain a sampler of the user's. Raises UsageError
-        without Optuna.
+        """Prepare the study. Raises UsageError if Optuna cannot be imported.
+
+        `folder`: the folder of the search's journal; `code`: the folder of the trial's code, which may contain the
+        sampler.
         """
         try:
             import optuna
@@ -58,8 +60,7 @@ class OptunaStudy:
 
         Raises UsageError if the sampler does not exist or fails, or if the study cannot be read.
         """
-        # A new sampler for each trial, so that its draws depend on the seed and the trials before, but not on the
-        # worker.
+        # A new sampler for each trial, so that its draws depend on the seed and the earlier trials, not on the worker.
         sampler = _sampler(self._searcher, self._seed, trial, self._code)
         try:
             study = self._open(sampler)
@@ -140,6 +141,7 @@ def _end(asked: FrozenTrial, state: SearchState) -> tuple[float | None] | None:
 
 
 def _sampler(searcher: Mapping[str, Any], seed: int, trial: int, code: Path) -> BaseSampler:
+    """Return the searcher's sampler, created for one trial. Raises UsageError if that fails."""
     kind = _sampler_class(searcher["sampler"], code)
     settings = dict(searcher["sampler_settings"])
     try:
@@ -152,6 +154,7 @@ def _sampler(searcher: Mapping[str, Any], seed: int, trial: int, code: Path) -> 
 
 
 def _sampler_class(name: str, code: Path) -> type[BaseSampler]:
+    """Return the class `name` of optuna.samplers, or `module:Class` of the user's code. Raises UsageError."""
     from optuna import samplers
 
     found = load_class(name, code) if ":" in name else getattr(samplers, name, None)

@@ -1,5 +1,4 @@
-"""Population based training: a trial among the worst continues as a copy of one of the best, with changed
-hyperparameters.
+"""Population based training: bad trials continue as copies of good ones, with changed hyperparameters.
 
 Jaderberg et al., "Population Based Training of Neural Networks" (2017), in its asynchronous form: whenever a trial
 reports, it is compared with the latest reports of all others, so no trial waits. Only hpc_det.sgd.tune uses it, since
@@ -102,21 +101,27 @@ class Population:
         return len(self._closed) / self.trials_expected
 
     def _exploited(self, trial: int, until: int) -> Member:
-        """Return the trial's next member: its own hyperparameters, or a changed copy of one of the best if it is among
-        the worst.
+        """Return the member for the trial's next training.
+
+        A trial among the worst becomes a copy of one of the best, with changed hyperparameters; any other one keeps its
+        own.
         """
         ranked = sorted(self._values, key=lambda number: (self._values[number], number))
+        # At most half of the trials, so that none is both among the best and among the worst.
         share = min(math.ceil(len(ranked) * self._quantile), len(ranked) // 2)
         if trial not in ranked[len(ranked) - share :]:
             return Member(self.member(trial).hparams, None)
+        # Seeded by its place in the search, so that all processes that read the journal draw the same.
         draws = random.Random(f"{self._seed}/{trial}/{until}")
         source = draws.choice(ranked[:share])
         return Member(explored(self.member(source).hparams, self._space, draws), source)
 
 
 def explored(hparams: Mapping[str, Any], space: Space, draws: random.Random) -> dict[str, Any]:
-    """Return changed hyperparameters: numbers multiplied within their ranges, choices replaced by a
-    neighbouring value.
+    """Return changed hyperparameters.
+
+    Numbers are multiplied by one of FACTORS, within their ranges; choices are replaced by a neighbouring value. With
+    probability RESAMPLED a value is drawn from its range again instead.
     """
     return {
         name: explored(hparams[name], spec, draws) if is_nested(spec) else _step(hparams[name], spec, draws)
@@ -125,6 +130,7 @@ def explored(hparams: Mapping[str, Any], space: Space, draws: random.Random) -> 
 
 
 def _step(value: Any, spec: Any, draws: random.Random) -> Any:
+    """Return the changed value of one hyperparameter."""
     kind = kind_of(spec)
     if kind == "const":
         return deepcopy(value)

@@ -22,9 +22,9 @@ class Sample:
 
     hparams: dict[str, Any]
     seed: int
-    """0 to 2**31 - 1."""
+    """Seed of the trial, 0 to 2**31 - 1."""
     source: int | None = None
-    """The trial of the same search whose latest weights this one starts with; None: none."""
+    """The trial of the same search with whose latest weights this one starts; None: with its own initial weights."""
 
 
 class Sampler(Protocol):
@@ -32,7 +32,7 @@ class Sampler(Protocol):
 
     @property
     def points(self) -> int | None:
-        """The number of trials, if the space determines it; else None."""
+        """The number of trials, if the space determines it, as a grid does; else None."""
 
     def sample(self, trial: int) -> Sample:
         """Return the sample of this trial, counted from 1: the same at each call, and a copy that the caller may
@@ -76,6 +76,7 @@ class _SeededSampler:
         return Sample(hparams, seed=self._draws.randrange(0, 2**31))
 
     def _hparams(self, trial: int) -> dict[str, Any]:
+        """Return the hyperparameters of a trial. Called once per trial, in order, so it may draw random numbers."""
         raise NotImplementedError
 
 
@@ -93,9 +94,9 @@ class SpaceSampler(_SeededSampler):
 
 
 class GridSampler(_SeededSampler):
-    """A sampler whose trial k is the k-th point of the grid. Keys are sorted, and the last one changes fastest.
+    """A sampler whose trial k has the k-th point of the grid. Keys are sorted, and the last one changes fastest.
 
-    Determined has the reverse order of points.
+    Determined tries the points in the reverse order.
     """
 
     def __init__(self, hyperparameters: Space, experiment_seed: int) -> None:
@@ -130,13 +131,14 @@ class PointsSampler(_SeededSampler):
 
 
 class _Draws(Protocol):
+    """A source of random numbers; the range of `randrange` excludes `high`."""
+
     def uniform(self, low: float, high: float, /) -> float: ...
     def randrange(self, low: int, high: int, /) -> int: ...
 
 
 def sample(hyperparameters: Space, draws: random.Random | None = None) -> dict[str, Any]:
-    """Return one value for each hyperparameter, with sorted keys; constants are unchanged, and nested mappings are
-    recursive.
+    """Return one value for each hyperparameter, drawn in the order of the sorted keys; nested mappings stay nested.
 
     Ranges are those of Determined: `int` includes its `maxval`; `log` yields base ** exponent, and `minval` and
     `maxval` are bounds of the exponent. Raises ValueError for a type other than const, int, double, log and
@@ -170,6 +172,7 @@ def _value(spec: Any, draws: _Draws) -> Any:
 
 
 def _leaves(space: Space) -> Iterator[Any]:
+    """Yield the hyperparameters at all depths that are not nested mappings, in the order of the sorted keys."""
     for name in sorted(space):
         yield from _leaves(space[name]) if is_nested(space[name]) else [space[name]]
 
@@ -196,8 +199,9 @@ def _count(spec: Any) -> int:
 
 
 def _point(spec: Any, place: int) -> Any:
-    """Return a point of an axis. The points of a range are evenly spaced from end to end; a single one is the
-    middle.
+    """Return point number `place` (from 0) of an axis.
+
+    The points of a range are evenly spaced from end to end; a single point is the middle.
     """
     kind = kind_of(spec)
     if kind == "const":
@@ -213,8 +217,8 @@ def _point(spec: Any, place: int) -> Any:
 
 
 def _rounded(value: Fraction) -> int:
-    """Round half away from zero."""
-    # Determined is written in Go, whose rounding this is; Python's round() rounds half to even.
+    """Return the nearest integer; halves are rounded away from zero."""
+    # As math.Round of Go, in which Determined is written; Python's round() rounds halves to even numbers.
     size = math.floor(abs(value) + Fraction(1, 2))
     return size if value >= 0 else -size
 
@@ -228,8 +232,9 @@ def is_nested(spec: Any) -> bool:
 
 
 def kind_of(spec: Any) -> str:
-    """Return the type of a hyperparameter: const, int, double, log or categorical. Raises ValueError for
-    another one.
+    """Return the type of a hyperparameter: const, int, double, log or categorical.
+
+    Raises ValueError for another type.
     """
     kind = spec["type"] if isinstance(spec, Mapping) else "const"
     if kind not in ("const", "int", "double", "log", "categorical"):
@@ -238,7 +243,7 @@ def kind_of(spec: Any) -> str:
 
 
 def constant(spec: Any) -> Any:
-    """Return the value of a constant."""
+    """Return the value of a constant, which may be written as {"type": "const", "val": value} or as the value."""
     return spec["val"] if isinstance(spec, Mapping) else spec
 
 
@@ -253,6 +258,7 @@ def base_of(spec: Mapping[str, Any]) -> float:
 # in how its words become integers of a range.
 
 _WORDS = 624
+"""Number of 32-bit words in the state of MT19937."""
 _VERSION = 3
 """The version of the state that `random.Random.setstate` accepts."""
 
@@ -270,9 +276,11 @@ class NumpyRandom:
         return self._generator.random()
 
     def uniform(self, low: float, high: float, /) -> float:
+        """Return low <= x < high, as `uniform(low, high)` does."""
         return low + (high - low) * self.random()
 
     def uint32(self) -> int:
+        """Return the next 32-bit word of the generator."""
         return self._generator.getrandbits(32)
 
     def randrange(self, low: int, high: int, /) -> int:
@@ -282,8 +290,8 @@ class NumpyRandom:
             return low
         draw = self.uint32 if last < 2**32 else self._uint64
         mask = (1 << last.bit_length()) - 1
-        # As numpy does: words are masked to the bits of the range and drawn until one is within it. A range of one
-        # value draws no word.
+        # As numpy does: words are masked to the bits of the range, and drawn until one is within the range. For a range
+        # of one value no word is drawn.
         while (word := draw() & mask) > last:
             pass
         return low + word

@@ -25,7 +25,7 @@ class Played:
     seconds: float
     """Virtual seconds until the end."""
     busy: float
-    """The fraction of the workers' time that they trained."""
+    """The fraction of all workers' time in which they trained, 0 to 1."""
 
 
 def at_random() -> Value:
@@ -43,10 +43,11 @@ def simulate(
     latency_s: float = 0.0,
     ends_s: float = math.inf,
 ) -> Played:
-    """Simulate `method` until it is finished, or until `ends_s`.
+    """Simulate `method` with `workers` workers until it is finished, or until `ends_s` virtual seconds have passed.
 
-    Training one unit of length takes `unit_s`; work without a length is one unit. Each decision takes `latency_s`, and
-    the decisions for all workers are made sequentially. A report and the next work of that worker are one decision.
+    Training one unit of length takes `unit_s` seconds; work without a length is one unit. Each decision takes
+    `latency_s` seconds, and the decisions for all workers are made one after another. A report and the next work of the
+    same worker are one decision. `value` returns the reported values.
     """
     return _Play(method, value, workers, unit_s, latency_s).until(ends_s)
 
@@ -60,7 +61,7 @@ class _Play:
         self._latency_s = latency_s
         self._decisions = 0
         self._decided_s = 0.0
-        """When the last decision was made."""
+        """Virtual time of the last decision, in seconds."""
         self._running: list[tuple[float, int, float, Work]] = []
         """A heap of (end, order, start, work), sorted by end."""
         self._trained_s = 0.0
@@ -87,7 +88,7 @@ class _Play:
         )
 
     def _decide(self, asked_s: float) -> float:
-        """Return when a decision that is requested at `asked_s` is made."""
+        """Return the virtual time at which a decision that is requested at `asked_s` is made, in seconds."""
         self._decisions += 1
         self._decided_s = max(self._decided_s, asked_s) + self._latency_s
         return self._decided_s

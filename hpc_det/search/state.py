@@ -1,7 +1,7 @@
 """The state of a search after the entries of its journal: the same in every process that reads them.
 
-Entries record facts. The search method derives decisions from them here, in each process. So a search needs no server,
-and a decision can neither be lost nor be made twice.
+Entries record facts. Each process derives the decisions of the search method from them, here. So a search needs no
+server, and a decision can neither be lost nor be made twice.
 
 {"event": "submitted", "first": 0, "count": 64, "stay": false, "rules": 1}   jobs for workers 0 to 63 are queued
 {"event": "asked", "worker": 3, "job": "4711_3", "after": null}  a worker has started and requests work; ignored if
@@ -47,8 +47,8 @@ _SHAPES: dict[str, Shape] = {
     "continued": {"trials": list[Count]},
 }
 RULES = 1
-"""The version of the rules by which searches decide; increased by every change that alters decisions on the same
-entries.
+"""The version of the rules by which searches decide. Every change that leads to other decisions from the same entries
+increases it.
 """
 Entry = dict[str, Any]
 FEWEST_INVALID = 10
@@ -56,9 +56,9 @@ FEWEST_INVALID = 10
 
 
 def check(entry: Entry, file: Callable[[], Path]) -> None:
-    """Raise DamagedFile for an entry that no worker can have written: ignoring it would lead to a wrong state.
+    """Raise DamagedFile for an entry that no worker can have written, and HpcDetError for a search with other rules.
 
-    `file` returns the file that contains the entry. Raises HpcDetError for a search with other rules.
+    `file` returns the file that contains the entry. Such an entry is not ignored, because the state would be wrong.
     """
     event = str(entry.get("event"))
     if event not in _SHAPES:
@@ -74,13 +74,13 @@ class TrialState:
     """The state of one trial, from the entries of the journal."""
 
     worker: int | None = None
-    """The worker that trains it now; None: no worker."""
+    """The worker that trains the trial now; None if none does."""
     length: int | None = None
-    """The length at its last report; None before the first."""
+    """The length at the trial's last report; None before the first report, and for work without a length."""
     value: float | None = None
-    """The searcher's metric at its last report; None before the first."""
+    """The searcher's metric at the trial's last report; None before the first report."""
     ended: Exit | None = None
-    """The reason why it has ended for good; None while it may continue."""
+    """The reason why the trial has ended for good; None while it may continue."""
 
 
 @dataclass
@@ -91,13 +91,13 @@ class SearchState:
     trials: dict[int, TrialState] = field(default_factory=dict)
     """The state of each trial, by its number."""
     open: dict[int, Work] = field(default_factory=dict)
-    """The work that each worker does now."""
+    """The work that each worker does now, by worker."""
     samples: dict[int, Entry] = field(default_factory=dict)
-    """Recorded samples of trials, if the user's class or Optuna chooses them."""
+    """The recorded samples, by trial; only if the user's class or Optuna chooses them."""
     present: dict[int, str] = field(default_factory=dict)
-    """The jobs of workers that have started and not ended."""
+    """The jobs of the workers that have started and not ended, by worker."""
     last_trial: dict[int, int] = field(default_factory=dict)
-    """The previous trial of each worker. Its gang may still be saving."""
+    """The previous trial of each worker, whose gang may still be saving."""
     cancelled: str | None = None
     """The source of the cancellation; None if the search is not cancelled."""
 
@@ -107,16 +107,16 @@ class SearchState:
     submissions: int = 0
     """Number of times that jobs were submitted: first, after a pause, or to continue the search."""
     workers: int = 0
-    """Number of workers that were submitted; they are numbered from 0."""
+    """Number of workers in all submissions; workers are numbered from 0."""
 
     waiting: set[int] = field(default_factory=set)
     """Workers of the last submission that have not started."""
 
     def __post_init__(self) -> None:
         self._expected: set[int] = set()
-        """The workers in `waiting` that may replace a worker that exits."""
+        """Workers in `waiting` whose jobs start when a worker exits and releases its slots."""
         self._relied_on = 0
-        """Number of workers in `_expected` that must replace one that has exited already."""
+        """Number of workers in `_expected` for which work was left, because a worker has exited in their favour."""
         self._invalid = 0
         """Number of trials with invalid hyperparameters."""
 
@@ -192,7 +192,7 @@ class SearchState:
         )
 
     def stopped_early(self) -> list[int]:
-        """Return the trials that failed or were cancelled, and that can be continued."""
+        """Return the numbers of the trials that failed or were cancelled and can be continued."""
         ended = (number for number, trial in self.trials.items() if trial.ended in (Exit.FAILED, Exit.CANCELLED))
         return [number for number in ended if self._may_go_on(number)]
 
@@ -208,21 +208,26 @@ class SearchState:
         return isinstance(self.method, FixedSearch) or not self.method.is_closed(trial)
 
     def _may_begin(self, entry: Entry) -> bool:
-        """Return whether the job may start as its worker: only the first of two jobs that start as the same
-        worker may.
+        """Return whether the job in an "asked" entry may start as its worker.
+
+        Of two jobs that start as the same worker, only the first may. The entry names the job that the worker had
+        before (`after`); an entry without that is always accepted.
         """
         present = self.present.get(entry["worker"])
         return present in (entry["job"], entry.get("after", present))
 
     def _is_due(self, entry: Entry) -> bool:
-        """Return whether the worker still has this work. It may have been considered lost, and its work assigned to
-        another.
+        """Return whether the worker still has the work of this entry.
+
+        It has not if it was considered lost meanwhile, and the work was assigned to another worker.
         """
         work = self.open.get(entry["worker"])
         return work is not None and work.trial == entry["trial"] and entry.get("until", work.until) == work.until
 
     def _reopen(self, number: int) -> None:
-        trial = self.trials.get(number)  # a search with a greater max_length starts again and may not have it yet
+        """Let a trial that failed or was cancelled continue, if the method allows it."""
+        # A search with a greater max_length is replayed from the start, and may not have created the trial yet.
+        trial = self.trials.get(number)
         if trial is None or not self._may_go_on(number):
             return
         trial.ended = None
@@ -267,17 +272,20 @@ class SearchState:
             self._give(worker, work)
 
     def _next_work(self) -> Work | None:
+        """Return the method's next work, or None; a search that was given up creates no trials."""
         work = self.method.next_work()
         is_new = work is not None and work.trial not in self.trials
         return None if is_new and self.given_up else work
 
     def _no_longer_expect(self, worker: int) -> None:
+        """Record that a queued worker has started, or is lost."""
         self.waiting.discard(worker)
         if worker in self._expected:
             self._expected.remove(worker)
             self._relied_on = max(self._relied_on - 1, 0)
 
     def _give(self, worker: int, work: Work | None) -> None:
+        """Assign the work to the worker, unless the search is cancelled or paused."""
         if work is None or self.cancelled or self.paused:
             return
         self.method.start(work)
@@ -288,14 +296,15 @@ class SearchState:
 def _check_rules(rules: int) -> None:
     if rules != RULES:
         raise HpcDetError(
-            f"this search goes by rules {rules} and this version of hpc_det by rules {RULES}, so decisions would "
-            f"differ; use the version that submitted it, or start it again with `hpc-det experiment fork`"
+            f"this search was submitted with version {rules} of the search rules, but this hpc_det has version {RULES} "
+            f"and would decide differently; use the hpc_det that submitted it, or start it again with "
+            f"`hpc-det experiment fork`"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestTrial:
-    """The best trial by all reports to the search."""
+    """The trial with the best value in all reports to the search, and that report."""
 
     trial: int
     metric: str
@@ -304,13 +313,13 @@ class BestTrial:
     """The length at that report, in the unit of searcher.max_length; None for work without a length."""
 
 
-def best_trial(told: Iterable[Entry], searcher: Mapping[str, Any]) -> BestTrial | None:
+def best_trial(entries: Iterable[Entry], searcher: Mapping[str, Any]) -> BestTrial | None:
     """Return the best trial, or None if no trial has reported a finite value.
 
-    The entries may be all of the journal, or only its reports.
+    `entries`: all entries of the journal, or only its reports.
     """
     best: BestTrial | None = None
-    for entry in told:
+    for entry in entries:
         value = entry.get("value")
         if value is not None and better(value, best.value if best else None, searcher["smaller_is_better"]):
             best = BestTrial(trial=entry["trial"], metric=searcher["metric"], value=value, length=entry["until"])

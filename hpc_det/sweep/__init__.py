@@ -8,10 +8,11 @@ from __future__ import annotations
 
 
 def may_stop() -> None:
-    """Call the app's checkpoint() and exit if the job has to stop; call this in the loop of a Hydra app.
+    """Call the app's checkpoint() and exit if the job has to stop; call this function in the loop of a Hydra app.
 
-    An app that never calls it is interrupted anywhere. In a gang, every rank must make the same calls, after
-    `torch.distributed.init_process_group`; all ranks stop at the same call. Outside a sweep's job it does nothing.
+    An app that never calls it is interrupted at any place of its code. In a gang, every rank must make the same calls,
+    after `torch.distributed.init_process_group`; all ranks stop at the same call. Outside of a sweep's job it does
+    nothing.
     """
     from hpc_det.sweep import stops
 

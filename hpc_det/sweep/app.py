@@ -1,7 +1,7 @@
-"""A rank of a point: python3 -m hpc_det.sweep.app, which a launcher starts for each slot.
+"""A rank of a sweep's point: python3 -m hpc_det.sweep.app, which is started for each slot on the compute nodes.
 
-Rank 0 is Hydra's job: its output folder, log and callbacks. The other ranks run the app's function with the same
-configuration, and log only into their own logs.
+Rank 0 runs the point as Hydra runs a job, with its output folder, log and callbacks. The other ranks run the app's
+function with the same configuration, and log only into their own logs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     from hpc_det.sweep.saved import App
 
 PEERS_LEFT_S = 2.0
-"""Seconds to wait for this rank's own stop notice after the app has failed, since other ranks may have left
-on a stop.
+"""Seconds to wait for a stop request after the app has failed in a gang: other ranks may have left because of that
+request, and so have caused the failure. Then this rank has to stop, too, instead of reporting a failure.
 """
 LONGEST_SHOWN = 1000
+"""Largest number of characters of a return value in the JSON file for `hpc-det sweep status`."""
 
 
 class Rank:
+    """A rank of a point: runs the app's function, and records its return value or error."""
+
     def __init__(self, process: RankProcess, env: Mapping[str, str]) -> None:
         self._attempt: Attempt = process.attempt
         self._number = int(env["RANK"])
@@ -43,7 +46,7 @@ class Rank:
         self._stops = stops.current = stops.Stops(process, self._note_stop)
 
     def run(self) -> int:
-        """Run the point and return the exit code. An error is recorded."""
+        """Run the app's function and return the exit code: 0, or 1 after an error, which is recorded as the failure."""
         try:
             returned = self._run_app()
             if self._number == 0:
@@ -55,6 +58,8 @@ class Rank:
         return 0
 
     def _run_app(self) -> JobReturn:
+        """Run the app's function and return its result. Raises the exception that the function has raised."""
+        # Before Hydra is imported, so that it is the one that the login node has found.
         _find_modules(json.loads(self._files.read(self._files.import_path)))
         from hydra.core.utils import JobStatus
 
@@ -67,10 +72,11 @@ class Rank:
         has_failed = returned.status is not JobStatus.COMPLETED
         self._stops.end(PEERS_LEFT_S if has_failed and self._world_size > 1 else 0)
         if has_failed:
-            raise returned._return_value
+            raise returned._return_value  # the public property would print a line of Hydra's first
         return returned
 
     def _hydras_job(self, app: App, config: DictConfig) -> JobReturn:
+        """Run the app's function as Hydra's own launchers do, and return its result."""
         from hydra.core.utils import run_job, setup_globals
 
         setup_globals()
@@ -84,14 +90,14 @@ class Rank:
         )
 
     def on_job_start(self, config: DictConfig, **others: object) -> None:
-        """Record the output folder for `hpc-det sweep status`. Hydra calls this after creating it."""
+        """Record the output folder for `hpc-det sweep status`. Hydra calls this callback once the folder exists."""
         write_json(self._files.shown(self._attempt.trial.id), {"folder": config.hydra.runtime.output_dir})
 
     def on_job_end(self, **others: object) -> None:
-        """Do nothing; Hydra calls this at the end."""
+        """Do nothing: Hydra calls this method on each callback, and warns about a callback that lacks it."""
 
     def _keep(self, returned: JobReturn) -> None:
-        """Store the return value: the point is complete."""
+        """Write the return value and the outcome, which completes the point."""
         trial, hydra_cfg = self._attempt.trial.id, returned.hydra_cfg
         assert hydra_cfg is not None
         self._files.write(self._files.returned(trial), _pickled(returned))
@@ -100,11 +106,12 @@ class Rank:
         self._write_outcome("finished", self._saves())
 
     def _note_stop(self, has_saved: bool) -> None:
+        """Write the outcome of a stopped point. `has_saved`: whether the app's checkpoint() has returned."""
         if self._number == 0:
             self._write_outcome("stopped", self._saves() + has_saved)
 
     def _saves(self) -> int:
-        """Return the number of saves of the app's work in earlier attempts and this one."""
+        """Return how often the app's checkpoint() has returned, in all attempts until now."""
         return int((read_json(self._attempt.trial.outcome) or {}).get("saves", 0))
 
     def _write_outcome(self, kind: str, saves: int) -> None:
@@ -115,18 +122,19 @@ class Rank:
 
 
 def _find_modules(folders: list[str]) -> None:
-    """Extend sys.path as it was for the app on the login node."""
+    """Put the folders of sys.path on the login node first in this process's sys.path."""
+    # Pickles refer to the app's modules by name.
     sys.path[:] = [*folders, *(folder for folder in sys.path if folder not in folders)]
 
 
 def _silent_job(app: App, config: DictConfig) -> JobReturn:
-    """Run the app's function without output in the output folder, which belongs to rank 0."""
+    """Run the app's function without writing to Hydra's output folder, which belongs to rank 0; return its result."""
     from hydra._internal.callbacks import Callbacks
     from hydra.core.utils import configure_log, run_job, setup_globals
     from hydra.types import HydraContext
 
     setup_globals()
-    config.hydra.output_subdir = None
+    config.hydra.output_subdir = None  # else run_job writes the configuration to that folder
     configure_log(None, config.hydra.verbose)  # type: ignore[arg-type]  # None: to stdout
     return run_job(
         hydra_context=HydraContext(config_loader=app.context.config_loader, callbacks=Callbacks()),
@@ -139,6 +147,7 @@ def _silent_job(app: App, config: DictConfig) -> JobReturn:
 
 
 def _pickled(returned: JobReturn) -> bytes:
+    """Return the pickled result of the app. Raises UsageError if it cannot be pickled."""
     import cloudpickle
 
     try:
@@ -150,7 +159,7 @@ def _pickled(returned: JobReturn) -> bytes:
 
 
 def in_json(value: object) -> dict[str, Any]:
-    """Return a return value as text, and as it is if it is short and can be written as JSON."""
+    """Return {"text": repr of `value`}, with the value itself under "value" if it is short and valid JSON."""
     found: dict[str, Any] = {"text": repr(value)[:LONGEST_SHOWN]}
     with suppress(TypeError, ValueError):
         if len(json.dumps(value, allow_nan=False)) <= LONGEST_SHOWN:
@@ -159,6 +168,7 @@ def in_json(value: object) -> dict[str, Any]:
 
 
 def main() -> int:
+    """Run this process as a rank of a point, and return the exit code."""
     process = join_gang(os.environ)
     code = Rank(process, os.environ).run()
     process.report_exit(code)

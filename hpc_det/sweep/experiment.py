@@ -22,15 +22,16 @@ from hpc_det.sweep.files import SweepFiles
 from hpc_det.sweep.status import points, why_not_completed
 from hpc_det.view.trials import TrialState
 
+# Runs hpc_det.sweep.app on each slot, with torchrun's variables.
 ENTRYPOINT = [sys.executable, "-m", "hpc_det.launch.torch_distributed", "-m", "hpc_det.sweep.app"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The fields of hydra.launcher."""
+    """The fields of hydra.launcher; hydra_plugins.hpc_launcher.launchers describes them."""
 
     scheduler: str
-    """Scheduler of the launcher, which the cluster must have."""
+    """Scheduler of the launcher, which the cluster profile must have, too."""
     cluster: str
     slots: int
     time_limit: str | int | None
@@ -46,8 +47,10 @@ class Settings:
     def effective(
         self, name: str, folder: Path, overrides: Sequence[Sequence[str]], env: Mapping[str, str]
     ) -> Effective:
-        """Return an experiment with a trial for each list of overrides, started in `folder`. Raises UsageError with
-        every problem.
+        """Return the effective configuration of an experiment with a trial for each list of overrides.
+
+        `name`: name of the experiment; `folder`: the folder in which the app was started. Raises UsageError with every
+        problem.
         """
         cluster = load_yaml(find("cluster", self.cluster, env))
         if cluster.get("scheduler") != self.scheduler:
@@ -63,6 +66,9 @@ class Settings:
         return replace(found, points=points)
 
     def _config(self, name: str) -> Tree:
+        """Return the experiment's configuration, as a user would write it."""
+        # The schema requires a searcher with a metric. A sweep's points take the place of the searcher's trials, and no
+        # decision depends on the metric (hpc_det.search.by_name).
         most = self.array_parallelism * self.slots
         return {
             "name": name,
@@ -84,18 +90,18 @@ class Settings:
 
 
 def _split(override: str) -> tuple[str, str]:
-    """Return the key with its sign and the value, as a user would write them."""
+    """Return key and value of an override, both as text; the key with its prefix ("+", "++" or "~")."""
     key, _, value = override.partition("=")
     return key, value
 
 
 class PointFailed(HpcDetError, CompactHydraException):
-    """A point without a return value; the message contains the reason and the log."""
+    """A point has no return value; the message contains the reason and the log to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionRecord:
-    """A point in the queue, with its future location; it is not a result."""
+    """The return value of a point with wait=false: where its result will be. It is not a result itself."""
 
     experiment: int
     trial: int
@@ -108,7 +114,10 @@ class SubmissionRecord:
 
 
 def job_returns(experiment: ExperimentFolder, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """Return the results of all points, when nothing runs any more."""
+    """Return a result for each point, when all have ended: its return value, or FAILED with a PointFailed.
+
+    `overrides`: those of each point.
+    """
     return [
         _returned(experiment, point.trial, overrides[i])
         if point.state is TrialState.COMPLETED
@@ -118,6 +127,8 @@ def job_returns(experiment: ExperimentFolder, overrides: Sequence[Sequence[str]]
 
 
 def submission_records(experiment: ExperimentFolder, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
+    """Return a SubmissionRecord for each point, in the form of a result."""
+    # COMPLETED, because Hydra's BasicSweeper reads all return values, which raises for any other status.
     return [
         JobReturn(
             overrides=list(point),
@@ -131,13 +142,15 @@ def submission_records(experiment: ExperimentFolder, overrides: Sequence[Sequenc
 
 
 def _returned(experiment: ExperimentFolder, trial: int, overrides: Sequence[str]) -> JobReturn:
+    """Return the saved result of a point, or FAILED if it is missing or cannot be read."""
     files = SweepFiles(experiment)
     try:
         found: JobReturn = pickle.loads(files.read(files.returned(trial)))
     except FileNotFoundError:
         return _failed(overrides, f"trial {trial} of experiment {experiment.id} ended without a return value")
     except Exception as error:
-        return _failed(overrides, f"trial {trial} of experiment {experiment.id}: its return value: {error!r}")
+        why = f"trial {trial} of experiment {experiment.id}: its return value cannot be read: {error!r}"
+        return _failed(overrides, why)
     return found
 
 

@@ -5,7 +5,7 @@
         points.json overrides of each point, and its config     "
         configs/1.pkl a composed config, of one or many points  "
         returns/1.pkl the JobReturn of a point                  rank 0 of its gang
-                1.json the same, to be read                     "
+                1.json its output folder and return value       "
 
 All except the JSON files are sealed with the user's key (hpc_det.node.key). hydra.sweep.dir has a file hpc_det.json
 with the numbers of its experiments, with which `hpc-det sweep` finds them.
@@ -25,10 +25,13 @@ from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 
 POINTER = "hpc_det.json"
+"""File in hydra.sweep.dir with the numbers of the sweep's experiments, and the folder that contains them."""
 
 
 @dataclass(frozen=True)
 class SweepFiles:
+    """The files of one sweep; the module's docstring lists them."""
+
     experiment: ExperimentFolder
 
     @property
@@ -57,7 +60,7 @@ class SweepFiles:
         return self.path / "returns" / f"{trial}.json"
 
     def write(self, path: Path, content: bytes) -> None:
-        """Write one of the sealed files."""
+        """Write `content` to a file, with the seal that `read` requires."""
         write_with_seal(path, content, self._key)
 
     def read(self, path: Path) -> bytes:
@@ -71,10 +74,12 @@ class SweepFiles:
         return derived(user_key(self.experiment.root() / "key"), f"sweep {self.experiment.id}")
 
     def create(self) -> None:
+        """Create the folders, which must not exist."""
         for folder in (self.path, self.path / "configs", self.path / "returns"):
             folder.mkdir(mode=0o700)
 
     def read_points(self) -> list[dict[str, Any]]:
+        """Return {"num", "overrides", "config"} of each point. Raises UsageError if the experiment is not a sweep."""
         found: list[dict[str, Any]] | None = read_json(self.points)
         if found is None:
             raise UsageError(f"experiment {self.experiment.id}: not a sweep of a Hydra app; see `hpc-det experiment`")
@@ -83,6 +88,7 @@ class SweepFiles:
 
 def point_to(experiment: ExperimentFolder, sweep_dir: Path) -> None:
     """Record the experiment in the sweep folder, so that `hpc-det sweep` finds it."""
+    # Experiments below another $HPC_DET_ROOT are dropped: the file names one root for all numbers.
     known = read_json(sweep_dir / POINTER) or {"experiments": []}
     root = str(experiment.root())
     numbers = known["experiments"] if known.get("root") == root else []

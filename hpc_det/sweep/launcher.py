@@ -1,4 +1,7 @@
-"""Hydra's side of a sweep: compose and save its points, submit them as one experiment, and wait if requested."""
+"""The launcher that Hydra calls: it composes and saves the points of a sweep, submits them, and waits if requested.
+
+Most modules of hpc_det are imported only where they are used: every Hydra app of this Python imports this module.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NEEDS_NO_VALUES = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+"""The sweeper that may be used with wait=false: it takes no decisions from return values."""
 
 
 class Refused(UsageError, CompactHydraException):
@@ -32,11 +36,13 @@ class Refused(UsageError, CompactHydraException):
 
 
 class SweepLauncher(Launcher):
-    """Hydra's launcher. The arguments of its constructor are the fields of `hydra.launcher`
-    (hydra_plugins.hpc_launcher).
+    """A launcher of Hydra that submits the points of a sweep as the trials of one experiment.
+
+    The arguments of its constructor are the fields of `hydra.launcher` (hydra_plugins.hpc_launcher.launchers).
     """
 
     scheduler: str
+    """The scheduler that the cluster profile must have: slurm, pbs or local."""
 
     def __init__(self, **fields: Any) -> None:
         self._fields = fields
@@ -50,9 +56,10 @@ class SweepLauncher(Launcher):
         self._config = config
         self._refuse_values_that_never_come()
         self._composer = Composer(self._loader)
-        hydra_context.config_loader = self._composer  # sweepers compose every point, too, to check it
+        hydra_context.config_loader = self._composer  # sweepers compose every point, too, to validate its overrides
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Submit a point for each list of overrides; return their results, or SubmissionRecords with wait=false."""
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         with _refusals():
@@ -76,6 +83,7 @@ class SweepLauncher(Launcher):
         return job_returns(experiment, overrides)
 
     def _submit(self, overrides: list[list[str]], first: int) -> ExperimentFolder:
+        """Compose all points and submit them as an experiment; `first`: Hydra's number of the first point."""
         from hpc_det.store.experiments import ExperimentStore, state_root
         from hpc_det.submit.submission import submit
         from hpc_det.sweep.experiment import Settings
@@ -99,6 +107,7 @@ class SweepLauncher(Launcher):
         )
 
     def _refuse_values_that_never_come(self) -> None:
+        """Raise Refused if `wait` is false and the sweeper needs return values."""
         sweeper = OmegaConf.select(self._config, "hydra.sweeper._target_")
         if not self._fields["wait"] and sweeper != NEEDS_NO_VALUES:
             raise Refused(
@@ -109,6 +118,7 @@ class SweepLauncher(Launcher):
 
 @contextmanager
 def _refusals() -> Iterator[None]:
+    """Raise an HpcDetError of the `with` block as Refused, which Hydra shows without a traceback."""
     try:
         yield
     except HydraException:

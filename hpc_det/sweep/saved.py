@@ -1,10 +1,12 @@
-"""The points of a sweep, composed on the login node, saved with the app's function and Hydra's state, loaded by ranks.
+"""The points of a sweep: the login node composes them and saves them with the app's function, and ranks load them.
 
-Hydra composes in two steps: the files of the chosen groups, which takes tens of milliseconds, and the overrides of
-values in order, which takes less than one. The result of the first step is cached; the second is Hydra's own.
+Hydra composes in two steps: it merges the files of the chosen groups, which takes tens of milliseconds, and then
+applies the overrides of values in order, which takes less than one. The result of the first step is cached for all
+points that choose the same groups.
 
-cloudpickle stores a function of `__main__` by value, and of any other module by name. The files are sealed with the
-user's key, and pickles of other users are never read. Pickles of apps refer to this module by name.
+cloudpickle stores a function of `__main__` by value, and a function of any other module by name. The files are sealed
+with the user's key, and pickles of other users are never read. Pickles of saved apps refer to the classes of this
+module by name, so that moving or renaming one would make earlier sweeps unreadable.
 """
 
 from __future__ import annotations
@@ -37,16 +39,18 @@ from hpc_det.sweep.files import SweepFiles
 
 @dataclass(frozen=True)
 class Point:
+    """A point of a sweep, that is one of Hydra's jobs, in the form in which it is saved."""
+
     base: bytes
-    """The configuration without the point's values, by cloudpickle; many points share it."""
+    """The pickled configuration before the overrides of values are applied; many points share it."""
     overrides: tuple[str, ...]
     """All overrides, as a user would write them."""
 
     def config(self) -> DictConfig:
-        """Return what Hydra composes of the overrides. Raises Hydra's errors."""
+        """Return the configuration that Hydra composes from the overrides. Raises Hydra's errors."""
         config = cast(DictConfig, pickle.loads(self.base))
         parsed = [override for override in _parsed(self.overrides) if not override.is_hydra_override()]
-        chosen = {*config.hydra.overrides.task}
+        chosen = {*config.hydra.overrides.task}  # those with which `base` was composed
         values = [override for override in parsed if override.input_line not in chosen]
         ConfigLoaderImpl._apply_overrides_to_config(values, config)
         config.hydra.overrides.task = [override.input_line for override in parsed]
@@ -58,13 +62,17 @@ class Point:
 
 
 class Composer(ConfigLoaderImpl):
-    """A replacement of Hydra's loader with the same results."""
+    """A replacement of Hydra's config loader that composes the same, and faster: the chosen files are merged once."""
 
     def __init__(self, loader: ConfigLoader) -> None:
+        """Take over the state of Hydra's `loader`."""
         vars(self).update(vars(loader))
         self._bases: dict[tuple[str, ...], bytes] = {}
+        """Pickled configurations, by the overrides with which they were composed."""
         self._groups: Any = None
+        """Hydra's repository of config files; None until it is needed."""
         self._composed: set[Point] = set()
+        """Points that were composed without an error."""
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         point = self.point(master_config, sweep_overrides)
@@ -73,16 +81,19 @@ class Composer(ConfigLoaderImpl):
         return config
 
     def checked(self, master: DictConfig, overrides: Sequence[str]) -> Point:
-        """Return a point that can be composed. Raises Hydra's errors."""
+        """Return the point for these overrides. Raises Hydra's errors if it cannot be composed."""
         point = self.point(master, overrides)
         if point not in self._composed:
             self.load_sweep_config(master, list(overrides))
         return point
 
     def point(self, master: DictConfig, overrides: Sequence[str]) -> Point:
+        """Return the point for these overrides. Those of values are applied only by `Point.config`."""
         parsed = _parsed(overrides)
+        # With RunMode.RUN Hydra rejects overrides with several values: the sweeper must have split them.
         self.validate_sweep_overrides_legal(overrides=parsed, run_mode=RunMode.RUN, from_shell=True)
-        asks_for_time = any("${now:" in override for override in overrides)  # then all are composed, to fix it
+        # With ${now:...} in a value, all overrides are composed here, so that _fix_time sees the value.
+        asks_for_time = any("${now:" in override for override in overrides)
         chosen = tuple(
             str(override.input_line) for override in parsed if asks_for_time or not self._sets_value(override, master)
         )
@@ -102,7 +113,9 @@ class Composer(ConfigLoaderImpl):
 
 
 def _fix_time(master: DictConfig, composed: DictConfig) -> None:
-    """Fix `${now:...}` to the time of the sweep, in every point and every attempt."""
+    """Fix `${now:...}` to the time of the sweep, so that it is the same in every point and every attempt."""
+    # The resolver `now` caches its results in the configuration (use_cache, hydra/core/utils.py): resolve each format
+    # that occurs once, and copy the cache.
     asked = OmegaConf.create(re.findall(r"\$\{now:[^${}]*\}", OmegaConf.to_yaml(composed)))
     OmegaConf.copy_cache(from_config=master, to_config=asked)
     OmegaConf.resolve(asked)
@@ -127,9 +140,11 @@ Checkpoint = Callable[[], object]
 
 @dataclass(frozen=True, kw_only=True)
 class App:
+    """The Hydra app of a sweep, in the form in which it is saved."""
+
     task_function: TaskFunction
     checkpoint: Checkpoint | None
-    """Function that saves the app's work at a stop."""
+    """Function that saves the app's work at a stop; None if the app has none."""
     context: HydraContext
     singletons: Any
     """Hydra's global state."""
@@ -147,7 +162,7 @@ def checkpoint_of(task_function: TaskFunction) -> Checkpoint | None:
 
 
 def save(files: SweepFiles, app: App, points: Sequence[Point], first: int) -> None:
-    """Save the app and its points. `first`: Hydra's number of the first point."""
+    """Write the app and its points to the files of a sweep. `first`: Hydra's number of the first point."""
     files.create()
     files.write(files.app, _pickled(app))
     files.write(files.import_path, json.dumps([os.path.abspath(folder) for folder in sys.path]).encode())
@@ -164,7 +179,10 @@ def save(files: SweepFiles, app: App, points: Sequence[Point], first: int) -> No
 
 
 def load_app(files: SweepFiles) -> App:
-    """Return the app, on a node, with modules found as on the login node."""
+    """Return the saved app, and restore Hydra's global state in this process.
+
+    Its modules must be importable: sys.path must contain the folders of the login node's sys.path.
+    """
     app: App = pickle.loads(files.read(files.app))
     Singleton.set_state(app.singletons)
     return app
@@ -181,10 +199,11 @@ def load_config(files: SweepFiles, trial: TrialFolder) -> DictConfig:
 
 
 def _pickled(app: App) -> bytes:
+    """Return the pickled app. Raises UsageError if it cannot be pickled."""
     try:
         return cast(bytes, cloudpickle.dumps(app))
     except Exception as error:
         raise UsageError(
             f"{getattr(app.task_function, '__qualname__', app.task_function)}: cannot be sent to jobs: "
-            f"{type(error).__name__}: {error}; keep what cannot be pickled out of the globals that it uses"
+            f"{type(error).__name__}: {error}; remove objects that cannot be pickled from the globals that it uses"
         ) from None

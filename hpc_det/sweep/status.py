@@ -1,4 +1,4 @@
-"""The points of a sweep, from its files."""
+"""The states and results of a sweep's points, from the files of its experiment."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ from hpc_det.view.watch import Watch
 
 @dataclass(frozen=True, kw_only=True)
 class PointStatus:
+    """The state and the return value of a point."""
+
     experiment: int
+    """Number of the experiment."""
     trial: int
+    """Number of the point's trial in the experiment, from 1."""
     num: int
     """Hydra's number of the job, `hydra.job.num`."""
     overrides: list[str]
@@ -33,7 +37,7 @@ class PointStatus:
     text: str | None
     """The return value as Python shows it."""
     folder: str | None
-    """Hydra's output folder, after the point has started."""
+    """Hydra's output folder; None until the point has started."""
 
 
 def points(experiment: ExperimentFolder) -> list[PointStatus]:
@@ -44,7 +48,7 @@ def points(experiment: ExperimentFolder) -> list[PointStatus]:
 
 
 def why_not_completed(experiment: ExperimentFolder, number: int) -> str:
-    """Return one sentence, with the first failure and its log."""
+    """Return one sentence that says why the trial has no return value, and which log to read."""
     return f"trial {number} of experiment {experiment.id}: {'; '.join(_reasons(experiment.trial(number)))}"
 
 
@@ -69,7 +73,7 @@ def _point(files: SweepFiles, search: SearchState, trial: int, row: dict[str, An
 
 
 def _state(search: SearchState, trial: int) -> TrialState:
-    """Return the state from the search, which is RUNNING also for a preempted point in the queue."""
+    """Return the state of a point from the search. A preempted point that waits in the queue is RUNNING, too."""
     known = search.trials.get(trial)
     if known and known.ended:
         return STATE_AFTER[known.ended]
@@ -79,6 +83,7 @@ def _state(search: SearchState, trial: int) -> TrialState:
 
 
 def _reasons(trial: TrialFolder) -> Iterator[str]:
+    """Yield the parts of the sentence of `why_not_completed`."""
     journal = Journal(trial.journal)
     attempt = journal.last_attempt()
     if attempt == 0:
@@ -96,7 +101,7 @@ def _reasons(trial: TrialFolder) -> Iterator[str]:
 
 
 def wait(experiment: ExperimentFolder, poll_s: float) -> None:
-    """Wait until nothing of the sweep runs or will run."""
+    """Wait until no job of the sweep runs or will run; check every `poll_s` seconds."""
     with left_by_ctrl_c(experiment):
         Watch(experiment).wait(poll_s)
 

@@ -1,7 +1,7 @@
 """Stopping an app: its checkpoint() is called, and then the rank exits.
 
-An app that calls `may_stop` in its loop is stopped there, in the normal flow of its main thread, and all ranks of a
-gang at the same call. After its first call the signal handler does nothing.
+An app that calls `may_stop` in its loop is stopped inside such a call, and all ranks of a gang at the same call. After
+the first call the signal handler does nothing.
 
 An app that never calls `may_stop` runs unchanged, and its checkpoint() is called anywhere, even while its main thread
 waits in a system call, such as for the end of a program that it started. This is the one exception to the rule that a
@@ -13,7 +13,7 @@ main thread, and not before a computation in C, such as a collective, has return
 - an exception from the handler runs the app's `except` and `finally` first, and the app may swallow it;
 - checkpoint() in another thread waits forever for a lock that the main thread holds.
 
-Each rank of a gang is then interrupted separately.
+The ranks of a gang whose app never calls `may_stop` are interrupted separately, at different places.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INTERRUPT = signal.SIGURG
 """Signal that interrupts the main thread. It is ignored by default, so it is harmless if an app removes our handler."""
 
 current: Stops | None = None
-"""The stops of this process, if it is a rank."""
+"""The object that handles the stops of this process; None if this process is not a rank of a sweep."""
 
 
 class Stops:
@@ -46,14 +46,18 @@ class Stops:
         self._on_stop = on_stop
         self._checkpoint: Callable[[], object] | None = None
         self._told = threading.Event()
+        """Set when a stop was requested."""
         self._agreement: Agreement | None = None
+        """The agreement of the ranks on the call at which they stop; None before the first `may_stop`."""
         self._calls_may_stop = False
+        """Whether the app has called `may_stop`, so that the signal handler must not stop it."""
         self._is_over = False
+        """Whether the app has ended or is being stopped, so that further stop requests are ignored."""
         signal.signal(INTERRUPT, self._interrupted)
         threading.Thread(target=self._listen, name="stops", daemon=True).start()
 
     def set_checkpoint(self, checkpoint: Callable[[], object] | None) -> None:
-        """Call the app's `checkpoint` at a stop before the rank exits; without one, the rank only exits."""
+        """Set the function that is called at a stop before the rank exits; None: the rank only exits."""
         self._checkpoint = checkpoint
 
     def may_stop(self) -> None:
@@ -63,14 +67,16 @@ class Stops:
         """
         if self._agreement is None:
             self._agreement = self._agreed()
-            if self._told.is_set():  # who was told a moment ago did not know of it
+            if self._told.is_set():  # a request that arrived before the agreement existed was not passed on to it
                 self._agreement.give_notice()
         if self._agreement.should_stop():
             self._leave()
 
     def _agreed(self) -> Agreement:
-        """Return the agreement of the ranks. If it fails, the app continues as one that never calls `may_stop`, with a
-        stop pending.
+        """Return the agreement of the ranks.
+
+        If it raises, the app counts as one that never calls `may_stop`: a stop that was requested meanwhile, and was
+        ignored by the handler, takes effect now.
         """
         self._calls_may_stop = True
         try:
@@ -81,28 +87,30 @@ class Stops:
             raise
 
     def end(self, wait_s: float = 0.0) -> None:
-        """Ignore stops, since the app has ended, except those that arrive within `wait_s` seconds."""
+        """Wait up to `wait_s` seconds for a stop request, and then ignore stops, because the app has ended."""
         self._told.wait(wait_s)
         self._is_over = True
 
     def _listen(self) -> None:
+        """Wait for a stop request of the node agent, in a separate thread; exit if the agent is lost."""
         line, signals = self._process.line, self._process.signals
         while True:
             ready = select.select([line.connection.fileno(), signals.fd], [], [])[0]
             if signals.fd in ready:
-                for number in signals.received():  # the agent tells all ranks to stop
+                for number in signals.received():  # reported to the agent, which sends a stop request to all ranks
                     line.send({"signal": number.name})
             if line.connection.fileno() not in ready:
                 continue
             messages = line.receive_some()
             if messages is None:
-                print("hpc-det: the node agent is gone; this rank leaves", file=sys.stderr, flush=True)
+                print("hpc-det: the node agent has exited; this rank exits", file=sys.stderr, flush=True)
                 os._exit(1)
             if any("stop" in message.head for message in messages):
                 self._interrupt()
                 return
 
     def _interrupt(self) -> None:
+        """Record the stop request, and interrupt the main thread."""
         self._told.set()
         if self._agreement:
             self._agreement.give_notice()
@@ -111,11 +119,12 @@ class Stops:
         signal.pthread_kill(main, INTERRUPT)
 
     def _interrupted(self, signum: int, frame: FrameType | None) -> None:
-        """Handle the signal, in the main thread."""
+        """Stop the app here, in the main thread, if a stop was requested and the app never calls `may_stop`."""
         if self._told.is_set() and not (self._is_over or self._calls_may_stop):
             self._leave()
 
     def _leave(self) -> NoReturn:
+        """Call the app's checkpoint(), report the exit, and exit with code 0."""
         self._is_over = True
         saved = self._checkpoint is not None and self._saves(self._checkpoint)
         self._on_stop(saved)
@@ -123,6 +132,7 @@ class Stops:
         leave(0)
 
     def _saves(self, checkpoint: Callable[[], object]) -> bool:
+        """Call `checkpoint`, and return whether it has returned without an exception."""
         try:
             checkpoint()
         except BaseException:
@@ -133,11 +143,13 @@ class Stops:
 
 
 class Agreement(Protocol):
+    """The agreement of a gang's ranks on the call of `may_stop` at which all of them stop."""
+
     def should_stop(self) -> bool:
-        """Return the same for all ranks at the same call."""
+        """Return whether to stop at this call; all ranks get the same answer at the same call."""
 
     def give_notice(self) -> None:
-        """Note a stop request. Any rank may do so, repeatedly."""
+        """Record a stop request. Any rank may call this, also repeatedly and from another thread."""
 
 
 class Alone:
@@ -154,7 +166,7 @@ class Alone:
 
 
 class InGang:
-    """The agreement of a gang, over messages of its ranks, which are connected with the help of the process group."""
+    """The agreement of several ranks, which exchange messages; the process group is used to connect them."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         from hpc_det.distributed.collectives import Distributed

@@ -1,5 +1,6 @@
-"""The launchers and the fields of `hydra.launcher`. Every Hydra app of this Python imports this module, so
-it is small.
+"""The launchers and the fields of `hydra.launcher`.
+
+Every Hydra app of this Python imports this module, so it is small.
 """
 
 from dataclasses import dataclass, field
@@ -24,24 +25,28 @@ class HpcLocalLauncher(SweepLauncher):
 
 @dataclass
 class HpcLauncherConf:
+    """The fields of `hydra.launcher`, which all three launchers have."""
+
     cluster: str
-    """Cluster profile, as `hpc-det cluster list` shows it."""
+    """Name of a cluster profile, as `hpc-det cluster list` shows it."""
     slots: int = 1
-    """Ranks of each point."""
+    """Number of ranks of each point."""
     time_limit: Any = None
-    """Minutes or "HH:MM:SS" (quoted in YAML); None uses the cluster's."""
+    """Time limit of a job: minutes or "HH:MM:SS" (quoted in YAML); None uses the cluster profile's."""
     resource_pool: Optional[str] = None  # noqa: UP045  # OmegaConf 2.3 reads no other spelling with Python 3.10
-    """Partition or queue; None uses the cluster's."""
+    """Partition or queue; None uses the cluster profile's."""
     array_parallelism: int = 0
-    """Largest number of points that run at the same time; 0 is no limit."""
+    """Largest number of points that run at the same time; 0: no limit."""
     packed_slots: Optional[int] = None  # noqa: UP045
-    """Slots of one allocation for all points, instead of a job for each."""
+    """Number of slots of one job that runs all points; None submits a job for each point."""
     max_restarts: int = 0
-    """Restarts of a failed point. Preemptions do not count."""
+    """How often a failed point is restarted. Preemptions do not count."""
     sbatch_args: list[str] = field(default_factory=list)
+    """Further options of sbatch, on Slurm."""
     environment_variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the ranks."""
     wait: bool = True
-    """Return when all points are complete, with their values; False returns at once, without values."""
+    """Whether the launcher waits until all points have ended and returns their values; False: it returns at once."""
     poll_s: float = 2.0
     """Seconds between two checks while waiting."""
 

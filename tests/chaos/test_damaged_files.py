@@ -48,7 +48,7 @@ ACTS: list[tuple[str, ...]] = [
 
 REFUSED = (
     *("only a paused one can be", "has not ended", "is RUNNING", "is not a folder"),  # without any damage
-    "this search goes by rules",  # of a newer version
+    "of the search rules, but",  # of a newer version
     "experiments/1 are damaged",  # values that no reader foresees: of which file, is not known
 )
 """Beside messages that name the damaged file."""

@@ -385,5 +385,5 @@ def test_a_search_of_other_rules_is_not_replayed(random_search: ExperimentFolder
     """After an update in its middle, say: other decisions would be taken on the same facts."""
     submitted = {"event": "submitted", "first": 0, "count": 3, "stay": False, "rules": 0}
     SharedLog(random_search.search).append(submitted)
-    with refused(HpcDetError, "rules 0", "rules 1", "hpc-det experiment fork"):
+    with refused(HpcDetError, "version 0 of the search rules", "version 1", "hpc-det experiment fork"):
         SearchJournal(random_search).state()

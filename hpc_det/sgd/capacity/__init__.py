@@ -25,7 +25,7 @@ __all__ = ["Allocation", "Capacity", "GangJob", "Local", "Pool", "capacity_of"]
 
 
 class Capacity(Protocol):
-    """A source of nodes. It runs in the driver, and starts the node agents (hpc_det.sgd.elastic.node)."""
+    """A source of nodes, used by the driver: it starts the node agents (hpc_det.sgd.elastic.node) and ends them."""
 
     @property
     def host(self) -> str:
@@ -57,13 +57,13 @@ class Capacity(Protocol):
         """
 
     def state(self) -> str:
-        """Return one line of text on why agents may be missing."""
+        """Return one line of text about the agents or their jobs, for the message that agents are missing."""
 
     def is_suspended(self, job: str) -> bool:
         """Return whether the scheduler has suspended a job; `job`: its id in the environment of its processes."""
 
     def stop(self) -> None:
-        """End the agents that still run, and wait for their end. Called when the driver has closed its connections."""
+        """End the agents that still run, and wait for their end. Called after the driver has asked them to exit."""
 
 
 def capacity_of(
@@ -92,7 +92,7 @@ def capacity_of(
 
         return gang_job(executor, env, num_workers, cpus_per_worker, use_gpu=bool(use_gpu))
     given: Any = executor
-    # By methods, not by class: a Capacity is a protocol, and submitit is imported only where a job is submitted.
+    # Checked by method, not by class: Capacity is a protocol, and submitit is imported only when a job is submitted.
     if all(hasattr(given, name) for name in ("start", "renew", "state", "is_suspended", "stop")):
         return given  # type: ignore[no-any-return]
     if hasattr(given, "update_parameters"):
@@ -104,7 +104,7 @@ def capacity_of(
 
 
 def _found(env: Mapping[str, str], cpus_per_worker: int, use_gpu: bool | str) -> Capacity:
-    """Return the capacity that the environment offers."""
+    """Return the allocation that the environment describes if it has other hosts than this one, else this machine."""
     if variable_of_allocation(env):
         allocation = Allocation(cpus_per_worker=cpus_per_worker, use_gpu=use_gpu, env=env)
         if not allocation.is_this_host:

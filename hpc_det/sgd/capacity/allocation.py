@@ -23,12 +23,13 @@ from hpc_det.sgd.elastic.agents import BackOff
 from hpc_det.store.run_folder import RunFolder
 
 START_S = 60.0
-"""Seconds after the start of an agent after which a lost agent is replaced even if the command still runs."""
+"""Seconds after the start of an agent from which on a lost agent is replaced although its starting command runs."""
 ASK_S = 2.0
 """Shortest time in seconds between two requests for the hosts of the allocation."""
 TERM_S = 3.0
-"""Seconds that the starting commands may take to exit."""
+"""Seconds that the starting commands may take to exit after `Starter.end`, before they are killed."""
 POLL_S = 0.02
+"""Seconds between two checks whether processes have ended."""
 
 
 class Local:
@@ -65,7 +66,7 @@ class Local:
     def start(self, run: Path, wanted: int) -> None:
         self._log = RunFolder(run).node_log(socket.gethostname())
         self._command = [sys.executable, *agents.arguments(run, self.slots or wanted)]
-        if variable_of_allocation(os.environ):  # PBS suspends only the driver's session, and the agent has another
+        if variable_of_allocation(os.environ):  # PBS suspends only the driver's session, not that of the agent
             guard_from_now_on()
         self._begin()
 
@@ -82,6 +83,7 @@ class Local:
         return f"the agent on this machine has exited with code {self._agent.returncode}" + (said and f": {said}")
 
     def is_suspended(self, job: str) -> bool:
+        """Return False: the agent is in the same job as the driver, or in none."""
         return False
 
     def stop(self) -> None:
@@ -145,8 +147,10 @@ class Allocation:
         self._started: dict[str, Started] = {}
         """By host, the last command that started an agent there."""
         self._all: list[Process] = []
+        """The starting commands that may still run."""
         self._run, self._log = Path(), Path()
         self._held: Collection[str] = self._starter.hosts
+        """The hosts that the allocation had at the last request."""
         self._asked = 0.0
 
     @property
@@ -175,7 +179,7 @@ class Allocation:
             self._ask()
         for host in set(lost) & set(self._held):
             former = self._started[host]
-            if len(former.hosts) == 1:
+            if len(former.hosts) == 1:  # else the command still runs agents on other hosts
                 kill_tree(former.process)
             self._begin({host: self._slots[host]})
 
@@ -204,6 +208,7 @@ class Allocation:
             kill_tree(process)
 
     def _begin(self, slots: Mapping[str, int]) -> None:
+        """Start agents on the hosts in `slots`, which has the number of slots by host."""
         for hosts, command in self._starter.commands(self._run, slots):
             process = start(command, self._log, env=self._starter.environment())
             self._all = [*(each for each in self._all if each.poll() is None), process]
@@ -214,7 +219,7 @@ class Allocation:
     def _without_agent(self, missing: Collection[str]) -> Iterator[str]:
         """Yield the hosts that need a new agent; `missing`: short names of hosts whose agent was lost."""
         # A starting command normally exits with its agent. It does not if it has started agents on other hosts too, or
-        # has lost its connection to the host; then the loss of the agent decides.
+        # has lost its connection to the host: then the agent's lost connection to the driver decides.
         for host, started in self._started.items():
             has_ended = started.process.poll() is not None
             is_blind = len(started.hosts) > 1 or time.monotonic() > started.at + START_S

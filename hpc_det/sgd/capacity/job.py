@@ -35,19 +35,23 @@ if TYPE_CHECKING:
 
 SCHEDULERS = ("slurm", "pbs")
 GONE_S = 40.0
-"""Seconds for cancelled jobs to leave the queue. Slurm may take KillWait for one, 30 s by default."""
+"""Seconds for cancelled jobs to leave the queue. Slurm may need KillWait (30 s by default) to end a job."""
 POLL_S = 0.2
+"""Seconds between two checks whether jobs have left the queue."""
 SOME_NODES = 3
-"""Number of nodes whose address is tried: this host may be unable to resolve the name of one."""
+"""Number of nodes to which a route is searched: this host may be unable to resolve the name of one of them."""
 ASK_S = 10.0
 """Timeout in seconds of commands that list the nodes."""
 NO_NEWS = JobStatus(JobState.UNKNOWN, "state not requested yet")
+"""The state of a job before the scheduler's first answer about it."""
 _run = partial(run_command, timeout_s=10.0)
 """Runs a scheduler's command with a short timeout, because the driver is blocked until it ends."""
 NAME = "hpc-det-sgd"
 """Default name of the jobs."""
 _GPUS = ("gpus_per_node", "gpus_per_task", "num_gpus", "gres")
+"""Parameters of submitit's executors that request GPUs."""
 _COUNT = re.compile(r"(?:gpu:)?(?:[\w.-]+:)?(\d+)")
+"""Values of these parameters, with the number of GPUs as a group: "4", "a100:4", "gpu:4" and "gpu:a100:4"."""
 
 
 class Jobs:
@@ -87,6 +91,7 @@ class Jobs:
         self._again = BackOff(most_s=300.0, lasted_s=600.0)
         self._task = AgentTask("", ())
         self._trouble = ""
+        """Why the scheduler rejected the last submission; empty if it did not."""
 
     def start(self, run: Path, wanted: int) -> None:
         """Submit the jobs. Raises CommandError if the scheduler rejects them."""
@@ -125,7 +130,7 @@ class Jobs:
 
         Raises HpcDetError if some are still in the queue after GONE_S more seconds.
         """
-        # The driver has closed its connections, so agents exit now, and their jobs end.
+        # The driver has asked the agents to exit, so that the running jobs end by themselves.
         if not self._jobs:
             return
         self._queue.withdraw(self._jobs)
@@ -143,6 +148,7 @@ class Jobs:
         self._jobs += jobs
 
     def _forget_ended(self) -> None:
+        """Remove the jobs that the scheduler reports as ended."""
         statuses = self._queue.status(self._jobs)
         self._jobs = [job for job in self._jobs if statuses[job.job_id].state is not JobState.ENDED]
 
@@ -157,7 +163,7 @@ class Jobs:
 
 
 def _address(cluster: str, interface: str | None) -> str:
-    """Return the address of this host on the network of the cluster's nodes; `interface`: on that interface."""
+    """Return the address of this host on the network of the cluster's nodes, or on `interface` if it is given."""
     known = None if interface else address_towards(_nodes(cluster))
     return known or own_address(2, interface, "interface")[0]
 
@@ -177,7 +183,7 @@ def _nodes(cluster: str) -> list[str]:
 
 def _words(status: JobStatus) -> str:
     """Return the state of a job as text, with the scheduler's reason if it is not running."""
-    # For running jobs PBS has a comment as well, but only with the place and time of the start.
+    # PBS comments on running jobs as well, but only with the place and time of their start.
     is_news = status.state is not JobState.RUNNING and status.reason not in ("", "None")
     return status.state.value + (f" ({status.reason})" if is_news else "")
 
@@ -235,9 +241,10 @@ class PbsById(Pbs):
 
 
 class Queue:
-    """The scheduler's queue: states of jobs, and their cancellation. `name`: "slurm" or "pbs"."""
+    """The scheduler's queue: it returns the states of jobs, and cancels jobs."""
 
     def __init__(self, name: str) -> None:
+        """`name`: "slurm" or "pbs"."""
         self._is_slurm = name == "slurm"
         self._answers = SharedAnswers(state_root(os.environ), Slurm() if self._is_slurm else PbsById())
         self._known: dict[str, JobStatus] = {}
@@ -261,8 +268,8 @@ class Queue:
 
     def end(self, jobs: Collection[Job[Any]]) -> None:
         """Cancel the jobs, killing running ones at once."""
-        # Without SIGTERM: node agents would take it for the notice of a preemption. scancel --signal=KILL on a job
-        # sends SIGTERM first too, and SIGKILL after KillWait; on a step it does not (measured). So kill step 0 first.
+        # Without SIGTERM, which node agents would report as a preemption. For a job, scancel sends SIGTERM first even
+        # with --signal=KILL, and SIGKILL only after KillWait; for a step it does not (measured). So kill step 0 first.
         if not self._is_slurm:
             for job in jobs:
                 job.cancel(check=False)
@@ -273,6 +280,7 @@ class Queue:
                 _run(["scancel", "--quiet", *command])
 
     def _array_id(self, job_id: str) -> str:
+        """Return the id of the array that a job is an element of, as the scheduler's commands take it."""
         return array_of(job_id if self._is_slurm else to_pbs(job_id))
 
 
@@ -291,7 +299,7 @@ def executor_of(given: Executor | str, nodes: int | None, parameters: Mapping[st
 
 
 def cluster_of(given: Executor | str) -> str:
-    """Return submitit's name of the executor's cluster."""
+    """Return submitit's name for the kind of the executor, such as "slurm", "pbs" or "local"."""
     return given if isinstance(given, str) else inner_executor(given).name()
 
 
@@ -339,7 +347,10 @@ def inner_executor(executor: Any) -> Executor:
 
 
 def _shape(executor: Executor, nodes: int | None) -> None:
-    """Set one task per node, the number of nodes, and the flags with which a job survives the loss of a node."""
+    """Set one task per node, the number of nodes, and the flags with which a job survives the loss of a node.
+
+    `nodes`: None leaves the executor's number. Raises ValueError for PBS without a time limit.
+    """
     generic = {"tasks_per_node": 1, **({"nodes": nodes} if nodes else {})}
     executor.update_parameters(**executor._convert_parameters(generic))
     if executor.name() == "pbs" and not executor.parameters.get("timeout_min"):

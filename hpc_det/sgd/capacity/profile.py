@@ -1,4 +1,4 @@
-"""The parameters of a gang job from a cluster profile, for programs that pass just `executor="NAME"`."""
+"""The gang job for a cluster profile, for programs that only pass the profile's name, as `executor="NAME"`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpc_det.schedulers.slurm.scheduler import gpu_flags
 from hpc_det.sgd.capacity.allocation import Local
 from hpc_det.sgd.capacity.job import GangJob
 
-# Gigabytes in a unit of mem_per_node; without a unit it is megabytes, as for sbatch --mem.
+# Gigabytes per unit of mem_per_node. A number without a unit is in megabytes, as for sbatch --mem.
 _GIGA = {"K": 1024**-2, "M": 1024**-1, "G": 1.0, "T": 1024.0}
 
 
@@ -52,6 +52,7 @@ def gang_job(
         cpus_per_task=slots * max(cpus_per_worker, cluster.cpus_per_slot),
         **(_slurms(cluster, slots) if cluster.scheduler == "slurm" else _pbss(cluster, slots)),
     )
+    # GangJob finds no GPUs that are requested by options of sbatch, as in slurm_additional_parameters.
     made.has_gpus = cluster.slot_type == "gpu"
     return made
 
@@ -104,6 +105,6 @@ def _setup(cluster: Cluster) -> list[str]:
 
 
 def _if_here(interface: str | None) -> str | None:
-    """Return the interface if this machine has it, else None."""
-    # A login node may lack the network that connects the compute nodes.
+    """Return the interface if this machine has it, else None, so that the driver uses the route to the nodes."""
+    # A login node, on which the driver may run, may lack the network that connects the compute nodes.
     return interface if interface in [name for _, name in socket.if_nameindex()] else None

@@ -1,4 +1,4 @@
-"""Starters: commands that start node agents on the hosts of the driver's own job: srun, PBS' commands, mpiexec."""
+"""Starters, which start node agents on the hosts of the driver's own job with srun, commands of PBS, or mpiexec."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpc_det.sgd.elastic import agents
 Process = subprocess.Popen[bytes]
 
 LEAVE_S = 10.0
-"""Seconds for node agents to exit when the driver has closed its connections: they may have a snapshot to write."""
+"""Seconds for node agents to exit after the driver has asked them to: they may have a snapshot to write."""
 STEP_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mpi=none")
 """Flags of srun with which a lost node or agent does not end the others, and no process is bound to CPUs, because the
 number of ranks is not known yet. Without --wait, WaitTime of slurm.conf would apply.
@@ -41,7 +41,9 @@ HOST_FILES = (
 # batch script or the driver's step, and would change the agents' step. Only variables about the job are passed on.
 _OF_THE_JOB = re.compile(r"SLURM_(CONF|JOB_\w+|JOBID|ARRAY_\w+|RESTART_COUNT|SUBMIT_\w+|CLUSTER_NAME)")
 ASK_TIMEOUT_S = 10.0
+"""Timeout in seconds of squeue."""
 _DEVICE = re.compile(r"\d+|(GPU|MIG)-\S+")
+"""A valid entry of CUDA_VISIBLE_DEVICES: an index or a UUID."""
 
 
 class Starter(Protocol):
@@ -50,6 +52,7 @@ class Starter(Protocol):
     name: str
     """Name of the allocation in messages."""
     hosts: list[str]
+    """Names of the hosts, each once."""
     cpus: dict[str, int]
     """CPUs of the allocation on each host."""
     gpus: int
@@ -107,6 +110,7 @@ class Srun:
         self.gpus = self._gpus(run)
 
     def commands(self, run: Path, slots: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+        # A step for all hosts with the same number of slots, because the number is an argument of the agent.
         for count in sorted(set(slots.values())):
             hosts = tuple(host for host in slots if slots[host] == count)
             yield hosts, [*self._srun(hosts), *_agent(run, count)]
@@ -146,7 +150,7 @@ class Srun:
         """Return the GPUs of the job on each node."""
         if "SLURMD_NODENAME" in self._env:
             return int(self._env.get("SLURM_GPUS_ON_NODE", 0))
-        # In a shell of salloc on a login node the variable is not set; the job's description has the total.
+        # In a shell of salloc on a login node SLURM_GPUS_ON_NODE is not set; the job's description has the total.
         try:
             total = re.search(r"gres/gpu=(\d+)", shown(self._job_id, run).get("TRES", ""))
         except CommandError:
@@ -160,16 +164,17 @@ def _agent(run: Path, slots: int) -> list[str]:
 
 
 class _ByScript:
-    """Starts agents with one command per host, so that a lost host does not end the others, and a script (HostFolder).
+    """Starts agents with one command per host, which runs a script there (HostFolder).
 
-    The agents end when the folder of the script is deleted.
+    A single command for all hosts could end the other agents when a host is lost. The agents end when the folder of the
+    script is deleted.
     """
 
     def __init__(self, name: str, env: Mapping[str, str], starter: str, hosts: list[str], lines: list[str]) -> None:
         """`starter`: name of the command; `lines`: the lines of PBS_NODEFILE, or none."""
         self.name = name
         self.hosts = hosts
-        self.gpus = len(gpus_here(env))
+        self.gpus = len(gpus_here(env))  # all hosts are assumed to have as many as this one
         self._env = env
         self._starter = starter
         self._lines = lines
@@ -193,6 +198,7 @@ class _ByScript:
         return dict(self._env)
 
     def held(self) -> Collection[str]:
+        """Return all hosts; hosts that the allocation has lost are not looked up."""
         return self.hosts
 
     def end(self, running: Collection[Process]) -> None:
@@ -202,7 +208,7 @@ class _ByScript:
 
 
 class PbsStarter(_ByScript):
-    """Starts agents with a command of PBS: pbsdsh or pbs_tmrsh."""
+    """Starts agents with the first of pbsdsh, pbs_tmrsh and mpiexec that is on PATH (hosts.STARTERS)."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         name, starter = f"job {env.get('PBS_JOBID', '')}", starter_on_path(env)
@@ -220,6 +226,7 @@ class Mpiexec(_ByScript):
 
     def __init__(self, env: Mapping[str, str], host_file: Path) -> None:
         super().__init__(f"the hosts of {host_file}", env, "mpiexec", _hosts_in(host_file), [])
+        # All hosts are assumed to have as many CPUs as this process may use here.
         self.cpus = dict.fromkeys(self.hosts, len(os.sched_getaffinity(0)))
         if shutil.which("mpiexec", path=env.get("PATH")) is None:
             raise UsageError(f"{self.name}: mpiexec, which starts the agents, is not on PATH; add its folder to PATH")

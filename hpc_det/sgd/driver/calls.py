@@ -5,8 +5,9 @@ ended. Each call that changes the state ends with a snapshot, which contains a r
 made in it, and their results. The restarted program makes the same calls: recorded calls return the recorded results,
 later calls are sent to the ranks.
 
-RUN/round      "TOKEN CALLS" of the last round that was completed; no snapshot contains that it was. The file has no
-               seal: a forged one can only change whether a round is repeated.
+RUN/round      "TOKEN CALLS" of the last completed round. Snapshots do not record that a round is complete, because the
+               last one of a round is taken before its end. The file has no seal: a forged one can only change whether a
+               round is repeated.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ MOST_BYTES = 2**19
 (hpc_det.node.frames.LONGEST_HEAD)."""
 
 _COMPARED = ("num_steps", "profile")
-"""Arguments that must be equal for a call to count as the recorded one."""
+"""Arguments that, besides the method, identify a call: a call with other values is not the recorded one."""
 
 _RESTARTS = ("train", "load_state_dict")
-"""Methods that invalidate the record of an open round if they are called outside of a round."""
+"""Methods that discard the record of a round that was not completed, if they are called outside of a round: they change
+the state from which that round would continue.
+"""
 
 
 class Call(NamedTuple):
@@ -125,7 +128,11 @@ class Rounds:
         self._end()
 
     def once(self, call: Call, make: Callable[[], Any]) -> Any:
-        """Return the recorded result of this call, or the result of `make()` if none is recorded."""
+        """Return the recorded result of this call, or the result of `make()` if none is recorded.
+
+        If another call is recorded in its place, or the result cannot be unpickled, a warning is logged, and this and
+        all later calls of the round are made.
+        """
         if not self._is_replaying:
             return make()
         recorded = self._calls[self._made]
@@ -148,7 +155,10 @@ class Rounds:
         return result
 
     def epochs_done(self, of_state: int) -> int:
-        """Return the completed passes after the calls that this program has made; `of_state`: those of the state."""
+        """Return the completed passes over the training data after the calls that this program has made.
+
+        `of_state`: the completed passes that the state contains; during a replay the state is ahead of the program.
+        """
         if not self._is_replaying:
             return of_state
         return self._calls[self._made - 1].epochs_done if self._made else self._epoch
@@ -156,7 +166,10 @@ class Rounds:
     # --- called when the state changes
 
     def add(self, call: Call, result: Any, epochs_done: int) -> None:
-        """Add a call to the record: the state contains it now."""
+        """Add a call, which the state contains now, to the record; do nothing outside of a recorded round.
+
+        If its result is too large or cannot be pickled, a warning is logged and the round is not recorded any more.
+        """
         if not self._is_open:
             if call.method in _RESTARTS:
                 self.forget()

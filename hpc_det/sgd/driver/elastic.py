@@ -30,9 +30,9 @@ class Snapshot:
     """The newest snapshot: its shared part is in the memory of nodes, the ranks' own parts are in the driver."""
 
     number: int
-    """Snapshots of a run are numbered from 1."""
+    """Number of the snapshot in its run, from 1."""
     buffer: int
-    """Number of the buffer on each of the nodes."""
+    """Number of the buffer that contains the shared part, the same on each of the nodes."""
     nodes: list[GangNode]
     """Nodes that hold the shared part; the first one writes it to disk."""
     own: list[bytes]
@@ -41,7 +41,7 @@ class Snapshot:
 
 @dataclass
 class _Keeping:
-    """A snapshot that an agent is writing to disk."""
+    """A snapshot that an agent is writing to disk: the node of the agent, the buffer, and the snapshot's number."""
 
     node: GangNode
     buffer: int
@@ -59,7 +59,7 @@ class ElasticGang:
         self.has_failed = False
         """Whether the last call raised an exception."""
         self._calls_read = 0
-        """Number of `train` calls in the state that the program has last read or loaded."""
+        """Value of `calls` when the program last read or loaded the state."""
         self._gang = gang
         self._nodes = gang.nodes
         self._wanted = wanted
@@ -90,7 +90,7 @@ class ElasticGang:
         self._stored_round = None
 
     def train(self, call: Call, max_retries: int) -> Any:
-        """Call Runner.train on all ranks, after the gang has grown if there are slots; return the call's result."""
+        """Call Runner.train on all ranks and return the call's result. Before it, the gang grows if there are slots."""
         return self.rounds.once(
             call, lambda: self._retried(lambda: self._change(call, self.calls + 1), max_retries, may_grow=True)
         )
@@ -117,7 +117,8 @@ class ElasticGang:
     def loop(self, begun: Callable[[RankGang], Callable[[RankWorker], None]], max_retries: int) -> None:
         """Run a function on all ranks that saves its own state (a training loop of `fit`), without snapshots.
 
-        `begun` is called for each gang, and returns the function with the place where it has to start.
+        `begun` is called for each gang that is formed, and returns the function, which contains the checkpoint to start
+        from.
         """
         self._retried(lambda: self._gang.call("loop", begun(self._gang)), max_retries, may_grow=True)
 
@@ -145,7 +146,7 @@ class ElasticGang:
         self._nodes.close()
 
     def _settle(self) -> None:
-        """Wait until the newest snapshot is on disk, if the run is durable, or until all its nodes are lost."""
+        """If the run is durable, wait until the newest snapshot is on disk or all nodes that hold it are lost."""
         self._gang.poll()
         while (keeping := self._keeping) and keeping.node in self._nodes and not self._is_given_up(keeping):
             self._nodes.hear(POLL_S)
@@ -171,10 +172,10 @@ class ElasticGang:
         raise JobLeaves
 
     def _retried(self, do: Callable[[], T], max_retries: int, may_grow: bool = False) -> T:
-        """Return `do()` with a gang that is ready, and repeat it with a new gang when the gang is lost.
+        """Make the gang ready and return the result of `do()`; repeat both when the gang is lost.
 
-        Raises the exception of a rank, RetriesUsedUp if more than `max_retries` gangs were lost, and StateLost. After
-        an exception no rank is left that is still busy with the call.
+        Raises the exception of a rank, RetriesUsedUp if more than `max_retries` gangs were lost, and StateLost. If it
+        raises, all ranks are ended, so that none is still busy with the call.
         """
         failures = in_a_row = 0
         while True:
@@ -198,7 +199,10 @@ class ElasticGang:
                 raise
 
     def _change(self, call: Call, calls: int) -> Any:
-        """Make a call on all ranks and take a snapshot of the new state; `calls`: the `train` calls in it."""
+        """Make a call on all ranks, take a snapshot of the new state, and return the call's result.
+
+        `calls`: the number of `train` calls that the new state contains.
+        """
         place = self._place()
         parts = self._gang.call("change", call.method, call.arguments, *place)
         result = call.then([result for result, _ in parts])
@@ -224,7 +228,12 @@ class ElasticGang:
     def _take(
         self, own: list[Own], place: tuple[int, list[int]], calls: int, made: tuple[Call, Any] | None = None
     ) -> None:
-        """Make this snapshot, which contains `calls` calls of `train`, the newest."""
+        """Record a snapshot that the ranks have taken as the newest one.
+
+        `own`: the ranks' own parts; `place`: what `_place` returned for it; `calls`: the number of `train` calls in it;
+        `made`: the call that led to this state, with its result.
+        """
+        # Uninterrupted: after a Ctrl-C in between, number, calls and record would not belong to the same snapshot.
         buffer, holders = place
         nodes = [self._gang.ranks[rank].node for rank in holders]
         self._number += 1
@@ -236,10 +245,12 @@ class ElasticGang:
 
     @uninterrupted()
     def _hand_over(self, held: Snapshot) -> None:
-        """Send the agents the rest of the snapshot, which is complete then. The first of them writes it to disk.
+        """Send the ranks' own parts to the agents that hold the snapshot, which completes it on their nodes.
 
-        If one is being written already, this one is only held in memory: training does not wait for the disk.
+        The first agent writes it to disk if the run is durable, unless an earlier snapshot is being written: training
+        does not wait for the disk.
         """
+        # Uninterrupted: after a Ctrl-C in between, `_settle` would wait for a writer that has no request.
         keeps = self._is_durable and self._keeping is None
         if keeps:
             self._keeping = _Keeping(held.nodes[0], held.buffer, held.number)
@@ -264,10 +275,10 @@ class ElasticGang:
         if is_whole and not self._holder():
             self._snapshot()  # on a node that stays, while the ranks still exist
         if not self._holder():
-            self._settle()  # all nodes that hold it will be taken away: it must be on disk before that
+            self._settle()  # all nodes that hold the snapshot will be taken away: it must be on disk before that
         gang.end()
         if not self._is_durable:
-            self._check_not_lost(None)  # before waiting for nodes: a new node would not have the state
+            self._check_not_lost(None)  # before waiting for nodes, which would be in vain: they do not have the state
         if self._nodes.slots < self._wanted.least:
             self._nodes.await_slots(self._wanted.most, self._wanted.least)
         try:
@@ -294,9 +305,9 @@ class ElasticGang:
             self._snapshot()
 
     def _blame(self, node: GangNode | None) -> None:
-        """Note that the ranks of `node` failed while a gang was formed; leave it out if it is the second time in a row.
+        """Record that ranks of `node` failed while a gang was formed; at the second time in a row, exclude the node.
 
-        It stays if too few slots would remain, or if no other node holds the newest snapshot.
+        The node stays if too few slots would remain, or if no other node holds the newest snapshot.
         """
         # Otherwise a node on which ranks always fail would use up `max_retries`.
         is_again, self._blamed = node is self._blamed, node
@@ -319,7 +330,7 @@ class ElasticGang:
     def _source(self) -> tuple[GangNode | None, int | Path | None, list[bytes]]:
         """Return the newest snapshot: rank 0's node, the buffer or file that rank 0 reads, and the ranks' own parts.
 
-        All are None or empty if the training starts from the beginning; the node is None if any node will do.
+        All are None or empty if the training starts from the beginning. The node is None if rank 0 may be on any node.
         """
         if self._held and (node := self._holder()):
             return node, self._held.buffer, self._held.own
@@ -341,7 +352,10 @@ class ElasticGang:
         return (None, stored.state, stored.own) if stored else (None, None, [])
 
     def _check_not_lost(self, stored: Durable | None) -> None:
-        """Raise StateLost if the state is lost and the training would silently start from the beginning."""
+        """Raise StateLost if no node holds the newest snapshot and none is on disk; `stored`: the one on disk, or None.
+
+        Without this error the training would silently start from the beginning.
+        """
         if not (self._held and self._is_changed) or self._holder() or stored:
             return
         hosts = ", ".join(str(node) for node in self._held.nodes)

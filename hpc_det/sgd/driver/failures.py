@@ -28,13 +28,15 @@ if TYPE_CHECKING:
     from hpc_det.sgd.driver.nodes import GangNode
 
 COLLATERAL_S = 2.0
-"""Seconds that an exception which a peer's death may have caused is held back, so that this death is reported first."""
+"""Seconds for which an exception that a peer's death may have caused is held back, so that the death is raised if it is
+reported meanwhile.
+"""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Seconds before the second retry in a row, and the limit of the doubled pauses after it."""
+"""Seconds to wait before the second retry in a row, and the limit of the pauses, which double with each later retry."""
 
 TEMPORARY = 75
-"""Exit code of a driver whose job is taken away: EX_TEMPFAIL of sysexits.h, to be tried again."""
+"""Exit code of a driver whose job is taken away: EX_TEMPFAIL of sysexits.h, a failure after which to try again."""
 
 # Words in the messages of gloo, NCCL and torch's stores when the connection to a peer has failed, in lower case.
 _OF_A_PEER = (
@@ -111,20 +113,20 @@ class Raised(NamedTuple):
 
     rank: int
     said: str
-    """Type and message, as "TYPE: MESSAGE"."""
+    """Type and message of the exception, as "TYPE: MESSAGE"."""
     traceback: str
     pickled: bytes
     """The pickled exception; empty if it cannot be pickled."""
 
     @property
     def may_be_of_a_peer(self) -> bool:
-        """True if gloo, NCCL and torch's stores raise such exceptions when a peer has exited."""
+        """True if the message is like those of gloo, NCCL and torch's stores after a peer has exited."""
         said = self.said.lower()
         return any(word in said for word in _OF_A_PEER)
 
     @property
     def is_of_the_gang(self) -> bool:
-        """True if gloo, NCCL or a store of torch has raised it, not a broken connection in the user's code."""
+        """True if gloo, NCCL or a store of torch has raised it; False for a broken connection in the user's code."""
         kind, _, words = self.said.partition(":")
         return kind in _OF_TORCH or (kind == "RuntimeError" and any(word in words.lower() for word in ("gloo", "nccl")))
 
@@ -138,6 +140,7 @@ class Raised(NamedTuple):
         return error
 
     def _unpickled(self) -> Exception | None:
+        """Return the rank's exception; None if it cannot be unpickled, or would end the driver, as SystemExit would."""
         with suppress(Exception):
             error = cloudpickle.loads(self.pickled)
             return error if isinstance(error, Exception) else None
@@ -145,7 +148,10 @@ class Raised(NamedTuple):
 
 
 def root_of(errors: Iterable[Raised]) -> Raised:
-    """Return the error of the lowest rank among those that no peer can have caused, else the first one received."""
+    """Return the exception that is most likely the cause of the others.
+
+    It is that of the lowest rank among those that no peer's exit can have caused, else the first one received.
+    """
     found = list(errors)
     own = sorted((error for error in found if not error.may_be_of_a_peer), key=lambda error: error.rank)
     return (own or found)[0]

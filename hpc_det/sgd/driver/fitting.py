@@ -42,7 +42,9 @@ from hpc_det.store.run_folder import run_of
 _log = logging.getLogger("hpc_det.sgd")
 
 RESIZE_S = 60.0
-"""Seconds that a gang runs at least before it grows: a restart costs as much time as setting up the training."""
+"""Minimum seconds that a gang runs before it is formed again with more ranks, as in Ray Train: the training function
+starts again on all ranks then, and repeats its setup.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +98,8 @@ def fit(
 
     In the function, call `report`, `get_checkpoint`, `get_context`, `prepare_model` and `prepare_data_loader`. If a
     rank dies, or the gang changes its size, the function starts again on all ranks, and `get_checkpoint` returns the
-    last committed checkpoint. A call with the `run` of an unfinished one continues from its last checkpoint; with that
-    of a finished one it returns the result.
+    last committed checkpoint. If `run` names a run that an earlier program did not finish, the function continues from
+    that run's last checkpoint; if it names a finished run, `fit` returns its result at once.
 
     Args:
         train_loop_per_worker: The training function. It is called with `train_loop_config` if it has a parameter.
@@ -109,7 +111,7 @@ def fit(
         initialization_hook: A function without arguments that every rank calls first. None: no hook.
         run: A name below $HPC_DET_ROOT/sgd, or a path with a slash: the run folder. None: in a job the run of that job,
             else a temporary run.
-        max_failures: How often ranks may die, hang or lose their connection before the call fails. Preemptions do not
+        max_failures: How many failures are retried: ranks that die, hang or lose their connection. Preemptions do not
             count.
         num_to_keep: Number of checkpoints to keep: the best by `metric`, or the newest without one. None: all.
         metric: Name of the reported metric that determines the best checkpoints.
@@ -214,9 +216,10 @@ class Reports:
         write_json(self._run / "finished.json", {"time": time.time()})
 
     def begin(self, gang: RankGang, wanted: GangRequest, name: str) -> Begin:
-        """Prepare the start of a gang: remove checkpoints that an earlier gang did not commit, and return the start."""
+        """Remove the checkpoints that an earlier gang did not commit, and return the start of the new gang's ranks."""
         self._gang, self._wanted = gang, wanted
         self._heard: dict[int, dict[str, Any]] = {}
+        """The messages of the ranks that have sent the current report, by rank."""
         self._formed_at = time.monotonic()
         self._attempt = secrets.token_hex(4)
         # No rank of an earlier gang will complete them: a commit needs the reports of all its ranks.
@@ -235,7 +238,7 @@ class Reports:
         )
 
     def result(self) -> Result:
-        """Return the result, from the files of the run; while the function runs, up to the last report."""
+        """Return the result up to the last report, from the files of the run."""
         lines = self._lines()
         metrics = {line["report"]: line["metrics"] for line in lines}
         kept = committed(self._checkpoints)
@@ -262,7 +265,7 @@ class Reports:
     def _hear(self, rank: int, head: dict[str, Any]) -> None:
         """Receive a rank's report; when all ranks have sent the same one, record it and let the ranks continue."""
         self._heard[rank] = head
-        said = {(told["report"], "ended" in told) for told in self._heard.values()}
+        said = {(its["report"], "ended" in its) for its in self._heard.values()}
         if len(said) > 1:
             raise UsageError(f"report: every rank must call it equally often; {self._in_words()}")
         if len(self._heard) < self._gang.size:
@@ -276,20 +279,25 @@ class Reports:
     def _in_words(self) -> str:
         """Return a text with the last report of each rank."""
         return ", ".join(
-            f"rank {rank} has " + ("returned" if "ended" in told else "called it") + f" (report {told['report']})"
-            for rank, told in sorted(self._heard.items())
+            f"rank {rank} has " + ("returned" if "ended" in its else "called it") + f" (report {its['report']})"
+            for rank, its in sorted(self._heard.items())
         )
 
-    def _take(self, report: int, told: list[dict[str, Any]]) -> None:
-        """Commit the checkpoint of a report, and record the report, from the messages of the ranks in rank order."""
-        checkpoint = self._commit(report, [rank["files"] for rank in told])
-        line = {"report": report, "metrics": told[0]["metrics"], "checkpoint": checkpoint and checkpoint.uuid}
+    def _take(self, report: int, messages: list[dict[str, Any]]) -> None:
+        """Commit the checkpoint of a report, and record the report; `messages`: those of the ranks, in rank order."""
+        checkpoint = self._commit(report, [its["files"] for its in messages])
+        line = {"report": report, "metrics": messages[0]["metrics"], "checkpoint": checkpoint and checkpoint.uuid}
         append_line(self._run / "reports.jsonl", {**line, "time": time.time()})
         if checkpoint:
             self._prune()
             self._resize()
 
     def _commit(self, report: int, files: list[dict[str, Any] | None]) -> Committed | None:
+        """Commit the checkpoint of a report and return it; None if no rank has given files.
+
+        `files`: for each rank, the entries of its files by name, or None. Raises UsageError for a name that two ranks
+        have used.
+        """
         entries: dict[str, FileEntry] = {}
         for rank, own in enumerate(files):
             if twice := entries.keys() & (own or {}).keys():

@@ -24,16 +24,17 @@ from hpc_det.sgd.rank.store import StoreKeeper
 from hpc_det.sgd.rank.worker import show
 
 LAST_REPORT_S = 2.0
-"""Seconds to wait, after the connection of a rank has ended, for its agent to report the exit code, or for the agent's
-own connection to end. Both take milliseconds, except on a busy node.
+"""Seconds to wait, after the connection of a rank has ended, until its agent has reported the exit code or the agent's
+connection has ended too. Both take milliseconds, except on a busy node.
 """
 JOIN_S, END_S, LEAVE_S = 60.0, 15.0, 5.0
 """Seconds to wait for new ranks to connect, for killed ranks to be reported, and for ranks to exit on request."""
 STACKS_S = 2.0
 """Seconds to wait for the ranks of a hung gang to report their stacks."""
 RANK_SILENT_S = 600.0
-"""Seconds without an answer after which a rank counts as dead. Its second thread answers within milliseconds, but not
-while a C call holds the interpreter's lock: unpickling a large data set takes minutes."""
+"""Seconds without an answer after which a rank counts as dead. The thread that reads its connection answers within
+milliseconds, but not while a C call holds the interpreter's lock: unpickling a large data set takes minutes.
+"""
 
 
 @dataclass(eq=False)
@@ -60,8 +61,8 @@ class Rank:
 
 
 def spread(nodes: Sequence[GangNode], size: int) -> list[tuple[GangNode, int]]:
-    """Return node and local rank of each rank: spread evenly over the nodes, with consecutive ranks on a node."""
-    # Evenly, because RaySGD spreads its workers so.
+    """Return the node and the local rank of each rank: evenly spread over the nodes, consecutive ranks on a node."""
+    # Evenly, because RaySGD distributes its workers so (placement strategy SPREAD).
     by_turns = [(local, place) for place, node in enumerate(nodes) for local in range(node.slots)]
     taken = sorted(by_turns)[:size]
     return [(nodes[place], local) for place, local in sorted((place, local) for local, place in taken)]
@@ -92,7 +93,7 @@ class Watch:
         return self._next_look - time.monotonic()
 
     def hears(self, rank: int, head: dict[str, Any]) -> None:
-        """Record a rank's answer to a request for its progress or stacks."""
+        """Record a rank's answer to a "progress" or "stacks" request."""
         self._asked.discard(rank)
         self._judge.take(rank, Progress(*head["progress"]))
         if "at" in head:
@@ -121,7 +122,7 @@ class Watch:
             raise Hung(f"{self._where_they_stand()} ({self._nodes.run.logs})")
 
     def _where_they_stand(self) -> str:
-        """Let the ranks write their stacks to their logs; return a text with the progress and place of each."""
+        """Have the ranks write their stacks to their logs; return a text with progress and code location of each."""
         self._places.clear()
         for rank in self._ranks:
             rank.send({"do": "stacks"})
@@ -140,9 +141,10 @@ class _Call:
 
     number: int
     results: dict[int, Any] = field(default_factory=dict)
-    """By rank."""
+    """The result of each rank that has finished the call, by its number."""
     errors: list[Raised] = field(default_factory=list)
     lost: list[Rank] = field(default_factory=list)
+    """Ranks of this generation that exited or whose node was lost, in this call or before it."""
     first_trouble: float = 0.0
     """time.monotonic() of the first error or loss; 0 if there is none."""
 
@@ -157,16 +159,21 @@ class RankGang:
         self.nodes = nodes
         self.ranks: list[Rank] = []
         self.on_kept: Callable[[dict[str, Any]], None] = lambda message: None
+        """Called with an agent's message that it has written a snapshot to disk, or failed to."""
         self.on_report: Callable[[int, dict[str, Any]], None] = lambda rank, head: None
+        """Called with a rank's number and its report, from a training loop of `fit`."""
         self._hang_timeout_s = hang_timeout_s
         self._numbers = itertools.count()
         self._call = _Call(-1)
         self._ended_on: set[GangNode] = set()
+        """Nodes that have reported the end of all their ranks of this generation."""
         self._own: InProcess | None = None
+        """This process in the role of a node, if rank 0 is in it."""
         nodes.on_lost, nodes.on_said, nodes.on_rank = self._node_lost, self._node_said, self._rank_event
 
     @property
     def size(self) -> int:
+        """The number of ranks; 0 if no gang is formed."""
         return len(self.ranks)
 
     @property
@@ -175,7 +182,7 @@ class RankGang:
         return bool(self._call.lost)
 
     def live_here(self) -> None:
-        """Make this process a node with one slot, so that rank 0 of each gang is in it."""
+        """Make this process the first node, with one slot, so that rank 0 of each gang is in it."""
         self._own = InProcess(self.nodes.run, self.nodes.address, lambda head: self._node_said(node, head))
         node = GangNode(self._own, "the driver's host", 1)
         self.nodes.add(node)
@@ -191,6 +198,7 @@ class RankGang:
         Raises RankDied if a rank does not connect within JOIN_S seconds, or another GangLost.
         """
         self.nodes.generation += 1
+        # A new store for each generation: in the old one, ranks would find the addresses of the gang before.
         self.nodes.answer("store", StoreKeeper(self.nodes.generation).answer)
         nodes = sorted(self.nodes.staying, key=lambda node: node is not first)
         slots = spread(nodes, size)
@@ -209,7 +217,7 @@ class RankGang:
         while missing := [rank for rank in self.ranks if not rank.line]:
             self.nodes.hear(POLL_S)
             self._raise_losses()
-            if self.nodes.are_suspended:  # time that ranks are suspended does not count
+            if self.nodes.are_suspended:  # suspended ranks cannot connect: give them the full time once they continue
                 end = time.monotonic() + JOIN_S
             if time.monotonic() > end:
                 problem = f"{missing[0]} did not connect within {JOIN_S:g} s; see {self.log(missing[0].number)}"
@@ -225,6 +233,7 @@ class RankGang:
 
         Raises the exception of a rank, or GangLost.
         """
+        # Ranks that were lost between two calls fail this call, too.
         self._call = call = _Call(next(self._numbers), lost=self._call.lost)
         for rank, body in zip(self.ranks, bodies, strict=True):
             rank.send({"do": do, "id": call.number}, body)
@@ -239,7 +248,7 @@ class RankGang:
         return [call.results[rank] for rank in range(self.size)]
 
     def end(self) -> None:
-        """Kill all ranks of this generation, and wait until the agents have reported their end."""
+        """Kill all ranks of this generation, and wait up to END_S seconds until the agents have reported their end."""
         involved = [node for node in {rank.node for rank in self.ranks} if node in self.nodes]
         self._ended_on = set()
         for node in involved:
@@ -251,6 +260,7 @@ class RankGang:
 
     def leave(self) -> None:
         """Ask the ranks to destroy their process group and exit; kill those that have not after LEAVE_S seconds."""
+        # Rank 0 in this process cannot exit; `end` closes it.
         leaving = [rank for rank in self.ranks if rank.line and rank.node.line is not self._own]
         for rank in leaving:
             rank.has_left = True
@@ -269,6 +279,7 @@ class RankGang:
         self._lose(*[rank for rank in self.ranks if rank.node is node])
 
     def _node_said(self, node: GangNode, head: dict[str, Any]) -> None:
+        """Handle an agent's message; reports about ranks of an earlier generation are ignored."""
         if "exited" in head and head["generation"] == self.nodes.generation and head["exited"] < self.size:
             rank = self.ranks[head["exited"]]
             rank.code = head["code"]
@@ -292,6 +303,7 @@ class RankGang:
             self._lose(rank)
 
     def _rank_said(self, rank: Rank, event: Event) -> None:
+        """Handle a rank's message; answers to an earlier call are ignored."""
         assert event.message
         head, body = event.message
         if head.get("done") == self._call.number:
@@ -307,6 +319,7 @@ class RankGang:
             self.on_report(rank.number, head)
 
     def _lose(self, *ranks: Rank) -> None:
+        """Record the ranks as lost, except those that were asked to exit."""
         for rank in ranks:
             if not rank.has_left and rank not in self._call.lost:
                 self._trouble()
@@ -346,7 +359,8 @@ class RankGang:
     def _raise_errors(self) -> None:
         """Raise the exception of a rank, if there is one.
 
-        One that a peer's exit may have caused is held back for COLLATERAL_S seconds, so that the exit is reported.
+        An exception that a peer's exit may have caused is held back for COLLATERAL_S seconds after the first problem,
+        so that the exit is raised instead if it is reported meanwhile.
         """
         errors = self._call.errors
         if not errors:

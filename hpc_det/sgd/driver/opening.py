@@ -1,4 +1,7 @@
-"""From the arguments of TorchTrainer or fit to the first gang. All invalid arguments are reported at once."""
+"""Checks the arguments of TorchTrainer and fit, and forms the first gang from them.
+
+All invalid arguments are reported at once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from hpc_det.store.run_folder import DriverRun
 
 _log = logging.getLogger("hpc_det.sgd")
 
-_ON_REGISTER = {
+_FORMER = {
     "model_creator": "TrainingOperator.from_creators",
     "data_creator": "TrainingOperator.from_creators",
     "optimizer_creator": "TrainingOperator.from_creators",
@@ -39,20 +42,17 @@ class FormerArgument(BadArgument, DeprecationWarning):
 
 
 def check(known: Mapping[str, Any], others: Mapping[str, Any], names: list[str]) -> None:
-    """Check the constructor's arguments.
+    """Check the arguments of TorchTrainer's constructor.
 
     `known`: the values of the arguments to check; `others`: arguments that the constructor does not have; `names`: the
     names of all arguments that it has, for suggestions.
 
-    Raises BadArgument with every problem.
+    Raises BadArgument with every problem, or its subclass FormerArgument if `others` contains an argument of an earlier
+    RaySGD release.
     """
-    former = [
-        f"{name}: this argument of RaySGD was removed; use {_ON_REGISTER[name]}"
-        for name in others
-        if name in _ON_REGISTER
-    ]
+    former = [f"{name}: this argument of RaySGD was removed; use {_FORMER[name]}" for name in others if name in _FORMER]
     unknown = [
-        f"{name}: no such argument; {nearest(name, names)}".strip("; ") for name in others if name not in _ON_REGISTER
+        f"{name}: no such argument; {nearest(name, names)}".strip("; ") for name in others if name not in _FORMER
     ]
     problems = [*_problems(**known), *former, *unknown]
     if problems:
@@ -113,7 +113,7 @@ def wanted_of(
     hook: Callable[[], None] | None,
     is_here: bool = False,
 ) -> GangRequest:
-    """Return the request for a gang of at most as many ranks as the capacity can ever have slots.
+    """Return the request for a gang of `min_workers` to `num_workers` ranks, limited to the slots of the capacity.
 
     `is_here`: rank 0 runs in this process. Raises BadArgument if there can be fewer slots than `min_workers`.
     """
@@ -138,11 +138,12 @@ def wanted_of(
 def opened(
     run: DriverRun, capacity: Capacity, patience: Patience, wanted: GangRequest, *, is_durable: bool
 ) -> ElasticGang:
-    """Start the capacity and form the first gang. If that fails, stop and remove everything again.
+    """Start the capacity, form the first gang, and return it.
 
-    `is_durable`: whether snapshots are also written to disk.
+    If that fails, ranks and agents are ended, and a temporary run is removed. `is_durable`: whether snapshots are also
+    written to disk.
     """
-    if run.is_temporary:  # else a restarted program continues, and nothing has to be cleaned up
+    if run.is_temporary:  # other runs need no clean-up at SIGTERM: a restarted program continues them
         exit_at_term()
     try:
         gang = RankGang(Nodes(run.folder, capacity, patience), patience.hang_timeout_s)

@@ -77,8 +77,8 @@ class TorchTrainer:
         startup_timeout_s: Seconds to wait for `min_workers` ranks. None: 100 s, or without limit if the ranks' jobs
             wait in a queue.
         hang_timeout_s: Seconds without a finished batch, or in `setup` or another call, after which the gang counts as
-            hung. None: 20 times the longest batch until then, at least 600 s; outside of training and validation,
-            4 hours after another rank has finished.
+            hung. None: 20 times the longest batch until then, at least 600 s, and at least 1 hour for the first batch
+            of a call; in `setup` and other calls, 4 hours after another rank has finished them.
         serialize_data_creation: An argument of RaySGD without effect; it only logs a warning.
         **others: Arguments of earlier RaySGD releases, and misspelled ones, which raise BadArgument.
 
@@ -165,10 +165,10 @@ class TorchTrainer:
             hang_timeout_s=hang_timeout_s,
         )
         self._train_calls = 0
-        """Number of `train` calls of this program. The gang's own count may go back, when a newer state is lost."""
+        """Number of `train` calls of this program. `ElasticGang.calls` may decrease, when the newest state is lost."""
         self._run = run_of(run, os.environ)
         self._run.goes_with_driver()  # a temporary run is removed even if this process is killed
-        # With a queue, all nodes may be taken away and others come later: only the disk keeps the state meanwhile.
+        # With a queue, all nodes may be taken away before others start: only the disk holds the state meanwhile.
         is_durable = not self._run.is_temporary or capacity.has_queue
         self._gang: ElasticGang | None = opened(self._run, capacity, patience, wanted, is_durable=is_durable)
         _alive.add(self)
@@ -187,8 +187,8 @@ class TorchTrainer:
     def remaining(self, epochs: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are still to be trained.
 
-        After a restart the first number is the epoch in which the earlier program of this run ended; calls that it had
-        completed in that epoch are not repeated, but return their recorded results.
+        After a restart of the program, the first number is the epoch in which the earlier program ended. The calls that
+        the earlier program had completed in that epoch are not made again, but return their recorded results.
 
         Args:
             epochs: The number of epochs of the whole training; the numbers are below it, from 0.
@@ -359,7 +359,7 @@ class TorchTrainer:
 
         Args:
             state_dict: A state that `state_dict` has returned.
-            blocking: Ignored; the call always blocks. RaySGD's default does not, and loses errors.
+            blocking: Ignored; the call always blocks. RaySGD's default, False, does not, so that errors are lost.
 
         Raises:
             UsageError: The state has other parts than the operator has registered.
@@ -401,9 +401,9 @@ class TorchTrainer:
     def shutdown(self, force: bool = False) -> None:
         """End all ranks, node agents and jobs. Afterwards all methods raise TrainerIsShutDown, a RuntimeError.
 
-        If a Ctrl-C interrupts it, it is completed when the program exits. If the run is temporary, and an exception was
-        raised after training whose state the program has neither saved nor read, the newest snapshot is kept on disk; a
-        warning names its folder.
+        If a Ctrl-C interrupts the shutdown, it is completed when the program exits. If the run is temporary, and an
+        exception was raised after training whose state the program has neither saved nor read, the newest snapshot is
+        kept on disk, and a warning names its folder.
 
         Args:
             force: Whether to kill the ranks instead of waiting up to 5 seconds for them to exit.
@@ -427,7 +427,7 @@ class TorchTrainer:
         try:
             is_kept = gang.keep()
         except OSError as error:
-            # no exception here: it would hide the one that ends the program
+            # Not raised: this exception would hide the one that ends the program.
             _log.warning("the newest snapshot could not be written to disk: %s", error)
             return
         if is_kept:
@@ -446,7 +446,7 @@ class TorchTrainer:
         A step of a trial is `train()` and `validate()`, and its metrics are the results of both.
 
         Args:
-            *args: Positional arguments of the trainer.
+            *args: Positional arguments of the trainer, for subclasses that have any.
             override_tune_step: A function `f(trainer, info)` that replaces this step and returns the metrics, a dict;
                 `info` is `{"iteration": k}` with k from 0. None: the default step.
             **kwargs: Arguments of the trainer. The config of the trial overlays `config`.
@@ -491,16 +491,19 @@ class TorchTrainer:
 
 
 def _then(reduce_results: bool) -> Callable[[list[Any]], Any]:
+    """Return the function that makes the result of a call from the list of the ranks' results."""
     return reduce if reduce_results else list
 
 
 _alive: weakref.WeakSet[TorchTrainer] = weakref.WeakSet()
+"""The trainers of this process, which `_shut_down_all` shuts down."""
 
 
 @atexit.register
 def _shut_down_all() -> None:
     """Shut down the trainers of a program that ends without `shutdown`, by an exception or by Ctrl-C."""
-    # KeyboardInterrupt and SystemExit are not of type Exception: the user ended the program, so nothing is kept.
+    # The interpreter sets sys.last_value to an uncaught exception, whose traceback it prints. KeyboardInterrupt is not
+    # of type Exception: the user ended the program, so nothing is kept.
     after_error = isinstance(getattr(sys, "last_value", None), Exception)
     for trainer in list(_alive):
         trainer._end(force=True, after_error=after_error)

@@ -22,10 +22,11 @@ MODULE = "hpc_det.sgd.elastic.node"
 # Appending lets an agent continue the log of the one that it replaces.
 _INTO_LOG = 'exec "$@" >>"$0/node-$(uname -n).log" 2>&1'
 POLL_S = 0.5
+"""Seconds between two checks of an agent and of its restart delay."""
 
 
 def arguments(run: Path, slots: int) -> tuple[str, ...]:
-    """Return the arguments for Python of a node agent with `slots` slots."""
+    """Return Python's command-line arguments for a node agent with `slots` slots. `run`: the run folder."""
     return ("-m", MODULE, str(run), str(slots))
 
 
@@ -35,9 +36,10 @@ def into_log(run: Path, command: Sequence[str]) -> list[str]:
 
 
 class BackOff:
-    """The delays between restarts of a process: 1 s after the last start, then 2 s, 4 s, ... up to `most_s` seconds.
+    """The shortest times from one start of a process to the next: 1 s, then 2 s, 4 s, ... up to `most_s` seconds.
 
-    If the last start was more than `lasted_s` seconds ago, the process ran well, and the delay is 1 s again.
+    A process that was started more than `lasted_s` seconds after the start before counts as stable: the next time is
+    1 s again.
     """
 
     def __init__(self, most_s: float = 30.0, lasted_s: float = 60.0) -> None:
@@ -68,8 +70,8 @@ class AgentTask:
     """Arguments for Python, from `arguments`."""
 
     def __call__(self) -> int:
-        # These replace submitit's handlers, which ignore TERM and requeue the job on USR2. The agent must receive the
-        # scheduler's signals: on PBS and with proctrack/cgroup only this process gets them.
+        # SignalPipe replaces submitit's handlers, which ignore TERM and requeue the job on USR2. The signals are passed
+        # on to the agent, because on PBS and with proctrack/cgroup only this process gets them.
         signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         adopt_orphans()
         again = BackOff()

@@ -1,4 +1,4 @@
-"""Files of a run by which agents find its driver, the driver knows their addresses, and one driver owns the run.
+"""The files of a run with which agents find the driver, the driver learns their addresses, and one driver owns the run.
 
 A run has one driver at a time, on any machine. A driver owns the run by a claim. Claims are numbered, and the highest
 one is valid. A claim is made by link(2), which succeeds for one process only, and only after the previous claim was
@@ -29,9 +29,11 @@ from hpc_det.store.run_folder import RunFolder
 ANSWER_S = 0.5
 """Seconds to wait for an answer of a driver that may have been killed."""
 TRY_S = 5.0
-"""Seconds of one attempt to connect. Then the address is read again: a new driver may run elsewhere."""
+"""Seconds of one attempt to connect. Then the address is read again: a new driver may listen elsewhere."""
 LOOK_S = 0.2
-"""Shortest time in seconds between two searches of the folder for an unknown address: anyone may try to connect."""
+"""Shortest time in seconds between two searches of the folder for an unknown address. Anyone may try to connect, and
+must not cause a search with each attempt.
+"""
 
 
 class DriverAddress(NamedTuple):
@@ -79,7 +81,7 @@ def call_driver(run: RunFolder, node: str, identity: dict[str, Any], within_s: f
 
 
 def answers(run: RunFolder, driver: DriverAddress) -> bool:
-    """Return whether a driver of this run still listens there: it must prove that it has the run's key."""
+    """Return whether a driver of this run still listens at this address and proves that it has the run's key."""
     name = f"driver-{os.getpid()}"
     try:
         _check_in(run, name, driver)
@@ -92,7 +94,7 @@ def answers(run: RunFolder, driver: DriverAddress) -> bool:
 
 
 def _check_in(run: RunFolder, node: str, driver: DriverAddress) -> None:
-    """Announce the address from which this node will connect, so that the driver accepts it."""
+    """Write the address from which this node will connect to the run, so that the driver accepts the connection."""
     write_json(run.nodes / node, {"address": _address_towards(driver)})
 
 
@@ -108,13 +110,14 @@ def _address_towards(driver: DriverAddress) -> str:
 
 
 class Guests:
-    """The addresses that may connect to a driver that listens on `host`.
+    """The addresses from which connections to a driver are accepted.
 
-    If that is a loopback address, only this machine; otherwise the nodes that have announced their address in the run.
+    If the driver listens on a loopback address (`host`), only this machine may connect; otherwise only the nodes that
+    have written their address to the run.
     """
 
     def __init__(self, run: RunFolder, host: str) -> None:
-        """Remove the addresses announced to an earlier driver; its agents announce theirs again."""
+        """Remove the addresses that agents have written for an earlier driver; agents write them at each connection."""
         self._folder = run.nodes
         self._is_local = ipaddress.ip_address(host).is_loopback
         self._addresses: set[str | None] = set()
@@ -138,6 +141,7 @@ class Guests:
 
 
 def _address_in(path: Path) -> str | None:
+    """Return the address in the file of a node; None if the file is gone or invalid."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         return str(json.loads(path.read_bytes())["address"])
     return None
@@ -145,13 +149,13 @@ def _address_in(path: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Claim:
-    """The ownership of a run by this driver."""
+    """The ownership of a run by this driver: the file RUN/drivers/NUMBER.json."""
 
     run: RunFolder
     number: int
 
     def withdraw(self) -> None:
-        """Give the run up, so that another driver may claim it."""
+        """End the ownership, so that another driver may claim the run."""
         with suppress(FileNotFoundError):  # the whole run was deleted
             # Empty the file instead of deleting it: a slow process must not claim the same number.
             write_json(_path(self.run, self.number), {})
@@ -196,14 +200,16 @@ def is_abandoned(run: RunFolder) -> bool:
 
 
 def _lives(run: RunFolder, found: dict[str, Any]) -> bool:
-    """Return whether the driver of a claim is alive: its process runs on this machine, or it answers."""
-    # A process of this machine may be too busy to answer. Of one on another machine only the answer can be known.
+    """Return whether the driver of a claim is alive; `found`: the content of the claim's file."""
+    # A driver on this machine may be too busy to answer, so its process is looked up. On another machine only an answer
+    # proves that the driver is alive.
     if found["machine"] == socket.gethostname() and is_running(found["pid"], found["ticks"]):
         return True
     return answers(run, DriverAddress(found["host"], found["port"]))
 
 
 def _highest(run: RunFolder) -> int:
+    """Return the number of the valid claim; 0 if there is no claim."""
     return max(_numbers(run), default=0)
 
 

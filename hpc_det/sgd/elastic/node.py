@@ -2,13 +2,14 @@
 
     python3 -m hpc_det.sgd.elastic.node RUN_FOLDER SLOTS
 
-It connects to the driver and executes its requests: fork ranks, end ranks, hold snapshots. It reports stop signals to
-the driver, which starts no new ranks on the node then; the signals end nothing here. If it loses its driver, it ends
-all ranks, writes the newest snapshot that it holds to disk (or removes the run if that is temporary), and exits. If a
-scheduler suspends its job, its ranks are suspended and continued with it.
+It connects to the driver and executes the driver's requests: fork ranks, end ranks, hold snapshots. It reports stop
+signals to the driver, which then starts no new ranks on the node; the signals themselves end nothing. If the driver is
+lost, the agent ends all ranks, writes the newest snapshot to disk if it is that snapshot's writer (or removes the run
+if that is temporary), and exits. If a scheduler suspends its job, its ranks are suspended and continued with it.
 
 One child, the fork server (hpc_det.sgd.rank.fork_server), imports torch, and the ranks are forked from it. The agent
-owns the memory of the snapshots, so that it survives the death of a rank, and is freed when the agent exits.
+owns the memory of the snapshots, so that a snapshot survives the death of a rank; the memory is freed when the agent
+exits.
 
 driver -> agent: {"do": "fork", "generation", "size", "ranks": [[rank, local rank], ...]}, {"do": "end", "generation"},
 {"do": "hold", "number", "buffer", "progress", "own": SIZES, "is_writer", "keep"} with the ranks' own parts, {"do":
@@ -49,8 +50,9 @@ from hpc_det.store.run_folder import RunFolder
 BEAT_S, END_S = 1.0, 1.0
 """Seconds between two heartbeats, and seconds that a fork server may take to exit."""
 DEATH_LOOKS, POLL_S = 40, 0.05
-"""Number of checks, and seconds between them, until the driver's process has ended: a killed process closes its
-connections before it ends. Checks are counted, not time, because time also passes while all processes are suspended.
+"""Number of checks, and seconds between them, whether the driver's process has ended after its connection has: a killed
+process closes its connections before it ends. Checks are counted instead of seconds, because time also passes while all
+processes are suspended.
 """
 MEET_S = 60.0
 """Seconds to wait for the driver; it writes its address before it starts agents."""
@@ -89,11 +91,15 @@ class NodeAgent:
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_signals)
         self._buffers = [Buffer(number) for number in range(BUFFERS)]
         self._held: Held | None = None
+        """The newest complete snapshot in the buffers of this node."""
         self._is_writer = False
+        """Whether this agent has to write that snapshot to disk."""
         self._keeper = Keeper(run, lambda message: self._driver.send(message))
         self._parent = os.getppid()
         self._is_over = self._is_alone = False
-        """Over: the agent exits; alone: because it has lost its driver or its parent, without a request to exit."""
+        """Whether the agent is to exit; and whether it is because it has lost its driver or its parent, and not because
+        the driver has requested it.
+        """
         self._fork_server: ForkServerProcess | None = None
         self._forked: dict[str, Any] = {}
         """The last "fork" request."""
@@ -123,6 +129,7 @@ class NodeAgent:
         return 0
 
     def _obey_all(self, orders: _Orders) -> None:
+        """Execute the requests that have arrived, up to the first one after which the agent exits."""
         for order in orders.taken():
             if self._is_over:
                 return
@@ -144,6 +151,7 @@ class NodeAgent:
             "key": key.hex(),
             "generation": generation,
             "size": head["size"],
+            # A driver on a loopback address has all its ranks on this machine, which need no network interface.
             "interface": own_address(1 if host == "127.0.0.1" else 2, None)[1],
         }
         for rank, local_rank in head["ranks"]:
@@ -151,13 +159,14 @@ class NodeAgent:
             self._fork_server.line.send({"fork": {**common, "rank": rank, "local_rank": local_rank, "log": log}})
 
     def _end(self, order: Message) -> None:
+        """End all ranks; the fork server reports when they have ended. Without one no rank is left."""
         if self._fork_server:
             self._fork_server.line.send({"end": order.head["generation"]})
         else:
             self._driver.send({"ended": order.head["generation"]})
 
     def _hold(self, order: Message) -> None:
-        """Hold this snapshot, which is complete now; the buffers of earlier ones may be overwritten."""
+        """Take this snapshot, which is complete now, as the newest one, and begin to write it to disk if requested."""
         self._held = Held.of(order, self._buffers)
         self._is_writer = order.head["is_writer"]
         if order.head["keep"]:
@@ -210,7 +219,7 @@ class NodeAgent:
 
 
 def _code_of(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of a process that is about to exit; kill it if it has not after END_S seconds."""
+    """Return the exit code of a process that is about to exit; kill it if it has not exited after END_S seconds."""
     with suppress(subprocess.TimeoutExpired):
         return process.wait(END_S)
     process.kill()
@@ -218,10 +227,7 @@ def _code_of(process: subprocess.Popen[bytes]) -> int:
 
 
 class _Orders:
-    """The driver's requests, read by a separate thread.
-
-    So requests and the end of the connection are received even while the main thread is busy.
-    """
+    """The driver's requests, read by a separate thread: they are received even while the main thread is busy."""
 
     def __init__(self, line: Line) -> None:
         self._line = line

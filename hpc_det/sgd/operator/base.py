@@ -82,6 +82,7 @@ class BaseOperator:
         self._models: list[nn.Module] = []
         """The registered models without DistributedDataParallel."""
         self._wrapped: list[nn.Module] = []
+        """The registered models as `register` returned them: in DistributedDataParallel where it is needed."""
         self._optimizers: list[Any] = []
         self._schedulers: list[Any] = []
         self._criterion: Any = None
@@ -183,8 +184,8 @@ class BaseOperator:
         if not (self._is_distributed and self._wrap_ddp) or isinstance(model, DistributedDataParallel):
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            # DDP's constructor raises for a model without trained parameters. If the user unfreezes one later,
-            # ranks would diverge silently; `_unshared` raises at the next optimizer step.
+            # DDP's constructor raises for a model without trained parameters. If the user unfreezes a parameter later,
+            # the ranks would diverge silently, so `_unshared` raises at the next optimizer step.
             self._unshared.add(model)
             return model
         return data_parallel(model, self._device, options)
@@ -206,9 +207,11 @@ class BaseOperator:
         self._validation_loader = validation_loader
 
     def _get_train_loader(self) -> Iterable[Any]:
+        """Return the registered training loader. Raises MissingLoader if there is none."""
         return _there(self._train_loader, "train_loader", "train")
 
     def _get_validation_loader(self) -> Iterable[Any]:
+        """Return the registered validation loader. Raises MissingLoader if there is none."""
         return _there(self._validation_loader, "validation_loader", "validate")
 
     # --- called by custom training loops
@@ -332,7 +335,7 @@ class BaseOperator:
 
 
 def _there(loader: Iterable[Any] | None, name: str, call: str) -> Iterable[Any]:
-    """Return the loader. Raises MissingLoader for None."""
+    """Return `loader`. Raises MissingLoader, which names the argument `name` and the method `call`, for None."""
     if loader is None:
         raise MissingLoader(f"{call}(): no {name} is registered; call self.register_data({name}=...) in setup")
     return loader
@@ -342,7 +345,7 @@ def _there(loader: Iterable[Any] | None, name: str, call: str) -> Iterable[Any]:
 
 
 def as_list(given: Any) -> list[Any]:
-    """Return the members of a tuple or list, or a list of the one object."""
+    """Return the members of a tuple or list as a list; any other object becomes the only member of a new list."""
     # Not any iterable: nn.Sequential and some optimizers can be iterated, and are one object each.
     return list(given) if isinstance(given, (tuple, list)) else [given]
 

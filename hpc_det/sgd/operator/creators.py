@@ -77,6 +77,7 @@ class CreatorSetup(BaseOperator):
     """A mixin whose `setup` registers what creators return; the default loops use the first of each kind."""
 
     _creators: Creators
+    """Set by the class that TrainingOperator.from_creators returns."""
 
     def setup(self, config: dict[str, Any]) -> None:
         make = self._creators
@@ -125,7 +126,7 @@ class CreatorSetup(BaseOperator):
 
 @contextmanager
 def _one_rank_at_a_time() -> Iterator[None]:
-    """Hold a file lock of this node and this user, so that one rank at a time is inside the `with` block."""
+    """Hold a file lock in the `with` block, so that one rank of this user on this node is inside it at a time."""
     # The user id keeps the locks of different users apart; O_NOFOLLOW rejects a link that another user left in /tmp.
     path = Path(tempfile.gettempdir()) / f"hpc_det-{os.geteuid()}.data.lock"
     try:

@@ -17,7 +17,7 @@ from hpc_det.errors import UsageError
 from hpc_det.sgd.operator.options import BATCH_COUNT, EPOCH_IDX, NUM_SAMPLES, NUM_STEPS
 
 WINDOW = 10
-"""Number of most recent times that a mean is taken over, as in RaySGD."""
+"""Number of most recent durations over which a timer averages, as in RaySGD."""
 
 _NOT_TIMED = contextlib.nullcontext()
 
@@ -56,6 +56,7 @@ class AverageMeter:
 
     def _add_on_device(self, value: torch.Tensor, n: float) -> None:
         """Add a tensor to the sum without copying it to the CPU, which would wait for the device."""
+        # float64, because a float32 sum that has reached 2**24 does not change when 1 is added.
         if not isinstance(self._sum, torch.Tensor):
             self._sum = torch.full((), self._sum, dtype=torch.float64, device=value.device)
         self._sum.add_(value, alpha=n)
@@ -131,6 +132,7 @@ class TimerStat:
         self._times: deque[float] = deque(maxlen=window)
 
     def push(self, seconds: float) -> None:
+        """Add a duration, and drop the oldest one if there are more than `window`."""
         self._times.append(seconds)
 
     @property
@@ -175,7 +177,8 @@ class TimerCollection:
         self._timers[name].push(time.perf_counter() - begun)
 
     def _wait_for_device(self) -> None:
-        # CUDA kernels run asynchronously: without this the first part that waits would show the time of all before it.
+        # CUDA kernels run asynchronously: without a synchronization, the time of a part would be charged to the next
+        # part that waits for the device.
         if self._device:
             torch.cuda.synchronize(self._device)
 
@@ -209,7 +212,7 @@ class NoBar:
         pass
 
     def advance(self, metrics: Mapping[str, Any]) -> None:
-        """Count one finished batch, with its metrics."""
+        """Advance by one finished batch, and show its metrics; this class does neither."""
 
 
 class Bar(NoBar):

@@ -93,7 +93,7 @@ class Amp:
 
     @property
     def amp(self) -> Amp:
-        """The object that training loops of RaySGD 1.8 use instead of torch.cuda.amp: it has `autocast()`."""
+        """This object, because training loops of RaySGD 1.8 call `self._amp.autocast()`."""
         return self
 
     def prepare(self, models: Sequence[torch.nn.Module], optimizers: Sequence[Any], options: dict[str, Any]) -> None:

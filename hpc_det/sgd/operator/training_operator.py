@@ -18,6 +18,7 @@ from hpc_det.sgd.operator.options import EPOCH_IDX, NUM_SAMPLES, NUM_STEPS, NotS
 
 Metrics = dict[str, Any]
 OnBatch = Callable[[Any, Mapping[str, Any]], Metrics]
+"""A function that trains or evaluates a batch: it takes the batch and its `batch_info`, and returns the metrics."""
 
 
 class TrainingOperator(BaseOperator):
@@ -60,8 +61,8 @@ class TrainingOperator(BaseOperator):
         """
         info = info or {}
         scheduler = self._scheduler_to_step()
-        # The default `train_batch` converts its metrics to numbers, which waits for the GPU in each batch; `_train`
-        # returns tensors.
+        # `_train` instead of the default `train_batch`, which converts metrics to numbers and so waits for the GPU in
+        # each batch; `_train` returns tensors.
         train_batch: OnBatch = self._train if self._has_default("train_batch") else self.train_batch
         meters = AverageMeterCollection()
         self._switch(training=True)
@@ -201,9 +202,9 @@ class TrainingOperator(BaseOperator):
         return self._own("scheduler") if self._schedulers else getattr(self, "scheduler", None)
 
     def _switch(self, *, training: bool) -> None:
-        """Set train or eval mode of `self.model`, or of all registered models if that is not set."""
+        """Set train or eval mode of `self.model`, or of all registered models if `self.model` is not set."""
         model = getattr(self, "model", None)
-        # Without self.model the user's own loop trains the registered models, several of them in a GAN.
+        # Operators that override `train_batch` need not set self.model: a GAN, for example, trains several models.
         for switched in self._wrapped if model is None else [model]:
             switched.train(training)
 
@@ -213,7 +214,7 @@ class TrainingOperator(BaseOperator):
 
         Collective: it first copies the buffers of rank 0 to all ranks. A nested call does nothing.
         """
-        # DDP sends the buffers of rank 0 at the first forward pass; a rank without batches would not take part.
+        # DDP broadcasts the buffers of rank 0 in the first forward pass, and would wait for a rank without batches.
         models = [model for model in self._wrapped if isinstance(model, DataParallel) and not model.alone]
         share_buffers(models)
         for model in models:
@@ -285,7 +286,7 @@ def _accuracy(output: Any, target: Any) -> torch.Tensor | float:
     return (predicted == target).double().mean() if predicted.shape == target.shape else math.nan
 
 
-# --- for tests
+# --- for tests: RaySGD has these two functions in its operator module, so users' tests may import them
 
 
 def get_test_operator(operator_cls: type[TrainingOperator]) -> type[TrainingOperator]:

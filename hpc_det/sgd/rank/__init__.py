@@ -37,7 +37,7 @@ class RankPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSettings:
-    """The arguments of TorchTrainer that ranks need. They are sent pickled by value."""
+    """The arguments of TorchTrainer that ranks need, sent with cloudpickle; TorchTrainer describes them."""
 
     operator_cls: type
     """The user's subclass of TrainingOperator."""

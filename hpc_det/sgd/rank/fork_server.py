@@ -1,4 +1,4 @@
-"""The fork server: a process on each node that has imported torch and forks the ranks, which takes 0.1 s for a gang.
+"""The fork server: a process on each node that has imported torch and forks the ranks, so that a gang starts in 0.1 s.
 
     python3 -m hpc_det.sgd.rank.fork_server FD BUFFER...
 
@@ -26,6 +26,7 @@ from hpc_det.distributed.rank_process import leave
 from hpc_det.node.lines import Line, line_over
 from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, ends_with_parent
 
+# Imported before the first fork, so that the ranks share the modules' memory and need not import them.
 PRELOADED = (
     "hpc_det.sgd.rank.worker",
     "torch._dynamo",  # optimizers and DistributedDataParallel import it at their first step
@@ -46,6 +47,7 @@ class ForkServer:
         self._line = line
         self._buffers = buffers
         self._children: dict[int, Child] = {}
+        """The ranks that were forked and have not exited, by process id."""
         self._signals = SignalPipe([signal.SIGCHLD])
         self._selector = selectors.DefaultSelector()
         self._selector.register(line.connection, selectors.EVENT_READ, self._on_orders)
@@ -76,7 +78,7 @@ class ForkServer:
         self._children[pid] = Child(order["rank"], order["generation"])
 
     def _become_rank(self, order: dict[str, Any]) -> None:
-        """In the forked child: close what belongs to the fork server, run the rank, and exit. Never returns."""
+        """Close the fork server's files in the forked child, run the rank, and exit. Never returns."""
         code = 1
         try:
             ends_with_parent()
@@ -93,7 +95,7 @@ class ForkServer:
             leave(code)
 
     def _end(self, generation: int) -> None:
-        """End all ranks and their descendants, and report each rank as killed."""
+        """End all ranks and their descendants, and report each rank as killed; `generation`: that of the answer."""
         end_descendants()  # not only the ranks: their own children, such as loader workers, would survive them
         for child in self._children.values():
             self._line.send({"exited": child.rank, "code": -signal.SIGKILL, "generation": child.generation})
@@ -114,7 +116,8 @@ def main(argv: list[str]) -> int:
     """Run the fork server: `argv` is [FD, BUFFER...]. Return the exit code."""
     adopt_orphans()
     line = line_over(socket.socket(fileno=int(argv[0])))
-    # Imports make no garbage. Freezing their objects keeps the collector from traversing them, once in each rank.
+    # Imports make no garbage, so the collector is off meanwhile. gc.freeze exempts their objects from collections, in
+    # which each rank would traverse them, and so copy the memory pages that it shares with the fork server.
     gc.disable()
     for module in PRELOADED:
         import_module(module)

@@ -19,7 +19,7 @@ class Source(Protocol):
     """The data that passes are made over."""
 
     counts: ClassVar[str]
-    """Unit of `done`: "samples" of all ranks, or "batches" of this rank."""
+    """Unit of `done`, the position in a pass: "samples" of all ranks, or "batches" of this rank."""
     generators: list[torch.Generator]
     """The random generators that the user gave to the loader, apart from the global ones of torch and numpy."""
 
@@ -28,7 +28,10 @@ class Source(Protocol):
         ...
 
     def resume(self, epoch: int, done: int, began: dict[str, Any] | None) -> Iterator[Any]:
-        """Return the rest of a pass; `began` is what `began()` returned, None on a rank that did not exist then."""
+        """Return the batches of pass number `epoch` after the position `done`.
+
+        `began`: what `began()` returned when the snapshot was taken; None on a rank that did not exist then.
+        """
         ...
 
     def began(self) -> dict[str, Any]:
@@ -36,11 +39,11 @@ class Source(Protocol):
         ...
 
     def after(self, done: int) -> int:
-        """Return `done` after one more batch."""
+        """Return the position after one more batch than at the position `done`."""
         ...
 
     def left(self, done: int) -> int | None:
-        """Return the number of batches left in the pass; None if only the end of the iterator shows it."""
+        """Return the number of batches after the position `done`; None if the length of a pass is not known."""
         ...
 
     def close(self) -> None:
@@ -56,7 +59,7 @@ class SizedBatches:
         self._length = length
 
     def __len__(self) -> int:
-        """Return the number of all batches, including those that were already drawn."""
+        """Return the number of all batches of the iterator, including those that were already drawn."""
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
@@ -90,17 +93,17 @@ class Passes:
         return self.begun - self._is_open
 
     def over(self, loader: Iterable[Any]) -> Passes:
-        """Return these passes, over `loader`. If it is not the loader of before, an open pass is abandoned."""
+        """Make passes over `loader` from now on, and return self. With another loader, an open pass is abandoned."""
         if loader is not self._loader:  # `register_data` may be called again, with another loader
             self.close()
             self._loader, self._source = loader, self._source_of(loader)
         return self
 
     def batches(self, num_steps: int | None) -> Iterator[Any]:
-        """Return the next `num_steps` batches, from as many passes as needed; None: the rest of the open pass.
+        """Return an iterator over the next `num_steps` batches, from as many passes as needed.
 
-        If nothing is left, a new pass begins. An empty pass ends the iteration. The iterator has a len() if the number
-        of batches is known.
+        None: over the rest of the open pass. If no batch of it is left, or none is open, a new pass begins. A new pass
+        without batches ends the iteration. The iterator has a len() if the number of batches is known.
         """
         length = self._source.left(self._done if self._is_open else 0) if num_steps is None else num_steps
         batches = self._batches(num_steps)
@@ -113,7 +116,8 @@ class Passes:
             for batch in self._rest(None if num_steps is None else num_steps - given):
                 given += 1
                 yield batch
-            if given != num_steps or not self._is_open:  # the pass has ended
+            # Fewer batches than requested: the iterator has ended. All of them: the pass may end with the last one.
+            if given != num_steps or not self._is_open:
                 self._iterator = None
             is_empty = given == before
             if (is_empty and is_new) or (num_steps is None and not is_empty):
@@ -128,6 +132,7 @@ class Passes:
         return True
 
     def _rest(self, most: int | None) -> Iterator[Any]:
+        """Yield the next batches of the open pass, at most `most`, and count them."""
         assert self._iterator is not None
         for batch in islice(self._iterator, most):
             self.drawn += 1
@@ -142,7 +147,7 @@ class Passes:
     # --- snapshots
 
     def position(self) -> dict[str, Any]:
-        """Return the position for `restore`, which is the same on all ranks if they draw equally many batches."""
+        """Return the position for `restore`; it is the same on all ranks if they have drawn equally many batches."""
         return {
             "begun": self.begun,
             "done": self._done if self._is_open else 0,
@@ -159,16 +164,17 @@ class Passes:
         }
 
     def restore(self, position: dict[str, Any], own: dict[str, Any] | None) -> None:
-        """Continue at a position. Call it after `over`.
+        """Continue at a position in a snapshot. Call it after `over`.
 
-        `own`: None on a rank that did not exist at the snapshot; it continues at the position of rank 0.
+        `position`: that of rank 0; `own`: what `own()` returned on this rank, or None on a rank that did not exist
+        then, which continues at rank 0's position.
         """
         if own:
             position = own["position"]
         self.restart(position["begun"])
         if not position["is_open"]:
             return
-        # The units differ, for example, if num_workers was 1 and is larger now: repeat the pass from its start.
+        # The units of `done` differ, for example, if num_workers was 1 and is larger now: repeat the whole pass.
         if position["counts"] != self._source.counts:
             self.begun -= 1
             return
@@ -191,7 +197,7 @@ class Passes:
 
 
 def training_source(loader: Iterable[Any], settings: RankSettings, place: RankPlace) -> Source:
-    """Return a source with this rank's shard of the loader, or with all of it if it is not to be sharded.
+    """Return a source with this rank's shard of the loader, or with the whole loader if it is not to be sharded.
 
     A loader is sharded if `num_workers` is above 1, `add_dist_sampler` is set, and its sampler is one of torch's. The
     last batches are filled up, so that all ranks have equally many samples.
@@ -200,9 +206,9 @@ def training_source(loader: Iterable[Any], settings: RankSettings, place: RankPl
 
 
 def validation_source(loader: Iterable[Any], settings: RankSettings, place: RankPlace) -> Source:
-    """Return a source as `training_source`, but fill up batches only if ranks would have different numbers of them.
+    """Return a source as `training_source` does, but repeat samples only if ranks would have fewer batches than others.
 
-    So a sample is evaluated twice only where that cannot be avoided.
+    So a sample is evaluated twice only if ranks could not have equally many batches otherwise.
     """
     return _source("validation_loader", loader, settings, place, exact=True)
 
@@ -223,7 +229,7 @@ def _source(name: str, loader: Iterable[Any], settings: RankSettings, place: Ran
 
 
 def _is_to_be_shared(loader: Iterable[Any]) -> TypeGuard[DataLoader[Any]]:
-    """Return whether it is a DataLoader over a map-style dataset that the user has not sharded already."""
+    """Return whether the loader is a DataLoader over a map-style dataset that the user has not sharded already."""
     return (
         isinstance(loader, DataLoader)
         and not isinstance(loader.dataset, IterableDataset)
@@ -232,7 +238,7 @@ def _is_to_be_shared(loader: Iterable[Any]) -> TypeGuard[DataLoader[Any]]:
 
 
 def _peculiarity(loader: DataLoader[Any]) -> str:
-    """Return a phrase for the property of the loader for which `takes_any_order` is false."""
+    """Return a phrase for messages: the reason why `takes_any_order` is false for the loader."""
     if type(loader).__iter__ is not DataLoader.__iter__:
         return f"a custom __iter__ ({type(loader).__name__})"
     batches = loader.batch_sampler

@@ -42,8 +42,8 @@ class Runner:
     def __init__(self, settings: RankSettings, place: RankPlace, secret: bytes | None = None) -> None:
         """Create the operator, which calls its `setup`; exceptions of `setup` are passed on.
 
-        `secret`: the key that only the ranks of this gang have, with which they authenticate the objects that they
-        exchange; None: the one of hpc_det.distributed.sealed.shared_secret.
+        `secret`: the key with which the ranks of this gang authenticate the objects that they exchange; None: the key
+        of hpc_det.distributed.sealed.shared_secret.
         """
         self._settings = settings
         self._place = place
@@ -52,7 +52,7 @@ class Runner:
         if settings.use_gpu:
             torch.cuda.set_device(device)
         self.operator: TrainingOperator = settings.operator_cls(
-            {**settings.config},  # a copy: `setup` may change it
+            {**settings.config},  # a copy: `setup` may change its config
             place.rank,
             place.local_rank,
             is_distributed=place.is_distributed,
@@ -85,8 +85,8 @@ class Runner:
     ) -> dict[str, Any]:
         """Call the operator's `train_epoch` with the next `num_steps` batches; None: with the rest of the pass.
 
-        Return its result with `epoch`, the number of passes that have begun, and with `profile` if that is asked for.
-        Raises MissingLoader without a train_loader.
+        Return the operator's result with `epoch`, the number of passes that have begun, and, if `profile` is true, with
+        the durations of the parts of a step. Raises MissingLoader without a train_loader.
         """
         passes = self._training.over(self.operator._get_train_loader())
         offered = {"info": self._info(num_steps, info), "num_steps": num_steps, "epoch_idx": self.epochs_done}
@@ -97,18 +97,23 @@ class Runner:
     def validate(
         self, num_steps: int | None = None, profile: bool = False, info: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Call the operator's `validate` with batches of the validation_loader; as `train`, but without `epoch`."""
+        """Call the operator's `validate` with batches of the validation_loader, and return its result.
+
+        Arguments and errors are those of `train`; `epoch` is not added to the result.
+        """
         passes = self._validation.over(self.operator._get_validation_loader())
         with self._profiled(profile, "validation"):
             result = _called(self.operator.validate, passes.batches(num_steps), {"info": self._info(num_steps, info)})
         return {**result, **self._profile(profile)}
 
     def _info(self, num_steps: int | None, info: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the user's `info` with the keys that RaySGD's operators read."""
         known = {NUM_STEPS: num_steps, USE_FP16: self._settings.use_fp16, EPOCH_IDX: self.epochs_done}
         return {**(info or {}), **known}
 
     @contextmanager
     def _profiled(self, profile: bool, name: str) -> Iterator[None]:
+        """Reset the timers and, if `profile` is true, enable them in the `with` block, which is measured as `name`."""
         timers = self.operator.timers
         timers.reset()
         if profile:
@@ -125,7 +130,7 @@ class Runner:
     # --- other calls of the driver
 
     def models(self, to_cpu: bool = False) -> list[nn.Module]:
-        """Return the models without wrappers; `to_cpu`: if they are on a GPU, copies of them on the CPU."""
+        """Return the models without wrappers. With `to_cpu`, models on a GPU are copied to the CPU."""
         models = self.operator._models
         return [deepcopy(model).cpu() for model in models] if to_cpu and self._settings.use_gpu else models
 
@@ -163,7 +168,7 @@ class Runner:
         self._training.restart(state["epoch"])
 
     def level(self) -> None:
-        """Copy the model buffers of rank 0 to all ranks, so that `shared` is the same on all. Collective.
+        """Copy the model buffers of rank 0 to all ranks, so that `shared` returns the same on all ranks. Collective.
 
         Call it before a snapshot is taken.
         """
@@ -207,7 +212,7 @@ class Runner:
         """Restore a snapshot. Collective.
 
         Only rank 0 needs `shared`, which it broadcasts. `own` is None on a rank that did not exist at the snapshot. On
-        the same number of ranks, the next `train()` or `validate()` gives the result that it would have given then.
+        the same number of ranks, the next `train()` or `validate()` gives the same result as after the snapshot.
         """
         if self._place.is_distributed:
             shared = broadcast(on_cpu(shared), self._group())
@@ -243,11 +248,11 @@ class Runner:
 
 
 def _called(hook: Callable[..., Any], batches: Iterator[Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Call the operator's method with the batches and those offered arguments that it declares; return its metrics.
+    """Call the operator's method `hook` with the batches and those of the arguments `offered` that it declares.
 
-    Tensors of one element become numbers. Raises UsageError if the method does not return a dict.
+    Return its metrics, with tensors of one element as numbers. Raises UsageError if it does not return a dict.
     """
-    # RaySGD has added keywords over time: overrides written for 1.2 take only (iterator, info).
+    # RaySGD has added arguments over time: overrides that were written for release 1.2 take only (iterator, info).
     parameters = inspect.signature(hook).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     result = hook(batches, **{name: value for name, value in offered.items() if takes_all or name in parameters})

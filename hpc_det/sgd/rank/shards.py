@@ -1,7 +1,8 @@
 """A DataLoader whose passes are sharded over the ranks, and can be resumed at any sample with any number of ranks.
 
-A pass has the order that torch.utils.data.DistributedSampler has in the same epoch with its default seed, 0, and each
-rank gets the same samples: every size-th one. A resumed pass shards the samples from `done` on in the same way.
+A pass has the order of torch.utils.data.DistributedSampler in the same epoch with its default seed, 0, and each rank
+gets the samples that DistributedSampler gives it: every n-th one with n ranks. A resumed pass distributes the samples
+after its position in the same way over the ranks that exist then.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from hpc_det.pytorch.data.workers import WorkerInit, rank_loader
 from hpc_det.sgd.rank import RankPlace
 
 BLIND = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Samplers that ignore ranks and whose order depends on a generator only. Subclasses are excluded: they may do more."""
+"""Samplers whose order depends only on their generator, not on the rank. Subclasses do not count: they may differ."""
 
 
 def order_of(loader: DataLoader[Any]) -> Any:
-    """Return the sampler that orders the samples, or the batch sampler if that is not torch's and has no sampler."""
+    """Return the sampler that orders the samples; for a custom batch sampler without a sampler, the batch sampler."""
     batches = loader.batch_sampler
     if batches is None:
         return loader.sampler
@@ -40,7 +41,7 @@ def order_of(loader: DataLoader[Any]) -> Any:
 
 
 def takes_any_order(loader: DataLoader[Any]) -> bool:
-    """Return whether the loader can be sharded by giving it another order of samples."""
+    """Return whether the loader can be sharded by replacing its sampler: its iteration and samplers are torch's own."""
     has_plain_batches = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
     is_plain = type(loader).__iter__ is DataLoader.__iter__
     return is_plain and has_plain_batches and type(order_of(loader)) in BLIND
@@ -48,7 +49,7 @@ def takes_any_order(loader: DataLoader[Any]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The division of the `left` last samples of a pass into batches, equally many on each rank."""
+    """The division of the samples that are left in a pass (`left`) into batches, equally many on each rank."""
 
     rank: int
     size: int
@@ -58,7 +59,7 @@ class Cut:
     drops_last: bool
     """Whether an incomplete last batch of a rank is dropped."""
     exact: bool
-    """Whether ranks may have one sample less than others, provided that they have equally many batches."""
+    """Whether some ranks may have one sample less than others, as long as all have equally many batches."""
 
     @property
     def whole(self) -> int:
@@ -84,8 +85,8 @@ class Cut:
 class ShardBatches:
     """A batch sampler for this rank's batches of one pass, from a given sample on.
 
-    The key of a batch, which seeds its random numbers in loader workers, is the pass's seed and the batch's first
-    sample.
+    It yields pairs of a key and the indices of a batch. The key, from which loader workers seed their random numbers,
+    is the seed of the pass and the position of the first sample that any rank has in this batch.
     """
 
     def __init__(self, sampler: Any, cut: Cut) -> None:
@@ -112,7 +113,8 @@ class ShardBatches:
             yield (seed, first + k * cut.whole), own[k * cut.per_batch : (k + 1) * cut.per_batch]
 
     def _own(self) -> list[Any]:
-        """Return the indices of this rank's samples."""
+        """Return the indices of this rank's samples, from the first sample of the iterator on."""
+        # As in DistributedSampler, missing samples are repeated from the start of the order.
         order, cut = _drawn(self._sampler, self._epoch), self._cut
         filled = chain(order[self._first :], cycle(order))
         return list(islice(filled, cut.rank, cut.samples(len(order) - self._first) * cut.size, cut.size))
@@ -170,7 +172,7 @@ class Shards:
 
 
 class _OneSample:
-    """A collate function for loaders with batch_size=None: it calls the user's with the one sample."""
+    """The collate function for a loader with batch_size=None: it passes the only sample to the user's function."""
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self._collate_fn = collate_fn
@@ -197,7 +199,10 @@ def _options(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _drawn(sampler: Any, epoch: int) -> list[Any]:
-    """Return the order of an epoch, which is the same on all ranks. `sampler`: an instance of a class in `BLIND`."""
+    """Return the sampler's order of the samples in an epoch, the same on all ranks.
+
+    `sampler`: an instance of a class in `BLIND`, whose own generator is not used.
+    """
     if not hasattr(sampler, "generator"):
         return list(sampler)
     # DistributedSampler seeds with seed + epoch, and its seed is 0.

@@ -34,6 +34,7 @@ from hpc_det.sgd.operator.options import Amp
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 
 SEVERAL = ("models", "optimizers", "schedulers")
+"""Keys of a state whose value is a list with the state of each object."""
 
 
 class NoSuchState(UsageError, FileNotFoundError):
@@ -50,7 +51,7 @@ def state_of(operator: TrainingOperator, epoch: int) -> dict[str, Any]:
 
 
 def load_state(state: dict[str, Any], operator: TrainingOperator) -> None:
-    """Load everything but `epoch` into the operator, which keeps no reference to the objects in `state`.
+    """Load a state, except `epoch`, into the operator; the operator keeps no reference to the objects in `state`.
 
     Raises UsageError, with every problem, if the state has other parts than the operator.
     """
@@ -61,7 +62,7 @@ def load_state(state: dict[str, Any], operator: TrainingOperator) -> None:
     for optimizer, content in zip(parts["optimizers"], state["optimizers"], strict=True):
         optimizer.load_state_dict(deepcopy(content))
         if isinstance(optimizer, torch.optim.Optimizer):
-            # torch casts the state to the type of the parameters; this keeps the saved types
+            # torch casts the state to the data type of the parameters; restore the saved data types.
             keep_types(optimizer, content.get("state", {}))
     for scheduler, content in zip(parts.get("schedulers", []), state.get("schedulers", []), strict=True):
         scheduler.load_state_dict(deepcopy(content))
@@ -82,6 +83,7 @@ def _precision_key(operator: TrainingOperator) -> str:
 
 
 def _check(state: dict[str, Any], parts: dict[str, list[Any]]) -> None:
+    """Raise UsageError, with every problem, if the state lacks a key or has other numbers of objects than `parts`."""
     problems = [f"state: {name} is missing" for name in ("epoch", "operator") if name not in state]
     counts = {name: (len(state.get(name, [])), len(parts.get(name, []))) for name in SEVERAL}
     problems += [
@@ -100,7 +102,7 @@ def _check(state: dict[str, Any], parts: dict[str, list[Any]]) -> None:
 def write_state(state: dict[str, Any], path: Path) -> None:
     """Write the state to a file atomically: a reader sees the old file or the new one.
 
-    Raises OSError; no partial file remains then.
+    Raises OSError if that fails, and then leaves no partial file.
     """
     partial = temporary_beside(path)
     try:
@@ -131,9 +133,9 @@ def read_state(path: Path, weights_only: bool) -> dict[str, Any]:
 
 
 def share_buffers(operator: TrainingOperator) -> None:
-    """Copy the model buffers of rank 0 to all ranks, as DDP does at the next training batch. Collective.
+    """Copy the model buffers of rank 0 to all ranks, as DDP would at the next training batch. Collective.
 
-    Only models whose buffers DDP synchronizes are concerned.
+    The buffers of models for which DDP does not do that are unchanged.
     """
     shared = [
         buffer
@@ -191,6 +193,7 @@ def broadcast(data: Any, group: SealedGroup) -> Any:
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
     # broadcast as bytes: gloo supports only some data types
     parts = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
+    # All are started before the first is waited for, so that they overlap.
     for work in [dist.broadcast(part, src=0, async_op=True) for part in parts]:
         work.wait()
     return data if is_first else _WithTensors(rest, tensors).load()
@@ -231,8 +234,9 @@ def on_cpu(data: Any) -> Any:
 
 
 def pickled(data: Any) -> bytes:
-    """Return `data` pickled, with its tensors written as numpy arrays of bytes. Use it for small tensors on the CPU."""
-    # torch writes a zip file for each tensor, which takes longer than everything else in a snapshot of small tensors.
+    """Return `data` pickled, with CPU tensors as numpy arrays of their bytes; use it for data with small tensors."""
+    # torch's own pickling calls torch.save for each tensor, which takes longer than everything else in a snapshot of
+    # small tensors.
     file = io.BytesIO()
     pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: _by_its_bytes}
@@ -241,8 +245,8 @@ def pickled(data: Any) -> bytes:
 
 
 def _by_its_bytes(tensor: torch.Tensor) -> Any:
-    """Return how pickle restores the tensor: from a numpy array of its bytes."""
-    # as bytes: numpy lacks some of torch's data types
+    """Return the function and arguments with which pickle restores the tensor from a numpy array of its bytes."""
+    # Bytes, because numpy lacks some of torch's data types, such as bfloat16.
     if not is_plain(tensor):
         return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
     return _of_bytes, (tensor.contiguous().reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tensor.shape)

@@ -27,13 +27,13 @@ class StoreKeeper:
         self._generation = generation
         self._values: dict[str, bytes] = {}
         self._waiting: list[tuple[set[str], Line, Message]] = []
-        """Requests that are answered once these keys have values."""
+        """Requests that wait: the keys that must have values first, the connection, and the request."""
 
     def answer(self, line: Line, message: Message) -> None:
         """Answer a request of a rank, or keep it until its keys have values."""
         head = message.head
         keys = set(head["keys"])
-        if line.identity["generation"] != self._generation:  # sent late, before that rank was ended
+        if line.identity["generation"] != self._generation:  # from a rank that has been ended since
             return
         # get() and wait() of a torch store block until the keys exist.
         if head["store"] in ("get", "wait") and not keys <= self._values.keys():
@@ -41,6 +41,8 @@ class StoreKeeper:
         else:
             result, body = getattr(self, f"_{head['store']}")(head, message.body)
             line.send({"store": head["id"], "result": result}, body)
+
+    # Each of these methods handles one kind of request, and returns the result and the body of the answer.
 
     def _set(self, head: dict[str, Any], value: bytes) -> tuple[None, bytes]:
         self._values[head["keys"][0]] = bytes(value)
@@ -70,9 +72,10 @@ class StoreKeeper:
         return self._values.pop(head["keys"][0], None) is not None, b""
 
     def _swap(self, head: dict[str, Any], value: bytes) -> tuple[None, bytes]:
-        """Set the key to the wanted value if it has the expected one; return the value afterwards.
+        """Set the key to the wanted value if it has the expected one; return the key's value afterwards.
 
-        A missing key counts as empty; if its expected value was not empty, that is returned, as TCPStore does.
+        A missing key has the value b"". If the expected value of a missing key is another one, the expected value is
+        returned, as TCPStore does.
         """
         key, cut = head["keys"][0], head["cut"]
         expected, wanted = value[:cut], value[cut:]
@@ -87,8 +90,8 @@ class StoreKeeper:
 class LineStore(Store):
     """A rank's side of the store, for init_process_group.
 
-    All threads may use it; `hear` is for the one that reads the connection. Methods raise
-    DistStoreError, as torch's stores do, if the driver does not answer within `timeout_s` seconds.
+    Any thread may call the methods, but `hear` only the thread that reads the connection. Methods raise DistStoreError,
+    as torch's stores do, if the driver does not answer within `timeout_s` seconds.
     """
 
     def __init__(self, line: Line, timeout_s: float) -> None:
@@ -97,6 +100,7 @@ class LineStore(Store):
         self._timeout_s = timeout_s
         self._numbers = itertools.count()
         self._asked: dict[int, Future[Message]] = {}
+        """The requests without an answer, by their numbers."""
         self._lock = threading.Lock()
 
     def hear(self, message: Message) -> None:
@@ -147,5 +151,5 @@ class LineStore(Store):
         self._timeout_s = timeout.total_seconds()
 
     def clone(self) -> LineStore:
-        """Return this store itself: NCCL's threads each clone the store, and any thread may call its methods."""
+        """Return this store itself: NCCL's threads clone the store, but any thread may call the methods of this one."""
         return self

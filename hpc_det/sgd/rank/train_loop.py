@@ -70,9 +70,11 @@ class Begin:
     checkpoints: Path
     """Folder that contains the checkpoints."""
     attempt: str
-    """Unique id of this gang, part of the names of its checkpoints: ranks of an earlier gang may still write files."""
+    """Unique id of this gang, part of the names of its checkpoints, so that ranks of an earlier gang that still write
+    files use other names.
+    """
     reports: int
-    """Number of reports before the start, up to the checkpoint."""
+    """Number of reports up to the checkpoint to continue from; 0 without one."""
     checkpoint: str | None
     """Path of the checkpoint to continue from, or None."""
 
@@ -138,7 +140,7 @@ class TrainLoop:
 
 
 class _Session:
-    """The training loop that runs in this process now."""
+    """The training loop that runs in this process: what the public functions of this module need."""
 
     def __init__(self, worker: RankWorker, begin: Begin) -> None:
         self.operator = worker.runner.operator
@@ -149,16 +151,21 @@ class _Session:
         self._reports = begin.reports
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
+        """Send a report to the driver, after copying the checkpoint; wait until the driver has committed it."""
         self._reports += 1
         entries = self._copy(Path(checkpoint.path)) if checkpoint else None
         written = None if entries is None else {name: asdict(entry) for name, entry in entries.items()}
         self._worker.tell({"report": self._reports, "metrics": in_json(dict(metrics)), "files": written})
 
     def end(self) -> None:
+        """Report that the function has returned on this rank, and wait until it has on all ranks."""
         self._worker.tell({"report": self._reports, "ended": True})
 
     def _copy(self, source: Path) -> dict[str, FileEntry]:
-        """Copy the files of a rank into the partial checkpoint, which all ranks share; return their entries by name."""
+        """Copy this rank's files into the partial checkpoint, which all ranks share.
+
+        Return their entries (size and checksum) by their paths in the checkpoint.
+        """
         target = Staging(self._begin.checkpoints, uuid_of(self._reports, self._begin.attempt)).partial
         make_private(target)
         entries: dict[str, FileEntry] = {}
@@ -171,13 +178,14 @@ class _Session:
                 with open(path, "rb") as file, sealed_file(target / name, CRC) as copy:
                     shutil.copyfileobj(file, copy, 1 << 22)
                 entries[name] = copy.entry
-        # The files are on disk already; their directory entries are not before this.
+        # sealed_file has flushed the files; their directory entries are on disk only after this.
         for folder in {(target / name).parent for name in entries}:
             flush_folder(folder)
         return entries
 
 
 _session: _Session | None = None
+"""The session of the training loop that this process runs; None outside of one."""
 
 
 def uuid_of(report: int, attempt: str) -> str:
@@ -200,7 +208,7 @@ def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> 
     It returns when all ranks have called it, the files are copied, and the checkpoint is committed.
 
     Args:
-        metrics: Values by name. Those of rank 0 are recorded, values that JSON cannot represent converted.
+        metrics: Values by name. Only those of rank 0 are recorded; values that JSON cannot represent are converted.
         checkpoint: A folder with files, or None. The committed checkpoint contains the files of all ranks that give
             one; their names must be different on each rank.
 
@@ -243,6 +251,7 @@ def prepare_model(model: nn.Module, parallel: bool = True, **ddp_args: Any) -> n
     operator = _current("prepare_model").operator
     if not parallel:
         return model.to(operator.device)
+    # `register` also moves the model to the device, and checks it; no optimizer is registered, the loop has its own.
     prepared: nn.Module = operator.register(models=model, optimizers=[], ddp_args=ddp_args or None)[0]
     return prepared
 

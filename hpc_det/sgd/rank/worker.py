@@ -52,6 +52,7 @@ CONNECT_S, STORE_S = 30.0, 300.0
 """Seconds to wait for a connection to the driver, and for an answer of its store."""
 
 _PHASES: dict[str, Phase] = {"train": "training", "validate": "validation"}
+"""Phases of the Runner's methods for the hang detector; the phase of all other methods is "function"."""
 
 _STDERR = 2  # faulthandler needs a file descriptor: sys.stderr may have been replaced
 
@@ -59,7 +60,7 @@ _BATCHES_BITS = 32
 """Bits of a progress count that hold the batches; the bits above hold the borders."""
 
 _ROOM = 2**20
-"""Bytes by which a state may grow before its buffer has to be mapped again."""
+"""Bytes by which a state may grow before its buffer has to be mapped into memory again."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class RankWorker:
         self._runner: Runner | None = None
         self._phase: Phase = "outside"
         self._borders = 0
-        """Number of borders passed. All ranks pass the same ones: the ends of phases and the reports of a loop."""
+        """Number of borders passed: ends of phases, and reports of a loop. All ranks pass the same borders."""
         self._began_at = (0, 0)
         """Borders and batches when the current phase began."""
         self._leaves_after_error = False
@@ -154,7 +155,7 @@ class RankWorker:
         except KeyboardInterrupt:  # with use_local this is the user's Ctrl-C in the driver
             raise
         except BaseException as error:
-            return {"raised": number}, pickle.dumps(_told(error))
+            return {"raised": number}, pickle.dumps(_raised_fields(error))
 
     def begin(self, start: Start) -> None:
         """Call the initialization hook, join the gang, create the operator, and restore the snapshot, if any."""
@@ -162,6 +163,7 @@ class RankWorker:
             self._begin(start)
 
     def _begin(self, start: Start) -> None:
+        # In this order: the hook may set variables that NCCL reads, and `setup` may call collectives.
         sys.path += [folder for folder in start.modules if folder not in sys.path]
         self._leaves_after_error = start.leaves_after_error
         settings, hook = cloudpickle.loads(start.pickled)
@@ -177,7 +179,7 @@ class RankWorker:
             self._runner.restore(shared, pickle.loads(start.own) if start.own else None)
 
     def call(self, method: str, arguments: dict[str, Any], only: int | None = None) -> Any:
-        """Call a method of the Runner and return its result; `only`: just on this rank, the others return None."""
+        """Call a method of the Runner and return its result. With `only`, all ranks but that one just return None."""
         with self._in(_PHASES.get(method, "function")):
             return getattr(self.runner, method)(**arguments) if only in (None, self._place.rank) else None
 
@@ -196,7 +198,8 @@ class RankWorker:
     @contextmanager
     def _in(self, phase: Phase) -> Iterator[None]:
         """Mark the code in the `with` block as a phase, for the hang detector."""
-        # Passing a border at the end ranks this rank before peers that are still in the phase.
+        # A rank that has left the phase must count as further ahead than peers that are still in it, so its end is a
+        # border.
         self._began_at, self._phase = (self._borders, self._batches), phase
         try:
             yield
@@ -204,7 +207,7 @@ class RankWorker:
             self._borders, self._phase = self._borders + 1, "outside"
 
     def tell(self, head: dict[str, Any]) -> None:
-        """Send a report in the middle of a call, and wait until the driver has received it from all ranks.
+        """Send a report in the middle of a call, and wait until the driver has received the reports of all ranks.
 
         Raises SystemExit if the driver ends this rank instead.
         """
@@ -232,6 +235,7 @@ class RankWorker:
         return self._runner
 
     def _join(self, settings: RankSettings) -> None:
+        # With NCCL for GPUs, gloo is needed too: snapshots exchange tensors on the CPU.
         with closed_once_connected():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if settings.backend == "nccl" else "gloo",
@@ -243,7 +247,8 @@ class RankWorker:
 
     def _read(self, snapshot: int | Path) -> dict[str, Any]:
         """Return the shared part of a snapshot, from a buffer of this node or from a file."""
-        # weights_only=False is safe: the buffer is the run's own memory, and the driver has checked the file's seal.
+        # weights_only=False is safe: ranks of this run have written the buffer, and the driver has checked the seal of
+        # the file.
         path = snapshot if isinstance(snapshot, Path) else self._buffers.path(snapshot)
         shared: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
         return shared
@@ -268,7 +273,7 @@ class RankWorker:
         return self._runner.batches if self._runner else 0
 
     def _progress(self) -> Progress:
-        """Return the progress: a count that is larger the further this rank is, by borders, then by batches."""
+        """Return this rank's progress. Its count grows with the borders that the rank has passed, then with batches."""
         phase, (borders_before, batches_before) = self._phase, self._began_at
         batch = self._batches - batches_before
         # "warm": the phase has come past its start, where compiling, loading data or a slow setup may take long
@@ -306,6 +311,7 @@ class Buffers:
         """Return memory of at least `size` bytes; the buffer, read as a file, has exactly `size` bytes."""
         descriptor = self._descriptors[number]
         if number not in self._mapped or len(self._mapped[number]) < size:
+            # With room, so that a slightly larger state needs no new mapping.
             os.ftruncate(descriptor, size + _ROOM)
             mapped = mmap.mmap(descriptor, size + _ROOM)
             self._mapped[number] = torch.frombuffer(mapped, dtype=torch.uint8)
@@ -313,7 +319,7 @@ class Buffers:
         return self._mapped[number]
 
 
-def _told(error: BaseException) -> tuple[str, str, bytes]:
+def _raised_fields(error: BaseException) -> tuple[str, str, bytes]:
     """Return the fields of Raised after the first: the message, the traceback, and the pickled exception."""
     return _words(error), "".join(traceback.format_exception(error)), _pickled(error)
 
@@ -349,6 +355,7 @@ def run(order: dict[str, Any]) -> int:
     log_to(Path(order["log"]))
     _ignore_stops()
     os.environ.update(_variables(order))
+    # Without the driver, the rank exits at once, even if its main thread is in a collective.
     worker = RankWorker(order, on_end=lambda: leave(1))
     if order["rank"] == 0:
         show_too(worker.line.send)
@@ -360,20 +367,21 @@ def run(order: dict[str, Any]) -> int:
 
 def _ignore_stops() -> None:
     """Ignore stop signals in this process, but not in processes that it forks, such as DataLoader workers."""
-    # The node agent handles them: it receives them too, and reports to the driver that the node will be taken away.
+    # The node agent receives them as well, and reports to the driver that the node will be taken away. The ranks must
+    # not end before the driver has decided what they do.
     for number in STOP_SIGNALS:
         signal.signal(number, lambda number, frame: None)
-    os.register_at_fork(after_in_child=_hear_stops)
+    os.register_at_fork(after_in_child=_restore_stops)
 
 
-def _hear_stops() -> None:
+def _restore_stops() -> None:
     """Restore the default actions of stop signals."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 
 def _variables(order: dict[str, Any]) -> dict[str, str]:
-    """Return torchrun's variables, which some libraries read, and those that select the interface of gloo and NCCL."""
+    """Return environment variables: torchrun's, which libraries read, and those for the interface of gloo and NCCL."""
     numbers = {"RANK": order["rank"], "WORLD_SIZE": order["size"], "LOCAL_RANK": order["local_rank"]}
     return {name: str(number) for name, number in numbers.items()} | (
         variables(order["interface"]) if order["interface"] else {}

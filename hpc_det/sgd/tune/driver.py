@@ -1,7 +1,7 @@
 """The driver of a search: assigns trials to slots, reports their results to the searcher, restarts trials that died.
 
-Its decisions depend only on the journal of the search and on the files of the trials. So if it is killed, another
-driver continues the search.
+Its decisions depend only on the journal of the search and on the files of the trials, so that another driver can
+continue the search if this one is killed.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from hpc_det.store.metrics import number_or_nan
 log = logging.getLogger(__name__)
 
 REFUSED_S = 30.0
-"""Seconds until a job that the scheduler rejected is submitted again: a limit may count the jobs that run."""
+"""Seconds until a job that the scheduler rejected is submitted again: the reason may be a limit on running jobs."""
 LEAVES_S = 5.0
-"""Seconds that a process may take to exit when it has no more turns; then it is ended."""
+"""Seconds that a process without another turn may take to exit before it is ended."""
 COPIES = 5
-"""Attempts to copy a checkpoint: the trial that owns it may delete it meanwhile."""
+"""Number of attempts to copy a checkpoint: the trial that owns it may delete it during the copy."""
 
 
 @dataclass
 class Slot:
-    """A place for one trial at a time; the journal calls it a worker."""
+    """A place for the process of one trial at a time. In the journal it is a worker, with the same number."""
 
     number: int
     trial: TuneTrial | None = None
     process: Process | None = None
     work: Work | None = None
-    """The work that the process does, or did last."""
+    """The work that was assigned to the slot; None if there was none for it."""
     let_go_at: float | None = None
     """time.monotonic() after which the process is ended, if it was asked to exit; None if not."""
     begins_at: float = 0.0
@@ -65,6 +65,7 @@ class TuneDriver:
         self._journal = SearchJournal(run)
         self._metric: str | None = turns["keep"].get("metric")
         self._job = f"{os.uname().nodename}:{os.getpid()}:{time.time()}"
+        """Unique id of this driver, which the journal has in the place of a worker's job."""
         self._slots = [Slot(number) for number in range(place.slots)]
 
     def drive(self) -> None:
@@ -84,7 +85,7 @@ class TuneDriver:
             self._end_all()
 
     def _take_over(self) -> None:
-        """Continue what an earlier driver began; trials in slots that do not exist any more are queued again."""
+        """Record the slots in the journal. If an earlier driver had more slots, the work in those is queued again."""
         state = self._journal.state()
         self._journal.submitted(0, max(state.workers, len(self._slots)), stay=True)
         for worker, job in list(state.present.items()):
@@ -92,7 +93,7 @@ class TuneDriver:
                 self._journal.lose(worker, job)
 
     def _goes_on(self) -> bool:
-        """Get work for idle slots; return whether any slot is busy."""
+        """Request work for idle slots; return whether any slot has work or a process."""
         state = self._journal.state()
         for slot in self._slots:
             if slot.process is None and slot.work is None and (slot.number in state.open or self._has_work()):
@@ -106,7 +107,7 @@ class TuneDriver:
         return work is not None and (work.trial in state.trials or not state.given_up)
 
     def _look_at(self, slot: Slot) -> None:
-        """Do the next thing for a slot: start its process, follow it, or end it."""
+        """Start, follow or end the process of a slot."""
         if slot.let_go_at is not None:
             self._let_go(slot)
         elif slot.process is None and slot.work and time.monotonic() >= slot.begins_at:
@@ -151,6 +152,7 @@ class TuneDriver:
             _note(trial, job=slot.process.job)
 
     def _follow(self, slot: Slot, process: Process, work: Work) -> None:
+        """Report the result of the work if the process has written it, or handle the exit of the process."""
         assert slot.trial
         has_ended = not process.is_running()  # before reading the result: it may write one and exit in between
         result = slot.trial.newest()
@@ -174,21 +176,25 @@ class TuneDriver:
         self._go_on_with(slot, following)
 
     def _after_end(self, slot: Slot, trial: TuneTrial, work: Work, its_log: Path) -> None:
-        """Handle a process that exited before the end of its turn: it was idle, raised an exception, or died."""
+        """Handle a process that exited before the end of its turn: it left without a failure, raised, or died.
+
+        The trial ends if its code raised an exception, or if processes have died more than `max_failures` times.
+        """
         outcome = read_json(trial.outcome) or {}
-        if outcome.get("kind") == "left":  # not a failure: the slot's work starts another process
+        if outcome.get("kind") == "left":  # not a failure: the slot keeps its work, which starts another process
             return
         failures = _status(trial).get("failures", 0) + 1
         error = outcome.get("error") or f"its process died (failure {failures}); see {its_log}"
         log.warning("trial %d: %s", work.trial, error)
         _note(trial, failures=failures, error=error, traceback=outcome.get("traceback"))
+        # Without an outcome the process died: the slot keeps its work, which starts another process.
         if not outcome and failures <= self._max_failures:
             return
         how = Exit.INVALID_HP if outcome.get("kind") == "invalid" else Exit.FAILED
         self._go_on_with(slot, self._journal.end(slot.number, work.trial, how))
 
     def _go_on_with(self, slot: Slot, work: Work | None) -> None:
-        """Assign the next work to a slot. A process gets a new turn if it is for the same trial; else it must exit."""
+        """Assign the next work to a slot. Its process gets a new turn if the trial is the same, and else must exit."""
         before, slot.work = slot.work, work
         if slot.process is None:
             return
@@ -210,10 +216,10 @@ class TuneDriver:
             slot.process.end()
 
     def _next_turn(self, trial: TuneTrial, work: Work) -> Turn:
-        """Return the trial's turn for this work: the recorded one if it is for the same end, else a new one."""
+        """Return the trial's turn for this work: the recorded one if its end is the same, else a new one."""
         status = _status(trial)
         last = Turn(**status["turn"]) if "turn" in status else None
-        if last and last.until == work.until:  # the process, or an earlier driver, has not completed it
+        if last and last.until == work.until:  # begun before, and not completed: by this driver or an earlier one
             return last
         hparams, source = self._hparams(work.trial)
         turn_number = last.number + 1 if last else 1
@@ -222,7 +228,7 @@ class TuneDriver:
         return Turn(number=turn_number, process=process, until=work.until, config=hparams, load=load, **self._turns)
 
     def _hparams(self, trial: int) -> tuple[dict[str, Any], int | None]:
-        """Return the hyperparameters of the trial's next turn, and the number of the trial it starts from, or None."""
+        """Return the hyperparameters of the trial's next turn, and the trial whose checkpoint it loads, or None."""
         method = self._journal.state().method
         if isinstance(method, Population):
             return method.member(trial)
@@ -232,7 +238,8 @@ class TuneDriver:
 
     def _copy_source(self, number: int) -> None:
         """In a population, copy the checkpoint that the trial's next turn starts from."""
-        # At once: the trial that owns the checkpoint trains on, and its newest would not be the one it was chosen for.
+        # Not when the turn begins: by then the other trial may have a newer checkpoint, whose result the searcher did
+        # not know when it chose that trial.
         trial = self._run.trial(number)
         if isinstance(self._journal.state().method, Population) and (source := self._hparams(number)[1]):
             self._copied(source, trial, _status(trial)["turn"]["number"] + 1)
@@ -276,7 +283,7 @@ def _status(trial: TuneTrial) -> dict[str, Any]:
 
 def _give(trial: TuneTrial, turn: Turn) -> None:
     """Record the turn, and give it to the trial's process."""
-    # Recorded first: after a crash in between, the next driver must not give another turn the same number.
+    # Recorded first: after a crash between the two, the next driver must not give another turn the same number.
     _note(trial, turn=asdict(turn))
     trial.write_turn(turn)
 

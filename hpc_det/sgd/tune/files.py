@@ -1,4 +1,4 @@
-"""The files of a search, and the process that writes each. The search's part is the same as in an experiment folder.
+"""The files of a search of `tune_run`, and the process that writes each. Names and formats are those of experiments.
 
 RUN/effective.json      searcher, hyperparameters, seed        tune_run, once
     search/             the journal of the search              the driver
@@ -48,7 +48,9 @@ class Turn:
     number: int
     """Number of the turn, from 1."""
     process: int
-    """Number of the trial's process that is to do it, from 1: one that was wrongly believed dead writes nothing."""
+    """Number of the trial's process that has to execute the turn, from 1. An earlier process that was wrongly believed
+    dead therefore writes nothing.
+    """
     until: int | None
     """Iteration at which the turn ends; None: when the trial is complete."""
     config: dict[str, Any]
@@ -60,11 +62,11 @@ class Turn:
     checkpoint_freq: int = 1
     """Iterations from one checkpoint to the next."""
     keep: dict[str, Any] = field(default_factory=dict)
-    """{"metric", "mode"}, by which the best checkpoint is kept besides the newest."""
+    """{"metric": name or None, "mode": "min" or "max"}: by these the best checkpoint is kept besides the newest two."""
 
 
 class TuneTrial(TrialFolder):
-    """The folder of a trial."""
+    """The folder of a trial of `tune_run`."""
 
     @property
     def turn(self) -> Path:
@@ -72,7 +74,7 @@ class TuneTrial(TrialFolder):
         return self.path / "turn.json"
 
     def start(self, turn: int) -> Path:
-        """Return the folder of the checkpoint of another trial that the turn starts from."""
+        """Return the folder for a copy of another trial's checkpoint, from which turn `turn` starts."""
         return self.path / "start" / str(turn)
 
     @property
@@ -90,7 +92,7 @@ class TuneTrial(TrialFolder):
         write_json(self.turn, asdict(turn) if turn else {})
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the last result, or None."""
+        """Return the result of the last iteration, or None."""
         # Read from the end of the file, because the driver calls this many times a second.
         return next(filter(None, map(parse_line, newest_first(self.metrics))), None)
 
@@ -143,9 +145,9 @@ class TuneFolder(ExperimentFolder):
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Hold the search for this process in the `with` block.
+        """Make this process the only driver of the search on this machine in the `with` block.
 
-        Raises UsageError if another process of this machine has it.
+        Raises UsageError if another process of this machine is its driver. Drivers on other machines are not noticed.
         """
         other = read_json(self.driver)
         host = os.uname().nodename
@@ -179,7 +181,7 @@ class TuneFolder(ExperimentFolder):
         """Return what was given to `write_trainable`, after putting the driver's sys.path first in this process."""
         import cloudpickle
 
-        # Pickles refer to modules by name, so they must be found in the folders in which the driver found them.
+        # Pickles refer to modules by name, so the modules must be found in the folders in which the driver found them.
         folders = json.loads(read_with_seal(self.import_path, self.key()))
         sys.path[:] = [*folders, *(folder for folder in sys.path if folder not in folders)]
         return cloudpickle.loads(read_with_seal(self.trainable, self.key()))

@@ -27,7 +27,7 @@ END_S = 15.0
 ASK_S = 1.0
 """Shortest time in seconds between two requests for the states of jobs."""
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that Slurm sends some time before it takes the nodes."""
+"""Signals that Slurm may send some time before it takes the nodes away."""
 
 
 class Process(Protocol):
@@ -36,13 +36,13 @@ class Process(Protocol):
     job: str | None
     """Id by which another driver finds the process again; None if it ends with its driver."""
     log: Path
-    """File that contains the process's last messages."""
+    """File with the output of the process."""
 
     def is_running(self) -> bool: ...
     def end(self) -> None:
-        """Ask the process to exit, or kill it if it was asked END_S seconds ago.
+        """Ask the process to exit, or kill it if it was asked more than END_S seconds ago, and return at once.
 
-        It returns at once; call it again until the process has ended.
+        Call it again until the process has ended.
         """
 
 
@@ -58,7 +58,7 @@ class TrialPlace(Protocol):
         """Start the process with this number of a trial. Raises CommandError if a scheduler rejects it."""
 
     def found(self, job: str) -> Process | None:
-        """Return a process that an earlier driver has started; None if it has certainly ended."""
+        """Return the process of an earlier driver with this id (`Process.job`); None if it is known to have ended."""
 
 
 class _Child:
@@ -83,7 +83,7 @@ class _Child:
 
 
 class Packed:
-    """Slots of this machine; each has its own GPUs."""
+    """Slots of this machine, each with separate GPUs. The processes of trials are children of the driver."""
 
     poll_s = 0.02
 
@@ -94,7 +94,7 @@ class Packed:
         self._env = env
 
     def start(self, slot: int, trial: TuneTrial, number: int) -> Process:
-        if variable_of_allocation(self._env):  # PBS suspends only the driver's session, and trials have their own
+        if variable_of_allocation(self._env):  # PBS suspends only the driver's session, not those of the trials
             guard_from_now_on()
         own = {_GPUS: ",".join(self._gpus[slot])} if self._gpus is not None else {}
         with trial.log.open("ab") as log:
@@ -110,6 +110,7 @@ class Packed:
         return _Child(process, trial.log)
 
     def found(self, job: str) -> Process | None:
+        """Return None: the processes end with the driver that has started them."""
         return None
 
 
@@ -151,6 +152,8 @@ class TrialJob:
         env = JobEnvironment()
         if env.global_rank:  # only the first task trains, and may use all nodes of the job
             return 0
+        # On Slurm a trial's job is not requeued (Jobs), so the process handles the signals itself. On PBS submitit's
+        # handlers stay, because they requeue the job.
         warned_by = _WARNINGS if "SLURM_JOB_ID" in os.environ and env.activated() else ()
         return main(Path(self.folder), self.number, warned_by)
 

@@ -28,6 +28,7 @@ JOBS = 16
 """Default number of jobs at the same time; the same as `max_concurrent_trials` in an experiment file."""
 
 Scope = Literal["last", "all"]
+"""Whether a trial is represented by its last result, or by the best of all its results."""
 
 
 def tune_run(
@@ -60,7 +61,7 @@ def tune_run(
             n iterations. None: a trial is complete when its step returns `{"done": True}`.
         metric: Name of the metric by which trials are compared.
         mode: Whether smaller ("min") or larger ("max") values of `metric` are better.
-        num_samples: Number of trials, or, with a grid, of trials for each point of it.
+        num_samples: Number of trials; with grid_search, the number of trials for each point of the grid.
         searcher: asha(), adaptive_asha(), pbt(), or the `searcher` section of an experiment file. None: every trial
             runs to its end.
         max_concurrent: Largest number of trials at the same time. None: on this machine as many as it has resources
@@ -71,7 +72,7 @@ def tune_run(
         run: A name below $HPC_DET_ROOT/sgd, or a path: the run folder. A call with the run of an earlier, unfinished
             search continues it: complete trials are not repeated, others continue from their last checkpoint. None: a
             new folder.
-        seed: Seed of the drawn hyperparameters. None: that of the continued search, or the time.
+        seed: Seed of the drawn hyperparameters. None: the seed of the search that is continued, or the time.
         max_failures: How often a trial is restarted after its process has died.
         checkpoint_freq: Iterations from one checkpoint of a trial to the next.
 
@@ -95,6 +96,8 @@ def tune_run(
     else:
         place = Jobs(executor, max_concurrent or JOBS)
     length = (stop or {}).get(ITERATION)
+    # A search that is continued keeps its `max_concurrent_trials`, even if there are other slots now: `prepare` rejects
+    # a configuration that differs.
     asked = searcher_of(
         dict(searcher) if searcher is not None else None,
         taken_apart,
@@ -115,7 +118,7 @@ def tune_run(
 
 
 def _seed(before: Mapping[str, Any], given: int | None) -> int:
-    """Return the given seed, or that of the search that is continued, or the time."""
+    """Return the given seed, or the seed of the search that is continued, or the time."""
     recorded = before.get("reproducibility", {}).get("experiment_seed")
     return next(seed for seed in (given, recorded, int(time.time())) if seed is not None)
 
@@ -144,7 +147,7 @@ def _check(
 
 
 def _analysis(folder: TuneFolder, metric: str | None, mode: Mode) -> Analysis:
-    """Return the results. Raises HpcDetError, with the error of each trial, if no trial has any."""
+    """Return the results of the search. Raises HpcDetError, with the error of each trial, if no trial has a result."""
     analysis = Analysis(folder.path, metric, mode)
     if not any(trial.results for trial in analysis.trials):
         raise HpcDetError([f"trial {trial.number}: {trial.status}: {trial.error}" for trial in analysis.trials])
@@ -174,7 +177,7 @@ class Trial:
         return self.results[-1] if self.results else {}
 
     def checkpoints(self) -> dict[int, str]:
-        """Return the paths of the kept checkpoints, the newest two and the best, for `load_checkpoint` by iteration."""
+        """Return the paths of the newest two checkpoints and the best one for `load_checkpoint`, by iteration."""
         kept = committed(self.folder.checkpoints)
         return {checkpoint.steps: checkpoint_data(checkpoint.path) for checkpoint in kept}
 
@@ -289,7 +292,7 @@ class Analysis:
         ]
 
     def _best(self, metric: str | None, mode: Mode | None, scope: Scope) -> tuple[Trial, dict[str, Any]] | None:
-        """Return the best trial and its best result, or None."""
+        """Return the best trial, and the result by which it is the best, or None."""
         metric, mode = metric or self._metric, mode or self._mode
         if metric is None:
             raise UsageError(
@@ -307,6 +310,7 @@ class Analysis:
         return best
 
     def _check_known(self, metric: str) -> None:
+        """Raise UsageError if trials have results, and none of the last ones contains the metric."""
         known = {name for trial in self.trials for name in trial.last_result}
         if known and metric not in known:
             hint = nearest(metric, known) or f"known: {', '.join(sorted(known))}"

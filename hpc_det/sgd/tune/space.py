@@ -22,6 +22,7 @@ from hpc_det.sgd.tune.trainable import merged
 GRID = "grid_search"
 
 _NO_METRIC = "(none)"
+"""The metric in the searcher section of a search without one, because the section's schema requires a name."""
 
 Tree = dict[str, Any]
 
@@ -147,7 +148,10 @@ class Config:
     """All other values, such as functions and classes; they are the same for all trials."""
 
     def points(self, num_samples: int, seed: int) -> list[Tree]:
-        """Return the hyperparameters of every trial: the grid `num_samples` times, with values drawn for each trial."""
+        """Return the hyperparameters of every trial: all points of the grid, `num_samples` times.
+
+        Values of ranges are drawn for each trial. All values are constants of a search space.
+        """
         grid, drawn = GridSampler(self.grid, 0), SpaceSampler(self.space, seed)
         return [
             merged(
@@ -170,7 +174,7 @@ def config_of(written: Mapping[str, Any]) -> Config:
 
 
 def _sort(written: Mapping[str, Any], space: Tree, grid: Tree, objects: Tree, path: str) -> Iterable[Problem]:
-    """Add each value of a config to the tree of its kind; yield the problems."""
+    """Add each value of a config to the tree of its kind (`space`, `grid` or `objects`); yield the problems."""
     for name, value in written.items():
         if _is_section(value):
             inner: tuple[Tree, Tree, Tree] = ({}, {}, {})
@@ -198,6 +202,7 @@ def _is_section(value: Any) -> bool:
 
 
 def _not_in_json(values: Any, path: str) -> Iterable[Problem]:
+    """Yield a problem if one of the values of a range cannot be represented in JSON."""
     if wrong := [value for value in values if not is_plain(value)] if isinstance(values, list) else []:
         yield Problem(
             path,
@@ -255,6 +260,7 @@ def searcher_of(
     searcher |= {"smaller_is_better": mode == "min", "max_concurrent_trials": max_concurrent}
     if searcher["name"] in ("single", "grid"):
         del searcher["max_trials"]
+    # The schema of experiment files has no searcher "population": trials of experiments keep their hyperparameters.
     found = searcher if searcher["name"] == "population" else _validated(searcher, metric, length)
     _check(found, asked, metric, mode, length)
     found["max_length"] = {"epochs": length} if length else None

@@ -100,7 +100,7 @@ class TorchTrainable(Trainable):
     kwargs: ClassVar[Mapping[str, Any]] = {}
     override: ClassVar[Step | None] = None
     _trainer: Any = None
-    """None if creating it failed; `cleanup` must not hide that exception by another one."""
+    """The trainer; None if its constructor failed, so that `cleanup` does not hide that exception by another one."""
 
     @classmethod
     def resources(cls) -> dict[str, int]:
@@ -113,7 +113,7 @@ class TorchTrainable(Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Create the trainer. Its config is that given to as_trainable, overlaid by the `config` of the trial."""
-        # RaySGD changes the shared dict, so that trials see each other's hyperparameters.
+        # A copy: RaySGD changes the shared dict, so that trials see each other's hyperparameters.
         whole = {**deepcopy(self.kwargs.get("config") or {}), **config}
         self._run = self._own_run()
         run = {"run": self._run} if self._run else {}
@@ -121,7 +121,8 @@ class TorchTrainable(Trainable):
 
     def _own_run(self) -> str | None:
         """Return a new run folder for this process, or None outside of a search."""
-        # Not one folder per trial: a trial continues from its checkpoint, not from the snapshot of an earlier trainer.
+        # Not one folder for all processes of a trial: the trial continues from its checkpoint, and the trainer must not
+        # continue from the snapshot of an earlier process.
         return tempfile.mkdtemp(prefix="trainer-", dir=self.trial_folder) if self.trial_folder else None
 
     @property
@@ -135,7 +136,7 @@ class TorchTrainable(Trainable):
         if override is not None:
             metrics = override(self.trainer, {"iteration": self.training_iteration})
         else:
-            # No retries: the search restarts the trial.
+            # No retries: after a failure the search restarts the trial.
             trained = self.trainer.train(max_retries=0, profile=True)
             metrics = merged(trained, self.trainer.validate(profile=True))
         self.training_iteration += 1

@@ -50,13 +50,14 @@ class TrialProcess:
         self._last: dict[str, Any] = {ITERATION: 0, DONE: False, "time_total_s": 0.0}
         """The last result."""
         self._leaves = False
+        """Whether the process exits after the current step, because the node will be taken away."""
 
     def hear_warning(self, signum: int, frame: FrameType | None) -> None:
         """Handle the notice that the node will be taken away: exit after this step, or at once without a turn."""
         # os.write: print() is not safe in a signal handler that interrupts another print().
         os.write(_STDERR, f"{signal.Signals(signum).name} received: exiting after the current step\n".encode())
         self._leaves = True
-        if self._own_turn() is None:  # the driver has ended: no process needs the result of this step
+        if self._own_turn() is None:  # the trial has no turn for this process: the step's result is not needed
             sys.exit(LEFT)
 
     def run(self) -> None:
@@ -79,12 +80,12 @@ class TrialProcess:
         return None
 
     def _own_turn(self) -> Turn | None:
-        """Return the current turn if it is for this process."""
+        """Return the trial's current turn; None if there is none, or if it is for another process."""
         turn = self._folder.read_turn()
         return turn if turn and turn.process == self._process else None
 
     def _do(self, turn: Turn) -> None:
-        """Execute a turn, with a new trainable if hyperparameters or checkpoint are not those of the last turn."""
+        """Execute a turn. A new trainable is created if the turn has other hyperparameters or loads a checkpoint."""
         if self._trainable is None or self._turn is None or turn.load or turn.config != self._turn.config:
             self._clean_up()
             self._begin(turn)
@@ -99,7 +100,7 @@ class TrialProcess:
         own, state = self._newest()
         if state:
             self._last = state["result"]
-            self._say_again()
+            self._repeat_result()
         trainable = self._trainable = self._cls()
         trainable.trial_folder = self._folder.path
         trainable.setup(merged(self._objects, turn.config))
@@ -116,7 +117,7 @@ class TrialProcess:
             print(f"checkpoint skipped: {problem}", flush=True)
         return own, read_json(own.path / STATE) if own else None
 
-    def _say_again(self) -> None:
+    def _repeat_result(self) -> None:
         """Write the result of the loaded checkpoint again, unless it is the last one in the file."""
         # A process may have died after it saved the checkpoint, and before it wrote the result.
         results = self._folder.results()
@@ -130,6 +131,7 @@ class TrialProcess:
         began = time.perf_counter()
         metrics = self._trainable.step()
         took_s = time.perf_counter() - began
+        # Checked after the step, which may take long: only one process of a trial may write results and checkpoints.
         if self._own_turn() is None:
             raise SystemExit(LEFT)  # the trial has another process now, or is not continued
         iteration = self._last[ITERATION] + 1
@@ -180,14 +182,14 @@ def _reached(value: Any, end: float) -> bool:
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    sys.exit(128 + signum)  # by an exception, so that the trainable is cleaned up
+    sys.exit(128 + signum)  # raises SystemExit, so that the trainable is cleaned up
 
 
 def main(folder: Path, number: int, warned_by: Iterable[signal.Signals] = ()) -> int:
     """Run process `number` of the trial in `folder`, and return the exit code.
 
-    It is FAILED after an exception of the user's code, which outcome.json contains. `warned_by`: signals that announce
-    the end of the job, after which the process exits at the end of its step.
+    The exit code is FAILED after an exception of the user's code, which is written to outcome.json. `warned_by`:
+    signals that announce the end of the job, after which the process exits at the end of its step.
     """
     trial = TuneTrial(folder)
     process = TrialProcess(trial, number)
