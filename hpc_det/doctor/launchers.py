@@ -22,7 +22,7 @@ from hpc_det.schedulers.site import Which
 
 SUBJECT = "launchers"
 RUNTIMES = ("apptainer", "podman")
-"""Container runtimes with a command of their own; pyxis is a plugin of srun and is checked in slurm.py."""
+"""Container runtimes that are commands. pyxis is a plugin of srun, and is checked in slurm.py."""
 # Packages that only some users need, with the rest of the remedy "if you want it ...".
 OPTIONAL = {
     "mpi4py": "for hpc_det.launch.mpi: pip install 'hpc_det[mpi]'",
