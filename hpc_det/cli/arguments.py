@@ -72,7 +72,7 @@ def own_experiment(text: str) -> ExperimentFolder:
 
 def _experiment(text: str, example: str) -> ExperimentFolder:
     owner, _, number = text.rpartition(":")
-    if not number.isdecimal() or len(number) > 9:  # no ID has more digits, and no file name may be that long
+    if not number.isdecimal() or len(number) > 9:  # no ID has more digits; a very long one is no file name
         raise click.BadParameter(f"{text!r} is not an experiment ID; expected a number such as {example}")
     return store(owner).existing(int(number))
 

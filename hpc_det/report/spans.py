@@ -198,7 +198,7 @@ def _stops(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) -> 
 
 
 def longest(spans: Sequence[Span], most: int) -> list[Span]:
-    """Return at most about `most` spans for a picture.
+    """Return about `most` spans at most, for a picture.
 
     If there are more, the shortest validations and saves become part of the training around them.
     """

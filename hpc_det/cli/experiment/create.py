@@ -118,7 +118,7 @@ def _submit(found: Effective, experiments: ExperimentStore, choices: Choices) ->
 
 
 def say_shared(experiment: ExperimentFolder, group: Group) -> None:
-    """Print on stderr the group that may read the experiment, its ID for them, and what bars their access."""
+    """Print on stderr the group that may read the experiment, its ID for them, and what prevents their access."""
     say(f"shared with group {group.name!r}, as {experiment.root()}:{experiment.id}")
     places = filter(None, (experiment.path, experiment.checkpoints_elsewhere()))
     for problem in dict.fromkeys(problem for place in places for problem in group.obstacles(place)):

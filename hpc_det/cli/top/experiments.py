@@ -23,7 +23,7 @@ from hpc_det.view.trial_facts import TrialFacts
 from hpc_det.view.watch import NO_NEWS
 
 ROUND_S = 5.0
-"""Seconds between two reads of the list of experiments, which show those that are new, have ended or were continued."""
+"""Seconds between two reads of the list of experiments, to find those that are new, have ended or were continued."""
 
 
 @dataclass(frozen=True, kw_only=True)
