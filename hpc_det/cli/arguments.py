@@ -24,7 +24,7 @@ from hpc_det.store.group import Group
 if TYPE_CHECKING:
     from hpc_det.config.request import Request
 
-MOST_IN_RANGE = 10_000  # IDs in one range such as 15-18; a longer range is rejected as an invalid ID
+MOST_IN_RANGE = 10_000  # IDs in one range such as 15-18; a longer one is a typing error, rejected as an invalid ID
 MOST_COMPLETED = 50  # newest experiment IDs that are offered to shell completion
 
 
@@ -37,7 +37,7 @@ def store(owner: str | None = None) -> ExperimentStore:
         return ExperimentStore(state_root(os.environ))
     found = ExperimentStore(root_of(owner))
     try:
-        found.folder(1).path.parent.stat()
+        found.folder(1).path.parent.stat()  # the folder of all experiments, which the first one creates
     except FileNotFoundError:
         raise UsageError(
             f"{owner}: no experiments found below {found.root}; pass the owner's HPC_DET_ROOT instead of the name"
@@ -49,7 +49,7 @@ def store(owner: str | None = None) -> ExperimentStore:
 
 def insist_on_own(experiment: ExperimentFolder) -> ExperimentFolder:
     """Return the experiment if it belongs to the user; raise UsageError otherwise."""
-    # ownership decides, even where file permissions would allow a change
+    # the owner decides, even if file permissions would allow a change: a group may only view and fork
     if experiment.is_own():
         return experiment
     named = experiment.named()
@@ -72,7 +72,7 @@ def own_experiment(text: str) -> ExperimentFolder:
 
 def _experiment(text: str, example: str) -> ExperimentFolder:
     owner, _, number = text.rpartition(":")
-    if not number.isdecimal() or len(number) > 9:
+    if not number.isdecimal() or len(number) > 9:  # no ID has more digits; a very long one is no file name
         raise click.BadParameter(f"{text!r} is not an experiment ID; expected a number such as {example}")
     return store(owner).existing(int(number))
 
@@ -137,7 +137,7 @@ def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
 
 
 def _completed_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the newest experiments whose IDs begin with the last of the comma-separated IDs in `incomplete`."""
+    """Return the newest experiments whose IDs begin like the last of the comma-separated IDs in `incomplete`."""
     before, comma, typed = incomplete.rpartition(",")
     found = [experiment for experiment in store().all() if str(experiment.id).startswith(typed)]
     return [
@@ -147,7 +147,7 @@ def _completed_ids(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def _name_of(experiment: ExperimentFolder) -> str | None:
-    """Return the experiment's name, or None if its files cannot be read."""
+    """Return the experiment's name for the list of completions, or None if its files cannot be read."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # shell completion has no place to show an error
         return read_about(experiment, read_json(experiment.effective) or {}).name
     return None
@@ -196,7 +196,7 @@ def words(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """The flags of `experiment create`, `experiment fork` and `run`."""
+    """The flags of `experiment create`, `experiment fork` and `run`; raises UsageError for flags that conflict."""
 
     dry_run: bool
     explain: bool

@@ -63,7 +63,7 @@ def list_(output: Output) -> None:
     Example:
       hpc-det cluster list
     """
-    # found[0] is the file in use; it hides others of the same name
+    # the first file of a name is in use and hides the others
     files = {name: found[0][1] for name, found in sorted(group_files("cluster", os.environ).items())}
     records = [
         {"name": name, "scheduler": str(load_yaml(file).get("scheduler", "")), "file": str(file)}
@@ -90,6 +90,7 @@ def show(name: str, output: Output) -> None:
 
 
 def _checked(name: str) -> str:
+    """Return `name`, which becomes a file name; raise UsageError if it is not suitable."""
     if name.startswith((".", "-")) or not all(char.isalnum() or char in "._-" for char in name):
         raise UsageError(
             f"--name: {name!r} is not a valid profile name; use letters, digits, '.', '_' and '-', and start with a "

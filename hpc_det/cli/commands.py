@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-# Fallbacks for a typed name that is not a command of the group: the first of these that is one is called.
+# If a group has no command with the typed name, these are tried in order.
 OTHER_NAMES = {"ls": ("list",), "rm": ("remove", "delete"), "delete": ("rm",)}
 
 
@@ -26,6 +26,7 @@ class LazyCommand:
     help: str
     """The first sentence of the command's own help, repeated here so that `--help` imports no command."""
     alias: str | None = None
+    """Another name, which `--help` lists too."""
 
     def load(self) -> click.Command:
         """Import the module and return the command."""

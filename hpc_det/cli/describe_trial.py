@@ -1,4 +1,4 @@
-"""The output of `trial describe`, which `experiment describe` contains for each trial."""
+"""The output of `trial describe`, which is also a part of `experiment describe`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Record = dict[str, Any]
 
 
 def brief(found: TrialFacts) -> Record:
-    """Return the record of a trial in a list of trials."""
+    """Return the record of a trial for `experiment list-trials`."""
     # without checkpoints, whose folders would have to be read: an experiment may have a thousand trials
     return {
         "id": found.id,
@@ -75,7 +75,7 @@ def _rows(found: TrialFacts) -> Iterator[str]:
 
 
 def sections(found: TrialFacts) -> list[list[str]]:
-    """Return the lines of each section: attempts, metrics, profile verdict, checkpoints; empty without content."""
+    """Return the lines of each section: attempts, metrics, profile, checkpoints, set aside. A section may be empty."""
     now = time.time()
     verdict = found.verdict()
     return [
@@ -96,7 +96,7 @@ def _metrics(metrics: Metrics) -> Iterator[str]:
 
 
 def _checkpoint_in_words(item: Committed) -> str:
-    lacks = "" if _is_complete(item) else ", files were removed" if item.removed else ", files are missing or cut"
+    lacks = "" if _is_complete(item) else ", files were removed" if item.removed else ", files are missing or truncated"
     return f"{item.uuid} at batch {item.steps}, {iso(item.time)}{lacks}"
 
 

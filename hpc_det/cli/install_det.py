@@ -14,7 +14,7 @@ import click
 from hpc_det.errors import UsageError
 from hpc_det.node.files import write_first
 
-MARK = "from hpc_det.cli.main import main_as_det"  # a script with this line is ours
+MARK = "from hpc_det.cli.main import main_as_det"  # only scripts with this line may be replaced or removed
 _SCRIPT = f"""#!{{python}}
 import sys
 
@@ -49,7 +49,8 @@ def install_det(folder: Path | None, remove: bool) -> None:
 
 
 def _install(script: Path) -> None:
-    if " " in sys.executable or len(sys.executable) > 120:  # the kernel cuts such a first line (execve(2))
+    # a blank ends the interpreter's path in a first line, and Linux before 5.1 cuts the line at 127 bytes (execve(2))
+    if " " in sys.executable or len(sys.executable) > 120:
         raise UsageError(
             f"{script}: {sys.executable} is too long or has a blank, so it cannot be in a script's first line; install "
             "hpc_det in a shorter path without blanks"

@@ -1,9 +1,9 @@
-"""Output of commands: tables, JSON, CSV, one sentence for each of several items, and confirmation prompts.
+"""Output of commands: tables, JSON, CSV, a sentence for each item, and confirmation prompts.
 
 Every command that shows data prints a table for people, and has the options --json and --csv for programs.
 
-One record is one row of a table. A record is plain data, as `--json` prints it. The columns of the table are computed
-from it; `--csv` prints the record itself, with nested keys joined by dots, so that a program gets every value in full.
+A record is plain data, as `--json` prints it. In a table, each record is a row of cells that are computed from it.
+`--csv` prints the record itself, with nested keys joined by dots, so that a program gets every value in full.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpc_det.errors import HpcDetError, UsageError, printable, refused, visible
 from hpc_det.view.formatting import columns
 
 Record = Mapping[str, Any]
-MOST_BY_RICH = 100  # rows of a table that rich draws; it takes half a second for a thousand
+MOST_BY_RICH = 100  # larger tables are printed without rich, which takes half a second for a thousand rows
 COLOURS = {
     "RUNNING": "green",
     "SUSPENDED": "yellow",
@@ -64,7 +64,7 @@ class Output:
     def table(self, records: Sequence[Record], shown: Sequence[Column], keys: str = "") -> None:
         """Print one row per record.
 
-        `keys` are the keys of a record, separated by blanks: the CSV heading if there are no records.
+        `keys`: the CSV heading if there are no records, as names separated by blanks.
         """
         if self.as_json:
             _print_json(records)
@@ -79,7 +79,7 @@ class Output:
         return not self.as_json and not self.as_csv
 
     def details(self, records: Sequence[Record]) -> None:
-        """Print complete records for programs. JSON of a single record is an object, of several records a list."""
+        """Print complete records for programs: JSON (a single record as an object, several as a list) or CSV."""
         if self.as_csv:
             _print_csv(records)
         else:
@@ -136,7 +136,7 @@ def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
 
 def show(text: str) -> None:
     """Print text for people, with control characters spelled out."""
-    click.echo(visible(text))  # other users may have written a part of it
+    click.echo(visible(text))  # names and messages in it may come from other users
 
 
 # SGR sequences, which set the colours of text. Any other sequence would move the cursor or change the terminal.
@@ -189,9 +189,9 @@ Made = TypeVar("Made")
 
 
 def at_once(things: Sequence[Thing], act: Callable[[Thing], Made]) -> list[Made]:
-    """Return the result of `act` for each thing. If it fails for one, the others are still processed.
+    """Call `act` for each thing and return the results. If it fails for one, the others are still processed.
 
-    Then raises HpcDetError with all problems, or UsageError if all of them are usage errors.
+    In that case all problems are raised at the end: as UsageError if all of them are usage errors, else as HpcDetError.
     """
     made: list[Made] = []
     failed: list[HpcDetError] = []
@@ -209,18 +209,21 @@ def at_once(things: Sequence[Thing], act: Callable[[Thing], Made]) -> list[Made]
 
 
 def each(things: Sequence[Thing], act: Callable[[Thing], str | None], *, side_by_side: int = 1) -> None:
-    """Call `act` for each thing, `side_by_side` at a time, and print the results in the order of the things."""
+    """Call `act` for each thing, `side_by_side` at a time, and print the results in the order of the things.
+
+    Errors are raised at the end, as by `at_once`.
+    """
     from concurrent.futures import ThreadPoolExecutor  # this import takes a third of the time of a small command
 
-    def tell(said: str | None) -> None:
-        if said:
-            show(said)
+    def show_result(text: str | None) -> None:
+        if text:
+            show(text)
 
     if side_by_side == 1:  # in this thread, so that Ctrl-C interrupts an `act` that waits
-        at_once(things, lambda thing: tell(act(thing)))
+        at_once(things, lambda thing: show_result(act(thing)))
         return
     with ThreadPoolExecutor(side_by_side) as workers:
-        at_once([workers.submit(act, thing) for thing in things], lambda said: tell(said.result()))
+        at_once([workers.submit(act, thing) for thing in things], lambda future: show_result(future.result()))
 
 
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")

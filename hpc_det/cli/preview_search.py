@@ -22,7 +22,7 @@ from hpc_det.search.sample import Sample
 from hpc_det.search.simulate import at_random, simulate
 from hpc_det.view.formatting import count
 
-SHOWN_TRIALS = 5  # trials whose hyperparameters are shown
+SHOWN_TRIALS = 5  # the first trials, whose hyperparameters are shown
 
 
 @click.command("preview-search")
@@ -91,6 +91,7 @@ def previewed(
 
 
 def _refuse_broken(method: SearchMethod) -> None:
+    """Raise UsageError if the user's own search method has failed."""
     if isinstance(method, CustomSearch) and method.problem:
         raise UsageError(method.problem)
 

@@ -15,7 +15,7 @@ from hpc_det.sweep.files import experiments_of
 from hpc_det.sweep.status import failures, points
 from hpc_det.sweep.status import wait as wait_for
 
-SHOWN = 40  # characters of a return value in the table
+SHOWN = 40  # characters to which a return value is cut in the table
 
 
 def sweep_experiments(text: str) -> list[ExperimentFolder]:
@@ -54,7 +54,14 @@ def status(experiments: list[ExperimentFolder], output: Output) -> None:
 
 @sweep.command()
 @sweep_argument
-@click.option("--poll", metavar="SECONDS", type=click.FloatRange(min=0.05), default=0.5, show_default=True)
+@click.option(
+    "--poll",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.05),
+    default=0.5,
+    show_default=True,
+    help="Time between two checks.",
+)
 def wait(experiments: list[ExperimentFolder], poll: float) -> None:
     """Wait until all points of a sweep have ended.
 

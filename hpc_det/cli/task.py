@@ -48,7 +48,7 @@ def _running() -> Iterator[dict[str, Any]]:
         plan = view.plan()
         for worker, work in sorted(view.search.open.items()):
             for attempt in read_attempts(view.folder.trial(work.trial))[-1:]:
-                # an attempt stays open if its job was killed; it runs only in the job of its present worker
+                # an attempt whose job was killed stays open, so its job is compared with that of the worker now
                 if attempt.is_open and view.search.present.get(worker) == attempt.job_id:
                     yield {
                         "trial": f"{view.id}/{work.trial}",

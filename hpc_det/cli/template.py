@@ -121,7 +121,7 @@ def remove(name: str) -> None:
     """
     from hpc_det.config.templates import remove_template
 
-    uncovered = remove_template(name, os.environ)
+    uncovered = remove_template(name, os.environ)  # the template of the site or of hpc_det that it hid, if any
     click.echo(f"Removed template {name}" + (f"; the name now refers to {_whose(*uncovered)}" if uncovered else ""))
 
 
@@ -132,7 +132,7 @@ def _record(found: Template, *, details: bool) -> dict[str, Any]:
 
 
 def _details(found: Template) -> dict[str, Any]:
-    """Return the template's `config`, with secrets masked, or None for it and the `problem` of its file."""
+    """Return `config` with secrets masked; if the file is invalid, None as `config` and the reason as `problem`."""
     try:
         return {"config": masked(found.tree())}
     except UsageError as error:  # one invalid file must not hide all other templates

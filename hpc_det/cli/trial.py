@@ -204,7 +204,7 @@ def reports_of(trial: TrialFolder) -> list[Record]:
     ]
 
 
-SHOWN_DIGITS = 12  # first characters of a GPU's UUID: enough to distinguish the GPUs of a node
+SHOWN_DIGITS = 12  # characters to which a GPU's UUID is cut: enough to distinguish the GPUs of a node
 _TIMINGS = (
     Column("TIMING", lambda timing: timing["timing"]),
     Column("MEAN", lambda timing: duration(timing["mean_s"])),
@@ -281,6 +281,7 @@ def _advice(verdict: Record) -> list[str]:
 
 
 def _setting(advice: Record) -> list[str]:
+    """Return the line with the setting, if the advice has one."""
     return [f"    {advice['setting']}"] if advice["setting"] else []
 
 

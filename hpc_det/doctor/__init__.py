@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 Verdict: TypeAlias = Literal["ok", "note", "problem"]
+"""problem: something that hpc_det needs is missing or wrong. note: information, or an optional feature is missing."""
 
 
 class Finding(NamedTuple):
     """The result of one check."""
 
     subject: str
+    """The heading under which the finding is shown, such as "Slurm" or "profile atlas"."""
     verdict: Verdict
     message: str
     remedy: str = ""

@@ -20,7 +20,7 @@ TIMEOUT_S = 20.0
 NO_SCHEDULER = Finding("scheduler", "note", "neither Slurm nor PBS is on PATH", "run this on a login node")
 _SUBJECTS = {"slurm": slurm, "pbs": pbs}
 _STRANGE = (HpcDetError, OSError, ValueError, LookupError, TypeError, AttributeError)
-"""Exceptions of parsing output that is not of a known scheduler."""
+"""Exceptions that parsing the output of an unknown version or site may raise."""
 
 
 def asking(env: Mapping[str, str]) -> Run:

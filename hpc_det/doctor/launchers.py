@@ -22,13 +22,15 @@ from hpc_det.schedulers.site import Which
 
 SUBJECT = "launchers"
 RUNTIMES = ("apptainer", "podman")
+"""Container runtimes that are commands. pyxis is a plugin of srun, and is checked in slurm.py."""
+# Packages that only some users need, with the rest of the remedy "if you want it ...".
 OPTIONAL = {
     "mpi4py": "for hpc_det.launch.mpi: pip install 'hpc_det[mpi]'",
     "deepspeed": "for hpc_det.launch.deepspeed: pip install 'hpc_det[deepspeed]'",
     "horovod": "for hpc_det.launch.horovod: pip install horovod",
 }
 _MODULES = {"openmpi": "Open MPI", "mpich": "MPICH"}
-"""ABI in the names of the modules of mpi4py's wheel -> MPI."""
+"""ABI, as in the file names of the extension modules in mpi4py's wheel -> name of the MPI."""
 
 _finding = partial(Finding, SUBJECT)
 _ok = partial(_finding, "ok")
@@ -53,6 +55,7 @@ def version_command(launcher: str, which: Which) -> tuple[str, str] | None:
 
 
 def findings(mpi_launchers: Iterable[str], ask: Run, which: Which) -> Iterator[Finding]:
+    """Yield the findings for torch, MPI launchers, optional packages, container runtimes and the network."""
     yield _torch()
     for launcher in mpi_launchers:
         yield from _mpi(launcher, ask, which)

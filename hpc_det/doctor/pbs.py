@@ -65,7 +65,7 @@ def _history(server: Mapping[str, Any]) -> Finding:
 
 def _priorities(ask: Run) -> Finding:
     if why_not := priority_note(answer(ask, SERVER)):
-        return _note(why_not, "ask the site; `hpc-det job update --ahead-of` changes places without priorities")
+        return _note(why_not, "ask the site; `hpc-det job update --ahead-of` changes the order without priorities")
     return _ok("the site's job_sort_formula takes priorities into account")
 
 
@@ -89,7 +89,8 @@ def _preemption(ask: Run) -> Iterator[Finding]:
             f"PBS does not report its preemption order: {error}", "ask the site; set preempt_mode in the profile"
         )
         return
-    # PBS tries the methods in the order of the letters
+    # PBS tries the methods in the order of the letters. A site may have several orders, by the time that a job has
+    # left: only the first is shown.
     letters = [letter for letter in dict.fromkeys(order.split()[0] if order else "") if letter in _WAYS]
     ways = "; ".join(_WAYS[letter] for letter in letters)
     if letters and letters[0] == "S":

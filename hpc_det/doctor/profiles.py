@@ -23,6 +23,7 @@ WAYS = {
     "resubmit": "a job that ends submits the next one",
     "chain": "several jobs wait behind the first from the start",
 }
+"""How a trial resumes in each mode of `resume`, as `plan.planner.resume_mode` returns it."""
 
 
 class Profile(NamedTuple):
@@ -107,6 +108,7 @@ def _scheduler_in_words(cluster: Cluster) -> str:
 
 
 def _resume_mode(profile: Profile) -> Finding:
+    """Return a finding on how trials resume after a preemption or time limit, with and without job arrays."""
     cluster = profile.cluster
     alone, in_array = (resume_mode(cluster, in_arrays=in_arrays) for in_arrays in (False, True))
     message = f"resume: {cluster.resume} takes {alone}: {WAYS[alone]}"
@@ -122,6 +124,7 @@ def _resume_mode(profile: Profile) -> Finding:
 
 
 def _pools(profile: Profile, site: Site) -> Iterator[Finding]:
+    """Yield the findings on each pool of the profile: whether it exists, its slots and its preemption."""
     subject, cluster = profile
     found = {pool.name: pool for pool in site.pools}
     named = list(dict.fromkeys([*cluster.pools, *filter(None, [cluster.resource_pool])]))

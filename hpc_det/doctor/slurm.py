@@ -45,7 +45,7 @@ def findings(site: Site, ask: Run, which: Which) -> Iterator[Finding]:
 
 def requeue_delay_s(config: Mapping[str, str]) -> int:
     """Return the seconds for which Slurm holds a requeued job back."""
-    # slurmctld waits until the job's credential has expired
+    # slurmctld waits until the job's credential has expired, and one second more (batch_requeue_fini in job_mgr.c)
     said = re.search(r"cred_expire=(\d+)", config.get("AuthInfo", ""))
     return (int(said[1]) if said else CRED_EXPIRE_S) + 1
 

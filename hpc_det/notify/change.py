@@ -90,10 +90,10 @@ def _tell(view: ExperimentView, state: ExperimentState, hooks: Sequence[Hook]) -
     if not write_first(claim, json.dumps({**record, "hooks": None})):
         return []
     problems = _send(wanted, news)
-    told = [{"hook": delivery.named(hook), "problem": problem} for hook, problem in zip(wanted, problems, strict=True)]
-    write_json(claim, {**record, "hooks": told})
+    sent = [{"hook": delivery.named(hook), "problem": problem} for hook, problem in zip(wanted, problems, strict=True)]
+    write_json(claim, {**record, "hooks": sent})
     return [
-        f"notifying {entry['hook']} of {state.value} failed: {entry['problem']}" for entry in told if entry["problem"]
+        f"notifying {entry['hook']} of {state.value} failed: {entry['problem']}" for entry in sent if entry["problem"]
     ]
 
 

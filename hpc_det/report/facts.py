@@ -1,5 +1,6 @@
-"""The facts of a report as plain data: trials, spans, rungs, profiles, configuration. This module draws and writes
-nothing.
+"""The facts of a report as plain data: trials, spans, rungs, profiles, configuration.
+
+This module draws nothing and writes no files.
 """
 
 from __future__ import annotations
@@ -32,12 +33,11 @@ Record = dict[str, Any]
 Points = list[tuple[int, float | None]]
 """Pairs of batches and value; None for a value that is not a finite number."""
 MOST_POINTS = 10_000
-"""Largest number of points of a curve, since a trial may have a million reports. Extremes are kept (see
-`Curve.points`).
-"""
+"""Largest number of points of a curve, since a trial may have a million reports. `Curve.points` keeps the extremes."""
 MOST_SPANS = 10_000
+"""Largest number of spans of a trial; see `spans.longest`."""
 MOST_COLUMNS = 120
-"""Largest number of columns in a picture; more could not be distinguished."""
+"""Largest number of columns in the picture of a rank's time; more could not be distinguished."""
 
 
 def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
@@ -84,7 +84,7 @@ def _times(view: ExperimentView, trials: Sequence[Record], state: ExperimentStat
 
 
 def _best(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
-    """Return the best validation, with its checkpoint."""
+    """Return the best validation and the checkpoint to use for it; None before the first validation."""
     by_trial = {trial["id"]: trial["best"] for trial in trials}
     only = by_trial.get(1)
     found = best(view) if view.has_many_trials else only and {**only, "trial": 1}
@@ -102,7 +102,7 @@ def _best(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
 
 
 def _course(view: ExperimentView, trials: Sequence[Record], best: Record | None) -> Record | None:
-    """Return the time over batches of the best trial or, if that has no timings, of the first trial that has."""
+    """Return the `course_of` the best trial or, if that has no timings, of the first trial that has."""
     timed = [trial["id"] for trial in trials if trial["profile"] and trial["profile"]["timings"]]
     if not timed:
         return None
@@ -119,8 +119,9 @@ def _drawn_by_logarithm(space: Tree, prefix: str = "") -> Iterator[str]:
 
 
 def _importance(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
-    """Return the importances, from the reports at the length that most trials have reached; others are not
-    comparable.
+    """Return the importance of each hyperparameter; None without reports to the search or with a single trial.
+
+    Only reports at the length that most trials have reached count, since other values are not comparable with them.
     """
     reports = [entry for entry in view.reports if entry["event"] == "reported"]
     lengths = Counter(entry["until"] for entry in reports)
@@ -148,7 +149,7 @@ def _seconds(trials: Sequence[Record]) -> dict[Phase, float]:
 
 
 def _submissions(view: ExperimentView, by_trial: Mapping[int, Sequence[AttemptHistory]]) -> dict[int, list[float]]:
-    """Return for each trial when its jobs were submitted, without jobs in which another trial came first."""
+    """Return for each trial the submission times of the jobs of which it was the first trial, and so waited for."""
     first: dict[tuple[int, float], float] = {}
     for attempts in by_trial.values():
         for attempt in attempts:
@@ -169,13 +170,13 @@ def _submissions(view: ExperimentView, by_trial: Mapping[int, Sequence[AttemptHi
 
 
 def _submitted_for(view: ExperimentView, attempt: AttemptHistory) -> list[float]:
-    """Return the submission of the job of this attempt; empty if the job was started by hand."""
+    """Return, as a list of at most one, the submission time of the attempt's job; empty if it was submitted by hand."""
     jobs = (job for job in view.jobs if job.first <= attempt.worker < job.first + job.workers)
     return [job.submitted for job in jobs if job.submitted <= attempt.started][-1:]
 
 
 def _config(folder: ExperimentFolder) -> list[Record]:
-    """Return each value of the effective configuration and its layer, secrets masked."""
+    """Return each value of the effective configuration with the layer that set it; secrets are masked."""
     config, origins = shown_config(folder)
     return [{"key": path, "value": value, "origin": origins[path]} for path, value in leaves(config)]
 
@@ -225,7 +226,7 @@ def _attempt(folder: TrialFolder, times: TrialTimes, attempt: AttemptHistory) ->
 
 
 def curves(by_name: Mapping[str, Curve]) -> dict[str, Points]:
-    """Return the points of each metric that was ever a number."""
+    """Return the points of each metric that has at least one finite value."""
     points = {name: curve.points(MOST_POINTS) for name, curve in by_name.items()}
     return {name: curve for name, curve in points.items() if any(value is not None for _, value in curve)}
 
@@ -234,11 +235,11 @@ def curves(by_name: Mapping[str, Curve]) -> dict[str, Points]:
 
 
 def brackets_of(search: SearchState, reports: Sequence[Entry]) -> list[Record]:
-    """Return {"rungs": [{"length", "trials": [{"trial", "value", "status"}]}]} of each bracket; empty for other
-    searches.
+    """Return {"rungs": [{"length", "trials": [{"trial", "value", "status"}]}]} for each bracket.
 
-    `reports`: the trials' reports to the search, oldest first. A status is promoted, finished, waiting or stopped;
-    `fate` is its former name. Trials with invalid hyperparameters are left out.
+    Empty for searches without successive halving. `reports`: the trials' reports to the search, oldest first. A status
+    is promoted, finished, waiting or stopped; the key `fate` repeats it for readers of earlier versions. Trials with
+    invalid hyperparameters are left out.
     """
     values = {(entry["trial"], entry["until"]): entry["value"] for entry in reports if entry["event"] == "reported"}
     return [{"rungs": list(_rungs(halving, numbers, search, values))} for halving, numbers in _brackets(search)]
@@ -258,7 +259,7 @@ def _rungs(
     lengths = halving.lengths
     for index, length in enumerate(lengths):
         trials = []
-        for own, number in enumerate(numbers, 1):
+        for own, number in enumerate(numbers, 1):  # `own`: the number of the trial within its bracket
             if (number, length) in values and search.trials[number].ended is not Exit.INVALID_HP:
                 status = _status(halving, own, index, is_last=index + 1 == len(lengths))
                 trials.append({"trial": number, "value": values[number, length], "status": status, "fate": status})
@@ -266,6 +267,7 @@ def _rungs(
 
 
 def _status(halving: AsyncHalving, own: int, rung: int, *, is_last: bool) -> str:
+    """Return the status of a trial of the bracket at a rung that it has reached."""
     if halving.rung_of(own) > rung:
         return "promoted"
     if is_last:
@@ -277,7 +279,7 @@ def _status(halving: AsyncHalving, own: int, rung: int, *, is_last: bool) -> str
 
 
 def course_of(trial: TrialFolder) -> Record:
-    """Return how the time of a trial's slowest rank, and the load of all nodes, developed over the batches.
+    """Return the time of a trial's slowest rank and the load of all nodes, over the batches.
 
     {"trial", "rank", "host", "columns": [{"first", "last", "seconds": {part: s}}], "system": {metric: [[batches, mean,
     lowest, highest]]}}
@@ -295,7 +297,7 @@ def course_of(trial: TrialFolder) -> Record:
 
 
 def _columns(stretches: Sequence[Stretch]) -> Iterator[Sequence[Stretch]]:
-    """Yield groups of neighbouring stretches, if there are too many."""
+    """Yield the stretches in at most MOST_COLUMNS groups of neighbours."""
     parts = min(len(stretches), MOST_COLUMNS)
     for part in range(parts):
         yield stretches[part * len(stretches) // parts : (part + 1) * len(stretches) // parts]

@@ -18,28 +18,33 @@ from dataclasses import dataclass
 from typing import Any
 
 FEWEST_TRIALS = 20
-"""Smallest number of trials; with fewer, chance reaches the values of a strong hyperparameter."""
+"""Smallest number of trials; with fewer, chance alone reaches the values of a strong hyperparameter."""
 MOST_GROUPS = 6
+"""Largest number of groups into which the values of a number are divided."""
 FEWEST_IN_GROUP = 5
+"""Smallest mean number of trials in such a group."""
 _NORMAL_95 = 1.6449
 """95% quantile of the normal distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
+    """The share of the metric that one hyperparameter explains."""
+
     name: str
     share: float
-    """Share of the ranks' variance, from 0 to 1."""
+    """Share of the variance of the trials' ranks, from 0 to 1."""
     by_chance: float
     """Value that a hyperparameter without effect stays below in 19 of 20 searches."""
     groups: int
+    """Number of groups of trials that were compared."""
 
 
 def importances(points: Sequence[tuple[dict[str, Any], float | None]], names: Sequence[str]) -> list[Importance]:
     """Return the importances, largest first.
 
-    `points`: hyperparameters and metric of each trial; None is the worst or an unknown value. Empty with too few
-    trials; a name without two groups is left out.
+    `points`: hyperparameters and metric of each trial; smaller is better, and None ranks last. The result is empty with
+    fewer than FEWEST_TRIALS trials, and lacks names whose values form only one group.
     """
     if len(points) < FEWEST_TRIALS:
         return []
@@ -58,6 +63,7 @@ def _importance(name: str, values: Sequence[Any], ranks: Sequence[float]) -> Imp
         _variation([rank for rank, its in zip(ranks, labels, strict=True) if its == label]) for label in set(labels)
     )
     share = 1 - (within / (count - groups)) / (total / (count - 1))
+    # epsilon squared on ranks is (H - groups + 1) / (count - groups); by chance, H is distributed as chi squared
     chance = (_chi_squared_95(groups - 1) - groups + 1) / (count - groups)
     return Importance(name=name, share=max(share, 0.0), by_chance=min(max(chance, 0.0), 1.0), groups=groups)
 
@@ -78,8 +84,9 @@ def ranked(values: Sequence[float]) -> list[float]:
 
 
 def grouped(values: Sequence[Any]) -> list[Hashable]:
-    """Return a label for each value: equal values have the same label, and many different numbers are divided at
-    quantiles.
+    """Return the label of each value's group.
+
+    A group contains equal values or, if there are many different numbers, those of an interval between quantiles.
     """
     most = min(MOST_GROUPS, len(values) // FEWEST_IN_GROUP)
     if len({json.dumps(value, sort_keys=True) for value in values}) <= most or not all(map(_is_number, values)):
@@ -93,12 +100,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _variation(values: Sequence[float]) -> float:
+    """Return the sum of squared deviations from the mean."""
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values)
 
 
 def _chi_squared_95(freedom: int) -> float:
-    """Return the 95% quantile, by E. B. Wilson and M. M. Hilferty, PNAS 17 (1931) 684-688."""
+    """Return the 95% quantile of chi squared, by the approximation of Wilson and Hilferty, PNAS 17 (1931) 684-688."""
     spread = 2 / (9 * freedom)
     root = 1 - spread + _NORMAL_95 * math.sqrt(spread)
     return freedom * root * root * root

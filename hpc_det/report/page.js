@@ -1,5 +1,5 @@
 "use strict";
-// One trial is highlighted in all pictures: under the pointer, or pinned by a click or by #trial-7 in the address.
+// One trial is highlighted in all pictures: under the pointer, or pinned by a click or by #trial-7 in the URL.
 const root = document.documentElement;
 const shown = document.getElementById("shown");
 const parts = new Map();
@@ -17,11 +17,11 @@ function highlight(trial) {
   for (const part of parts.get(trial) ?? []) part.classList.add("on");
   highlighted = trial;
   root.classList.toggle("chosen", trial !== null);
-  shown.textContent = trial === null ? "" : told(trial);
+  shown.textContent = trial === null ? "" : rowText(trial);
 }
 
-// What the table of trials says of it.
-function told(trial) {
+// Returns the cells of the trial in the table of trials, each after its heading.
+function rowText(trial) {
   const row = document.querySelector(`#trials tr[data-t="${trial}"]`);
   const headings = [...document.querySelectorAll("#trials th")];
   return headings.map((heading, i) => `${heading.textContent} ${row.cells[i].textContent}`).join(" · ");
@@ -35,7 +35,7 @@ function pin(trial) {
   highlight(pinned);
 }
 
-// Lines are thin: what is a few pixels away counts, too.
+// Lines are thin, so an element up to 5 pixels from the pointer counts as under it. Nearer ones come first.
 const NEAR = [[0, 0], [0, -2], [0, 2], [-2, 0], [2, 0], [0, -5], [0, 5], [-5, 0], [5, 0]];
 
 function trialAt(event) {

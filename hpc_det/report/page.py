@@ -28,20 +28,22 @@ from hpc_det.view.trials import flattened
 Record = Mapping[str, Any]
 Thing = TypeVar("Thing")
 COLOURS = 7
-"""Number of colour classes: v0 for the best trials to v6 for the worst, as in page.css; vx for unknown values."""
+"""Number of colour classes in page.css, from v0 for the best trials to v6 for the worst. Unknown values have vx."""
 HERE = Path(__file__).parent
 MOST_PANELS = 24
+"""Largest number of metrics with a panel of curves; the page names the others."""
 POINTS = 120_000
-"""Largest number of points of all curves of a page; each curve has an equal share."""
+"""Approximate number of points of all learning curves of a page together; each curve has an equal share."""
 CROWD = 100
 """Number of trials above which lines are thin and pale, so that dense areas remain visible."""
 MOST_OF_A_CURVE = 400
-"""Largest number of points of a curve, more than a panel has pixels."""
+"""Largest number of points of a curve; a panel has about as many pixels."""
 FEWEST_OF_A_CURVE = 8
+"""Number of points that a curve may always have, even if all curves together then exceed POINTS."""
 
 
 def page(facts: Record) -> str:
-    """Return the whole file."""
+    """Return the text of the HTML file. `facts`: the result of `facts.facts`."""
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -59,10 +61,12 @@ def page(facts: Record) -> str:
 
 
 def _hash(text: str) -> str:
+    """Return the hash of an inline script or style, as a Content-Security-Policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _context(facts: Record) -> dict[str, Any]:
+    """Return the variables of page.html.j2 that are computed from the facts."""
     searcher, trials = facts["searcher"], facts["trials"]
     best = facts["best"]["trial"] if facts["best"] else None
     colours = Colours.of(trials, smaller_is_better=searcher["smaller_is_better"], best=best)
@@ -101,12 +105,13 @@ def _context(facts: Record) -> dict[str, Any]:
 
 
 def _most_points(panels: int, trials: int) -> int:
+    """Return the largest number of points of each curve."""
     share = POINTS // max(min(panels, MOST_PANELS) * trials, 1)
     return min(max(share, FEWEST_OF_A_CURVE), MOST_OF_A_CURVE)
 
 
 Panel = tuple[str, dict[int, Sequence[Point]]]
-"""A title, and the curve of each trial that has one."""
+"""A title, and the curve of each trial that has one, keyed by trial."""
 
 
 def _panels(trials: Sequence[Record], metric: str) -> Iterator[Panel]:
@@ -121,6 +126,7 @@ def _panels(trials: Sequence[Record], metric: str) -> Iterator[Panel]:
 
 
 def _profile(trials: Sequence[Record]) -> Iterator[Panel]:
+    """Yield the panels of speeds and pauses, which need no profile."""
     speeds = {trial["id"]: trial["batches_per_s"] for trial in trials}
     validations = {trial["id"]: trial["validation_s"] for trial in trials}
     saves = {trial["id"]: [(save["batches"], save["stall_s"]) for save in trial["saves"]] for trial in trials}
@@ -145,7 +151,7 @@ _SYSTEM = {
     "net_sent": ("network: sent, MiB a second", MIB),
     "net_received": ("network: received, MiB a second", MIB),
 }
-"""For each system metric, its title and the unit in which it is shown."""
+"""For each system metric, its title and the size of the unit in which it is shown."""
 
 
 def _course(course: Record) -> dict[str, Any]:
@@ -162,7 +168,7 @@ def _panel(panel: Panel, colours: Colours, most_points: int) -> dict[str, Any]:
 
 
 def _parallel(facts: Record, colours: Colours) -> Markup | None:
-    """Return parallel coordinates of the trials with a value of the searcher's metric."""
+    """Return parallel coordinates of the trials with a value of the searcher's metric; None with fewer than two."""
     names = facts["hyperparameters"][:MOST_AXES]
     points = {
         trial["id"]: [*map(flattened(trial["hyperparameters"]).get, names), value_of(trial)]
@@ -180,15 +186,16 @@ def _parallel(facts: Record, colours: Colours) -> Markup | None:
 
 @dataclass(frozen=True)
 class Colours:
-    """The colour of each trial, by its rank among all trials, the same in every picture."""
+    """The colour of each trial: its rank among all trials decides it, and it is the same in every picture."""
 
     classes: dict[int, str]
-    """Class of each trial, in drawing order: the best trial is last and so on top."""
+    """CSS class of each trial, in drawing order: the best trial is last, so that it is on top."""
     best: int | None
+    """The trial that is highlighted, if any."""
 
     @classmethod
     def of(cls, trials: Sequence[Record], *, smaller_is_better: bool, best: int | None) -> Colours:
-        """Return the colours. `best`: the trial that is highlighted, if any."""
+        """Return the colours of these trials."""
         sign = 1 if smaller_is_better else -1
         values = {trial["id"]: value_of(trial) for trial in trials}
         known = sorted((sign * value, trial) for trial, value in values.items() if value is not None and trial != best)

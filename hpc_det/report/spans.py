@@ -1,4 +1,4 @@
-"""Time of a trial: spans from the queue to the end, and the goodput.
+"""The time of a trial, divided into spans of one phase each from its submission to its end, and the goodput.
 
 An attempt has its slots from its start to its end. Validations and saves interrupt training. Batches after the
 checkpoint from which the trial resumed are lost, since they are trained again.
@@ -19,29 +19,34 @@ from hpc_det.view.trial_history import AttemptHistory
 
 
 class Phase(str, enum.Enum):
-    """The phases of a trial."""
+    """The phases that divide the time of a trial."""
 
     QUEUED = "queued"
     WAITING = "waiting"
-    """Waiting for the search, which may want more of the trial."""
+    """Waiting for the search, which may train the trial further."""
     PAUSED = "paused"
     STARTING = "starting"
+    """From the start of an attempt, or from the end of one that is restarted, to the start of training."""
     TRAINING = "training"
     """Batches that the trial kept."""
     VALIDATING = "validating"
     SAVING = "saving"
     LOST = "lost"
-    """Batches that were trained again later, or never counted."""
+    """Batches that were trained again later, or that no checkpoint contains."""
     ENDING = "ending"
+    """From the last save to the end of an attempt."""
     UNKNOWN = "unknown"
-    """An entrypoint that does not report when it trains."""
+    """The time of an attempt whose entrypoint does not report when it trains."""
 
     @property
     def has_slots(self) -> bool:
+        """True if the trial occupies its slots in this phase."""
         return self not in (Phase.QUEUED, Phase.WAITING, Phase.PAUSED)
 
 
 class Span(NamedTuple):
+    """A part of a trial's time in one phase."""
+
     phase: Phase
     begin: float
     """Seconds since the epoch, as `end`."""
@@ -54,11 +59,12 @@ class TrialTimes:
 
     attempts: Sequence[AttemptHistory]
     lines: Mapping[int, AttemptLines]
-    """Times of each attempt in metrics.jsonl, by its number."""
+    """Times of each attempt from metrics.jsonl, keyed by the number of the attempt."""
     saves: Sequence[Save]
     queued: Sequence[float] = field(default=())
-    """Submission times of its jobs."""
+    """Submission times of the jobs for which the trial waited, in seconds since the epoch, oldest first."""
     now: float
+    """Seconds since the epoch; the end of spans that have not ended."""
     is_over: bool
     """True if nothing of the experiment runs any more."""
 
@@ -74,8 +80,8 @@ _AFTER = {
     Action.WAIT: Phase.WAITING,
     Action.PAUSE: Phase.PAUSED,
 }
-"""Phase between the end of an attempt and the next one, by the action. After other actions the trial continues only
-with new jobs.
+"""Phase from the end of an attempt to the start of the next one, for each action after the attempt. After other actions
+only a new submission continues the trial.
 """
 _PAUSES = {Phase.VALIDATING, Phase.SAVING}
 _VIOLENT = {Cause.FAILED, Cause.NODE_LOST, Cause.HUNG, Cause.DISK_FULL, Cause.UNHEALTHY, Cause.SCHEDULER_AWAY}
@@ -93,9 +99,11 @@ def spans_of(trial: TrialTimes) -> list[Span]:
 
 
 def _before(trial: TrialTimes) -> Iterator[Span]:
+    """Yield the time in the queue before the first attempt."""
     first = trial.attempts[0].started if trial.attempts else trial.now
     submitted = [moment for moment in trial.queued if moment <= first]
     if submitted and (trial.attempts or not trial.is_over):
+        # the first attempt ran in the job that was submitted last before it
         yield Span(Phase.QUEUED, submitted[-1] if trial.attempts else submitted[0], first)
 
 
@@ -115,7 +123,7 @@ def _gap(trial: TrialTimes, attempt: AttemptHistory, later: AttemptHistory | Non
 
 
 def end_of(trial: TrialTimes, attempt: AttemptHistory) -> float:
-    """Return the end of an attempt. If it could not be recorded, it is the last recorded event."""
+    """Return the end of an attempt or, if it was not recorded in time, the time of its last report or save."""
     if attempt.is_open and not trial.is_over:
         return trial.now
     if attempt.ended is not None and not attempt.late:
@@ -127,6 +135,7 @@ def end_of(trial: TrialTimes, attempt: AttemptHistory) -> float:
 
 
 def _of_attempt(trial: TrialTimes, attempt: AttemptHistory) -> Iterator[Span]:
+    """Yield the spans of one attempt, from its start to its end."""
     end, lines = end_of(trial, attempt), trial.lines.get(attempt.number)
     if lines is None or lines.began is None:
         yield Span(Phase.STARTING if trial.reports_training else Phase.UNKNOWN, attempt.started, end)
@@ -142,7 +151,7 @@ def _of_attempt(trial: TrialTimes, attempt: AttemptHistory) -> Iterator[Span]:
 
 
 def _kept(trial: TrialTimes, attempt: AttemptHistory, began: float, end: float) -> tuple[float, Save | None]:
-    """Return until when the training of the attempt was kept, and the save that kept the last of it."""
+    """Return the time until which the attempt's training was kept, and the save that kept it, if any."""
     batches = _resumed_at(trial, attempt)
     if batches is None:
         return end, None
@@ -162,7 +171,7 @@ def _resumed_at(trial: TrialTimes, attempt: AttemptHistory) -> int | None:
 
 
 def _has_lost(trial: TrialTimes, attempt: AttemptHistory, lines: AttemptLines) -> bool:
-    """Return whether the attempt trained beyond what was kept, as far as is known."""
+    """Return whether the attempt trained batches that were not kept, or may have, since it ended without a save."""
     kept = _resumed_at(trial, attempt)
     if kept is None:
         return False
@@ -171,7 +180,7 @@ def _has_lost(trial: TrialTimes, attempt: AttemptHistory, lines: AttemptLines) -
 
 
 def _training(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) -> Iterator[Span]:
-    """Yield training with its validations and saves."""
+    """Yield the training between two times, and the validations and saves that interrupt it."""
     for stop in sorted(_stops(trial, lines, begin, end), key=lambda stop: stop.begin):
         if begin <= stop.begin and stop.end <= end:
             yield Span(Phase.TRAINING, begin, stop.begin)
@@ -181,7 +190,7 @@ def _training(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) 
 
 
 def _stops(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) -> Iterator[Span]:
-    """Yield the saves of the trial that started in this time, and the validations."""
+    """Yield the saves that began between two times, and all validations of the attempt."""
     saves = (save for save in trial.saves if begin <= save.began <= end)
     yield from (Span(Phase.SAVING, save.began, save.began + save.stall_s) for save in saves)
     for time, seconds in zip(lines.validation_ends, lines.validation_s, strict=True):
@@ -189,8 +198,9 @@ def _stops(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) -> 
 
 
 def longest(spans: Sequence[Span], most: int) -> list[Span]:
-    """Return at most `most` spans for a picture: pauses too short to be visible become part of the training around
-    them.
+    """Return about `most` spans at most, for a picture.
+
+    If there are more, the shortest validations and saves become part of the training around them.
     """
     if len(spans) <= most:
         return list(spans)
@@ -218,8 +228,9 @@ def seconds_by_phase(spans: Sequence[Span]) -> dict[Phase, float]:
 
 
 def goodput(seconds: dict[Phase, float]) -> float | None:
-    """Return the share of the time with slots that became kept training; None without such time, or if training is not
-    reported.
+    """Return kept training as a share of the time with slots, from 0 to 1.
+
+    None without such time, or if an entrypoint does not report when it trains.
     """
     allocated = sum(amount for phase, amount in seconds.items() if phase.has_slots)
     if not allocated or Phase.UNKNOWN in seconds:

@@ -1,6 +1,6 @@
-"""State, history, metrics and profile of experiments, from their files and, if these do not settle a state, the
+"""State, history, metrics and profile of experiments, from their files and, where these leave a state open, from the
 scheduler.
 
-`experiments` keeps an index of finished and paused ones, and `interrupted` settles submissions that were killed; all
-other modules only read.
+Two modules also write: `experiments` keeps an index of finished and paused experiments, and `interrupted` settles
+submissions that were killed.
 """

@@ -1,4 +1,4 @@
-"""The checkpoints of experiments for their owner: by UUID or all, with their validations."""
+"""The checkpoints of a trial, of an experiment, or by UUID, each with the metrics of its validation."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from hpc_det.view.state import effective_config
 from hpc_det.view.trial_history import is_complete
 
 SHORTEST = 4
-"""Number of characters of a UUID that identify a checkpoint."""
+"""Number of characters of a UUID that a user must give at least."""
 
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
+    """A checkpoint, the storage that contains it, and the metrics of its validation."""
+
     checkpoint: Committed
     storage: TrialStorage
     metrics: dict[str, Any]
-    """Metrics of the validation at its number of batches; empty without one."""
+    """Metrics of the validation at the same number of batches; empty if there was none."""
     set_aside: Damaged | None = None
-    """Reason for which it was set aside; no trial resumes from it, and it does not count."""
+    """The record of its damage if it was set aside: no trial resumes from it, and retention does not count it."""
 
     @property
     def uuid(self) -> str:
@@ -43,10 +45,10 @@ class StoredCheckpoint:
 
     @property
     def state(self) -> str:
-        """COMPLETED, PARTIALLY_DELETED by its owner, SET_ASIDE if it was damaged when a trial was to resume from it, or
-        DAMAGED.
+        """COMPLETED, PARTIALLY_DELETED, SET_ASIDE or DAMAGED.
 
-        DAMAGED means that files are missing or too short; no content is read.
+        PARTIALLY_DELETED: `checkpoint rm --glob` removed files. SET_ASIDE: it was damaged when a trial was to resume
+        from it. DAMAGED: a file is missing or its size is wrong; the content is not read.
         """
         if self.set_aside:
             return "SET_ASIDE"
@@ -55,11 +57,12 @@ class StoredCheckpoint:
         return "PARTIALLY_DELETED" if self.checkpoint.removed else "COMPLETED"
 
     def value(self, metric: str) -> float | None:
+        """Return a metric of the validation, or None if it is missing or not a number."""
         return number_in(self.metrics.get(metric))
 
 
 def of_trial(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
-    """Return the checkpoints of a trial, newest first. `config`: the experiment's effective configuration."""
+    """Return the checkpoints of a trial, newest first. `config`: the effective configuration of its experiment."""
     storage = TrialStorage(trial, config["checkpoint_storage"])
     found = storage.all()
     validated = validation_metrics(trial.metrics, {each.steps for each in found})
@@ -67,7 +70,10 @@ def of_trial(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
 
 
 def set_aside_in(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
-    """Return the checkpoints that were set aside, oldest first. One may have been restored from a store meanwhile."""
+    """Return the checkpoints of a trial that were set aside, oldest first.
+
+    `of_trial` may contain one of them as well, if it was downloaded again from an object store.
+    """
     storage = TrialStorage(trial, config["checkpoint_storage"])
     return [
         StoredCheckpoint(
@@ -81,7 +87,7 @@ def set_aside_in(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
 
 
 def of_experiment(experiment: ExperimentFolder, config: Tree) -> list[StoredCheckpoint]:
-    """Return the checkpoints trial by trial, the newest of each first. `config`: the effective configuration."""
+    """Return the checkpoints of all trials, trial by trial, newest first. `config`: the effective configuration."""
     return [found for trial in experiment.trials() for found in of_trial(trial, config)]
 
 
@@ -102,8 +108,8 @@ def best_first(
 def find(store: ExperimentStore, uuid: str) -> StoredCheckpoint:
     """Return the checkpoint whose UUID is `uuid` or starts with it. Raises UsageError for none or several.
 
-    Folders of trials are listed, without opening files, since there may be ten thousand. Stores are asked only about
-    checkpoints in no folder.
+    The folders of all trials are listed without opening files, since there may be ten thousand. Object stores are
+    queried only if no folder contains the checkpoint, and checkpoints that were set aside are considered last.
     """
     if len(uuid) < SHORTEST or uuid.startswith(".") or "/" in uuid:
         raise UsageError(
@@ -117,7 +123,7 @@ def find(store: ExperimentStore, uuid: str) -> StoredCheckpoint:
         )
     if len(found) > 1:
         listed = ", ".join(f"{name} of trial {trial.experiment().id}/{trial.id}" for trial, name in found[:5])
-        raise UsageError(f"{uuid!r} begins {len(found)} uuids: {listed}; give more of it")
+        raise UsageError(f"{uuid!r} is the start of {len(found)} UUIDs: {listed}; give more characters")
     trial, name = found[0]
     config = effective_config(trial.experiment())
     for item in (*of_trial(trial, config), *set_aside_in(trial, config)):
@@ -129,6 +135,7 @@ def find(store: ExperimentStore, uuid: str) -> StoredCheckpoint:
 
 
 def _here(store: ExperimentStore, uuid: str) -> Iterator[tuple[TrialFolder, str]]:
+    """Yield trial and UUID of the checkpoints that have a folder on this machine's file systems."""
     for experiment in store.all():
         for trial in experiment.trials():
             for name in _beginning_with(uuid, trial.checkpoints):
@@ -151,6 +158,7 @@ def _beginning_with(uuid: str, checkpoints: Path) -> list[str]:
 
 
 def _stored(store: ExperimentStore, uuid: str) -> Iterator[tuple[TrialFolder, str]]:
+    """Yield trial and UUID of the checkpoints of experiments that use an object store."""
     for experiment in store.all():
         if experiment.checkpoints_url():
             found = of_experiment(experiment, effective_config(experiment))

@@ -1,15 +1,15 @@
-"""All experiments below a state root: a summary of each, and those that have not ended.
+"""Summaries of all experiments below a state root, with an index of those that are finished or paused.
 
-Only active experiments are read, and those that are not in the index, a file with summaries of the others, so that a
-list of a thousand need not read all of them.
+The index is a file with the summaries of inactive experiments, so that a list of a thousand experiments reads only the
+active ones and those that are not in the index.
 
-Every change of an inactive experiment leaves a trace: `continue`, `activate` and a late worker write an entry into the
-search's journal, other commands replace a file in the experiment's folder, and a late rank appends to its metrics,
-which count with a single trial. So a summary is valid as long as these three are as they were when the experiment was
-read.
+Every change of an inactive experiment leaves a trace: `continue`, `activate` and a late worker add an entry to the
+folder of the search's journal, other commands replace a file in the experiment's folder, and a late rank appends to the
+metrics of the first trial, which the summary contains if that trial is the only one. So a summary is valid as long as
+inode, size and modification time of these three paths are those from before the experiment was read.
 
-The index is replaced as a whole. If two processes do so at the same time, one of them works in vain. If it is missing,
-damaged or of another version, all experiments are read.
+The index is replaced as a whole. If two processes do so at the same time, the additions of one are lost, and the next
+listing reads those experiments again. If the index is missing, damaged or of another version, all experiments are read.
 """
 
 from __future__ import annotations
@@ -33,32 +33,38 @@ from hpc_det.view.watch import readable_states
 
 
 def summaries(store: ExperimentStore) -> list[Summary]:
-    """Return the summaries of all experiments, oldest first. Damaged files of one do not hide others.
+    """Return the summaries of all experiments, oldest first, including those with damaged files.
 
-    The scheduler is asked about active experiments.
+    Schedulers are queried only about active experiments.
     """
     found = look(store)
     now, damaged = readable_states(found.under_way)
-    told = [*found.resting, *(summary(view, now[view.id]) for view in found.under_way if view.id in now)]
+    readable = [*found.resting, *(summary(view, now[view.id]) for view in found.under_way if view.id in now)]
     damaged_ones = [*found.damaged, *(_damaged(store.folder(number)) for number in damaged)]
-    return sorted([*told, *damaged_ones], key=lambda each: each.id)
+    return sorted([*readable, *damaged_ones], key=lambda each: each.id)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The result of one look at all experiments, each list oldest first. The index is updated on the way."""
+    """All experiments of a state root, sorted by what their files show. Each list has the oldest first."""
 
     resting: list[Summary] = field(default_factory=list)
+    """Experiments that have ended or are paused."""
     under_way: list[ExperimentView] = field(default_factory=list)
-    """Experiments whose jobs may be queued or running, as far as files show, without asking the scheduler."""
+    """Experiments whose jobs may be queued or running. The scheduler was not queried."""
     damaged: list[Summary] = field(default_factory=list)
+    """Experiments whose files cannot be read."""
 
 
 def look(store: ExperimentStore) -> Found:
+    """Read all experiments that are active or not in the index, and update the index.
+
+    Also removes what a `create` left behind that was killed before its experiment was complete.
+    """
     found, index = Found(), Index(store)
     for experiment in store.folders():
         if not is_in_sight(experiment):
-            with suppress(OSError):  # another process removes it, or it is somebody else's
+            with suppress(OSError):  # another process removes it, or it belongs to another user
                 remove_unsubmitted(experiment)
         elif known := index.find(experiment):
             found.resting.append(known)
@@ -69,7 +75,7 @@ def look(store: ExperimentStore) -> Found:
 
 
 def _read(experiment: ExperimentFolder, index: Index, found: Found) -> None:
-    trace = trace_of(experiment)
+    trace = trace_of(experiment)  # before reading: a change during the read then makes the summary invalid
     try:
         view = ExperimentView(experiment)
     except HpcDetError:
@@ -92,40 +98,42 @@ def _damaged(experiment: ExperimentFolder) -> Summary:
 
 
 SETTLES_S = 2.0
-"""Seconds after which a file counts as unchanged: file systems record times in steps, so a change within one leaves no
-trace.
+"""Seconds since the last change of a file after which its trace is reliable. File systems record times in steps: two
+changes within one step have the same time.
 """
 
 Trace = list[list[int]]
-"""For each path, its inode, size and time of change in ns; empty if it is missing."""
+"""For each path: inode, size in bytes, and modification time in ns; empty if the path does not exist."""
 
 
 class Index:
-    """Summaries of inactive experiments."""
+    """The index: summaries of inactive experiments, keyed by the number of the experiment."""
 
     def __init__(self, store: ExperimentStore) -> None:
         self._file = store.index
         self._kept = _read_index(store.index)
         self._asked_for: set[int] = set()
-        """Numbers of existing experiments."""
+        """The experiments for which `find` was called. All others were deleted, so `write` drops them."""
         self._has_news = False
 
     def find(self, experiment: ExperimentFolder) -> Summary | None:
-        """Return the summary of the experiment, if it has not changed since."""
+        """Return the summary of the experiment, or None if there is none or the experiment has changed since."""
         self._asked_for.add(experiment.id)
         trace, found = self._kept.get(experiment.id, ([], None))
         return found if found and trace == trace_of(experiment) else None
 
     def keep(self, found: Summary, trace: Trace) -> None:
-        """Keep the summary of an inactive experiment. `trace`: taken before its files were read."""
+        """Keep the summary of an inactive experiment. `trace`: its `trace_of` from before its files were read."""
         changed = max((path[-1] for path in trace if path), default=0) / 1e9
+        # abs: the clock of a file server may be ahead of this machine's
         if found.name != DAMAGED and abs(time.time() - changed) > SETTLES_S:
             self._kept[found.id] = trace, found
             self._has_news = True
 
     def write(self) -> None:
-        """Write the index if it has changed. A full disk, or another user's folder, is not an error: nothing depends on
-        the index.
+        """Write the index if it has changed.
+
+        A full disk or a folder of another user is not an error, since the index only saves time.
         """
         if not self._has_news or not is_own(self._file.parent):
             return
@@ -136,6 +144,7 @@ class Index:
 
 
 def trace_of(experiment: ExperimentFolder) -> Trace:
+    """Return the trace of the three paths that every change of an inactive experiment touches."""
     return [_trace(path) for path in (experiment.path, experiment.search, experiment.trial().metrics)]
 
 

@@ -14,13 +14,13 @@ from hpc_det.errors import printable
 NONE = "-"
 """Shown for an unknown value."""
 LONGEST_VALUE = 60
-"""Largest number of characters of a value that is not a number."""
+"""Characters to which a value that is not a number is cut."""
 
 # --- numbers
 
 
 def number(value: Any) -> str:
-    """Return a metric or hyperparameter with five digits; for other values, such as a matrix, shortened JSON."""
+    """Return a number with five significant digits; text as it is, other values as JSON, both cut to LONGEST_VALUE."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{value:.5g}"
     text = value if isinstance(value, str) else json.dumps(value)
@@ -28,7 +28,7 @@ def number(value: Any) -> str:
 
 
 def number_if_known(value: Any) -> str:
-    """Return the same for a cell of a table."""
+    """Return `number(value)`, or NONE if the value is None."""
     return NONE if value is None else number(value)
 
 
@@ -85,7 +85,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 def duration(seconds: float) -> str:
     """Return a text such as `85 us`, `94 ms` or `37.6 s`; from a minute on with the two largest units: `3 h 20 min`."""
-    if seconds < 59.95:
+    if seconds < 59.95:  # from here on, one decimal would give 60.0 s
         return _less_than_a_minute(seconds)
     rest = round(seconds)
     parts: list[str] = []
@@ -97,7 +97,7 @@ def duration(seconds: float) -> str:
 
 
 def _less_than_a_minute(seconds: float) -> str:
-    if seconds >= 0.9995:
+    if seconds >= 0.9995:  # from here on, three digits would give 1000 ms; likewise for us below
         return f"{seconds:.1f} s"
     if seconds >= 0.9995e-3:
         return f"{seconds * 1e3:.3g} ms"
@@ -124,8 +124,9 @@ def iso(moment: float) -> str:
 
 
 def reached(record: Mapping[str, Any]) -> str:
-    """Return `200/400` batches of a single trial, or `3/16 trials` that have ended. `record`: the fields of
-    a Summary.
+    """Return the progress: the batches of a single trial as `200/400`, or the ended trials as `3/16 trials`.
+
+    `record`: the fields of a Summary.
     """
     if record["batches"] is not None:
         return f"{record['batches']}/{record['total_batches'] or '?'}"
@@ -175,10 +176,10 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def labelled(rows: Mapping[str, str]) -> list[str]:
-    """Return an indented line for each text, after its label. Control characters for terminals are escaped."""
+    """Return an indented line with label and text for each entry. Unprintable characters are escaped."""
     return [f"  {label + ':':<12}{printable(text)}" for label, text in rows.items()]
 
 
 def section(heading: str, lines: Sequence[str]) -> list[str]:
-    """Return the heading and its indented lines; nothing without lines."""
+    """Return the heading and its indented lines; an empty list if there are no lines."""
     return [f"{heading}:", *(f"  {line}" for line in lines)] if lines else []

@@ -1,4 +1,7 @@
-"""Submissions whose process was killed, or received no answer: jobs in the queue are adopted, the rest is given up.
+"""Settles interrupted submissions: the submitting process was killed, or the scheduler did not answer it.
+
+Settling finds out which jobs are in the queue and records their ids. Workers whose jobs were never queued are recorded
+as lost. If no job was queued at all, the experiment is paused, so that its owner can activate it.
 
 `hpc_det.schedulers.own_jobs` finds a job whose id was not recorded. A job that has started records its id itself
 (`hpc_det.launch.job`).
@@ -22,36 +25,39 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Submitter, is_gone, record_job, settling, submitter_of
 
 PAUSED_BY = "an interrupted submission"
-OTHERS_S, POLL_S = 30.0, 0.1
-"""Seconds that another process may take to settle the same submission, and between two checks."""
+OTHERS_S = 30.0
+"""Seconds to wait for another process that looks for the same successors."""
+POLL_S = 0.1
+"""Seconds between two checks while waiting for that process."""
 BARE_FOR_S = 3600.0
 """Seconds after which a folder without a submitter counts as left by a killed `create`."""
 
 
 def settle(experiment: ExperimentFolder) -> bool:
-    """Settle a submission whose process has exited. Return False if there is none, or if another process settles it.
+    """Settle the submission of an experiment if the submitting process has exited.
 
-    Raises CommandError if the scheduler does not answer; then nothing changes.
+    Returns whether this process has settled it. Raises CommandError if the scheduler does not answer; then nothing
+    changes.
     """
     submitter = submitter_of(experiment) if experiment.is_own() else None
     if submitter is None or not is_gone(experiment, submitter):
         return False
     with settling(experiment) as is_alone:
-        if not is_alone or submitter_of(experiment) != submitter:  # it is settled, and the next one may be under way
+        # if it differs, another process has settled this submission, and a new one may have begun
+        if not is_alone or submitter_of(experiment) != submitter:
             return False
         if is_in_sight(experiment):
+            # the sbatch or qsub of a killed submitter may still queue a job
             time.sleep(max(0.0, own_jobs.SETTLES_S - age_s(experiment.submitting)))
             _settle(experiment, submitter)
             experiment.submitting.unlink(missing_ok=True)
-        else:
+        else:  # killed before the experiment was complete, so before the first call of the scheduler
             experiment.remove()
     return True
 
 
 def remove_unsubmitted(experiment: ExperimentFolder) -> None:
-    """Remove the remains of a `create` that was killed before the experiment was complete. None of it is in
-    the queue.
-    """
+    """Remove what a `create` left behind that was killed before its experiment was complete; it has no jobs."""
     if experiment.is_own() and not settle(experiment):
         is_old = time.time() - experiment.path.stat().st_mtime > BARE_FOR_S
         if is_old and _is_bare(experiment):
@@ -70,22 +76,23 @@ def _settle(experiment: ExperimentFolder, submitter: Submitter) -> None:
     scripts = [script for script in script_numbers(experiment) if script >= submitter.first_script]
     _adopt(experiment, plan, scripts, found)
     ended = _ended(experiment, plan, scripts)
-    now = search.state()  # after the scheduler was asked: who has begun in between is seen
+    now = search.state()  # read after the query, so that workers that have started meanwhile count as started
     if now.submissions == submitter.before > 0:
-        if not (now.paused or now.finished):  # it was killed when it had activated or continued it, without a job
+        # `activate` and `continue` change the search before they record their submission: without jobs, pause it again
+        if not (now.paused or now.finished):
             search.pause(PAUSED_BY)
         return
     never_begun = {script for script in ended if all(map(now.waiting.__contains__, _workers(experiment, script)))}
     missing = [script for script in scripts if script in never_begun or not experiment.job(script).exists()]
     for script in missing:
         for worker in sorted(filter(_workers(experiment, script).__contains__, now.waiting)):
-            search.lose(worker, "")  # no other worker relies on it any more
+            search.lose(worker, "")  # "": it had no job. No other worker relies on it from now on.
     if missing == scripts:
         search.pause(PAUSED_BY)
 
 
 def _ended(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int]) -> list[int]:
-    """Return the scripts whose jobs have all ended, since the submitter cancels them after an error."""
+    """Return the scripts all of whose jobs have ended; a submitter cancels them, for instance, after an error."""
     jobs = {script: jobs_of_script(experiment, script) for script in scripts if experiment.job(script).exists()}
     ids = sorted({job_id for found in jobs.values() for job_id in found})
     states = scheduler(plan.scheduler).status(ids, run_command) if ids else {}
@@ -93,14 +100,16 @@ def _ended(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int]) -> l
 
 
 def _workers(experiment: ExperimentFolder, script: int) -> range:
+    """Return the numbers of the workers in the jobs of a script."""
     array = JobArray.of(experiment, script)
     return range(array.first, array.first + array.workers)
 
 
 def _adopt(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], job_ids: list[str]) -> None:
-    """Record jobs in order: the first one belongs to the first script without a job, since ids are recorded one by one.
+    """Record queued jobs whose ids no file contains, oldest first.
 
-    In a chain, the other jobs wait for the first to end.
+    Scripts are submitted in order, and each id is recorded before the next submission. So the first job belongs to the
+    first script without a recorded job. With `resume: chain`, the others are its successors.
     """
     if not scripts or not job_ids:
         return
@@ -113,10 +122,10 @@ def _adopt(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], job_
 
 
 def find_successors(experiment: ExperimentFolder) -> bool:
-    """Record successors that a job had submitted, but not recorded when it was killed. Return False if none was being
-    submitted.
+    """Record successors whose ids are in no file, because the job that submitted them was killed.
 
-    Raises CommandError.
+    Returns False if no successor was being submitted. Waits for another process that does the same. Raises
+    CommandError.
     """
     if not _half_made(experiment):
         return False
@@ -132,6 +141,6 @@ def find_successors(experiment: ExperimentFolder) -> bool:
 
 
 def _half_made(experiment: ExperimentFolder) -> dict[Path, list[str]]:
-    """Return the files of successors to which a job was about to be added, with the jobs they contain."""
+    """Return each file of successors to which a job was about to add one, with the ids that it contains."""
     paths = [path for script in script_numbers(experiment) for path in experiment.all_next_jobs(script)]
     return {path: known["jobs"] for path in paths if (known := read_json(path) or {}).get("submitting")}

@@ -14,7 +14,7 @@ from hpc_det.store.save_times import Save
 
 
 class Curve:
-    """Values over batches, oldest first; NaN for values that are not finite numbers."""
+    """Values over the number of batches, oldest first; NaN for values that are not finite numbers."""
 
     def __init__(self) -> None:
         self.batches = array("q")
@@ -28,7 +28,7 @@ class Curve:
         self.values.append(value)
 
     def cut(self, last: int) -> None:
-        """Remove values after the batch `last`."""
+        """Remove the values at more than `last` batches."""
         while self.batches and self.batches[-1] > last:
             self.batches.pop()
             self.values.pop()
@@ -36,8 +36,8 @@ class Curve:
     def points(self, most: int) -> list[tuple[int, float | None]]:
         """Return pairs of batches and value, with None for NaN.
 
-        If there are more than `most`: the lowest and highest of equal parts, both ends, and a gap for each part that
-        has one.
+        Of more than `most` points, both ends are returned, and of each of many equal parts between them the lowest and
+        the highest value, and one None if the part has any.
         """
         count = len(self)
         kept: Iterable[int] = range(count)
@@ -49,6 +49,7 @@ class Curve:
         return [(self.batches[at], None if math.isnan(self.values[at]) else self.values[at]) for at in kept]
 
     def _extremes(self, begin: int, end: int) -> list[int]:
+        """Return the indices of the lowest and the highest value of a part, and of its first NaN, if any."""
         part = self.values[begin:end]
         if not math.isnan(sum(part)):
             return sorted({begin + part.index(min(part)), begin + part.index(max(part))})
@@ -60,7 +61,7 @@ class Curve:
 
 @dataclass
 class AttemptLines:
-    """Times of one attempt, from its lines."""
+    """The times of one attempt, from its lines in metrics.jsonl."""
 
     began: float | None = None
     """Start of training in seconds since the epoch; None if the attempt did not report it."""
@@ -69,25 +70,32 @@ class AttemptLines:
     reached: int = -1
     """Number of batches at its last report; -1 before the first."""
     last: float = 0.0
-    """Time of its last line."""
+    """Time of its last line, in seconds since the epoch."""
     validation_ends: array[float] = field(default_factory=lambda: array("d"))
+    """End of each validation that recorded its duration, in seconds since the epoch."""
     validation_s: array[float] = field(default_factory=lambda: array("d"))
-    """Duration of each validation in seconds, as many as batches."""
+    """Duration of the same validations, in seconds."""
 
 
 class MetricHistory:
-    """Reads lines in order, oldest first. Reports that a later attempt invalidates are removed from the curves."""
+    """The curves of all metrics of a trial, and the times of its attempts.
+
+    Reports that a later attempt made void are removed from the curves.
+    """
 
     def __init__(self, lines: Iterable[Record] = (), saves: Sequence[Save] = ()) -> None:
+        """Read `lines`, oldest first. The time of `saves` does not count as training in `batches_per_s`."""
         self.attempts: dict[int, AttemptLines] = {}
         self.batches = 0
-        """Time of the newest report, valid or not."""
+        """Number of batches at the newest report, valid or not."""
         self.training: dict[str, Curve] = {}
         self.validation: dict[str, Curve] = {}
         self.validation_s = Curve()
+        """Duration of each validation, in seconds."""
         self.batches_per_s = Curve()
-        """Seconds between two training reports, without validations and saves."""
+        """Speed between two training reports, not counting the time of validations and saves."""
         self._stalls = _Stalls(saves)
+        # since the last training report or start of an attempt: its time, its batches, and the seconds of validations
         self._since, self._from, self._validated_s = math.nan, 0, 0.0
         for line in lines:
             if "time" in line and "attempt" in line:
@@ -144,7 +152,7 @@ class _Stalls:
         self._sums = list(accumulate((save.stall_s for save in saves), initial=0.0))
 
     def between(self, begin: float, end: float) -> float:
-        """Return the seconds between two times; 0 if `begin` is NaN."""
+        """Return the seconds of the saves that began from `begin` until before `end`, in seconds since the epoch."""
         if not self._begins:
             return 0.0
         return self._sums[bisect_left(self._begins, end)] - self._sums[bisect_left(self._begins, begin)]

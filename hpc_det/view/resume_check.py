@@ -18,11 +18,13 @@ from hpc_det.store.metrics import read_reports
 from hpc_det.store.trace_names import GENERATOR, LOADER, UNSAVED, WRAPPED_BY, unwrapped
 
 TraceEntry: TypeAlias = dict[str, Any]
-"""An entry of a trace, see `hpc_det.pytorch.state.resume_trace`."""
+"""A line of a trace, which describes one batch; see `hpc_det.pytorch.state.resume_trace`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
+    """A value that is not the same in both trainings."""
+
     batch: int
     """Number of the batch, for its data, its metrics or the state before it; for a report, the number of batches
     trained.
@@ -31,29 +33,32 @@ class Difference:
     """`state`, `data`, `metrics`, or, for reports, `training` or `validation`."""
     name: str
     undisturbed: str | None
+    """Value in the training that was not stopped, as text; None if only the other training has it."""
     stopped: str | None
-    """Value in the stopped training; None if only the other training has it."""
+    """Value in the stopped training, as text; None if only the other training has it."""
     rank: int | None = None
-    """Number of the rank; None for a report, which is of all ranks."""
+    """Number of the rank; None for a report, which covers all ranks."""
 
     @property
     def is_saved(self) -> bool:
-        """True if a resume must restore it for the trainings to be equal."""
+        """False for state in no checkpoint: a difference of it alone does not make a resume inexact."""
         return not self.name.startswith(UNSAVED)
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """The result of comparing two trainings."""
+
     batches: int
     """Number of batches that both have trained."""
     resumes: tuple[int, ...]
     """Numbers of batches from which the stopped training resumed."""
     first: tuple[Difference, ...]
-    """All differences at the first batch, in the first of its parts, that has any. Unsaved state does not count."""
+    """All differences in the first part of the first batch that has any, not counting unsaved state."""
     lost: tuple[Difference, ...]
-    """Unsaved state that was equal before a stop and differs after it."""
+    """State in no checkpoint that was equal before a stop and differs after it."""
     unlike: tuple[Difference, ...]
-    """Unsaved state that differed from the start."""
+    """State in no checkpoint that differed from the start."""
 
     @property
     def is_identical(self) -> bool:
@@ -61,12 +66,13 @@ class Comparison:
 
 
 def compare(undisturbed: TrialFolder, stopped: TrialFolder) -> Comparison:
-    """Return the comparison. Raises HpcDetError for a training without a trace, such as a script without hpc_det's
-    Trainer.
+    """Return the comparison of two trainings of the same trial.
+
+    Raises HpcDetError if a training has no trace, for instance a script without hpc_det's Trainer.
     """
     traces = [_traces(undisturbed), _traces(stopped)]
     if len(traces[0]) != len(traces[1]):
-        raise HpcDetError(f"the trainings had {len(traces[0])} and {len(traces[1])} ranks; give the number by --ranks")
+        raise HpcDetError(f"the trainings had {len(traces[0])} and {len(traces[1])} ranks; set the number with --ranks")
     differences = [*_in_reports(undisturbed, stopped)]
     for rank, pair in enumerate(zip(*traces, strict=True)):
         differences += _in_traces(rank, *pair)
@@ -89,7 +95,7 @@ def _traces(trial: TrialFolder) -> list[list[TraceEntry]]:
     traces = [read_counted(file, "batch") for file in files]
     if not all(traces) or not traces:
         raise HpcDetError(
-            "the training has left no trace of its batches: only trials and the Trainer of hpc_det.pytorch do that"
+            "the training wrote no trace of its batches; only trials and the Trainer of hpc_det.pytorch write one"
         )
     return traces
 
@@ -143,7 +149,7 @@ def _lost(unsaved: Sequence[Difference], resumes: Sequence[int]) -> Iterator[Dif
 
 
 def _without_position(name: str) -> str:
-    """Return the name without its index: a list of times differs in each entry after its first."""
+    """Return the name without its index: if one entry of a list differs, those after it usually do, too."""
     return re.sub(r"\[[\d(].*\]$", "[]", name)
 
 
@@ -153,7 +159,7 @@ def _without_position(name: str) -> str:
 Kind = Literal[
     "state",  # a value that no checkpoint holds
     "generator",  # a random generator that no checkpoint holds, or that begins anew with another seed
-    "module",  # the four objects that a context wraps, and did not
+    "module",  # this and the next three: an object that the trial did not wrap with its context
     "optimizer",
     "scheduler",
     "scaler",
@@ -190,7 +196,7 @@ class Cause:
 
 
 def causes(found: Comparison) -> list[Cause]:
-    """Return the causes, the most probable first. If the trainings are equal: the lost state without an effect."""
+    """Return the causes, the most probable first; for equal trainings, the state that was lost without an effect."""
     if found.is_identical:
         return _each_once(found.lost)
     first = found.first[0]
@@ -235,7 +241,7 @@ def _lost_by_data() -> Cause:
 
 
 def _unknown(first: Difference, resumed: int) -> Iterator[Cause]:
-    """Yield the cause of a difference in the state after a batch, which is the state before the next one."""
+    """Yield the possible causes of a difference after the resume at batch `resumed`, the more probable first."""
     hidden = Cause(
         "hidden state",
         None,
@@ -244,6 +250,7 @@ def _unknown(first: Difference, resumed: int) -> Iterator[Cause]:
         f"{_IN_A_CHECKPOINT}; {_STOPS_0}",
     )
     kernel = _nondeterminism(f"{_DETERMINISTIC}; {_STOPS_0}")
+    # state is recorded before a batch, so a difference in it arose in the batch before
     is_at_once = first.batch - (first.part == "state") <= resumed
     yield from (hidden, kernel) if is_at_once else (kernel, hidden)
 

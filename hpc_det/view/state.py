@@ -1,7 +1,7 @@
 """The jobs, configuration and state of an experiment, from its files.
 
-The state comes from the search's journal and, if that does not settle it, from the scheduler. The scheduler is asked
-before the files are read, so that an end in between is noticed.
+The state comes from the search's journal and, if that leaves it open, from the scheduler. The scheduler is queried
+before the files are read: if the last job ends in between, the files show its end.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from hpc_det.view.trials import counted
 
 
 class ExperimentState(str, enum.Enum):
+    """The state of an experiment, as commands show it."""
+
     SUBMITTING = "SUBMITTING"
-    """A process submits its jobs, or was killed while doing so."""
+    """A process is submitting its jobs, or was killed while doing so."""
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
     SUSPENDED = "SUSPENDED"
@@ -63,18 +65,19 @@ _NOT_FINAL = {
 
 @dataclass(frozen=True, kw_only=True)
 class SubmittedJob:
-    """One call of the scheduler: a job, or an array of jobs."""
+    """The result of one submission: a job, or an array of jobs."""
 
     job_id: str
     scheduler: Literal["slurm", "pbs", "local"]
     submitted: float
+    """Seconds since the epoch."""
     first: int
-    """Number of the first worker."""
+    """Number of the first worker; the others have the numbers after it."""
     workers: int
 
 
 class ExperimentView:
-    """The content of an experiment's files at the last look."""
+    """The content of an experiment's files, as of the last call of `look`."""
 
     def __init__(self, folder: ExperimentFolder) -> None:
         """Read the files. Raises HpcDetError if they are damaged."""
@@ -86,15 +89,15 @@ class ExperimentView:
         self.jobs: list[SubmittedJob] = []
         """Submitted jobs, oldest first."""
         self.submitter: Submitter | None = None
-        """Process that submits its jobs, or was interrupted doing so."""
+        """Process that is submitting its jobs, or was killed while doing so; None if no submission is open."""
         self.submitted = 0.0
-        """Start of the last submission in seconds since the epoch. The job is known only after it has succeeded."""
+        """Start of the last submission, in seconds since the epoch; `jobs` has its jobs only when it has succeeded."""
         self.waits_for: str | None = None
-        """The scheduler's reasons for waiting jobs, from the last answer."""
+        """The scheduler's reason why a job waits, from the last call of `state`; None if no job waits."""
         self.reports: list[Entry] = []
         """Reports of trials to the search, and their ends, oldest first."""
         self.entries = 0
-        """Number of entries of the search's journal read."""
+        """Number of entries of the search's journal that were read."""
         self.search = self.look()
 
     @property
@@ -102,23 +105,23 @@ class ExperimentView:
         return self.folder.id
 
     def look(self) -> SearchState:
-        """Read the files further from where the last look ended."""
+        """Read what is new in the files, and return the state of the search. Raises HpcDetError if they are damaged."""
         with _readable(self.folder):
             for entry in self._journal.new():
                 self.entries += 1
                 self.reports += [entry] if entry["event"] in ("reported", "ended") else []
                 self.submitted = entry["time"] if entry["event"] == "submitted" else self.submitted
-            self.submitter = submitter_of(self.folder)  # before the jobs, which are there when it is not
+            self.submitter = submitter_of(self.folder)  # before the jobs, which are all recorded when it is None
             self.jobs += _jobs(self.folder, after=len(self.jobs))
             return self._journal.state()
 
     def plan(self) -> JobPlan:
-        """The plan. Raises HpcDetError if the file is damaged."""
+        """Return the plan of the jobs. Raises HpcDetError if the file is damaged."""
         with _readable(self.folder):
             return JobPlan.of(self.folder)
 
     def about(self) -> About:
-        """The name, description and labels as of now. Raises HpcDetError if the file is damaged."""
+        """Return the current name, description and labels. Raises HpcDetError if the file is damaged."""
         with _readable(self.folder):
             return read_about(self.folder, self.config)
 
@@ -129,11 +132,13 @@ class ExperimentView:
 
     @property
     def has_many_trials(self) -> bool:
+        """True if the search has created more than one trial, or expects to."""
         return max(self.search.method.trials_expected, len(self.search.trials)) > 1
 
     def job_ids(self) -> list[str]:
-        """Return the ids of jobs and arrays, each before its successors, and of running jobs that were
-        started by hand.
+        """Return the ids of all jobs and arrays, each before its successors.
+
+        Includes running jobs that a user submitted by hand.
         """
         ids: list[str] = []
         for number, job in enumerate(self.jobs, 1):
@@ -144,7 +149,7 @@ class ExperimentView:
         return list(dict.fromkeys([*ids, *by_hand]))
 
     def settled(self) -> ExperimentState | None:
-        """Return the final state, or PAUSED; None if the scheduler must be asked."""
+        """Return the final state, or PAUSED; None if the scheduler must be queried."""
         if self.search.present or not self.search.rests:
             return None
         return self._at_rest()
@@ -173,7 +178,10 @@ class ExperimentView:
         return self._after_all_jobs()
 
     def _seems_to_run(self) -> bool:
-        """Return whether files suggest a running job: a preempted worker is in the queue and has not left."""
+        """Return whether files suggest a running job; used if the scheduler does not answer.
+
+        A worker that was preempted waits in the queue, although the search's journal still lists it as present.
+        """
         search = self.search
         if search.finished:
             return bool(search.present)
@@ -181,23 +189,24 @@ class ExperimentView:
         return any(not attempts or not attempts[0].is_requeued for attempts in last)
 
     def _after_all_jobs(self) -> ExperimentState:
-        if self.search.rests:  # workers that had no time to leave
+        if self.search.rests:  # workers that were killed before they could record their exit
             return self._at_rest()
         return ExperimentState.CANCELED if self._cancellation() else ExperimentState.ERROR
 
     def _at_rest(self) -> ExperimentState:
-        """Return the state of a paused experiment, which may also have ended: its work was done by then, or it was
-        cancelled later.
+        """Return the state of an experiment without work: the final state, or PAUSED.
+
+        A paused experiment has ended if its trials were finished by then, or if it was cancelled later.
         """
         return _final(self.search) if self.search.finished else ExperimentState.PAUSED
 
     def _cancellation(self) -> str | None:
-        """Return the author of a request that ended an unfinished trial."""
+        """Return who requested the end of an unfinished trial, or None."""
         requests = (cancellation(self.folder.trial(number)) for number in _not_completed(self.search, Exit.CANCELLED))
         return next((request.source for request in requests if request), None)
 
     def why_not_completed(self, found: ExperimentState) -> str:
-        """Return one sentence, with the first failure if there is one."""
+        """Return in a sentence why the experiment ended in the state `found`, with its first failure if it had one."""
         search = self.search
         if found is ExperimentState.CANCELED:
             source = search.cancelled or self._cancellation()
@@ -232,7 +241,7 @@ def _jobs(folder: ExperimentFolder, *, after: int) -> list[SubmittedJob]:
 
 
 def _next_jobs(path: Path) -> list[str]:
-    """Return the jobs that wait for the end of a job. Raises DamagedFile."""
+    """Return the ids of the successors of a job, from their file. Raises DamagedFile."""
     data = read_visible(path)
     jobs: list[str] = [] if data is None else checked(data, {"jobs": list[str]}, path)["jobs"]
     return jobs
@@ -244,6 +253,7 @@ def _final(search: SearchState) -> ExperimentState:
         return ExperimentState.CANCELED
     if search.given_up:
         return ExperimentState.ERROR
+    # in a finished search, a trial without a recorded end has completed all that was wanted of it
     ends = {trial.ended or Exit.COMPLETED for trial in search.trials.values()}
     if Exit.COMPLETED in ends:
         return ExperimentState.COMPLETED
@@ -259,6 +269,7 @@ def _not_completed(search: SearchState, *more: Exit) -> list[int]:
 
 @contextmanager
 def _readable(folder: ExperimentFolder) -> Iterator[None]:
+    """Raise errors of reading files in this block as HpcDetError, with the number of the experiment."""
     try:
         yield
     except DamagedFile as error:
@@ -286,9 +297,9 @@ def effective_config(experiment: ExperimentFolder) -> Tree:
 
 
 def shown_config(experiment: ExperimentFolder) -> tuple[Tree, dict[str, str]]:
-    """Return the effective configuration for display, and the layer of each leaf by its path.
+    """Return the effective configuration for display, and the layer that set each leaf, by its path.
 
-    Secrets are masked; name, description and labels are those of now. Raises HpcDetError if the file is damaged.
+    Secrets are masked; name, description and labels are the current ones. Raises HpcDetError if the file is damaged.
     """
     submitted = masked(effective_config(experiment))
     about = read_about(experiment, submitted).as_json()

@@ -20,7 +20,7 @@ UNREADABLE = (HpcDetError, OSError, ValueError, LookupError, TypeError)
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A summary in plain values, as stored in JSON."""
+    """A summary in plain values, as the index of experiments stores it. None: not known."""
 
     id: int
     name: str
@@ -42,8 +42,9 @@ class Summary:
 
 
 def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> Summary:
-    """Return the summary. With damaged files, only the state is certain. `metrics`: of a single trial, if
-    read already.
+    """Return the summary of an experiment in this state. If files are damaged, it contains the state and no progress.
+
+    `metrics`: those of a single trial, if they were read already.
     """
     submitted = view.jobs[0].submitted if view.jobs else None
     try:
@@ -54,8 +55,9 @@ def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | Non
 
 
 def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> dict[str, Any]:
-    """Return the progress. With several trials the search provides it, since a list must not read a
-    thousand folders.
+    """Return the fields of a Summary from `batches` on.
+
+    With several trials they come from the search alone, since a list must not read the folders of a thousand trials.
     """
     search, searcher = view.search, view.config["searcher"]
     counts = asdict(counted(search, is_running=state.has_job))
@@ -80,7 +82,7 @@ def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | No
 
 
 def best(view: ExperimentView, metrics: Metrics | None = None) -> dict[str, Any] | None:
-    """Return the best value from the reports to the search, or from the validations of a single trial."""
+    """Return the best value: of the reports to the search or, with a single trial, of its validations."""
     searcher = view.config["searcher"]
     if not view.has_many_trials:
         return best_of_one(metrics or Metrics.read(view.folder.trial(), searcher), 1)
@@ -92,11 +94,12 @@ def best(view: ExperimentView, metrics: Metrics | None = None) -> dict[str, Any]
 
 
 def best_of_one(metrics: Metrics, trial: int) -> dict[str, Any] | None:
+    """Return the best validation of a trial: metric, value, batches and trial; None before the first one."""
     return {**asdict(metrics.best), "trial": trial} if metrics.best else None
 
 
 def why(view: ExperimentView, state: ExperimentState) -> str | None:
-    """Return, in a sentence, the reason for which it waits, what happens next, or what ended it."""
+    """Return in a sentence why the experiment is in this state, or None if the state needs no explanation."""
     search = view.search
     match state:
         case ExperimentState.SUBMITTING:
@@ -106,11 +109,11 @@ def why(view: ExperimentView, state: ExperimentState) -> str | None:
         case ExperimentState.PAUSED:
             return f"by {search.paused}"
         case ExperimentState.SUSPENDED:
-            return "its scheduler has stopped its processes, and continues them later (`hpc-det job list`)"
+            return "the scheduler has stopped its processes and will continue them later (see `hpc-det job list`)"
         case ExperimentState.RUNNING if search.cancelled:
-            return f"{search.cancelled} has canceled it, and its trials save"
+            return f"{search.cancelled} has canceled it, and its trials are saving"
         case ExperimentState.RUNNING if search.paused:
-            return f"{search.paused} has paused it, and its trials save"
+            return f"{search.paused} has paused it, and its trials are saving"
         case ExperimentState.ERROR | ExperimentState.CANCELED:
             return view.why_not_completed(state)
     return None

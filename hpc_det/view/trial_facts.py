@@ -21,7 +21,7 @@ from hpc_det.view.trial_history import SPEC, AttemptHistory, Metrics, read_toler
 from hpc_det.view.trials import TrialState, attempts_of, trial_state
 
 MOST_OF_PROFILE = 32 * 2**20
-"""Largest size in bytes of a profile for a verdict: reading it takes two seconds. `trial profile` has no limit."""
+"""Largest profile, in bytes, that is read for a verdict; this takes two seconds. `trial profile` has no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class TrialFacts:
 
     @property
     def job_id(self) -> str | None:
-        """Job of its last attempt."""
+        """Job of its last attempt; None before the first one."""
         return self.attempts[-1].job_id if self.attempts else None
 
     @property
@@ -84,17 +84,18 @@ class TrialFacts:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """Best validation: metric, value, batches, trial."""
+        """Best validation: metric, value, batches and trial; None before the first one."""
         return best_of_one(self.metrics, self.id)
 
     @property
     def reported(self) -> float | None:
-        """Last value reported to the search."""
+        """Last value that the trial reported to the search; None before the first report."""
         return self.view.search.trials[self.id].value
 
     def history(self) -> MetricHistory:
-        """Return all metrics over the batches. They are read each time, since those of a thousand trials would not fit
-        into memory.
+        """Return all metrics over the batches.
+
+        The file is read at each call: the metrics of a thousand trials would not fit into memory.
         """
         return MetricHistory(each(self.folder.metrics), self.saves)
 
@@ -115,8 +116,9 @@ class TrialFacts:
     # --- performance
 
     def profile(self, history: MetricHistory | None = None) -> Record | None:
-        """Return the record of `hpc-det trial profile --json`; None without a profile. `history`: metrics, if read
-        already.
+        """Return the record that `trial profile --json` prints, or None without a profile.
+
+        `history`: all metrics, if they were read already.
         """
         return profile(self.view, self.folder, history) if self.folder.profile.exists() else None
 

@@ -27,7 +27,7 @@ from hpc_det.view.formatting import clock, one_line
 
 
 def final_exit(trial: TrialFolder) -> Exit | None:
-    """Return the end of the trial from its journal; None if it may continue."""
+    """Return how the trial ended, from its journal; None if it may continue."""
     match Journal(trial.journal).verdict():
         case (Cause.FINISHED, Action.DONE, _):
             return Exit.COMPLETED
@@ -39,7 +39,7 @@ def final_exit(trial: TrialFolder) -> Exit | None:
 
 
 def why_not_completed(trial: TrialFolder) -> str:
-    """Return one sentence, with the first failure if there is one."""
+    """Return in a sentence why the trial was not completed, with the first failure if there is one."""
     attempts = read_attempts(trial)
     last = attempts[-1] if attempts else None
     if last is None:
@@ -53,7 +53,7 @@ def why_not_completed(trial: TrialFolder) -> str:
 
 
 def cancellation(trial: TrialFolder) -> StopRequest | None:
-    """Return the stop request that ended the trial."""
+    """Return the request of `cancel` or `kill` that concerns the last attempt of the trial, or None."""
     data = read_tolerantly(trial.stop)
     try:
         request = made(StopRequest, data, trial.stop) if data else None
@@ -68,13 +68,14 @@ def cancellation(trial: TrialFolder) -> StopRequest | None:
 
 @dataclass(kw_only=True)
 class AttemptHistory:
-    """One start of the trial's gang; fields after `started` are unknown until the attempt has ended."""
+    """One start of the trial's gang. The fields from `ended` to `failure` are None until its end is recorded."""
 
     number: int
     job_id: str
     worker: int
     host: str
     started: float
+    """Seconds since the epoch, as `ended`."""
     ended: float | None = None
     cause: str | None = None
     batches: int | None = None
@@ -84,7 +85,7 @@ class AttemptHistory:
     failure: str | None = None
     problems: list[str] = field(default_factory=list)
     late: bool = False
-    """True if a later start recorded the end; then `ended` is when that started."""
+    """True if a later attempt recorded the end, because the job was killed; `ended` is then the time of the record."""
     continued: bool = False
     """True if the owner continued the trial after a final end."""
 
@@ -119,8 +120,8 @@ def read_attempts(trial: TrialFolder) -> list[AttemptHistory]:
 def closed_attempt(trial: TrialFolder, attempt: AttemptHistory, *, is_completed: bool) -> AttemptHistory:
     """Return the last attempt of a trial whose job was killed before it could record the end.
 
-    The end follows from the ranks' outcome, or from the search if the trial `is_completed`; otherwise the attempt stays
-    open.
+    The end is that of the ranks' outcome, or `finished` if the trial `is_completed` for the search. Without either, the
+    attempt is returned unchanged and stays open.
     """
     outcome = read_tolerantly(trial.outcome, {"attempt": int, "kind": str}) or {}
     is_its = outcome.get("attempt") == attempt.number and outcome["kind"] in (Cause.FINISHED, Cause.WAITING)
@@ -137,7 +138,7 @@ def closed_attempt(trial: TrialFolder, attempt: AttemptHistory, *, is_completed:
         cause=cause.value,
         action=decide([AttemptEnd(cause=cause, steps=batches)], 0).action.value,
         batches=batches,
-        why="its job was killed before it could write that",
+        why="its job was killed before it could record the end",
     )
 
 
@@ -172,11 +173,11 @@ _NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again",
 
 
 def attempt_in_words(attempt: AttemptHistory, now: float, *, is_over: bool) -> str:
-    """Return a sentence about an attempt; `is_over`: nothing runs any more."""
+    """Return a sentence about an attempt. `is_over`: nothing of the experiment runs any more."""
     start = f"attempt {attempt.number} on {attempt.host}"
     since = clock(attempt.started, now)
     if attempt.ended is None or attempt.action is None:
-        return f"{start} from {since}: its end was not written" if is_over else f"{start} since {since}"
+        return f"{start} from {since}: its end was not recorded" if is_over else f"{start} since {since}"
     sentence = f"{start} from {since} to {clock(attempt.ended, now)}: {_end_in_words(attempt)}"
     action = Action(attempt.action)
     if action in _NEXT:
@@ -196,6 +197,8 @@ def _end_in_words(attempt: AttemptHistory) -> str:
 
 @dataclass(frozen=True)
 class Validation:
+    """One value of a metric, from a validation."""
+
     metric: str
     value: float | str
     """The value as stored: JSON has no NaN and infinities, so these are "NaN", "Infinity" and "-Infinity"."""
@@ -203,23 +206,24 @@ class Validation:
 
 
 class Metrics:
-    """Progress and metrics of a trial, from the valid reports in metrics.jsonl."""
+    """Progress, and the last and best metrics of a trial, from the valid reports in metrics.jsonl."""
 
     def __init__(self, searcher: Tree) -> None:
-        """`searcher`: that section of the effective configuration."""
+        """Create metrics without any report. `searcher`: that section of the effective configuration."""
         self.name: str = searcher["metric"]
         self._smaller_is_better: bool = searcher["smaller_is_better"]
         self.batches = 0
         self.total: int | None = None
-        """Number of batches of the whole trial; unknown before the first report."""
+        """Number of batches of the whole trial; None before the first report, or if it has no fixed length."""
         self.training: dict[str, float | str] = {}
         self.validation: dict[str, float | str] = {}
         self.best: Validation | None = None
 
     @classmethod
     def read(cls, trial: TrialFolder, searcher: Tree) -> Metrics:
-        """Return the metrics of a whole file, which may have a million lines, few of which are parsed."""
+        """Return the metrics of a trial. Its file may have a million lines, of which only a few are parsed."""
         metrics = cls(searcher)
+        # in the order of writing, so that the newest report determines the progress
         for report in reversed(last_reports(trial.metrics).values()):
             metrics._take(report)
         for steps, value in validations(trial.metrics, metrics.name).items():
@@ -227,7 +231,7 @@ class Metrics:
         return metrics
 
     def take(self, reports: Iterable[Record]) -> None:
-        """Take new reports of the attempt that wrote the last one; after the start of another attempt, use `read`."""
+        """Add new reports of the current attempt. When another attempt has started, `read` must be used instead."""
         for report in reports:
             self._take(report)
             value = number_in(report["metrics"].get(self.name)) if report["kind"] == "validation" else None
@@ -258,7 +262,7 @@ def checkpoint_to_take(trial: TrialFolder, best: Validation | None) -> Committed
 
 
 def is_complete(checkpoint: Committed) -> bool:
-    """Return whether every file of the manifest exists in its size; the content is not read."""
+    """Return whether every file of the manifest exists with its full size; the content is not read."""
     try:
         return all((checkpoint.path / name).stat().st_size == entry.size for name, entry in checkpoint.files.items())
     except OSError:
@@ -266,11 +270,11 @@ def is_complete(checkpoint: Committed) -> bool:
 
 
 SPEC: Shape = {"hparams": dict, "trial_seed": int}
-"""Fields of trial.json."""
+"""The fields of trial.json that are read here."""
 
 
 def hosts_of(trial: TrialFolder, attempt: AttemptHistory) -> list[str]:
-    """Return the hosts of the gang, as far as they are known."""
+    """Return the hosts of the gang, or only the first one if the list of nodes cannot be read."""
     with suppress(DamagedFile, PermissionError):
         found = read_json(trial.nodes(attempt.number))
         return found if found and fits(found, list[str]) else [attempt.host]
@@ -278,7 +282,7 @@ def hosts_of(trial: TrialFolder, attempt: AttemptHistory) -> list[str]:
 
 
 def read_tolerantly(path: Path, shape: Shape = MappingProxyType({})) -> dict[str, Any] | None:
-    """Return the map in a file; None if it is missing, damaged or private."""
+    """Return the map in a file; None if the file is missing, damaged or not readable for this user."""
     try:
         return read_map(path, shape)
     except (DamagedFile, PermissionError):
@@ -286,7 +290,7 @@ def read_tolerantly(path: Path, shape: Shape = MappingProxyType({})) -> dict[str
 
 
 def read_visible(path: Path) -> Any | None:
-    """Return the JSON in a file; None if it is missing or private. Raises DamagedFile."""
+    """Return the JSON in a file; None if the file is missing or not readable for this user. Raises DamagedFile."""
     try:
         return read_json(path)
     except PermissionError:

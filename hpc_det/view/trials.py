@@ -16,11 +16,13 @@ from hpc_det.view.trial_history import AttemptHistory, closed_attempt, read_atte
 
 
 class TrialState(str, enum.Enum):
+    """The state of a trial, as commands show it."""
+
     QUEUED = "QUEUED"
     """Created without a worker: its job waits, or was requeued."""
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"
-    """Paused by the user, or by the searcher, which may want more of it."""
+    """Paused by the user, or by the searcher, which may train it further."""
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
     INVALID = "INVALID"
@@ -43,7 +45,8 @@ STATE_AFTER = {
 def attempts_of(search: SearchState, trial: TrialFolder, *, is_over: bool) -> list[AttemptHistory]:
     """Return all attempts of a trial, oldest first. `is_over`: nothing of the experiment runs any more.
 
-    A job may be killed between the last report to the search and the end of the attempt, which is then not recorded.
+    If a job was killed after the last report to the search and before it recorded the end of the attempt, the end is
+    derived from other files.
     """
     attempts = read_attempts(trial)
     if attempts and attempts[-1].is_open:
@@ -63,22 +66,22 @@ def trial_state(
         return TrialState.RUNNING
     if found := _end(search, number, last):
         return found
-    is_wanted = search.trials[number].worker is not None
+    has_worker = search.trials[number].worker is not None
     if search.cancelled or is_over:
-        return TrialState.ERROR if is_wanted and not search.cancelled else TrialState.CANCELED
-    if is_wanted:
+        return TrialState.ERROR if has_worker and not search.cancelled else TrialState.CANCELED
+    if has_worker:
         return TrialState.QUEUED if last and last.is_requeued else TrialState.RUNNING
     is_paused = search.paused or (last and last.action in (Action.WAIT, Action.PAUSE))
     return TrialState.PAUSED if is_paused else TrialState.QUEUED
 
 
 def state_now(search: SearchState, trial: TrialFolder, *, is_over: bool) -> TrialState:
-    """Return the same, after reading the trial's journal."""
+    """Return the state of a trial like `trial_state`, with the attempts from its journal."""
     return trial_state(search, trial.id, read_attempts(trial), is_over=is_over)
 
 
 def _end(search: SearchState, number: int, last: AttemptHistory | None) -> TrialState | None:
-    """Return the end from the search, or else from the trial's journal, which is written first."""
+    """Return the final state by the search, or else by the trial's journal, which is written first; None: no end."""
     if ended := search.trials[number].ended:
         return STATE_AFTER[ended]
     if search.method.is_closed(number):
@@ -92,6 +95,8 @@ def _end(search: SearchState, number: int, last: AttemptHistory | None) -> Trial
 
 @dataclass(frozen=True, kw_only=True)
 class TrialCounts:
+    """The numbers of trials of an experiment."""
+
     expected: int
     created: int
     running: int
@@ -102,12 +107,12 @@ class TrialCounts:
 
     @property
     def ended(self) -> int:
-        """Number of expected trials that have ended."""
+        """Number of trials that completed or failed; invalid ones do not count, since others replace them."""
         return self.completed + self.failed
 
 
 def counted(search: SearchState, *, is_running: bool) -> TrialCounts:
-    """Without a look at the trials' own files. `is_running`: the experiment."""
+    """Return the numbers of trials, without reading files of trials. `is_running`: a job of the experiment runs."""
     ends = [
         trial.ended or (Exit.COMPLETED if search.method.is_closed(number) else None)
         for number, trial in search.trials.items()
@@ -123,18 +128,19 @@ def counted(search: SearchState, *, is_running: bool) -> TrialCounts:
 
 
 def length_unit(searcher: Tree) -> str | None:
-    """batches, records or epochs; None for a search that names no length."""
+    """Return batches, records or epochs; None if the search has no max_length."""
     return next(iter(searcher.get("max_length") or []), None)
 
 
 def differing(hparams: Sequence[dict[str, Any]]) -> list[str]:
-    """The names, dotted where nested, of values that are not the same in all trials."""
+    """Return the names of values that are not the same in all trials; nested names are joined by dots."""
     flat = [flattened(each) for each in hparams]
     names = dict.fromkeys(name for each in flat for name in each)
     return [name for name in names if any(each.get(name) != flat[0].get(name) for each in flat)]
 
 
 def flattened(hparams: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the hyperparameters in one level; nested names are joined by dots."""
     found: dict[str, Any] = {}
     for name, value in hparams.items():
         found |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}

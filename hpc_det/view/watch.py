@@ -19,21 +19,22 @@ from hpc_det.view.interrupted import find_successors, settle
 from hpc_det.view.state import ExperimentState, ExperimentView
 
 NO_NEWS = JobStatus(JobState.UNKNOWN)
+"""The status of a job before the scheduler has reported it."""
 POLL_S = 0.2
-"""Seconds between two looks at the files."""
+"""Seconds between two reads of the files."""
 SUBMISSION_S = 60.0
-"""Seconds after which a submission has failed."""
+"""Seconds after the start of a submission for which its jobs are still expected."""
 LONGEST_PAUSE_S = 30.0
 """Longest time in seconds between two queries of the scheduler while nothing changes."""
 
 
 def ask_every_s(scheduler: Scheduler) -> float:
-    """Return the shortest time in seconds between two queries."""
+    """Return the minimum seconds between two queries of the scheduler; the local machine answers without a query."""
     return ASK_S if scheduler.has_queue else 0.0
 
 
 def states(views: Iterable[ExperimentView]) -> dict[int, ExperimentState]:
-    """Return the states by id. Schedulers are asked only about experiments without a final state, and once each.
+    """Return the states by number. Each scheduler is queried once, about all experiments whose files leave it open.
 
     Raises HpcDetError for experiments with damaged files.
     """
@@ -46,7 +47,7 @@ def states(views: Iterable[ExperimentView]) -> dict[int, ExperimentState]:
 def readable_states(
     views: Iterable[ExperimentView],
 ) -> tuple[dict[int, ExperimentState], dict[int, HpcDetError]]:
-    """Return the same, and the errors of experiments with damaged files by id."""
+    """Return the states like `states`, and the errors of experiments with damaged files; both by number."""
     found: dict[int, ExperimentState] = {}
     damaged: dict[int, HpcDetError] = {}
     waiting: dict[str, list[tuple[ExperimentView, list[str]]]] = {}
@@ -61,7 +62,7 @@ def readable_states(
     for name, asked in waiting.items():
         statuses = schedulers.scheduler(name).status([job for _, job_ids in asked for job in job_ids], run_command)
         if (reason := _no_news(statuses)) is not None:
-            say(f"no answer from the scheduler for some jobs, whose states are those of files: {reason}")
+            say(f"the scheduler did not report some jobs, so their states come from files: {reason}")
         for view, job_ids in asked:
             with _kept(damaged, view):
                 found[view.id] = _with_successors(view, view.state([statuses[job] for job in job_ids]))
@@ -69,7 +70,7 @@ def readable_states(
 
 
 def readable_views(experiments: Iterable[ExperimentFolder]) -> tuple[list[ExperimentView], dict[Path, HpcDetError]]:
-    """Return the experiments whose files can be read, and the errors of the others by folder."""
+    """Return the views of experiments whose files can be read, and the errors of the others, by folder."""
     views: list[ExperimentView] = []
     damaged: dict[Path, HpcDetError] = {}
     for experiment in experiments:
@@ -90,36 +91,37 @@ def _kept(damaged: dict[int, HpcDetError], view: ExperimentView) -> Iterator[Non
 
 
 def _with_successors(view: ExperimentView, found: ExperimentState) -> ExperimentState:
-    """Return the state after looking for a successor: a job may be killed just after it has submitted the next one."""
+    """Return the state, corrected if a job was killed after it submitted a successor and before it recorded it."""
     if not found.is_final or view.settled() or not view.is_own or not view.jobs:
         return found
     try:
         if not find_successors(view.folder):
             return found
-    except (CommandError, OSError) as error:  # of a full disk
-        say(f"experiment {view.id}: the next job is unknown: {error}")
+    except (CommandError, OSError) as error:  # OSError: for instance, the disk is full
+        say(f"experiment {view.id}: searching the queue for its next job failed: {error}")
         return found
     statuses = schedulers.scheduler(view.jobs[0].scheduler).status(view.job_ids(), run_command)
     return view.state(statuses.values())
 
 
 def settle_submission(view: ExperimentView) -> None:
-    """Settle a submission whose process was killed. While the scheduler does not answer, it stays SUBMITTING."""
+    """Settle a submission whose process was killed. Until the scheduler answers, the experiment stays SUBMITTING."""
     if view.submitter is None:
         return
     try:
         if settle(view.folder):
             view.look()
-    except (CommandError, OSError) as error:  # of a full disk
+    except (CommandError, OSError) as error:  # OSError: for instance, the disk is full
         say(f"experiment {view.id}: {view.submitter} was killed while it submitted, and its jobs are unknown: {error}")
 
 
 def state(view: ExperimentView) -> ExperimentState:
+    """Return the state of one experiment, as `states` does."""
     return states([view])[view.id]
 
 
 def say(text: str) -> None:
-    """Print a message on stderr, beside the command's output."""
+    """Print a message on stderr, separate from the command's output."""
     print(f"hpc-det: {visible(text)}", file=sys.stderr, flush=True)
 
 
@@ -136,11 +138,14 @@ class Watch:
         self._next_ask = 0.0
         self._next_settle = 0.0
         self._heard: dict[str, JobStatus] = {}
+        """The scheduler's last answer, by job."""
         self._believed: list[JobStatus] = []
+        """The same, with NO_NEWS for ends that are not confirmed yet."""
 
     def state(self) -> ExperimentState:
-        """Return the state now, with a query of the scheduler if one is due. Raises HpcDetError if the experiment was
-        deleted.
+        """Return the current state, after a query of the scheduler if one is due.
+
+        Raises HpcDetError if the experiment was deleted.
         """
         self.view.look()
         if not self.view.folder.config.exists():
@@ -161,15 +166,16 @@ class Watch:
             settle_submission(self.view)
 
     def _has_another_job(self) -> bool:
-        """Return whether jobs were added since the last query, or will be soon; then the end of the former ones is not
-        final.
+        """Return whether jobs were added since the last query, or are being submitted.
+
+        In that case the end of the earlier jobs is not the end of the experiment.
         """
         last = self.view.jobs[-1].submitted if self.view.jobs else 0.0
         is_being_submitted = last < self.view.submitted and time.time() - self.view.submitted < SUBMISSION_S
         return not self.view.settled() and (self._jobs != len(self.view.jobs) or is_being_submitted)
 
     def wait(self, poll_s: float) -> ExperimentState:
-        """Return the final state."""
+        """Wait until the state is final, and return it."""
         while not (found := self.state()).is_final:
             time.sleep(poll_s)
         return found
@@ -184,39 +190,39 @@ class Watch:
         if held and self.view.is_own:
             self._lift_holds(scheduler, held)
         if (reason := _no_news(statuses)) is not None and _no_news(former) is None:
-            say(f"the scheduler gives no news of experiment {self.view.id}, its files count: {reason}")
+            say(f"the scheduler does not report experiment {self.view.id}, so its state comes from files: {reason}")
 
     def _news(self, scheduler: Scheduler) -> dict[str, JobStatus] | None:
-        """Return the scheduler's answer; None if it may not be asked yet, since other processes of the user ask it,
-        too.
-        """
+        """Return the scheduler's answer by job; None if the user's processes have queried it too recently."""
         answers = SharedAnswers(self.view.folder.root(), scheduler)
         return answers.news(self.view.job_ids(), run_command, max_age_s=ASK_S)
 
     def _wait_longer(self, shortest_s: float, *, is_quiet: bool) -> None:
-        """Wait longer before each query, while neither the answers nor the files change."""
-        grown = self.view.entries != self._entries or not is_quiet
+        """Set the time of the next query: the pause doubles while neither answers nor the search's journal change."""
+        has_changed = self.view.entries != self._entries or not is_quiet
         self._entries = self.view.entries
-        self._pause_s = shortest_s if grown else min(max(2 * self._pause_s, shortest_s), LONGEST_PAUSE_S)
+        self._pause_s = shortest_s if has_changed else min(max(2 * self._pause_s, shortest_s), LONGEST_PAUSE_S)
         self._next_ask = time.monotonic() + self._pause_s
 
     def _believable(self, job_id: str, status: JobStatus) -> JobStatus:
-        """Return a status that was confirmed. A job on its way back into the queue, or files that NFS shows late, seem
-        to have ended without a cause for a moment, so such an end must be seen twice.
+        """Return the status, or NO_NEWS for an end that the scheduler reports for the first time.
+
+        While a job is being requeued, or as long as NFS shows old files, a job seems to have ended without a cause. So
+        an end counts only if two answers in a row report it.
         """
         seen = self._heard.get(job_id)
         is_news = seen is None or seen.state is not JobState.ENDED
         return NO_NEWS if status.state is JobState.ENDED and is_news else status
 
     def _lift_holds(self, scheduler: Scheduler, job_ids: list[str]) -> None:
-        held = f"experiment {self.view.id} is back in the queue, held back by the scheduler"
+        held = f"experiment {self.view.id} is back in the queue, held by the scheduler"
         for job_id in job_ids:
             try:
                 scheduler.release(job_id, run_command)
             except HpcDetError as error:
-                say(f"{held} for a while: job {job_id}: {error}")
+                say(f"{held}: releasing job {job_id} failed: {error}")
             else:
-                say(f"{held}: job {job_id}: lifted, it may start now")
+                say(f"{held}: released job {job_id}, it may start now")
 
 
 def _held(statuses: dict[str, JobStatus]) -> set[str]:
@@ -224,19 +230,19 @@ def _held(statuses: dict[str, JobStatus]) -> set[str]:
 
 
 def _no_news(statuses: dict[str, JobStatus]) -> str | None:
-    """Return the reason for which the scheduler could not answer, or None."""
+    """Return why the scheduler reports no state of a job, or None if it reports all."""
     return next((status.reason for status in statuses.values() if status.state is JobState.UNKNOWN), None)
 
 
 def insist_on_completion(view: ExperimentView, found: ExperimentState) -> None:
-    """Raise HpcDetError with the reason for every final state except completed."""
+    """Raise HpcDetError with the reason unless the final state `found` is COMPLETED."""
     if found is not ExperimentState.COMPLETED:
-        told = f"experiment {view.id}: {found.value}: {view.why_not_completed(found)}"
-        raise HpcDetError([told, what_to_do(view)])
+        problem = f"experiment {view.id}: {found.value}: {view.why_not_completed(found)}"
+        raise HpcDetError([problem, what_to_do(view)])
 
 
 def what_to_do(view: ExperimentView) -> str:
-    """Return the remedy for an experiment that ended and was not completed."""
+    """Return what the user can do about an experiment that ended without being completed."""
     more = f"see more with `hpc-det experiment logs {view.folder.named()}`"
     if view.search.finished or not view.is_own:
         return more
@@ -244,7 +250,7 @@ def what_to_do(view: ExperimentView) -> str:
 
 
 def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
-    """Raise UsageError that names all experiments which have not ended, and those with damaged files."""
+    """Raise UsageError that names all experiments that have not ended, and those with damaged files."""
     views, damaged = readable_views(experiments)
     found, unreadable = readable_states(views)
     damaged |= {view.folder.path: unreadable[view.id] for view in views if view.id in unreadable}
@@ -280,7 +286,7 @@ def beginning_with(folders: Sequence[Path], root: Path) -> list[str]:
     running, _ = readable_states(readable_views(experiment for experiment, _ in named)[0])
     return [
         f"experiment {experiment.id} is {running[experiment.id].value}, and its trials begin with the weights in "
-        f"{source}: those that have not begun would fail"
+        f"{source}: trials that have not started would fail"
         for experiment, source in named
         if experiment.id in running and not running[experiment.id].is_final
     ]

@@ -37,9 +37,9 @@ def test_the_verdict_comes_with_its_share_the_rank_and_what_to_try(profiled: Lif
     assert (told.code, told.err) == (0, "")
     heading, why, *rest = told.out.splitlines()
     assert heading == "Trial 1/1: data loader bound"
-    assert why == "  54% of the time rank 3 on n2 waits for its data loader; the others wait for that 52% of theirs"
+    assert why == "  54% of the time rank 3 on n2 waits for its data loader; the others wait for it 52% of their time"
     assert "      DataLoader(..., num_workers=3, persistent_workers=True)" in rest
-    assert any("look at what is different for rank 3 on n2" in line for line in rest)
+    assert any("find what is different for rank 3 on n2" in line for line in rest)
 
 
 def test_timings_are_a_table_with_the_rank_that_took_longest(profiled: Life, hpc_det: Command) -> None:

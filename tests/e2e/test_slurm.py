@@ -71,7 +71,7 @@ def test_a_preempted_gang_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story
     slurm_lab.preempt(3, seconds=2)
     waited = story.wait()
     assert story.causes == ["preempted", "finished"]
-    assert "lifted, it may start now" in waited.stderr  # the 121 s for which Slurm holds a requeued job
+    assert "it may start now" in waited.stderr  # the 121 s for which Slurm holds a requeued job
     assert slurm_lab.job(story.job_id)["Restarts"] == "1"
     assert story.same_as(undisturbed)
 

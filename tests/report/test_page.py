@@ -103,7 +103,7 @@ def test_whatever_a_name_a_hyperparameter_a_metric_or_a_failure_holds_stays_text
 def test_an_experiment_that_has_not_begun_has_a_page_too(tmp_path: Path) -> None:
     shown = page_of(Life.submitted(tmp_path).folder, ExperimentState.QUEUED)
     assert Outline(shown).open == []
-    assert not unnamed(shown, "trial", "begun")
+    assert not unnamed(shown, "trial", "started")
 
 
 def test_a_trial_without_metrics_has_a_page_too(tmp_path: Path) -> None:

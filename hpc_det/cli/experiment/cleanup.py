@@ -66,8 +66,8 @@ def cleanup_daily(store: ExperimentStore) -> None:
 
 def _is_due(experiment: ExperimentFolder) -> bool:
     """Return whether logs of the experiment may have expired, judged only by the times of files."""
-    # every event of a search changes the time of its folder, so the experiment has not ended later than that;
-    # few experiments pass this test, and only their states are queried from the scheduler
+    # Every event of a search changes the time of its folder, so the experiment cannot have ended later than that. Few
+    # experiments pass this test; the scheduler is queried only about these.
     days, quiet_s = _retention_days(experiment), age_s(experiment.search)
     return days is not None and quiet_s > days * DAY_S and age_s(experiment.logs_deleted) > quiet_s
 

@@ -1,4 +1,4 @@
-"""hpc-det experiment continue, fork and activate: train an existing experiment further, again, or after a pause."""
+"""hpc-det experiment continue, fork and activate: train an experiment further, again, or after a pause."""
 
 from __future__ import annotations
 

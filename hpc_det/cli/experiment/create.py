@@ -55,12 +55,12 @@ def create(request: Request, choices: Choices) -> None:
 
 
 def submit_or_show(request: Request, choices: Choices) -> None:
-    """Submit the experiment, train it in this process, or only show it, as `choices` requests."""
+    """Submit the experiment, train it in this process, or only show it, depending on `choices`."""
     carry_out(effective(as_chosen(request, choices)), choices)
 
 
 def carry_out(found: Effective, choices: Choices) -> None:
-    """Print the notes, then train in this process, or submit and show what `choices` requests."""
+    """Print the notes; then train in this process, submit, or only show the experiment, depending on `choices`."""
     say_notes(found)
     if not choices.local:
         show_and_submit(found, choices)
@@ -85,7 +85,8 @@ def show_and_submit(found: Effective, choices: Choices) -> None:
     """Print the job script or the effective configuration if requested; submit unless it is a dry run."""
     experiments = store()
     if choices.dry_run:
-        # the script is what a submission would use, byte for byte; --explain follows it with comment lines
+        # What a submission would use, byte for byte; --explain adds comment lines below. Of several job arrays only the
+        # first script is printed: the others differ in the numbers of their workers.
         click.echo(prepare(found, experiments.folder(experiments.next_id())).jobs.scripts[1].encode(), nl=False)
     if choices.explain:
         show_explained(found)
@@ -117,7 +118,7 @@ def _submit(found: Effective, experiments: ExperimentStore, choices: Choices) ->
 
 
 def say_shared(experiment: ExperimentFolder, group: Group) -> None:
-    """Print on stderr the group that may read the experiment, its name for them, and obstacles to their access."""
+    """Print on stderr the group that may read the experiment, its ID for them, and what prevents their access."""
     say(f"shared with group {group.name!r}, as {experiment.root()}:{experiment.id}")
     places = filter(None, (experiment.path, experiment.checkpoints_elsewhere()))
     for problem in dict.fromkeys(problem for place in places for problem in group.obstacles(place)):
@@ -132,7 +133,7 @@ def show_training(experiment: ExperimentFolder) -> None:
 
 
 def submit_or_show_multirun(multirun: Multirun, choices: Choices) -> None:
-    """Submit or only show one experiment with a trial for each point, as `choices` requests."""
+    """Submit or only show one experiment with a trial for each point of a sweep, depending on `choices`."""
     if choices.local:
         raise UsageError("--local: trains one trial in this process, but a sweep has many; remove --multirun")
     found = effective_multirun(multirun.with_requests(for_test) if choices.test else multirun)

@@ -78,7 +78,7 @@ def finish_deletions(store: ExperimentStore) -> None:
 
 
 def _empty(aside: Path, number: int) -> None:
-    """Delete the checkpoints stored elsewhere and all files of the folder.
+    """Delete all files of a folder that was set aside for deletion, and the experiment's checkpoints stored elsewhere.
 
     Raises HpcDetError if an object store does not answer.
     """

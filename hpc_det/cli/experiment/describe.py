@@ -64,8 +64,8 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
     several trials, `training` and `validation` are null here, and `checkpoints` and
     `attempts` are empty. `code` is null if git reported no commit for the code.
     `why` is one sentence about what ended an ERROR or CANCELED experiment.
-    `complete`: every file exists with its full size. For an open attempt, all
-    keys from `ended` on are null. `cause` is finished, failed, preempted, time limit,
+    `complete`: every file exists with its full size. For an open attempt, the
+    keys from `ended` to `failure` are null. `cause` is finished, failed, preempted, time limit,
     node lost, unhealthy node, scheduler away, disk full, hung, cancelled, paused,
     waiting (for the searcher) or resume check; `action` is done, restart, requeue, give up, pause or wait.
     """
@@ -116,7 +116,7 @@ def _record(view: ExperimentView, state: ExperimentState, trials: list[TrialFact
 
 
 def _commit(experiment: ExperimentFolder) -> Record | None:
-    """Return the git commit of the submitted code, without names of changed files; None if git reported none."""
+    """Return the git commit of the submitted code without the names of changed files; None if git reported none."""
     found = read_tolerantly(experiment.git, _COMMIT)
     return found and {key: found[key] for key in _COMMIT}
 
@@ -134,10 +134,10 @@ def _of_only_trial(view: ExperimentView, trials: list[Record]) -> Record:
 def in_words(experiment: ExperimentFolder) -> str:
     """Return the experiment as text for people."""
     view = ExperimentView(experiment)
-    return told(view, state_of(view))
+    return in_words_of(view, state_of(view))
 
 
-def told(view: ExperimentView, state: ExperimentState) -> str:
+def in_words_of(view: ExperimentView, state: ExperimentState) -> str:
     """Return the experiment, whose state is `state`, as text for people."""
     trials = [*trials_of(view, state)]
     record = _record(view, state, trials)

@@ -104,7 +104,10 @@ def best_of_experiment(
 
 
 def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredCheckpoint:
-    """Return the checkpoint with this UUID or UUID prefix, else the best or the latest one."""
+    """Return the checkpoint whose UUID begins with `uuid`; if that is None, the best or the latest one.
+
+    Raises UsageError if there is none, or if `uuid` is not unique.
+    """
     config = effective_config(trial.experiment())
     found = of_trial(trial, config)
     name = f"trial {trial.experiment().id}/{trial.id}"
@@ -140,7 +143,7 @@ def _best(
 
 
 def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
-    """Copy the submitted code and return the new folder."""
+    """Copy the submitted code and return the new folder. Raises UsageError if that exists."""
     if experiment.code.is_symlink():
         raise UsageError(
             f"experiment {experiment.id} is a sweep of a Hydra app: it uses the code in {experiment.code.resolve()} "
@@ -161,5 +164,6 @@ def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
 
 
 def _insist_on_room(target: Path) -> None:
+    """Raise UsageError if `target` exists."""
     if os.path.lexists(target):
         raise UsageError(f"{target}: already exists; move it away, or choose another folder with --output-dir")

@@ -1,4 +1,4 @@
-"""The option --follow: show a training live, as a progress bar on a terminal or as plain lines elsewhere."""
+"""The option --follow: shows a training live, as a progress bar on a terminal, as lines of text elsewhere."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from hpc_det.view.watch import POLL_S, Watch, insist_on_completion
 
 
 class Training(Protocol):
-    """An experiment under way. Either `news` or `bar` is called repeatedly, and reads the files each time."""
+    """The progress of an experiment. A display calls either `news` or `bar` repeatedly; each call reads the files."""
 
     def news(self) -> Iterator[str]:
         """Yield a line for each event since the last call."""
 
     def bar(self, state: ExperimentState) -> RenderableType:
-        """Return the progress so far."""
+        """Return what the terminal shows at the moment."""
 
     def summary(self, state: ExperimentState, seconds: float) -> Iterator[str]:
-        """Yield lines with the result, after `seconds` of watching."""
+        """Yield lines with the result; `seconds`: how long the training was watched."""
 
 
 def follow(experiment: ExperimentFolder) -> None:
@@ -140,7 +140,7 @@ class OneTrial:
         self._task = self._progress.add_task("", total=None)
 
     def news(self) -> Iterator[str]:
-        """Yield a line for each validation, with the last training metrics."""
+        """Yield a line for each new validation, with the last training metrics."""
         for record in self._reader.read():
             if record["kind"] == "training":
                 self._training = record["metrics"]
@@ -168,7 +168,7 @@ class OneTrial:
 
 
 class MetricsReader:
-    """A trial's metrics so far; each call of `read` adds the lines that were appended since the last one."""
+    """The metrics of a trial, to which each call of `read` adds the reports that are new in the file."""
 
     def __init__(self, trial: TrialFolder, searcher: Tree) -> None:
         self._trial, self._searcher = trial, searcher
@@ -179,7 +179,7 @@ class MetricsReader:
         """Return the reports that are new since the last call."""
         lines = [record for line in self._tail.lines() if (record := parse_line(line))]
         reports = reports_of(lines)
-        if len(reports) < len(lines):  # an attempt began, which may make earlier reports void
+        if len(reports) < len(lines):  # one line is the start of an attempt, which may make earlier reports void
             self.metrics = Metrics.read(self._trial, self._searcher)
         else:
             self.metrics.take(reports)
@@ -198,24 +198,25 @@ class ManyTrials:
         self._view = view
         self._searcher = view.config["searcher"]
         self._read = 0
+        """Number of reports of the view for which `news` has yielded a line."""
         self._best: float | None = None
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[told]}", markup=False),
+            TextColumn("{task.fields[counts]}", markup=False),
             TimeElapsedColumn(),
         )
-        self._task = self._progress.add_task("", total=1.0, told="")
+        self._task = self._progress.add_task("", total=1.0, counts="")
 
     def news(self) -> Iterator[str]:
-        """Yield a line for each report of a trial to the search, and for each trial that ended otherwise."""
+        """Yield a line for each new entry in the search's journal about a report or the end of a trial."""
         for entry in self._view.reports[self._read :]:
             yield self._reported(entry) if entry["event"] == "reported" else self._ended(entry)
         self._read = len(self._view.reports)
 
     def bar(self, state: ExperimentState) -> Progress:
-        """Return the progress bar in one line, with the best trial so far."""
+        """Return the progress bar, in one line with the numbers of trials and the best value."""
         search = self._view.search
         counts = counted(search, is_running=state.has_job)
         best = best_trial(self._view.reports, self._searcher)
@@ -224,7 +225,7 @@ class ManyTrials:
             self._task,
             description=f"experiment {self._view.id} {state.value}",
             completed=search.method.progress,
-            told=", ".join([*parts, *([f"best {_in_words(best, self._view)}"] if best else [])]),
+            counts=", ".join([*parts, *([f"best {_in_words(best, self._view)}"] if best else [])]),
         )
         return self._progress
 
@@ -275,7 +276,7 @@ def _at(length: int | None, view: ExperimentView) -> str:
 
 
 class Tail:
-    """A file whose new lines are read at each call. It may be created later, and may be replaced."""
+    """A file of which each call returns the new lines. It may be created later, and may be replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

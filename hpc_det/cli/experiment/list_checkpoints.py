@@ -46,7 +46,7 @@ def show_checkpoints(
     best: int | None,
     output: Output,
 ) -> None:
-    """Print the checkpoints; with `best`, only that number of them, ordered by the searcher's metric."""
+    """Print the checkpoints; with `best`, only that number of them, best first by the searcher's metric."""
     metric = searcher["metric"]
     if best is not None:
         found, set_aside = best_first(found, metric, smaller_is_better=searcher["smaller_is_better"])[:best], []

@@ -111,11 +111,13 @@ State = ExperimentState | TrialState
 
 
 class Logs(Protocol):
-    """The logs of an experiment or of a trial."""
+    """The logs of an experiment or of a trial. With `final`, last lines without an end are included."""
 
-    def passages(self, *, final: bool = False) -> Iterator[Passage]: ...
+    def passages(self, *, final: bool = False) -> Iterator[Passage]:
+        """Yield the passages since the last call."""
 
-    def last(self, count: int, *, final: bool = False) -> list[Passage]: ...
+    def last(self, count: int, *, final: bool = False) -> list[Passage]:
+        """Return the last `count` lines."""
 
 
 def print_experiment(experiment: ExperimentFolder, choices: LogChoices) -> None:
@@ -178,14 +180,14 @@ def _open_many_files() -> None:
 
 
 class Text:
-    """The text of lines for people: each line with its source, and a border where an attempt begins."""
+    """The format of log lines for people: each line after its source, and a border where an attempt begins."""
 
     def __init__(self, view: ExperimentView, choices: LogChoices, *, names_trials: bool) -> None:
         self._view = view
         self._has_times = choices.timestamps
         self._names_trials = names_trials
         self._shown: dict[int, int] = {}
-        """The number of the attempt shown last, keyed by trial."""
+        """The number of the attempt that was shown last, keyed by trial."""
 
     def of(self, passage: Passage) -> str:
         """Return the lines of the passage, below a border if it is the first of its attempt."""
@@ -198,13 +200,14 @@ class Text:
         return border + "".join([f"{begin}{log_line(line)}\n" for line in passage.lines])
 
     def _is_new(self, source: Source) -> bool:
+        """Return whether these are the first lines of an attempt that are shown."""
         if source.trial is None or source.attempt is None or self._shown.get(source.trial) == source.attempt:
             return False
         self._shown[source.trial] = source.attempt
         return True
 
     def _border(self, source: Source) -> str:
-        """Return a line with the attempt's start, and with its end if that is known."""
+        """Return a line about the attempt: its host, its start and, if it has ended, its end."""
         attempts = read_attempts(self._view.folder.trial(source.trial or 0))
         known = (
             attempt_in_words(each, time.time(), is_over=False) for each in attempts if each.number == source.attempt

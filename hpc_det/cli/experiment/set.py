@@ -50,7 +50,7 @@ def name(experiments: list[ExperimentFolder], name: str) -> None:
 @experiments_argument
 @click.argument("description")
 def description(experiments: list[ExperimentFolder], description: str) -> None:
-    """Set the description of experiments, a free text.
+    """Set the description of experiments, any text.
 
     \b
     Example:
@@ -156,7 +156,9 @@ class Change:
     config: Tree
     """The effective configuration with the new policy."""
     points: list[Tree]
+    """The configuration of each point of a multirun, with the new policy; empty for other experiments."""
     origins: dict[str, str]
+    """The layer that set each key of `config`."""
     has_ended: bool
     gone: list[Superfluous]
     """The checkpoints that the new policy does not keep; empty if the experiment has not ended."""
@@ -184,6 +186,7 @@ def _with(tree: Tree, counts: Mapping[str, int]) -> Tree:
 
 
 def _apply(change: Change) -> str:
+    """Write the new policy, delete the checkpoints that it does not keep, and return a sentence for the user."""
     experiment = change.experiment
     if change.points:
         write_secrets(experiment.points, change.points, [masked(point) for point in change.points])

@@ -1,4 +1,4 @@
-"""Short experiments that a command submits for a test, waits for, and deletes."""
+"""Short experiments that a command submits to test something, waits for, and deletes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Ended:
 
 
 Series: TypeAlias = Generator[W, F, None]
-"""Runs in sequence: the generator yields what a run should test and receives its result, so each may depend on it."""
+"""Runs in sequence: the generator yields the purpose of a run and receives its result before it yields the next."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,9 @@ class _Run(Generic[W, F]):
 
 
 class ShortRuns(Generic[W, F]):
-    """Short experiments of which none survives the `with` block, however that ends.
+    """Short experiments that are killed and deleted at the end of the `with` block, even after an exception.
 
-    At its end, runs still under way are killed and all experiments are deleted, except those that failed, whose logs
-    the user may want to read. With `keep`, all are kept.
+    Experiments that failed are not deleted, since the user may want to read their logs. With `keep`, none is deleted.
     """
 
     def __init__(self, submit: Callable[[W], ExperimentFolder], read: Callable[[W, Ended], F], *, keep: bool) -> None:
@@ -113,7 +112,7 @@ class ShortRuns(Generic[W, F]):
                 say(f"note: experiment {experiment.id} was not deleted: {problem}")
 
     def run_all(self, series: Iterable[Series[W, F]], *, side_by_side: int) -> list[F]:
-        """Run all series, at most `side_by_side` runs at a time; return the results in the order of the runs' ends."""
+        """Run all series, at most `side_by_side` runs at a time; return the results in the order of their ends."""
         found: list[F] = []
         waiting = deque((one, first) for one in series if (first := next(one, None)))
         while waiting or self._under_way:
@@ -134,7 +133,7 @@ class ShortRuns(Generic[W, F]):
         """Submit a run; return nothing, or the run's result if it cannot be submitted."""
         try:
             experiment = self._submit(wanted)
-        except Unsettled as error:
+        except Unsettled as error:  # jobs may be queued, so the run has not simply failed
             say(f"{wanted.title}: {error}")
             raise
         except HpcDetError as error:
@@ -159,6 +158,7 @@ class ShortRuns(Generic[W, F]):
         self._to_delete.append(experiment)
 
     def _ended_now(self) -> list[tuple[Series[W, F], F]]:
+        """Return the series and the result of each run that has ended since the last call."""
         now = [(run, ended) for run in self._under_way if (ended := run.ended())]
         return [(run.series, self._take(run, ended)) for run, ended in now]
 

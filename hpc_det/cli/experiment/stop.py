@@ -94,7 +94,7 @@ def cancel_one(experiment: ExperimentFolder) -> str:
     _stop_trials(experiment, search, "cancel")
     _withdraw_jobs(view)
     _tell_hooks(experiment)
-    if state(view).is_final:  # no worker is left that would do it
+    if state(view).is_final:  # no worker is left to do it
         _collect_checkpoints(experiment)
     return f"Canceled experiment {experiment.id}: its trials save and end"
 
@@ -173,7 +173,7 @@ def _tell_hooks(experiment: ExperimentFolder) -> None:
 
 
 def _stop_trials(experiment: ExperimentFolder, search: SearchJournal, reason: Reason) -> None:
-    """Write a stop request for each trial that a worker has."""
+    """Write a stop request for each trial that a worker trains."""
     # the search was paused or cancelled before, so no worker receives another trial meanwhile
     for work in search.state().open.values():
         trial = experiment.trial(work.trial)
@@ -194,7 +194,7 @@ def withdraw_jobs_left(experiment: ExperimentFolder) -> None:
 def _withdraw_jobs(view: ExperimentView) -> None:
     """Remove the experiment's waiting jobs from the queue. Running jobs are not touched: they exit after saving."""
     view.look()
-    for job in view.jobs[:1]:
+    for job in view.jobs[:1]:  # all jobs of an experiment have the same scheduler
         scheduler = schedulers.scheduler(job.scheduler)
         for job_id in _left(scheduler, view.job_ids()):
             try:

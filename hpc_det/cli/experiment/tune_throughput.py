@@ -110,7 +110,7 @@ class Tuning:
         return sorted([baseline, *others], key=_place)
 
     def _larger_batches(self, baseline: Throughput) -> Series[Measurement, Throughput]:
-        """Yield measurements with larger and larger batches; each depends on the results so far."""
+        """Yield measurements with growing batches; each depends on the results before it."""
         found, is_memory_bound = [baseline], self.found.cluster.slot_type == "gpu"
         while measurement := larger_batch(found, is_memory_bound=is_memory_bound):
             found.append((yield measurement))
@@ -147,6 +147,7 @@ def measured(measurement: Measurement, ended: Ended) -> Throughput:
 
 
 def _place(measured: Throughput) -> tuple[int, int, int]:
+    """Return the sort key of a measurement: its aim, slots and batch size."""
     measurement = measured.measurement
     return list(Aim).index(measurement.aim), measurement.slots, measurement.batch_size or 0
 
@@ -175,19 +176,19 @@ def show_plan(wanted: Variations, output: Output) -> None:
     output.table(records, PLANNED)
     if output.is_for_people:
         if wanted.grows_batches:
-            click.echo("Then batches doubled repeatedly, until memory or data is exhausted or there is no further gain")
+            click.echo("Then doubled batches, until memory or data are exhausted or throughput stops growing")
         _show_left_out(wanted)
 
 
 def show_results(wanted: Variations, found: Sequence[Throughput], output: Output) -> None:
     """Print the measurements, the scaling efficiency and the findings."""
-    records, told = _records(found), findings(found, wanted.conditions)
+    records, conclusions = _records(found), findings(found, wanted.conditions)
     if output.as_json:
-        output.details([{"tests": records, "left_out": wanted.left_out, "findings": [*map(_finding, told)]}])
+        output.details([{"tests": records, "left_out": wanted.left_out, "findings": [*map(_finding, conclusions)]}])
         return
     output.table(records, MEASURED)
     if output.is_for_people:
-        click.echo("\n".join([*_scaling(found), "", *_in_words(told)]))
+        click.echo("\n".join([*_scaling(found), "", *_in_words(conclusions)]))
         _show_left_out(wanted)
 
 
@@ -232,8 +233,8 @@ def _scaling(found: Sequence[Throughput]) -> Iterator[str]:
         yield from ("", *columns([["SLOTS", "EFFICIENCY", ""], *rows]))
 
 
-def _in_words(told: Sequence[Finding]) -> Iterator[str]:
-    for finding in told:
+def _in_words(conclusions: Sequence[Finding]) -> Iterator[str]:
+    for finding in conclusions:
         yield f"{finding.about.capitalize()}: {finding.text}"
         for advice in finding.advice:
             yield f"  try: {advice.text}"
@@ -241,6 +242,6 @@ def _in_words(told: Sequence[Finding]) -> Iterator[str]:
 
 
 def _finding(finding: Finding) -> Record:
-    """Return the record of a finding; `settings` repeats `advice`, each as one text."""
+    """Return the record of a finding; `settings` has each advice and its setting as one text."""
     settings = [f"{each.text}: {each.setting}" if each.setting else each.text for each in finding.advice]
     return {**asdict(finding), "settings": settings}

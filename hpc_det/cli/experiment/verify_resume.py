@@ -94,7 +94,7 @@ class Training:
 
     title: str
     stops: tuple[int, ...]
-    """The batches after which the training is stopped, counted from its start."""
+    """The numbers of batches after which the training is stopped."""
 
     def config(self, experiment: Tree, batches: int, seed: int) -> Tree:
         """Return the configuration of the training, made from the experiment's effective configuration."""
@@ -247,7 +247,7 @@ def _in_words(found: Comparison) -> Iterator[str]:
 
 
 def _by_remedy(found: Sequence[Cause]) -> dict[str, list[Cause]]:
-    """Return the causes grouped by remedy, the most likely first."""
+    """Return the causes, keyed by remedy, in the order of their likelihood."""
     grouped: dict[str, list[Cause]] = {}
     for cause in found:
         grouped.setdefault(cause.remedy, []).append(cause)

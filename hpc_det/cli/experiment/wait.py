@@ -22,6 +22,7 @@ from hpc_det.view.watch import Watch, insist_on_completion
     default=1.0,
     show_default=True,
     metavar="SECONDS",
+    help="Time between two checks.",
 )
 def wait(experiments: list[ExperimentFolder], poll: float) -> None:
     """Wait until experiments have ended; exit code 0 only if all are COMPLETED.

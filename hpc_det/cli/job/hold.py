@@ -1,4 +1,4 @@
-"""hpc-det job hold and release."""
+"""hpc-det job hold and release: keep waiting jobs from starting, and allow them to start again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hold(jobs: list[str]) -> None:
 def release(jobs: list[str]) -> None:
     """Allow held jobs to start.
 
-    Slurm also holds a requeued job for two minutes.
+    This includes a requeued job, which Slurm holds for two minutes.
 
     \b
     Example:
@@ -38,7 +38,7 @@ def release(jobs: list[str]) -> None:
 
 
 def hold_one(job_id: str) -> str:
-    """Hold the job and return a sentence for the user. Raises HpcDetError if the scheduler refuses."""
+    """Hold a waiting job and return a sentence for the user. Raises HpcDetError if the scheduler refuses."""
     queue = queue_to_change()
     for job in waiting(job_id, own_jobs(job_id, queue.jobs(run_command))):
         queue.hold(job, run_command)

@@ -1,4 +1,4 @@
-"""hpc-det job list, and access to the queue of this machine's scheduler for all `job` commands."""
+"""hpc-det job list, and the functions with which all `job` commands access the queue of this machine's scheduler."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _record(position: int, job: QueuedJob) -> dict[str, Any]:
 
 def experiment_of(job: QueuedJob) -> ExperimentFolder | None:
     """Return the user's experiment that the job belongs to, or None."""
-    # an experiment's job has its working folder or its log in the experiment's folder
+    # `path` is the working folder or the log of a job, which for jobs of an experiment is in its folder
     experiments = store().root / "experiments"
     if job.user == this_user():
         with suppress(ValueError, IndexError):
@@ -163,7 +163,7 @@ _COLUMNS = (
 
 
 def queue_here() -> Queue | None:
-    """Return the queue of the scheduler on PATH, of two schedulers the first that answers; None without one."""
+    """Return the queue of the scheduler on PATH; of two schedulers, the first that answers. None: no scheduler."""
     queues = [queue(name) for name in schedulers_here(shutil.which)]
     for found in queues[:-1]:
         with suppress(CommandError):
@@ -202,7 +202,7 @@ def own_jobs(job_id: str, jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
 
 
 def waiting(job_id: str, found: Sequence[QueuedJob]) -> list[QueuedJob]:
-    """Return those jobs of `found` that wait; raise UsageError if all of them run."""
+    """Return the jobs of `found` that wait in the queue; raise UsageError if none does, because all of them run."""
     if waits := [job for job in found if job.waits]:
         return waits
     raise UsageError(f"job {job_id}: is already running, so it no longer has a place in the queue")

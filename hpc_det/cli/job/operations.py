@@ -14,18 +14,19 @@ from hpc_det.schedulers.scheduler import run_command
 
 
 class Operation(Protocol):
-    """A requested change of one job; `jobs` is always the whole queue."""
+    """A requested change of one job. The parameter `jobs` is always the whole queue."""
 
     def check(self, jobs: Sequence[QueuedJob], queue: Queue) -> None:
         """Raise UsageError if the operation is not possible with these jobs."""
 
-    def changes(self, queue: Queue, jobs: Sequence[QueuedJob]) -> list[Change]: ...
+    def changes(self, queue: Queue, jobs: Sequence[QueuedJob]) -> list[Change]:
+        """Return the commands that carry out the operation, each with the command that undoes it."""
 
     def is_so(self, jobs: Sequence[QueuedJob]) -> bool:
         """Return whether the queue already is as requested."""
 
     def note(self, queue: Queue) -> str:
-        """Return why the change may have no effect, or "" if it has one. Raises CommandError."""
+        """Return why the change may have no effect at this site, or "" without such a reason. Raises CommandError."""
 
     def __str__(self) -> str:
         """Return the requested state as the start of a sentence, such as "Job 4711 has priority 60"."""

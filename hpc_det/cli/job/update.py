@@ -109,6 +109,7 @@ def _made(
 
 
 def _run(change: Change, done: list[Change]) -> None:
+    """Run the command of a change and append it to `done`. Raises HpcDetError, with who may make such changes."""
     try:
         run_command(change.command)
     except CommandError as error:

@@ -1,6 +1,6 @@
 """hpc-det top: a live screen of all experiments.
 
-Threads read the files and query the schedulers; the widgets show plain data.
+Threads read the files and query the schedulers, which may be slow; the widgets only show their results.
 """
 
 from __future__ import annotations

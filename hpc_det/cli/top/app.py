@@ -29,14 +29,14 @@ from hpc_det.view.state import ExperimentView
 from hpc_det.view.summary import Summary
 
 LOOK_S = 1.0
-"""Seconds between two reads of the files, and of the shared cache of scheduler answers."""
+"""Seconds between two reads of the files, and between two reads of the shared cache of scheduler answers."""
 WIDE = 120
 """Columns from which the terminal shows the selected experiment and the queue side by side."""
 KEYS = "p pause  a activate  k kill  l logs  enter details  / filter  q quit"
 
 
 class Looked(Message):
-    """The message of a thread that has read the files."""
+    """A thread has read the files."""
 
     def __init__(self, seen: Seen) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Looked(Message):
 
 
 class Said(Message):
-    """The message of a thread with a text for the status line."""
+    """A thread, or a function that it called, has a text for the status line."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Said(Message):
 
 
 class Top(App[None]):
-    """The application."""
+    """The application: the main screen, and the screens that open over it."""
 
     TITLE = "hpc-det top"
     ENABLE_COMMAND_PALETTE = False
@@ -89,11 +89,11 @@ class Top(App[None]):
         self._experiments = Experiments(store, self._answers)
         self._seen = Seen([], [], {})
         self._shown: dict[int, tuple[str, ...]] = {}
-        """The cells of each row in the table, keyed by experiment ID, in the order of the rows."""
+        """The cells that each row of the table shows, keyed by experiment ID, in the order of the rows."""
         self._widths: dict[str, int] = {}
         """The widths of the table's columns, in characters."""
         self._busy: set[str] = set()
-        """The names of the tasks that threads are running."""
+        """The names, as given to `_in_thread`, of the tasks that are running."""
         self._heading = Static(classes="bar", markup=False)
         self._table: DataTable[Text] = DataTable(id="table", cursor_type="row", cell_padding=0)
         self._detail, self._queue = Static(id="detail", markup=False), Static(id="queue", markup=False)
@@ -131,17 +131,17 @@ class Top(App[None]):
         self.run_worker(partial(self._run, name, act), thread=True)
 
     def _run(self, name: str, act: Callable[[], Message | None]) -> None:
-        told: Message | None = None
+        message: Message | None = None
         try:
-            told = act()
+            message = act()
         except HpcDetError as error:
-            told = Said("; ".join(error.problems))
+            message = Said("; ".join(error.problems))
         except OSError as error:
-            told = Said(f"{error.filename}: {error.strerror}")
+            message = Said(f"{error.filename}: {error.strerror}")
         finally:
             self._busy.discard(name)
-        if told:
-            self.post_message(told)
+        if message:
+            self.post_message(message)
 
     def on_looked(self, event: Looked) -> None:
         self._seen = event.seen
@@ -255,12 +255,12 @@ class Top(App[None]):
 
     def _do(self, act: Callable[[ExperimentFolder], str], folder: ExperimentFolder) -> None:
         self._say(f"experiment {folder.id}: ...")
-        # named by the experiment: a second key for it is ignored until the first action has ended
+        # named after the experiment, so that a second key is ignored until the first action for it has ended
         self._in_thread(f"experiment {folder.id}", lambda: Said(act(folder)))
 
     def _describe(self, number: int) -> str:
         view = ExperimentView(self._store.existing(number))
-        return describe.told(view, view.state(self._answers.of(view.job_ids())))
+        return describe.in_words_of(view, view.state(self._answers.of(view.job_ids())))
 
 
 def _styled(text: str) -> Text:

@@ -9,9 +9,10 @@ from hpc_det.view.formatting import NONE, cut, number, quantity, reached, sparkl
 from hpc_det.view.state import ExperimentState
 
 _STATES = (ExperimentState.RUNNING, ExperimentState.QUEUED, ExperimentState.PAUSED)
+# widths in characters, including the blank after the text; TRY is the number of attempts
 _FIXED = {"ID": 5, "STATE": 11, "PROGRESS": 14, "BEST": 16, "TRY": 4, "SLOTS": 6}
 HEADINGS = ("ID", "NAME", "STATE", "PROGRESS", "BEST", "LOSS", "TRY", "SLOTS")
-SHORTEST, LONGEST = 10, 40  # characters of the columns NAME and LOSS
+SHORTEST, LONGEST = 10, 40  # limits of the widths of the columns NAME and LOSS, in characters
 
 
 def widths(width: int) -> dict[str, int]:
@@ -37,7 +38,7 @@ def cells(row: Row, width_of: dict[str, int]) -> tuple[str, ...]:
 
 
 def _slots(row: Row) -> str:
-    """Return the slots in use and the slots that its jobs have or wait for, such as 4/8."""
+    """Return the slots in use, and those in use or waited for, such as 4/8."""
     wanted = row.slots + row.slots_wanted
     return f"{row.slots}/{wanted}" if wanted else NONE
 

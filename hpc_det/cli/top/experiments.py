@@ -1,4 +1,4 @@
-"""The data of `hpc-det top`, read repeatedly: nothing again of experiments at rest, only the news of the others."""
+"""The data of `hpc-det top`, read repeatedly: of active experiments what is new, of all others what has changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpc_det.view.trial_facts import TrialFacts
 from hpc_det.view.watch import NO_NEWS
 
 ROUND_S = 5.0
-"""Seconds between two searches for experiments that are new, have ended or were continued."""
+"""Seconds between two reads of the list of experiments, to find those that are new, have ended or were continued."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,9 @@ class Row:
     slots_wanted: int = 0
     """Slots of the jobs that wait in the queue."""
     trial: int | None = None
-    """The trial to which all following fields refer."""
+    """The trial to which the following fields refer."""
     attempts: int = 0
+    """Number of attempts of the trial."""
     training: dict[str, Any] = field(default_factory=dict)
     validation: dict[str, Any] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
@@ -55,12 +56,13 @@ class Seen:
     rows: list[Row]
     """The experiments: first those under way, then the paused, then the finished ones; the newest first in each."""
     jobs: list[Job]
+    """The jobs of experiments under way that have not ended."""
     job_ids: dict[str, list[str]]
     """The job IDs of all experiments under way, keyed by scheduler: the jobs to query."""
 
 
 class Experiments:
-    """The experiments below a state root, with their state between two reads."""
+    """The experiments below a state root. Keeps what was read, so that the next read takes only what is new."""
 
     def __init__(self, store: ExperimentStore, answers: Answers) -> None:
         self._store = store
@@ -97,7 +99,7 @@ class Experiments:
 
 
 class UnderWay:
-    """An experiment under way, with the metrics read so far from one of its trials."""
+    """An experiment under way, and the metrics of one of its trials."""
 
     def __init__(self, view: ExperimentView) -> None:
         self.view = view
@@ -161,7 +163,7 @@ def _ranks(view: ExperimentView) -> int:
 
 
 NEWEST_S = 5.0
-"""Seconds for which an answer of the scheduler is used, even if another process received it."""
+"""Largest age, in seconds, of an answer in the shared cache that is used instead of a query."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,22 +177,22 @@ class Job:
 
 
 class Answers:
-    """The last known status of each job; readable while a query waits for the scheduler."""
+    """The last known status of each job, which another thread can read while `ask` waits for the scheduler."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._said: dict[str, JobStatus] = {}
+        self._statuses: dict[str, JobStatus] = {}
 
     def ask(self, job_ids: Mapping[str, Sequence[str]]) -> None:
         """Query the status of jobs, keyed by scheduler; blocks until the scheduler answers."""
         for name, its_jobs in job_ids.items():
             answers = SharedAnswers(self._root, schedulers.scheduler(name))
             # None: the scheduler was queried too recently, so the last answer stays
-            self._said |= answers.news(its_jobs, run_command, NEWEST_S) or {}
+            self._statuses |= answers.news(its_jobs, run_command, NEWEST_S) or {}
 
     def of(self, job_ids: Sequence[str]) -> list[JobStatus]:
         """Return the last known status of each job, UNKNOWN before the first answer."""
-        return [self._said.get(job_id, NO_NEWS) for job_id in job_ids]
+        return [self._statuses.get(job_id, NO_NEWS) for job_id in job_ids]
 
 
 def in_queue(experiment: int, job_ids: Sequence[str], statuses: Sequence[JobStatus]) -> list[Job]:

@@ -26,6 +26,7 @@ from hpc_det.store.folders import ExperimentFolder
 AGAIN_S = 5.0  # seconds between two updates of the details
 MOST_LINES = 10_000  # lines of logs that the screen keeps
 WIDEST = 500  # characters of a bar, which is reversed text and must fill a terminal of any width
+# this installation: another `hpc-det` may be on PATH, or none
 HPC_DET = (sys.executable, "-c", "import sys; from hpc_det.cli.main import main; sys.exit(main())")
 
 
@@ -43,7 +44,7 @@ class Question(ModalScreen[bool]):
 
 
 class Told(Message):
-    """The message of a thread that has read the details."""
+    """A thread has read the details."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class Details(ModalScreen[None]):
 
 
 class Printed(Message):
-    """The message of the thread that reads the logs: one line."""
+    """The thread that reads the logs has read one line."""
 
     def __init__(self, line: str) -> None:
         super().__init__()
@@ -113,17 +114,14 @@ class Logs(ModalScreen[None]):
         self.query_one(RichLog).focus()
         command = (*HPC_DET, "experiment", "logs", str(self._experiment.id), "--follow", "--tail", str(MOST_LINES))
         root = str(self._experiment.root())
-        env = {
-            **os.environ,
-            "HPC_DET_ROOT": root,
-            "PYTHONSAFEPATH": "1",
-        }  # do not import modules from the current folder
+        # PYTHONSAFEPATH: `python -c` would import modules from the current folder
+        env = {**os.environ, "HPC_DET_ROOT": root, "PYTHONSAFEPATH": "1"}
         self._process = subprocess.Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=env)
         self.run_worker(self._follow, thread=True)
 
     def on_unmount(self) -> None:
         """Terminate the process."""
-        self._process.terminate()  # ends the pipe that the thread reads, and with it the thread
+        self._process.terminate()  # closes the pipe that the thread reads, which ends the thread
 
     def _follow(self) -> None:
         with self._process as process:

@@ -1,4 +1,4 @@
-"""Pictures over batches: a metric of all trials, the parts of a rank's time, a metric of all nodes or GPUs."""
+"""Pictures over batches: a metric of all trials, the parts of a rank's time, the load of nodes or GPUs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Point = tuple[float, float | None]
 def curves(title: str, by_trial: Mapping[int, Sequence[Point]], classes: Mapping[int, str], most_points: int) -> Markup:
     """Return a panel of curves.
 
-    `by_trial`: points of each trial, at least one of them a value; the last trial is drawn on top. `most_points`: limit
-    for each curve.
+    `by_trial`: the points of each trial, of which at least one has a value; the last trial is drawn on top. `classes`:
+    the CSS classes of each trial. `most_points`: largest number of points of each curve.
     """
     values = [value for curve in by_trial.values() for _, value in curve if value is not None]
     x = Scale.of([at for curve in by_trial.values() for at, _ in curve], LEFT, WIDTH - RIGHT, may_be_log=False)
@@ -48,7 +48,7 @@ def _curve(trial: int, curve: Sequence[Point], class_: str, x: Scale, y: Scale, 
 
 
 def path(points: Sequence[tuple[float, float]]) -> str:
-    """Return a path through these pixels; a single point is a small circle."""
+    """Return the `d` attribute of a path through these pixels; a single point becomes a small circle."""
     if len(points) == 1:
         x, y = points[0]
         return f"M{svg.place(x - 2, y)}a2,2 0 1,0 4,0a2,2 0 1,0 -4,0"
@@ -56,7 +56,7 @@ def path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def unbroken(curve: Sequence[Point]) -> Iterator[list[tuple[float, float]]]:
-    """Yield the segments between values that are not finite numbers."""
+    """Yield the points between gaps: values of None, which were not finite numbers."""
     stretch: list[tuple[float, float]] = []
     for at, value in curve:
         if value is not None:
@@ -69,7 +69,7 @@ def unbroken(curve: Sequence[Point]) -> Iterator[list[tuple[float, float]]]:
 
 
 def thinned(curve: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """Return the lowest and highest value of equal parts, in order, and both ends, so that no peak is lost."""
+    """Return about `most` points: both ends, and the lowest and highest of equal parts, so that no peak is lost."""
     if len(curve) <= most:
         return list(curve)
     parts = max((most - 2) // 2, 1)
@@ -83,11 +83,11 @@ def thinned(curve: Sequence[tuple[float, float]], most: int) -> list[tuple[float
 
 
 Column = Mapping[str, Any]
-"""A column with `first` and `last`, in batches, and `seconds` of each part."""
+"""The batches from `first` to `last`, and the `seconds` of each part of the time."""
 
 
 def stack(columns: Sequence[Column]) -> Markup:
-    """Return stacked percentages. There is at least one column, and all have the same parts."""
+    """Return the shares of the time as stacked areas. There is at least one column, and all have the same parts."""
     x = Scale.of([columns[0]["first"], *(column["last"] for column in columns)], LEFT, WIDTH - RIGHT, may_be_log=False)
     y = Scale.of([0.0, 100.0], HEIGHT - BOTTOM, TOP, may_be_log=False)
     drawn: dict[str, str] = {}
@@ -104,7 +104,7 @@ def stack(columns: Sequence[Column]) -> Markup:
 
 
 def _box(left: float, bottom: float, right: float, top: float) -> str:
-    """Return the path of a box; empty if it is too low to be visible."""
+    """Return the path of a box; "" if it is too low to be visible."""
     return f"M{svg.place(left, bottom)}V{top:.1f}H{right:.1f}V{bottom:.1f}Z" if bottom - top >= 0.05 else ""
 
 
@@ -120,7 +120,10 @@ Range = tuple[int, float, float, float]
 
 
 def band(title: str, points: Sequence[Range], size: float = 1.0) -> Markup:
-    """Return a band of at least one point. Values are shown as multiples of `size`."""
+    """Return the mean as a line, in a band from the lowest to the highest value, of at least one point.
+
+    Values are shown as multiples of `size`.
+    """
     points = [(at, mean / size, low / size, high / size) for at, mean, low, high in points]
     lows, highs = [low for *_, low, _ in points], [high for *_, high in points]
     x = Scale.of([at for at, *_ in points], LEFT, WIDTH - RIGHT, may_be_log=False)

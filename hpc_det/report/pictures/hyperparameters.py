@@ -21,10 +21,14 @@ BARS_LEFT, BARS_RIGHT, ROW = 190, 60, 26
 
 @dataclass(frozen=True)
 class _Axis:
+    """A vertical axis for one hyperparameter or metric."""
+
     name: str
     x: float
     at: Callable[[Any], float]
+    """Returns the y coordinate of a value."""
     labels: list[tuple[float, str]]
+    """Pairs of y coordinate and text."""
 
 
 def parallel(
@@ -32,8 +36,8 @@ def parallel(
 ) -> Markup:
     """Return parallel coordinates, with an axis for each name.
 
-    `points`: a value for each name; None if a trial has none. The last trial is drawn on top. `logarithmic`: names
-    whose axis may be logarithmic.
+    `points`: for each trial, a value for each name, or None if it has none; the last trial is drawn on top.
+    `logarithmic`: names whose axis may be logarithmic. `classes`: the CSS classes of each trial.
     """
     step = (WIDTH - 2 * SIDE) / max(len(names) - 1, 1)
     axes = [
@@ -46,6 +50,7 @@ def parallel(
 
 
 def _axis(name: str, x: float, values: Sequence[Any], *, may_be_log: bool) -> _Axis:
+    """Return an axis with a scale if all values are numbers, otherwise with an evenly spaced place for each value."""
     known = [value for value in values if value is not None]
     if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in known):
         scale = Scale.of(known, HEIGHT - BOTTOM, TOP, may_be_log=may_be_log)

@@ -18,8 +18,10 @@ Rung = Mapping[str, Any]
 
 
 def rung_diagram(rungs: Sequence[Rung], unit: str, classes: Mapping[int, str]) -> Markup:
-    """Return the diagram. Filled dots were promoted or finished, hollow ones were not; a line connects a
-    trial's rungs.
+    """Return the diagram of one bracket, with a dot for each trial at each rung that it reached.
+
+    Dots of promoted and finished trials are filled, others hollow. Lines connect the dots of a trial. `unit`: of the
+    rungs' lengths. `classes`: the CSS classes of each trial.
     """
     values = [trial["value"] for rung in rungs for trial in rung["trials"] if trial["value"] is not None]
     y = Scale.of(values, HEIGHT - BOTTOM, TOP)

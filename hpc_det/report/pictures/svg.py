@@ -10,8 +10,10 @@ from markupsafe import Markup, escape
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
-    """Return an element. `class_` and `data_t` are class and data-t; None is omitted. Children that are not Markup are
-    escaped.
+    """Return an element. Children that are not Markup are escaped.
+
+    In names of attributes, a final underscore is dropped and others become hyphens: `class_`, `data_t`. Attributes with
+    the value None are omitted.
     """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_short(value))}"'
@@ -22,7 +24,7 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
 
 
 def _short(value: object) -> object:
-    """Return the value with a precision of a tenth of a pixel."""
+    """Return a float as text, rounded to a tenth of a pixel; any other value unchanged."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
 
 
@@ -41,12 +43,12 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
 
 
 def of_trial(trial: int, *children: str, name: str = "g", class_: str = "", **attributes: object) -> Markup:
-    """Return an element of a trial, which is highlighted together with its other elements."""
+    """Return an element that page.js highlights together with all other elements of the trial."""
     return element(name, *children, class_=f"t {class_}".rstrip(), data_t=trial, **attributes)
 
 
 def place(x: float, y: float) -> str:
-    """Return a point of a path."""
+    """Return a point for the `d` attribute of a path."""
     return f"{_short(float(x))},{_short(float(y))}"
 
 
@@ -64,13 +66,14 @@ class Scale:
     low: float
     high: float
     begin: float
-    """Pixel of `low`."""
+    """Coordinate of `low`, in pixels."""
     end: float
+    """Coordinate of `high`, in pixels."""
     is_log: bool = False
 
     @classmethod
     def of(cls, values: Sequence[float], begin: float, end: float, *, may_be_log: bool = True) -> Scale:
-        """Return a scale for all values, which are finite."""
+        """Return a scale on which all of these finite values lie."""
         low, high = min(values, default=0.0), max(values, default=1.0)
         greatest = max(abs(low), abs(high))
         if high - low <= SAME * greatest:
@@ -78,11 +81,12 @@ class Scale:
         return cls(low, high, begin, end, is_log=may_be_log and low > 0 and high / low >= LOG_FROM)
 
     def at(self, value: float) -> float:
+        """Return the coordinate of a value, in pixels."""
         low, high, value = (math.log(v) if self.is_log else v for v in (self.low, self.high, value))
         return self.begin + (value - low) / (high - low) * (self.end - self.begin)
 
     def ticks(self, most: int = 5) -> list[float]:
-        """Return round values within the axis."""
+        """Return about `most` round values within the axis."""
         return _log_ticks(self.low, self.high, most) if self.is_log else _ticks(self.low, self.high, most)
 
 

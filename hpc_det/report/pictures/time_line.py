@@ -13,15 +13,15 @@ from hpc_det.view.formatting import duration, percent
 
 WIDTH, LEFT, RIGHT, TOP = 1000, 62, 14, 24
 FINEST = 1.5
-"""Pixels below which spans share a column, each with its proportion."""
+"""Width in pixels below which neighbouring spans are combined: each phase keeps its share of their width."""
 CUTS = ("preempted", "time limit", "failed", "node lost", "hung", "disk full", "unhealthy node", "scheduler away")
-"""Causes of attempts that are marked."""
+"""Causes of interrupted attempts, whose ends are marked in the time line."""
 Trial = Mapping[str, Any]
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def time_line(trials: Sequence[Trial]) -> Markup:
-    """Return the time line. At least one trial has a span."""
+    """Return the time line of trials, of which at least one has a span."""
     begins = [span["begin"] for trial in trials for span in trial["spans"]]
     ends = [span["end"] for trial in trials for span in trial["spans"]]
     first, last = min(begins), max(ends)
@@ -59,6 +59,7 @@ def _row(trial: Trial, y: float, row: float, at: Any) -> Markup:
 
 
 def in_words(trial: Trial) -> str:
+    """Return the goodput of the trial and the time in each phase as text."""
     spent = ", ".join(f"{phase} {duration(seconds)}" for phase, seconds in trial["seconds"].items())
     return f"trial {trial['id']}, goodput {percent(trial['goodput'])}: {spent}"
 
@@ -73,7 +74,7 @@ def _cuts(trial: Trial, y: float, thickness: float, at: Any) -> Iterator[Markup]
 
 
 def columns(spans: Sequence[tuple[str, float, float]]) -> Iterator[tuple[str, float, float]]:
-    """Yield the spans in pixels. Spans too short to see are combined, so that each phase keeps its share."""
+    """Yield the spans, given as phase, begin and end in pixels. Those too short to see are combined by `_shared`."""
     short: list[tuple[str, float, float]] = []
     for span in spans:
         _, begin, end = span
@@ -89,6 +90,7 @@ def columns(spans: Sequence[tuple[str, float, float]]) -> Iterator[tuple[str, fl
 
 
 def _shared(short: Sequence[tuple[str, float, float]]) -> Iterator[tuple[str, float, float]]:
+    """Yield one span for each phase in the place of these neighbouring spans, with the sum of their widths."""
     widths: dict[str, float] = {}
     for phase, begin, end in short:
         widths[phase] = widths.get(phase, 0.0) + end - begin
@@ -99,7 +101,7 @@ def _shared(short: Sequence[tuple[str, float, float]]) -> Iterator[tuple[str, fl
 
 
 def time_bar(whose: str, seconds: Mapping[str, float]) -> Markup:
-    """Return a bar of the seconds by phase or part, which page.css colours."""
+    """Return a bar that is divided in proportion to the seconds of each phase or part."""
     total, x = sum(seconds.values()) or 1.0, 0.0
     parts = []
     for phase, amount in seconds.items():

@@ -18,40 +18,40 @@ from hpc_det.store.log_lines import Moment, moments_after, size_before
 
 
 class Source(NamedTuple):
-    """The process that printed."""
+    """The origin of log lines: the ranks, or the job's other processes, of an attempt; or a job outside any trial."""
 
     trial: int | None = None
     attempt: int | None = None
     rank: int | None = None
     """Number of the rank; None for the job, its agents or its launcher."""
     job: str | None = None
-    """Name of the job's log, for output outside any trial."""
+    """Name of the job's log without `.log`, for output outside any trial."""
 
 
 class Passage(NamedTuple):
-    """Lines of one log that appeared between two readings, so that no other line belongs between them."""
+    """Lines of one log that appeared between two checks of its size, so that no other line belongs between them."""
 
     source: Source
     time: float
     """Time at which the last line was written, in seconds since the epoch."""
     lines: list[str]
     is_timed: bool = True
-    """False if no times were recorded; then `time` is when the log was written last."""
+    """False if no times were recorded; then `time` is the modification time of the log."""
     levels: list[str] | None = None
     """Level of each line, if lines were selected by level: a line without a level has that of a line before it."""
 
     def part(self, which: slice) -> Passage:
-        """Return some of its lines."""
+        """Return the passage with only these of its lines."""
         return self._replace(lines=self.lines[which], levels=self.levels and self.levels[which])
 
     @property
     def place(self) -> tuple[int, float]:
-        """The position in the order of a trial's lines. Logs without times come first in their attempt, in turn."""
+        """Sort key for a trial's lines: attempt and time. Logs without times come first in their attempt."""
         return self.source.attempt or 0, self.time if self.is_timed else 0.0
 
 
 def first(passages: Iterable[Passage], count: int) -> Iterator[Passage]:
-    """Yield the first `count` lines, without reading further."""
+    """Yield the passages with the first `count` lines, without reading further."""
     for passage in passages if count else ():
         yield passage.part(slice(count))
         count -= len(passage.lines)
@@ -60,7 +60,7 @@ def first(passages: Iterable[Passage], count: int) -> Iterator[Passage]:
 
 
 def last(passages: Iterable[Passage], count: int) -> list[Passage]:
-    """Return the last `count` lines."""
+    """Return the passages with the last `count` lines."""
     kept: deque[Passage] = deque()
     surplus = -count
     for passage in passages:
@@ -78,7 +78,7 @@ BLOCK_BYTES = 65536
 
 
 class LogFile:
-    """A log file, which may appear later and may be replaced, and is then read from its start."""
+    """A log file. It may be created later, and is read from its start again if it is replaced."""
 
     def __init__(self, path: Path, source: Source) -> None:
         self.path = path
@@ -93,7 +93,8 @@ class LogFile:
             if self._position >= now.size:
                 return
             file.seek(self._position)
-            is_timed = not final or times_of(self.path).exists()  # what goes on may be noted in a moment
+            # before the end, the missing index of times may be created a moment later
+            is_timed = not final or times_of(self.path).exists()
             for moment in chain(moments_after(self.path, self._position), [now]):
                 while self._position < moment.size:
                     if not (text := self._read(file, moment.size - self._position, final)):
@@ -109,16 +110,17 @@ class LogFile:
         return False
 
     def skip_before(self, time: float) -> None:
-        """Skip to what was written since `time`, as far as times are known."""
+        """Skip the lines that are known to be older than `time`, in seconds since the epoch."""
         with suppress(FileNotFoundError, PermissionError), open(self.path, "rb") as file:
             now = self._found(file)
             before = now.size if now.time < time else size_before(self.path, time)
             if before > 0:
-                file.seek(before - 1)
+                file.seek(before - 1)  # a line that was incomplete at that size is skipped as a whole
                 file.readline()
                 self._position = file.tell()
 
     def _found(self, file: BinaryIO) -> Moment:
+        """Return the size and time of the file; if it was replaced or truncated, continue at its start."""
         found = os.fstat(file.fileno())
         if found.st_ino != self._inode or found.st_size < self._position:
             self._inode, self._position = found.st_ino, 0
@@ -136,10 +138,11 @@ class LogFile:
 
 
 def _begin_of_last(file: BinaryIO, size: int, count: int) -> int:
-    """Return the offset of the last `count` lines, not counting one without an end. The file is read backwards in
-    blocks.
+    """Return the offset of the last `count` lines, not counting one without an end.
+
+    The file is read backwards in blocks.
     """
-    missing, begin = count + 1, size
+    missing, begin = count + 1, size  # + 1: the end of the line before them
     while begin > 0:
         end, begin = begin, max(begin - BLOCK_BYTES, 0)
         block = os.pread(file.fileno(), end - begin, begin)

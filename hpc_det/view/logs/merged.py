@@ -23,7 +23,7 @@ _place = attrgetter("place")
 
 
 class TrialLogs:
-    """All logs of a trial as one stream; each call continues after the last one."""
+    """All logs of a trial as one stream; each call continues where the last one ended."""
 
     def __init__(self, trial: TrialFolder, wanted: Wanted) -> None:
         self._trial = trial
@@ -38,8 +38,8 @@ class TrialLogs:
     def passages(self, *, final: bool = False) -> Iterator[Passage]:
         """Yield the passages since the last call; with `final`, including last lines without an end.
 
-        All logs of an attempt are open at the same time. An incomplete line waits for its end, or for that of the
-        attempt.
+        All logs of an attempt are open at the same time. An incomplete line is held back until it is complete or the
+        attempt has ended.
         """
         self._find_ranks()
         return self._selection.of(merge(self._job.passages(final=final), self._of_ranks(final), key=_place))
@@ -47,19 +47,21 @@ class TrialLogs:
     def last(self, count: int, *, final: bool = False) -> list[Passage]:
         """Return the last `count` lines of `passages`.
 
-        Huge logs are read backwards, unless lines must be examined to be selected.
+        Without a level to select by, logs are read backwards from their ends. The level of a line may be that of a line
+        far above it, so a selection by level reads all.
         """
         if self._wanted.level is None:
             self._skip_to_last(count)
         return last(self.passages(final=final), count)
 
     def _of_ranks(self, final: bool) -> Iterator[Passage]:
+        """Yield the new passages of all ranks, attempt by attempt."""
         attempts = self._attempts()
         for attempt in attempts:
             is_over = final or attempt < attempts[-1]
             yield from merge(*(log.passages(final=is_over) for log in self._logs_of(attempt)), key=_place)
         if len(attempts) > 1:
-            self._oldest = attempts[-2]
+            self._oldest = attempts[-2]  # only ranks of the last two attempts may still print
 
     def _skip_to_last(self, count: int) -> None:
         self._job.skip_to_last(count)
@@ -67,7 +69,7 @@ class TrialLogs:
         for attempt in reversed(self._attempts()):
             self._oldest = attempt
             have_enough = [log.skip_to_last(count) for log in self._logs_of(attempt)]
-            if any(have_enough):
+            if any(have_enough):  # one log is enough: older attempts have only earlier lines
                 return
 
     def _attempts(self) -> list[int]:
@@ -99,13 +101,14 @@ class JobLog:
     """The log of the worker, the agents and their launcher: one file for all attempts."""
 
     def __init__(self, trial: TrialFolder, rank: int | None) -> None:
-        """`rank`: select the lines of this rank, which `wrap_rank` has marked."""
+        """Create the log. With `rank`, only lines that `wrap_rank` has marked with this rank are selected."""
         self._trial = trial
         self._rank = rank
         self._attempt = 1
         self._file = LogFile(trial.job_log, Source())
 
     def passages(self, *, final: bool = False) -> Iterator[Passage]:
+        """Yield the passages since the last call, each with lines of one attempt."""
         for passage in self._file.passages(final=final):
             for part in self._by_attempt(passage):
                 lines = part.lines if self._rank is None else [line for line in part.lines if self._is_wanted(line)]
@@ -113,9 +116,10 @@ class JobLog:
                     yield part._replace(lines=lines)
 
     def skip_to_last(self, count: int) -> None:
-        """Skip to the last `count` lines; with a single rank, whose lines may be rare, read all."""
+        """Skip to the last `count` lines. With a rank, whose lines may be rare, nothing is skipped."""
         if self._rank is None:
             self._file.skip_to_last(count)
+            # the skipped lines named the attempt: it is the one before the next that begins
             begins = (_begun(line) for passage in copy(self._file).passages() for line in passage.lines)
             following = next(filter(None, begins), Journal(self._trial.journal).last_attempt() + 1)
             self._attempt = max(following - 1, 1)
@@ -144,18 +148,19 @@ def _begun(line: str) -> int | None:
 
 
 class ExperimentLogs:
-    """The logs of an experiment; each call continues after the last one."""
+    """All logs of an experiment; each call continues where the last one ended."""
 
     def __init__(self, view: ExperimentView, wanted: Wanted) -> None:
-        """`view`: the caller updates it when there are new trials."""
+        """Create the logs. The caller updates `view`, from which new trials are taken."""
         self._view = view
         self._wanted = wanted
         self._jobs = JobsLogs(view.folder, wanted)
         self._trials: dict[int, TrialLogs] = {}
 
     def passages(self, *, final: bool = False) -> Iterator[Passage]:
-        """Yield the passages since the last call: the jobs', then trial by trial. `final`: including last lines without
-        an end.
+        """Yield the passages since the last call: those of the jobs, then those of each trial.
+
+        With `final`, last lines without an end are included.
         """
         trials = (logs.passages(final=final) for logs in self._logs(final))
         return chain(self._jobs.passages(final=final), chain.from_iterable(trials))
@@ -172,20 +177,20 @@ class ExperimentLogs:
             yield self._trials.setdefault(number, TrialLogs(folder, self._wanted))
 
     def _active(self) -> set[int]:
-        """Return the trials that may print now or were never read. The last lines of others are read at the end."""
+        """Return the trials that may print now or were never read; the others are read again only with `final`."""
         search = self._view.search
         open_now = {work.trial for work in search.open.values()}
         return open_now | set(search.last_trial.values()) | (search.trials.keys() - self._trials.keys())
 
 
 class JobsLogs:
-    """Output of jobs outside trials: modules and setup of the site, errors before the first trial.
+    """Output of jobs outside trials, such as loading modules, the site's setup, and errors before the first trial.
 
-    Lines of workers are left out: a trial's own log shows which worker took it.
+    Lines that workers print about themselves are left out: the log of a trial shows which worker took it.
     """
 
     def __init__(self, experiment: ExperimentFolder, wanted: Wanted) -> None:
-        """With a single rank selected, there are none."""
+        """Create the logs. If a rank is selected, they have no lines: ranks print only in trials."""
         self._folder = experiment.jobs if wanted.rank is None else None
         self._selection = Selection(wanted)
         self._files: dict[str, LogFile] = {}

@@ -25,16 +25,16 @@ _NAMED = re.compile(
 )
 _KNOWN = (
     (re.compile(r"Traceback \(most recent call last\)|hpc-det: \d\d:\d\d:\d\d first failure: "), "ERROR"),
-    (re.compile(r"[\w-]+: (?:error|fatal): "), "ERROR"),  # srun and its kind
+    (re.compile(r"[\w-]+: (?:error|fatal): "), "ERROR"),  # srun and similar commands
     (re.compile(r"[\w-]+: warning: |\S+:\d+: \w*Warning: "), "WARNING"),  # the second are Python's warnings
     (re.compile(r"hpc-det: "), "INFO"),
 )
 _PREFIX = re.compile(r"(?:\[rank=?\d+\]:? ?)?")
-"""Prefix of wrap_rank, and of torch before a rank's traceback."""
+"""The prefix that wrap_rank writes, and that torch writes before the traceback of a rank."""
 
 
 def level_of(line: str) -> str | None:
-    """Return the level that the line names, if any."""
+    """Return the level that the line contains or that its form implies; None: neither."""
     begin = _PREFIX.match(line).end()  # type: ignore[union-attr]  # it matches the empty string
     if found := _NAMED.match(line, begin):
         word = found[found.lastindex or 0]
@@ -43,7 +43,7 @@ def level_of(line: str) -> str | None:
 
 
 class Levels:
-    """Levels of the lines of some logs.
+    """Determines the levels of the lines of any number of logs.
 
     A line without a level has that of the line before it, if both were written together or it is indented, as in
     tracebacks and long messages. A line without a level that is printed later is INFO.
@@ -54,7 +54,7 @@ class Levels:
         """Level and time of the last line of each source."""
 
     def of(self, passage: Passage) -> Iterator[str]:
-        """Yield a level for each line. The passages of a log come in order."""
+        """Yield the level of each line. Must be called with the passages of a log in their order."""
         above, time = self._last.get(passage.source, (_DEFAULT, 0.0))
         goes_on = passage.time == time or passage.lines[0][:1].isspace()
         level = above if goes_on else _DEFAULT
@@ -76,7 +76,7 @@ class Wanted:
 
 
 class Selection:
-    """Selects lines by time and level, from logs whose passages come in order."""
+    """Selects lines by time and level. Must be used with the passages of each log in their order."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._since = wanted.since or 0.0
@@ -89,7 +89,7 @@ class Selection:
 
     def _serious(self, passages: Iterable[Passage], wanted: Iterable[str]) -> Iterator[Passage]:
         for passage in passages:
-            told = zip(passage.lines, self._level_of.of(passage), strict=True)
-            if serious := [(line, level) for line, level in told if level in wanted]:
+            pairs = zip(passage.lines, self._level_of.of(passage), strict=True)
+            if serious := [(line, level) for line, level in pairs if level in wanted]:
                 lines, levels = zip(*serious, strict=True)
                 yield passage._replace(lines=[*lines], levels=[*levels])

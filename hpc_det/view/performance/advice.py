@@ -16,17 +16,20 @@ from hpc_det.view.performance.measured import Conditions, Measured, Pauses
 from hpc_det.view.performance.timings import Part, Spent
 
 GOAL = 0.05
-"""Share of the time that a suggested setting leaves for waiting."""
+"""Share of the time that training still waits with a suggested setting."""
 MOST_AGGREGATED = 16
+"""Largest factor by which a suggestion raises `optimizations.aggregation_frequency`."""
 BUSY_CPU = 90
-"""Percent of all cores above which more workers would only share them."""
+"""CPU use of a node, in percent, from which on more workers would only compete for the cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
+    """One remedy."""
+
     text: str
     setting: str | None = None
-    """A key of the experiment with its value, an argument, or a command."""
+    """A key of the experiment file with its value, a Python expression, or a command; None without one."""
 
 
 TUNE_THROUGHPUT = "hpc-det experiment tune-throughput CONFIG"
@@ -41,7 +44,7 @@ def advice(verdict: Verdict, conditions: Conditions, measured: Measured = _NOTHI
 def _data_loader(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
     cpus = [node.metrics["cpu_util"].mean for node in measured.nodes if "cpu_util" in node.metrics]
     if cpus and max(cpus) >= BUSY_CPU:
-        yield Advice(text="the cores are busy: ask for more of them with each slot, or do less work for a record")
+        yield Advice(text="the cores are busy: request more of them for each slot, or do less work for a record")
     else:
         workers = max(conditions.cpus_per_rank, 2)
         yield Advice(
@@ -49,17 +52,17 @@ def _data_loader(verdict: Verdict, measured: Measured, conditions: Conditions) -
             setting=f"DataLoader(..., num_workers={workers}, persistent_workers=True)",
         )
     yield Advice(
-        text="copy the training data to a disk of each node first (the cluster profile's scratch, $TMPDIR), if it lies "
-        "on a shared file system"
+        text="if the training data is on a shared file system, copy it to a disk of each node first (the cluster "
+        "profile's scratch, $TMPDIR)"
     )
-    yield Advice(text="keep records decoded and in large files: small files are what shared folders are slowest at")
+    yield Advice(text="store records decoded and in large files: shared file systems are slowest with small files")
     yield Advice(
-        text="see how fast training would be without: synthetic data of the same shape in place of the real one",
+        text="measure how fast training would be without loading: it trains on the first batch again and again",
         setting=TUNE_THROUGHPUT,
     )
     if verdict.rank:
         whose = f"rank {verdict.rank.rank} on {verdict.rank.host}"
-        yield Advice(text=f"look at what is different for {whose}: its share of the data, its disk, its network")
+        yield Advice(text=f"find what is different for {whose}: its share of the data, its disk, its network")
 
 
 def _copy(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
@@ -91,13 +94,14 @@ def _communication(verdict: Verdict, measured: Measured, conditions: Conditions)
 
 
 def _reduces_metrics(rank: Spent) -> bool:
-    """Return whether a noticeable share of the rank's time is spent reducing metrics."""
+    """Return whether the rank spends a noticeable share of its time reducing metrics."""
     return rank.seconds.get("reduce_metrics", 0.0) >= NOTICEABLE * sum(rank.parts().values())
 
 
 def _cheaper_exchange(verdict: Verdict, conditions: Conditions) -> Iterator[Advice]:
     """Yield remedies for the exchange of gradients."""
     share = verdict.share or 0.0
+    # with 1/factor of the exchanges, the waiting of share / factor is GOAL times the work of 1 - share
     factor = math.ceil(share / GOAL / (1 - share)) if share < 1 else MOST_AGGREGATED
     frequency = min(max(factor, 2), MOST_AGGREGATED) * conditions.value("optimizations.aggregation_frequency", 1)
     yield Advice(
@@ -108,10 +112,10 @@ def _cheaper_exchange(verdict: Verdict, conditions: Conditions) -> Iterator[Advi
         yield Advice(text="send gradients in half precision", setting="optimizations.gradient_compression: true")
     if not conditions.value("optimizations.auto_tune_tensor_fusion", False):
         setting = "optimizations.auto_tune_tensor_fusion: true"
-        yield Advice(text="let the size of messages be found by trying", setting=setting)
+        yield Advice(text="find the best size of messages by measuring", setting=setting)
     if conditions.nodes > 1:
         setting = "resources.is_single_node: true"
-        yield Advice(text="take fewer nodes, or one: links within a node are faster", setting=setting)
+        yield Advice(text="use fewer nodes, or one: links within a node are faster", setting=setting)
 
 
 def _checkpoint(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
@@ -119,7 +123,7 @@ def _checkpoint(verdict: Verdict, measured: Measured, conditions: Conditions) ->
         yield Advice(text="save after better validations only", setting="checkpoint_policy: best")
     if conditions.value("checkpoint_interval", "none") != "auto":
         yield Advice(
-            text="save as often as costs least, by how long saves take and how often jobs end early",
+            text="save at the interval that minimises the expected lost work (Young/Daly)",
             setting="checkpoint_interval: auto",
         )
     if batches := _batches_between(measured.saves, measured):
@@ -137,32 +141,30 @@ def _validation(verdict: Verdict, measured: Measured, conditions: Conditions) ->
 
 
 def _callbacks(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
-    yield Advice(text="do less in that callback, or not at every call of it")
+    yield Advice(text="do less in that callback, or skip the work in most of its calls")
     yield _longer_unit(conditions)
 
 
 def _loop(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
-    yield from _larger_batch(conditions, "the loop takes the same time around a large one and a small one")
+    yield from _larger_batch(conditions, "the loop itself takes as long for a large batch as for a small one")
 
 
 def _slow_rank(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
     assert verdict.rank
     host = verdict.rank.host
     yield Advice(
-        text=f"compare clock, temperature and neighbours of its slot on {host} with those of the others; `hpc-det "
-        "doctor` there finds what is broken"
+        text=f"compare clock rate, temperature and other processes of its slot on {host} with those of the others; "
+        "`hpc-det doctor` on that host finds what is broken"
     )
     if conditions.scheduler == "slurm":
         name = host.partition(".")[0]
-        yield Advice(text="keep away from that node", setting=f"slurm.sbatch_args: [--exclude={name}]")
-    yield Advice(text="see whether its batches are larger, or of longer records, than those of the others")
+        yield Advice(text="exclude that node", setting=f"slurm.sbatch_args: [--exclude={name}]")
+    yield Advice(text="check whether its batches are larger, or of longer records, than those of the others")
 
 
 def _idle_gpus(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
-    yield from _larger_batch(
-        conditions, _free(measured) or "so that there is more to do for each of its many small steps"
-    )
-    yield Advice(text="find in a trace what the processor does meanwhile", setting="context.set_profiler(...)")
+    yield from _larger_batch(conditions, _free(measured) or "so that the GPU has more work in each step")
+    yield Advice(text="find in a trace what the CPU does meanwhile", setting="context.set_profiler(...)")
 
 
 def _well_used(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
@@ -171,7 +173,7 @@ def _well_used(verdict: Verdict, measured: Measured, conditions: Conditions) -> 
         yield Advice(text="compute in half precision, unless the trial already does", setting=setting)
     yield Advice(text="find in a trace what the model computes", setting="context.set_profiler(...)")
     yield Advice(
-        text="take more slots, and the global batch in proportion (weak scaling): whether it pays says",
+        text="use more slots and a larger global batch in proportion (weak scaling); first measure the gain",
         setting=TUNE_THROUGHPUT,
     )
 
@@ -181,11 +183,11 @@ def _unknown(verdict: Verdict, measured: Measured, conditions: Conditions) -> It
         yield Advice(text="measure a trial, on nodes with nothing else on them", setting="profiling.enabled: true")
     elif not measured.timings:
         yield Advice(
-            text="ask again soon: ranks write down what they have measured every 10 s. Trials of hpc_det.pytorch are "
-            "measured, and scripts with its Trainer; others are not"
+            text="try again in a few seconds: ranks write their measurements every 10 s. Only trials and the Trainer "
+            "of hpc_det.pytorch are measured"
         )
     else:
-        yield Advice(text="measure more of it: profiling.begin_on_batch and end_after_batch, or a longer trial")
+        yield Advice(text="measure more batches: set profiling.begin_on_batch and end_after_batch, or train longer")
 
 
 _ADVICE: dict[Kind, Callable[[Verdict, Measured, Conditions], Iterator[Advice]]] = {
@@ -206,9 +208,9 @@ _ADVICE: dict[Kind, Callable[[Verdict, Measured, Conditions], Iterator[Advice]]]
 def _larger_batch(conditions: Conditions, reason: str) -> Iterator[Advice]:
     batch = conditions.hparams.get("global_batch_size")
     setting = f"hyperparameters.global_batch_size: {2 * batch}" if isinstance(batch, int) else None
-    yield Advice(text=f"take the largest batch that fits into a GPU, times the slots: {reason}", setting=setting)
+    yield Advice(text=f"use the largest batch that fits into a GPU, times the slots: {reason}", setting=setting)
     yield Advice(
-        text="with it, raise the learning rate over the first epochs, or take an optimizer for large batches (LARS, "
+        text="with it, raise the learning rate over the first epochs, or use an optimizer for large batches (LARS, "
         "LAMB, RAdam)"
     )
 
@@ -220,11 +222,14 @@ def _longer_unit(conditions: Conditions) -> Advice:
 
 def _free(measured: Measured) -> str | None:
     free = [gpu["memory_free"].low for gpu in measured.gpus() if "memory_free" in gpu]
-    return f"{size(min(free))} of each are always free" if free else None
+    return f"at least {size(min(free))} of memory are free on each" if free else None
 
 
 def _batches_between(pauses: Pauses, measured: Measured) -> int | None:
-    """Return the number of batches between pauses that take GOAL of the time, with two digits; None if unknown."""
+    """Return how many batches to train between two pauses, so that pauses take GOAL of the time.
+
+    Rounded up to two digits; None if unknown.
+    """
     if not pauses.count:
         return None
     rank = slowest(measured.known_ranks)

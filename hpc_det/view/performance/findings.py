@@ -1,4 +1,4 @@
-"""The conclusions from short trainings, with remedies."""
+"""The conclusions from the short trainings of `tune-throughput`, with remedies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from hpc_det.view.performance.measured import Conditions
 from hpc_det.view.performance.short_trainings import Aim, Throughput
 
 EFFICIENT = 0.8
+"""Scaling efficiency from which on no remedy is suggested."""
 _LIMITS = {Aim.INPUT: Kind.DATA_LOADER, Aim.COMMUNICATION: Kind.COMMUNICATION}
-"""Limit of an experiment for which a training without that work is faster."""
+"""Limit of the experiment if a training that leaves out this work is noticeably faster."""
+# an optimizer step follows each exchange, so a training that exchanges rarely leaves it out, too
 _WAITS = {Aim.INPUT: "for data", Aim.COMMUNICATION: "for the exchange of gradients, optimizer steps included"}
 
 
@@ -27,10 +29,10 @@ class Finding:
 
 
 def findings(found: Sequence[Throughput], conditions: Conditions) -> list[Finding]:
-    """Return the findings; the first one is the verdict. Failed measurements are ignored, except the baseline, which
-    must have succeeded.
+    """Return the findings; the first one is the verdict.
 
-    `conditions`: those of the experiment as configured.
+    The baseline must have succeeded. Of the other measurements, failed ones do not count. `conditions`: those of the
+    experiment as configured.
     """
     baseline = next(measured for measured in found if measured.measurement.aim is Aim.BASELINE)
     shares = {aim: share for aim in _LIMITS if (share := lost_share(found, aim, baseline)) is not None}
@@ -44,7 +46,7 @@ def findings(found: Sequence[Throughput], conditions: Conditions) -> list[Findin
 
 
 def lost_share(found: Sequence[Throughput], aim: Aim, baseline: Throughput) -> float | None:
-    """Return the share of the baseline's time that the work omitted by `aim` takes; None if unknown."""
+    """Return the share of the baseline's time that the work takes which `aim` leaves out; None if unknown."""
     rates = [measured.samples_per_s for measured in found if measured.measurement.aim is aim]
     without = rates[0] if rates else None
     if not without or not baseline.samples_per_s:
@@ -53,8 +55,9 @@ def lost_share(found: Sequence[Throughput], aim: Aim, baseline: Throughput) -> f
 
 
 def efficiency(measured: Throughput, found: Sequence[Throughput]) -> float | None:
-    """Return the throughput of a slot as a share of that of a single slot, with the same batch per slot; None if
-    unknown.
+    """Return the throughput per slot, relative to a training on one slot with the same batch per slot.
+
+    None if unknown.
     """
     if measured.measurement.aim not in (Aim.BASELINE, Aim.SLOTS) or not measured.samples_per_s:
         return None
@@ -89,7 +92,7 @@ def _verdict(shares: dict[Aim, float], baseline: Throughput, conditions: Conditi
 
 
 def _advice(verdict: Verdict, conditions: Conditions) -> tuple[Advice, ...]:
-    """Return the advice, without the advice to compare short trainings."""
+    """Return the advice except that of running `tune-throughput`, whose results these are."""
     return tuple(each for each in advice(verdict, conditions) if each.setting != TUNE_THROUGHPUT)
 
 
@@ -117,7 +120,7 @@ def _batch_sizes(found: Sequence[Throughput], baseline: Throughput) -> Iterator[
         f"{_size(best)} is the fastest, {ratio(gain)} times {_size(baseline)}; {end}",
         (
             Advice(
-                text="take it, with a learning rate that goes with it",
+                text="use it, with a learning rate that suits it",
                 setting=f"hyperparameters.global_batch_size: {_size(best)}",
             ),
         ),
@@ -125,11 +128,12 @@ def _batch_sizes(found: Sequence[Throughput], baseline: Throughput) -> Iterator[
 
 
 def _end_of(sizes: Sequence[Throughput], largest: Throughput) -> str:
+    """Return why no larger batch was measured."""
     last = sizes[-1]
     if last.is_out_of_memory:
         return f"{_size(largest)} is the largest that fits into memory, {_size(last)} does not"
     if last.is_out_of_data:
-        return f"{_size(largest)} is the largest of which an epoch has one"
+        return f"an epoch has no whole batch of {_size(last)}"
     if last.failure:
         return f"{_size(last)} failed"
     return f"{_size(largest)} is the largest that was tried"
@@ -159,7 +163,7 @@ def _noise(baseline: Throughput) -> Iterator[Finding]:
         yield Finding(
             "noise",
             f"the throughput of the experiment as configured varies by {percent(baseline.spread)} while it trains: "
-            f"smaller differences show nothing",
+            f"smaller differences are not significant",
             (Advice(text="measure more batches, on nodes without other jobs", setting="--batches N"),),
         )
 

@@ -1,6 +1,7 @@
 """Limits of a training: one rule for profiled trials and for compared short trainings.
 
-Both give shares of the time that training waits for something. A noticeable share is a limit; the largest comes first.
+Both give shares of the time that training waits for something. Each noticeable share is a limit; the largest comes
+first.
 
 For a profile, the shares are those of one rank. Ranks train in step, so a gang is as fast as its slowest rank. The
 other ranks wait for it in the exchange of gradients, so the slowest rank is the one that waits least, and its
@@ -20,11 +21,13 @@ from hpc_det.view.performance.measured import Conditions, Measured, Pauses
 from hpc_det.view.performance.timings import CALLBACKS, Part, Spent
 
 NOTICEABLE = 0.1
-"""Share of the time below which a change is not worthwhile."""
+"""Smallest share of the time that is a limit; removing a smaller one gains too little."""
 IDLE = 0.3
-"""Share of the time. The driver reports GPU use only roughly, and timings cost some of it."""
+"""Smallest share of the time without work on the GPUs that is a limit. It is larger than NOTICEABLE because the driver
+reports GPU use only roughly, and measuring timings itself leaves GPUs idle.
+"""
 FEWEST_BATCHES = 20
-"""Smallest number of batches; with fewer, the first ones, which are slower, would dominate."""
+"""Smallest number of measured batches for a verdict; with fewer, the first ones, which are slower, would dominate."""
 
 
 class Kind(str, enum.Enum):
@@ -56,11 +59,13 @@ _BOUNDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
+    """A limit of a training, or the absence of one."""
+
     kind: Kind
     share: float | None = None
     """Share of the time; None if unknown."""
     rank: Spent | None = None
-    """The only rank for which the verdict holds, while the others wait for it; None for all ranks."""
+    """The only rank to which the verdict applies, while the others wait for it; None: it applies to all ranks."""
 
 
 def limits(candidates: Iterable[Verdict], noise: float = 0.0) -> list[Verdict]:
@@ -90,7 +95,7 @@ def _no_bound(measured: Measured) -> Verdict:
 
 
 def slowest(ranks: Sequence[Spent]) -> Spent:
-    """Return the rank for which the others wait. There is at least one rank."""
+    """Return the rank for which the others wait, of at least one."""
     waiting = _waiting(ranks)
     return min(ranks, key=lambda rank: rank.share(waiting))
 
@@ -128,7 +133,7 @@ def _alone(ranks: Sequence[Spent]) -> Part | None:
 
 
 def _slow_rank(ranks: Sequence[Spent]) -> list[Verdict]:
-    """Return a verdict if the slowest rank is slower in computing, which has no other verdict."""
+    """Return a verdict if the slowest rank is slower in a part without a verdict, such as computing."""
     slow, alone = slowest(ranks), _alone(ranks)
     if alone is None or (alone in _BOUNDS and slow.share(alone) >= NOTICEABLE):
         return []
@@ -171,21 +176,21 @@ def why(verdict: Verdict, measured: Measured) -> str:
     if verdict.share is None:
         return _unknown(measured)
     rank = verdict.rank or slowest(measured.known_ranks)
-    told = _WHY[verdict.kind].format(
+    spent = _WHY[verdict.kind].format(
         rank=f"rank {rank.rank} on {rank.host}" if verdict.rank else "a rank",
         callback=_longest_callback(rank),
         validations=_each(measured.validations, "validation"),
         saves=_each(measured.saves, "save"),
     )
     has_more = verdict.rank and verdict.kind is not Kind.SLOW_RANK
-    more = f"; the others wait for that {percent(waited(measured.ranks))} of theirs" if has_more else ""
-    return f"{percent(verdict.share)} of the time {told}{more}"
+    more = f"; the others wait for it {percent(waited(measured.ranks))} of their time" if has_more else ""
+    return f"{percent(verdict.share)} of the time {spent}{more}"
 
 
 def _unknown(measured: Measured) -> str:
     if not measured.ranks:
         return "no timings exist; set profiling.enabled: true to record them"
-    return f"{measured.ranks[0].count} batches were measured; a verdict takes {FEWEST_BATCHES}"
+    return f"{measured.ranks[0].count} batches were measured; a verdict needs {FEWEST_BATCHES}"
 
 
 def _each(pauses: Pauses, thing: str) -> str:
@@ -205,7 +210,7 @@ def notes(measured: Measured, conditions: Conditions) -> list[str]:
 def _postponed(measured: Measured) -> Iterator[str]:
     if postponed := measured.postponed_saves:
         yield (
-            f"{postponed} of {measured.saves.count} saves came later than they were due, since the one before was "
+            f"{postponed} of {measured.saves.count} saves came later than they were due, since the previous one was "
             f"still being written: save less often, or to a faster file system"
         )
 
@@ -214,10 +219,10 @@ def _notes(measured: Measured, conditions: Conditions) -> Iterator[str]:
     ranks, slots = measured.ranks, conditions.slots
     if missing := list(islice((rank for rank in range(slots) if rank not in measured.timings), NAMED + 1)):
         names = ", ".join(map(str, missing[:NAMED])) + (" and more" if len(missing) > NAMED else "")
-        yield f"timings of {len(ranks)} of {slots} ranks: none of {names}"
+        yield f"only {len(ranks)} of {slots} ranks have timings; missing: {names}"
     if slots > 1 and any(rank.exposed_s is None for rank in ranks):
         yield (
-            "the time that ranks wait for gradients is not measured here, and is part of train_batch: compare "
+            "the time for which ranks wait for gradients is not measured here, and is part of train_batch: compare "
             "optimizations.aggregation_frequency 1 and 1000"
         )
     if measured.gpus() and not conditions.value("profiling.sync_timings", True):
@@ -226,4 +231,4 @@ def _notes(measured: Measured, conditions: Conditions) -> Iterator[str]:
             "complete: the next step that waits for it looks slow"
         )
     if measured.nodes and conditions.shares_nodes:
-        yield "system metrics are of whole nodes, but this job had part of them: they include work of others"
+        yield "system metrics are of whole nodes, but this job has only a part of each: they include other jobs"

@@ -37,32 +37,39 @@ class Pauses:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
+    """All measurements of a trial."""
+
     timings: dict[int, list[Stretch]] = field(default_factory=dict)
-    """Stretches by rank; empty if the trial was not profiled."""
+    """The stretches of each rank, keyed by rank; empty if the trial was not profiled."""
     nodes: list[NodeUse] = field(default_factory=list)
     validations: Pauses = field(default=Pauses())
     saves: Pauses = field(default=Pauses())
     postponed_saves: int = 0
+    """Number of saves that had to wait until the previous one was written."""
     unprofiled: Spent | None = None
-    """Time of rank 0 without a profile: validations and saves, with the rest as train_batch."""
+    """Time of rank 0 as known without a profile: validations and saves, with all the rest counted as train_batch.
+
+    None before the first report.
+    """
 
     @cached_property
     def ranks(self) -> list[Spent]:
+        """The profiled time of each rank; empty if the trial was not profiled."""
         return [total(stretches) for stretches in self.timings.values()]
 
     @property
     def known_ranks(self) -> list[Spent]:
-        """The time of all ranks, or what is known without a profile."""
+        """The profiled time of each rank or, without a profile, `unprofiled`."""
         return self.ranks or [spent for spent in [self.unprofiled] if spent]
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples per second of all ranks together."""
+        """Samples per second of all ranks together; None if the trial was not profiled."""
         stretches = next(iter(self.timings.values()), [])
         return samples_per_second(stretches)
 
     def gpus(self) -> list[Usages]:
-        """The busiest GPUs of each host, as many as it has ranks, since a node may have more GPUs, used by others."""
+        """Return the busiest GPUs of each host, as many as it has ranks: other jobs may use further GPUs of a node."""
         ranks = Counter(rank.host for rank in self.ranks)
         return [gpu for node in self.nodes for gpu in node.busiest_gpus(ranks[node.host] or None)]
 
@@ -88,7 +95,7 @@ def measured(trial: TrialFolder, history: MetricHistory | None = None) -> Measur
 
 
 def _unprofiled(history: MetricHistory, saves: Sequence[Save], validated: Pauses, saved: Pauses) -> Spent | None:
-    """Return the time of all training, including what was lost; None before the first report."""
+    """Return the time of all training, including batches that were lost; None before the first report."""
     wall_s = sum(_attempts_s(history, saves))
     if all(attempt.reached < 0 for attempt in history.attempts.values()) or wall_s <= 0:
         return None
@@ -98,8 +105,9 @@ def _unprofiled(history: MetricHistory, saves: Sequence[Save], validated: Pauses
 
 
 def _attempts_s(history: MetricHistory, saves: Sequence[Save]) -> Iterator[float]:
-    """Yield for each attempt the seconds from the start of training to its last line or save, by the clock
-    of its host.
+    """Yield for each attempt the seconds from the start of training to its last line or save.
+
+    Both times are from the clock of the attempt's host.
     """
     begun = [(attempt.began, attempt.last) for attempt in history.attempts.values() if attempt.began is not None]
     for (began, last), (until, _) in pairwise([*begun, (math.inf, 0.0)]):
@@ -109,7 +117,7 @@ def _attempts_s(history: MetricHistory, saves: Sequence[Save]) -> Iterator[float
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The conditions of a trial on which advice depends."""
+    """The facts about a trial, besides measurements, on which advice depends."""
 
     config: Tree
     """The effective configuration."""
@@ -122,7 +130,7 @@ class Conditions:
     """True if its job has only part of each node, or shares its allocation with other trials."""
 
     def value(self, path: str, default: Any) -> Any:
-        """Return a value of the configuration by its dotted path."""
+        """Return a value of the configuration by its dotted path, or `default` if it is not set or null."""
         found = value_at(self.config, *path.split("."))
         return default if found is None else found
 

@@ -1,4 +1,4 @@
-"""A profile as plain data, as `hpc-det trial profile --json` prints it and the report draws it."""
+"""The profile of a trial as plain data, which `trial profile --json` prints and the report draws."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def profile(view: ExperimentView, trial: TrialFolder, history: MetricHistory | N
 
 
 def recorded(found: Measured, under: Conditions) -> Record:
+    """Return the record of these measurements, with verdicts and advice."""
     first, *also = [_verdict(verdict, found, under) for verdict in verdicts(found)]
     ranks = found.ranks
     return {
@@ -55,7 +56,7 @@ def _verdict(verdict: Verdict, found: Measured, under: Conditions) -> Record:
 
 
 EXPOSED = "exposed_communication"
-"""The part of train_batch with its own line; it counts once."""
+"""Name of the timing of gradient exchanges that computing does not hide; the time is also a part of train_batch."""
 
 
 def _timings(ranks: Sequence[Spent]) -> list[Record]:

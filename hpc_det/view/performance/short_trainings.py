@@ -1,6 +1,6 @@
 """The short trainings that show the limits of an experiment, and their results.
 
-They are the tests of Determined's guide ("Debug Performance Bottlenecks").
+They are the tests that Determined's guide "Debug Performance Bottlenecks" recommends.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ if TYPE_CHECKING:
 
 
 REPORTS = 10
-"""Number of reports of a training."""
+"""Number of training reports in each short training."""
 LABEL = "throughput"
 RARELY = 1000
-"""Batches between two exchanges of gradients, so that they cost nothing: the number of Determined's guide."""
+"""Batches between two exchanges of gradients, so that their cost is negligible; from Determined's guide."""
 MOST_DOUBLINGS = 10
+"""Largest number of measurements with growing batches."""
 WORTH = 1.05
-"""Ratio of throughput above which a larger batch is followed by another one."""
+"""Ratio to the previous throughput from which on a larger batch is tried, if slots are CPUs that share memory."""
 _OUT_OF_MEMORY = re.compile("OutOfMemoryError|CUDA out of memory")
 
 
 class Aim(str, Enum):
-    """The purposes of measurements."""
+    """The question that a measurement answers."""
 
     BASELINE = "baseline"
     INPUT = "input"
@@ -47,12 +48,12 @@ class Aim(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One short training, and what it changes of the experiment."""
+    """One short training: the settings in which it may differ from the experiment."""
 
     aim: Aim
     slots: int
     batch_size: int | None
-    """Records over all slots; None if only the trial knows the number."""
+    """Records per batch over all slots; None if `global_batch_size` is not a hyperparameter."""
     aggregation_frequency: int
     trains_on: TrainsOn = "data"
 
@@ -71,8 +72,9 @@ class Measurement:
                 return f"batches of {self.batch_size}"
 
     def config(self, experiment: Tree, batches: int) -> Tree:
-        """Return the configuration of the short training, from the effective one of the experiment, without
-        notifications.
+        """Return the configuration of this training of `batches` batches, made from the experiment's effective one.
+
+        It has no notification hooks.
         """
         tree = short_training(
             experiment,
@@ -101,11 +103,11 @@ class Throughput:
     failure: str | None = None
     """The trial's error message."""
     experiment: int | None = None
-    """Number of the experiment; None if there was none."""
+    """Number of the training's experiment; None if it could not be submitted."""
 
     @classmethod
     def of_reports(cls, measurement: Measurement, samples_per_s: Sequence[float], experiment: int | None) -> Throughput:
-        """Return the result of at least two reports. The first one includes the start and is ignored."""
+        """Return the result of at least two reports. The first one includes start-up work and is ignored."""
         rates = samples_per_s[1:]
         median = statistics.median(rates)
         low, high = _quartiles(rates)
@@ -128,11 +130,12 @@ class Throughput:
 
     @property
     def is_a_result(self) -> bool:
-        """True if the measurement has a result, including the result that no such training is possible."""
+        """True if the measurement succeeded, or showed that a batch is too large for the memory or the data set."""
         return self.failure is None or self.is_out_of_memory or self.is_out_of_data
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Return the lower and the upper quartile of at least one value."""
     if len(values) < 2:
         return values[0], values[0]
     low, _median, high = statistics.quantiles(values, method="inclusive")
@@ -150,16 +153,17 @@ class Variations:
     """Conditions of the experiment as configured."""
     baseline: Measurement
     others: tuple[Measurement, ...]
-    """All measurements except the growing batches, each of which depends on the one before."""
+    """All measurements except those with growing batches, each of which depends on the results before it."""
     grows_batches: bool
+    """True if measurements with growing batches follow; see `larger_batch`."""
     left_out: tuple[str, ...]
     """Measurements that are not possible, with the reason."""
 
 
 def variations(experiment: Tree, cluster: Cluster, most_slots: int | None = None) -> Variations:
-    """Return the measurements for an effective configuration on a cluster in its pool.
+    """Return the measurements for an effective configuration, on the cluster as its resource pool has it.
 
-    `most_slots` defaults to the experiment's. Raises UsageError for slots that no trial can have.
+    `most_slots`: largest number of slots; None: the experiment's own. Raises UsageError if no trial can have them.
     """
     resources = experiment["resources"]
     baseline = Measurement(
@@ -210,9 +214,10 @@ def slot_counts(most: int, per_node: int) -> list[int]:
 
 
 def larger_batch(found: Sequence[Throughput], *, is_memory_bound: bool) -> Measurement | None:
-    """Return the measurement after those of the batches so far, the configured one first; None if none is useful.
+    """Return the measurement with the next larger batch; None if it would not be useful.
 
-    `is_memory_bound`: slots have their own memory, so the largest batch that fits is of interest.
+    `found`: the results so far, smallest batch first, beginning with the configured one. `is_memory_bound`: slots are
+    GPUs, which have separate memories, so the largest batch that fits is of interest even if it is not faster.
     """
     last, fails = found[-1], found[-1].samples_per_s is None
     if fails or last.measurement.batch_size is None or len(found) > MOST_DOUBLINGS:
@@ -227,7 +232,7 @@ def _ratio(one: Throughput, other: Throughput) -> float:
 
 
 def _on(baseline: Measurement, slots: int) -> Measurement:
-    """Return the measurement on other slots with the same batch per slot (weak scaling)."""
+    """Return the measurement on another number of slots with the same batch per slot (weak scaling)."""
     size = baseline.batch_size
     each = size // baseline.slots if size else None
     return replace(baseline, aim=Aim.SLOTS, slots=slots, batch_size=each and each * slots)

@@ -3,7 +3,7 @@
   {"time", "attempt", "host", "cpu_util", "memory_free", "disk_iops", "disk_read", "disk_write", "net_sent",
    "net_received", "gpus": {UUID: {"util", "memory_free"}}}
 
-A line is a sample. The files may be long: they are read line by line, and no sample is kept.
+Each line is a sample. The files may be long, so they are read line by line, and only statistics are kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GPU_UNITS = {"util": "%", "memory_free": "bytes"}
 
 @dataclass
 class Usage:
-    """Statistics of the samples of a metric."""
+    """Number, sum, minimum and maximum of the samples of a metric."""
 
     count: int = 0
     total: float = 0.0
@@ -57,7 +57,7 @@ class Usage:
 
 
 Usages = dict[str, Usage]
-"""Statistics by metric."""
+"""Statistics, keyed by the name of the metric."""
 
 
 def _no_usages() -> Usages:
@@ -66,11 +66,13 @@ def _no_usages() -> Usages:
 
 @dataclass
 class NodeUse:
+    """The load of one host, over all samples."""
+
     host: str
     samples: int = 0
     metrics: Usages = field(default_factory=_no_usages)
     gpus: dict[str, Usages] = field(default_factory=lambda: defaultdict(_no_usages))
-    """Statistics by UUID."""
+    """Statistics of each GPU, keyed by its UUID."""
 
     def add(self, sample: Sample) -> None:
         self.samples += 1
@@ -87,7 +89,7 @@ class NodeUse:
 
 
 def read_system(folder: Path) -> list[NodeUse]:
-    """Return the load of each host, in the order of nodes."""
+    """Return the load of each host, in the order of the node numbers in file names."""
     found: dict[str, NodeUse] = {}
     for sample in _samples(folder):
         found.setdefault(sample["host"], NodeUse(sample["host"])).add(sample)
@@ -109,18 +111,19 @@ _SHAPE: Shape = {"host": str, "attempt": int, "time": NUMBER, "gpus": dict[str, 
 
 
 def _measured(metrics: Mapping[str, Any], units: Mapping[str, str]) -> Shape:
-    """Return the metrics that were measured there."""
+    """Return the types that the known metrics among `metrics` must have: a number or null."""
     return dict.fromkeys(metrics.keys() & units.keys(), (*NUMBER, type(None)))
 
 
 Curve = list[tuple[int, float, float, float]]
-"""Batches, and the mean, lowest and highest of all samples there."""
+"""For each number of batches: the mean, lowest and highest value of the samples since the one before."""
 
 
 def over_batches(folder: Path, ranks: Mapping[int, Sequence[Stretch]], ends: Sequence[int]) -> dict[str, Curve]:
-    """Return for each metric, over all nodes and GPUs, the samples up to each of these numbers of batches.
+    """Return the curve of each metric over all nodes and GPUs, with a point for each number of batches in `ends`.
 
-    The stretches of a rank on the same host show when which batches were trained, by that host's clock.
+    Clocks of hosts may differ. So the batch at the time of a sample is taken from the stretches of a rank on the same
+    host, which have times of the same clock.
     """
     clocks = _clocks(ranks)
     found: dict[str, dict[int, Usage]] = defaultdict(lambda: defaultdict(Usage))
@@ -139,7 +142,7 @@ def over_batches(folder: Path, ranks: Mapping[int, Sequence[Stretch]], ends: Seq
 
 
 def _clocks(ranks: Mapping[int, Sequence[Stretch]]) -> dict[tuple[str, int], list[Stretch]]:
-    """Return the stretches of one rank for each host and attempt."""
+    """Return the stretches of the lowest rank on each host, keyed by host and attempt."""
     found: dict[tuple[str, int], list[Stretch]] = {}
     for stretch in (stretch for rank in sorted(ranks) for stretch in ranks[rank]):
         known = found.setdefault((stretch.host, stretch.attempt), [])
@@ -149,18 +152,20 @@ def _clocks(ranks: Mapping[int, Sequence[Stretch]]) -> dict[tuple[str, int], lis
 
 
 def _at(stretches: Sequence[Stretch], moment: float) -> Stretch | None:
+    """Return the stretch that was being measured at this time, or None."""
     place = bisect_left(stretches, moment, key=lambda stretch: stretch.end)
     return stretches[place] if place < len(stretches) and stretches[place].begin <= moment else None
 
 
 def _values(sample: Sample) -> Iterator[tuple[str, float]]:
+    """Yield the metrics of the node, and those of its GPUs with the prefix gpu_."""
     yield from _known(sample, UNITS)
     for metrics in sample["gpus"].values():
         yield from ((f"gpu_{name}", value) for name, value in _known(metrics, GPU_UNITS))
 
 
 def _known(values: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, float]]:
-    """Yield the known values. A machine may have no disk or network with statistics."""
+    """Yield the values that are known: a machine may report no statistics of its disks or its network."""
     yield from ((name, values[name]) for name in names if values.get(name) is not None)
 
 
@@ -168,11 +173,9 @@ def _known(values: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[st
 
 
 NEW_S = 60.0
-"""Seconds after which a sample is outdated. Nodes write every 10 s, so older lines are of an earlier attempt or of the
-past.
-"""
+"""Seconds after which a sample is outdated: a running attempt writes one every 10 s on each node."""
 _END = 2**16
-"""Bytes read from the end of a file; a line about a node with many GPUs has one or two thousand."""
+"""Bytes that are read from the end of a file to find its last line; a line has up to two thousand."""
 
 
 def gpu_use(trial: TrialFolder) -> float | None:

@@ -3,8 +3,9 @@
   {"time", "attempt", "host", "epoch", "batches", "count", "wall_s", "records", "samples_per_second",
    "seconds": {"dataloader_next": 0.2, "train_batch": 1.5, ...}, "exposed_communication_s"}
 
-A line is a stretch of `count` batches, at the end of which `batches` were trained in all. Batches that were trained
-again count once, as trained last. Times are of the host's clock, and not compared with those of other hosts.
+Each line describes a stretch: `count` batches that were measured together, at the end of which `batches` were trained
+in all. Batches that a later attempt trained again count only there. Times are from the host's clock, and are never
+compared with those of other hosts.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class Part(str, enum.Enum):
     COPYING = "copying"
     """Copies between host and device."""
     COMMUNICATING = "communicating"
-    """The exchange of gradients that computing does not hide, and of metrics, with waiting for other ranks."""
+    """Exchanging gradients, as far as computing does not hide it, and metrics; includes waiting for other ranks."""
     VALIDATING = "validating"
     SAVING = "saving"
     CALLBACKS = "callbacks"
     REST = "rest"
-    """The loop itself."""
+    """The loop itself, and all time that no timing covers."""
 
 
 _PARTS = {
@@ -54,7 +55,7 @@ CALLBACKS = "callbacks."
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """The time of a rank."""
+    """The time that one rank spent, in total or in one stretch."""
 
     rank: int
     host: str
@@ -62,13 +63,14 @@ class Spent:
     """Number of batches."""
     records: int
     wall_s: float
+    """Duration in seconds, including time that no timing covers."""
     seconds: dict[str, float]
-    """Seconds by the name of the timing."""
+    """Seconds of each timing, keyed by its name."""
     exposed_s: float | None
     """Seconds of train_batch in which gradients were exchanged and nothing was computed; None if unknown."""
 
     def parts(self) -> dict[Part, float]:
-        """Seconds of each part."""
+        """Return the seconds of each part."""
         found = dict.fromkeys(Part, 0.0)
         for name, amount in self.seconds.items():
             found[Part.CALLBACKS if name.startswith(CALLBACKS) else _PARTS.get(name, Part.REST)] += amount
@@ -79,7 +81,7 @@ class Spent:
         return found
 
     def share(self, part: Part) -> float:
-        """Return the share of the time of a part, from 0 to 1."""
+        """Return the share of the time that a part takes, from 0 to 1."""
         parts = self.parts()
         return parts[part] / (sum(parts.values()) or 1.0)
 
@@ -94,7 +96,7 @@ class Stretch(Spent):
     batches: int
     """Number of batches trained at its end."""
     samples_per_second: float
-    """Samples per second of all ranks."""
+    """Samples per second of all ranks together."""
 
     @property
     def first(self) -> int:
@@ -107,7 +109,7 @@ class Stretch(Spent):
 
 
 def read_timings(folder: Path) -> dict[int, list[Stretch]]:
-    """Return the stretches of each rank with a file, oldest first, without those trained again."""
+    """Return the stretches of each rank that has a file, oldest first, without those that were trained again."""
     files = numbered(folder, "timings")
     found = {rank: [_stretch(rank, line, file) for line in read_lines(file)] for rank, file in files.items()}
     kept = _kept(stretch for stretches in found.values() for stretch in stretches)
@@ -151,7 +153,7 @@ def _stretch(rank: int, line: dict[str, Any], file: Path) -> Stretch:
 
 
 def _kept(stretches: Iterable[Stretch]) -> dict[int, float]:
-    """Return for each attempt the smallest number of batches from which a later one resumed."""
+    """Return how many batches of each attempt were kept: the fewest from which a later attempt resumed."""
     begins: dict[int, int] = {}
     for stretch in stretches:
         begins[stretch.attempt] = min(stretch.first, begins.get(stretch.attempt, stretch.first))
@@ -163,7 +165,7 @@ def _kept(stretches: Iterable[Stretch]) -> dict[int, float]:
 
 
 def total(stretches: Sequence[Stretch]) -> Spent:
-    """Return the sum of a rank's stretches, at least one; its host is the last one."""
+    """Return the sum of a rank's stretches, of at least one. The host is that of the last stretch."""
     return Spent(
         rank=stretches[-1].rank,
         host=stretches[-1].host,
@@ -176,7 +178,7 @@ def total(stretches: Sequence[Stretch]) -> Spent:
 
 
 def _exposed_s(stretches: Sequence[Stretch]) -> float | None:
-    """Return the sum of exposed communication. Stretches without a timed exchange count with the mean of the others."""
+    """Return the seconds of exposed communication; stretches without a timed exchange get the mean of the others."""
     known = [(stretch.exposed_s, stretch.count) for stretch in stretches if stretch.exposed_s is not None]
     if not known:
         return None
@@ -191,7 +193,7 @@ def _added(seconds: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def samples_per_second(stretches: Sequence[Stretch]) -> float | None:
-    """Return the samples per second of all ranks, over the time of one rank's stretches."""
+    """Return the mean samples per second of all ranks together, given the stretches of one rank; None without any."""
     wall_s = sum(stretch.wall_s for stretch in stretches)
     samples = sum(stretch.samples_per_second * stretch.wall_s for stretch in stretches)
     return samples / wall_s if wall_s else None

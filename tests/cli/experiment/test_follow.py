@@ -97,7 +97,7 @@ def test_following_lifts_a_hold(life: Life, scheduler: FakeScheduler, capsys: py
     scheduler.states = [JobState.HELD, after(life.begins), after(life.finishes)]
     follow(life.folder)
     assert scheduler.released == ["4711"]
-    assert "lifted, it may start now" in capsys.readouterr().err
+    assert "released job 4711, it may start now" in capsys.readouterr().err
 
 
 def test_an_interrupt_only_stops_the_following(

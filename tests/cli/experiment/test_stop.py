@@ -225,5 +225,5 @@ def test_what_was_asked_of_trials_that_still_save_is_told(
 ) -> None:
     life.begins()
     hpc_det("e", command, "1")
-    asked = f"State:      RUNNING: {getpass.getuser()} has {word} it, and its trials save\n"
+    asked = f"State:      RUNNING: {getpass.getuser()} has {word} it, and its trials are saving\n"
     assert asked in hpc_det("e", "describe", "1").out

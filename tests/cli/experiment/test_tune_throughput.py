@@ -238,7 +238,7 @@ def test_a_dry_run_says_what_would_be_measured(hpc_det: Command, config: Path, c
         "TEST                           SLOTS  BATCH SIZE",
         "as configured                  1      64",
         "the first batch over and over  1      64",
-        "Then batches doubled repeatedly, until memory or data is exhausted or there is no further gain",
+        "Then doubled batches, until memory or data are exhausted or throughput stops growing",
         "Left out: communication: one slot exchanges nothing; set resources.slots_per_trial to 2 or more",
         "Left out: scaling: the experiment has one slot; give more with --max-slots",
     ]

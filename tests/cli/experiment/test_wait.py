@@ -91,8 +91,8 @@ def test_wait_lifts_each_hold_once(hpc_det: Command, life: Life, scheduler: Fake
     result = hpc_det(*WAIT)
     assert result.code == 0
     assert scheduler.released == ["4711", "4711"]
-    held_back = "experiment 1 is back in the queue, held back by the scheduler"
-    said = f"hpc-det: {held_back}: job 4711: lifted, it may start now\n"
+    held_back = "experiment 1 is back in the queue, held by the scheduler"
+    said = f"hpc-det: {held_back}: released job 4711, it may start now\n"
     assert result.err == said * 2
 
 
@@ -106,7 +106,7 @@ def test_a_hold_that_cannot_be_lifted_is_waited_for(
     scheduler.states = [JobState.HELD, after(life.begins), after(life.finishes)]
     result = hpc_det(*WAIT)
     assert result.code == 0
-    assert not unnamed(result.err, "job 4711: scontrol: refused")
+    assert not unnamed(result.err, "releasing job 4711 failed: scontrol: refused")
 
 
 def test_without_news_from_the_scheduler_files_count(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:

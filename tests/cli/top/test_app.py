@@ -261,7 +261,7 @@ def test_details_of_an_experiment_that_is_deleted_while_they_are_read_say_what_i
     def deleted(*_: object) -> str:
         raise FileNotFoundError(2, "No such file or directory", "plan.json")
 
-    monkeypatch.setattr("hpc_det.cli.experiment.describe.told", deleted)
+    monkeypatch.setattr("hpc_det.cli.experiment.describe.in_words_of", deleted)
 
     async def story(seen: Seen) -> None:
         await seen.until(lambda: "RUNNING" in seen.row(1))
