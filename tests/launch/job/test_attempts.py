@@ -79,7 +79,7 @@ def test_a_failure_is_restarted_as_often_as_allowed_and_then_given_up(gang: Gang
     assert again == [blamed] * 2
     assert unnamed(str(blamed), "entrypoint", socket.gethostname(), "exit code 3", gang.trial.job_log) == []
     assert output.count(str(blamed)) == 3
-    assert unnamed(output.splitlines()[-1], "give up", "3 failures", "max_restarts", 2) == []
+    assert unnamed(output.splitlines()[-1], "give up", "failure 3", "max_restarts", 2) == []
 
 
 def test_a_log_policy_cancels_retries_and_names_the_line(gang: Gang) -> None:
