@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 from hpc_det.config.determined_keys import REMEDIES, REMEDIES_OF_KINDS
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
+from hpc_det.config.secrets import shown_at
 from hpc_det.config.section import Section, Where, expectation, is_tag, keys_at, sections_at
 from hpc_det.errors import MISSING, Problem, nearest, printable, shown
 
@@ -56,7 +57,7 @@ def _problems(model: type[Section], details: ErrorDetails, where: Where, path: s
             if isinstance(error, RefusedFlagsError):
                 yield from (Problem(path, what, remedy) for what, remedy in error.refused)
             else:
-                yield Problem(path, f"got {shown(details['input'])}", f"expected {expectation(model, where)}")
+                yield Problem(path, f"got {shown_at(path, details['input'])}", f"expected {expectation(model, where)}")
 
 
 def _unexpected_key(model: type[Section], path: str, where: Where) -> Problem:

@@ -109,7 +109,10 @@ def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredC
     found = of_trial(trial, config)
     name = f"trial {trial.experiment().id}/{trial.id}"
     if not found:
-        raise UsageError(f"{name} has no checkpoint")
+        raise UsageError(
+            f"{name} has no checkpoint; `hpc-det experiment list-checkpoints {trial.experiment().id}` lists those of "
+            f"all trials"
+        )
     if uuid is not None:
         named = [item for item in found if item.uuid.startswith(uuid)]
         if len(named) == 1:
