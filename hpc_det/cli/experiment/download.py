@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -88,8 +89,14 @@ def copy(checkpoints: Sequence[StoredCheckpoint], output: Path) -> None:
             say(f"warning: {problem}")
         click.echo(target)
 
+    is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
-    at_once(checkpoints, copied)
+    try:
+        at_once(checkpoints, copied)
+    finally:
+        if is_new:
+            with suppress(OSError):  # it is not empty
+                output.rmdir()
 
 
 def best_of_experiment(
