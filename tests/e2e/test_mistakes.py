@@ -5,18 +5,20 @@ The others are in tests/cli/test_mistakes.py.
 
 from __future__ import annotations
 
-import subprocess
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
-from hpc_det.cli.main import main
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import UsageError
 from tests.e2e.forked import WithTorch, _fork_server, hpc_det_with_torch
 from tests.e2e.story import hpc_det
 from tests.e2e.test_modes import CONFIG, TRIAL, local_folders
-from tests.facts import unnamed
+from tests.facts import refused, unnamed
 from tests.small_disk import disk as disk
 from tests.small_disk import fill
 
@@ -25,6 +27,10 @@ __all__ = ["_fork_server", "hpc_det_with_torch"]
 Facts = tuple[object, ...] | list[object]
 EVALUATES = 'return {"error": self.model(batch[0]).abs().mean()}'
 TRAINING_LOADER = "return DataLoader(self.data, batch_size=self.context"
+READS_DEEPSPEED_CONFIG = """
+from hpc_det.pytorch.deepspeed import get_ds_config_from_hparams
+get_ds_config_from_hparams({"deepspeed_config": "ds_config.json"})
+"""
 FILE = "HERE/code/model_def.py"
 
 
@@ -169,13 +175,26 @@ HERE = [
         values=["NoneType"],
         remedy=["return the loss or a dict of metrics"],
     ),
+    Mistake(
+        name="The configuration of DeepSpeed does not exist",
+        instead=("import nearby", f"import nearby\n{READS_DEEPSPEED_CONFIG}"),
+        what=["No such file"],
+        where=["HERE/code", "ds_config.json"],
+        remedy=["put it beside the code of the trial"],
+    ),
 ]
 
 
-@pytest.mark.parametrize("mistake", [pytest.param(mistake, id=mistake.name) for mistake in HERE])
+def rows(mistakes: list[Mistake]) -> list[object]:
+    return [pytest.param(mistake, id=mistake.name) for mistake in mistakes]
+
+
+@pytest.mark.parametrize("mistake", rows(HERE))
 def test_a_training_here_is_refused_and_leaves_nothing(
     hpc_det_with_torch: WithTorch, tmp_path: Path, state_folder: Path, mistake: Mistake
 ) -> None:
+    if "deepspeed" in "".join(mistake.instead):
+        pytest.importorskip("deepspeed")
     done = hpc_det_with_torch(*mistake.write(tmp_path), "--local", "--test")
     assert done.returncode == mistake.code, done.stderr
     assert "Traceback" not in done.stderr
@@ -183,9 +202,7 @@ def test_a_training_here_is_refused_and_leaves_nothing(
     assert local_folders(state_folder) == []
 
 
-def test_an_exception_in_init_names_the_line(
-    hpc_det_with_torch: WithTorch, tmp_path: Path, state_folder: Path
-) -> None:
+def test_an_exception_in_init_names_the_line(hpc_det_with_torch: WithTorch, tmp_path: Path, state_folder: Path) -> None:
     wrong = Mistake(
         name="__init__ raises an exception",
         instead=("self.context = context\n", "self.context = context\n        raise ValueError('width 3 is odd')\n"),
@@ -205,6 +222,7 @@ JOBS = [
     Mistake(
         name="The interpreter does not exist",
         overrides=("entrypoint=python3.99 train.py",),
+        files={"code/train.py": ""},
         what=["python3.99: not found", "exit code 127"],
         where=["logs/job.log", "entrypoint"],
         remedy=["correct the entrypoint"],
@@ -232,7 +250,7 @@ JOBS = [
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("mistake", [pytest.param(mistake, id=mistake.name) for mistake in JOBS])
+@pytest.mark.parametrize("mistake", rows(JOBS))
 def test_a_job_that_cannot_start_its_program_says_why(tmp_path: Path, state_folder: Path, mistake: Mistake) -> None:
     once = ("--config", "max_restarts=0", "--config", "resources.slots_per_trial=1", "--config", "searcher.max_length=")
     done = hpc_det(*mistake.write(tmp_path), *once, "--follow", check=False)
@@ -242,9 +260,7 @@ def test_a_job_that_cannot_start_its_program_says_why(tmp_path: Path, state_fold
 
 
 @pytest.mark.integration
-def test_a_full_disk_is_named_and_nothing_is_left(
-    tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_named_and_nothing_is_left(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = Mistake(
         name="The disk of the state folder is full",
         what=["No space left on device"],
@@ -255,19 +271,14 @@ def test_a_full_disk_is_named_and_nothing_is_left(
     command = full.write(tmp_path)
     (disk / "root/experiments").mkdir(parents=True)
     fill(disk)
-    assert main(command) == 1
-    said = capfd.readouterr()
-    assert said.out == ""
-    full.is_explained(said.err, tmp_path)
+    done = hpc_det(*command, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    full.is_explained(done.stderr, tmp_path)
     assert list((disk / "root/experiments").iterdir()) == []
 
 
-DEEPSPEED = """
-from hpc_det.pytorch.deepspeed import get_ds_config_from_hparams
-get_ds_config_from_hparams({"deepspeed_config": "ds_config.json"})
-"""
-
-
-@pytest.mark.integration
-def test_a_missing_deepspeed_config_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed")
+def test_slots_are_gpus_and_the_machine_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    with refused(UsageError, "slots are GPUs", socket.gethostname(), "no GPU", "nvidia-smi", "slot_type: cpu"):
+        Distributed(env={"HPC_DET_SLOT_TYPE": "gpu"}).start()
