@@ -16,12 +16,16 @@ from hpc_det.config.section import Section, Where, expectation, is_tag, keys_at,
 from hpc_det.errors import MISSING, Problem, nearest, printable, shown
 
 
-def render(problems: Iterable[Problem], source: Callable[[str], str | None]) -> list[str]:
+def render(
+    problems: Iterable[Problem], source: Callable[[str], str | None], place: Callable[[str], str] = str
+) -> list[str]:
     """Return one line for each problem, without duplicates.
 
-    `source` returns the name of the layer that wrote the value at a path, or None if it is not known.
+    `source` returns the name of the layer that wrote the value at a path, or None if it is not known. `place` returns
+    the path as the layer has it: a list of the merged tree may begin with elements of other layers.
     """
-    return list(dict.fromkeys(_line(problem, source(problem.path)) for problem in problems))
+    lines = (_line(problem._replace(path=place(problem.path)), source(problem.path)) for problem in problems)
+    return list(dict.fromkeys(lines))
 
 
 def _line(problem: Problem, source: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -78,7 +79,9 @@ def effective(request: Request) -> Effective:
     problems += space_problems(merged.tree.get("hyperparameters"), searcher_name(merged.tree) or "single")
     problems += cross_problems(merged.tree, profile)
     written = _written(merged)
-    lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context)
+    lines = render(problems, _source(request, written), functools.partial(_in_its_layer, written)) + _code_problems(
+        merged.tree, request.context
+    )
     if experiment and cluster:
         lines += pool_problems(experiment, cluster)
         cluster = in_its_pool(experiment, cluster)
@@ -230,6 +233,15 @@ def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | 
         return " and ".join(named) or None
 
     return source
+
+
+def _in_its_layer(written: dict[str, str], path: str) -> str:
+    """Return the path of a value with its place in the list of the layer that wrote it."""
+    found = re.match(r"(.+?)\[(\d+)\](.*)", path)
+    if found is None or (layer := written.get(f"{found[1]}[{found[2]}]")) is None:
+        return path
+    before = sum(written.get(f"{found[1]}[{i}]") == layer for i in range(int(found[2])))
+    return f"{found[1]}[{before}]{found[3]}"
 
 
 def _config_source(request: Request) -> Callable[[str], str]:

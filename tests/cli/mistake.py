@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class User:
         }
 
 
-Facts = tuple[object, ...]
+Facts = Sequence[object]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -250,7 +250,7 @@ VALUES = [
     Mistake(
         name="An environment variable has no value",
         add="environment: {environment_variables: [OMP_NUM_THREADS]}\n",
-        what=["environment.environment_variables"],
+        what=["environment.environment_variables[0]"],
         where=["tiny.yaml:4"],
         values=["'OMP_NUM_THREADS'"],
         remedy=["NAME=value"],
@@ -258,7 +258,7 @@ VALUES = [
     Mistake(
         name="An environment variable is written like a key",
         add="environment:\n  environment_variables:\n  - OMP_NUM_THREADS: 4\n",
-        what=["environment.environment_variables"],
+        what=["environment.environment_variables[0]"],
         where=["tiny.yaml:5"],
         values=["{'OMP_NUM_THREADS': 4}"],
         remedy=["NAME=value"],
@@ -266,7 +266,7 @@ VALUES = [
     Mistake(
         name="An environment variable with a secret has a blank in the place of the equals sign",
         add="environment: {environment_variables: [API_TOKEN hunter2]}\n",
-        what=["environment.environment_variables", "API_TOKEN"],
+        what=["environment.environment_variables[0]", "API_TOKEN"],
         where=["tiny.yaml:4"],
         remedy=["NAME=value"],
         secrets=["hunter2"],
@@ -987,8 +987,7 @@ EXPERIMENTS = [
         code=0,
         what=["no logs yet"],
         where=["experiment 1"],
-        values=["QUEUED"],
-        remedy=["hpc-det experiment logs -f 1"],
+        remedy=["hpc-det experiment logs -f 1", "hpc-det experiment describe 1"],
     ),
 ]
 

@@ -125,7 +125,7 @@ def print_experiment(experiment: ExperimentFolder, choices: LogChoices) -> None:
     text = Text(watch.view, choices, names_trials=watch.view.has_many_trials)
     name = f"experiment {experiment.id}"
     if not _print(_passages(logs, choices, watch.state, name), choices, text) and not choices.follow:
-        _say_why_none(name, experiment, choices, watch.state())
+        _say_why_none(name, experiment, choices)
 
 
 def print_trial(trial: TrialFolder, choices: LogChoices) -> None:
@@ -140,18 +140,18 @@ def print_trial(trial: TrialFolder, choices: LogChoices) -> None:
     text = Text(watch.view, choices, names_trials=False)
     name = f"trial {watch.view.id}/{trial.id}"
     if not _print(_passages(logs, choices, state, name), choices, text) and not choices.follow:
-        _say_why_none(name, watch.view.folder, choices, state())
+        _say_why_none(name, watch.view.folder, choices)
 
 
-def _say_why_none(name: str, experiment: ExperimentFolder, choices: LogChoices, state: State) -> None:
+def _say_why_none(name: str, experiment: ExperimentFolder, choices: LogChoices) -> None:
     """Print a note on stderr that no line was shown, and what to do."""
     if choices.rank is not None or choices.since is not None or choices.level is not None:
-        say(f"{name} is {state.value}: no line matches --rank, --since and --level")
-    elif state.is_final:
-        say(f"{name} is {state.value}, and has no logs; see `hpc-det experiment describe {experiment.id}`")
+        say(f"{name}: no line matches --rank, --since and --level")
     else:
-        wait = f"`hpc-det experiment logs -f {experiment.id}`"
-        say(f"{name} is {state.value}, and has no logs yet; wait for them with {wait}")
+        say(
+            f"{name}: no logs yet; wait for them with `hpc-det experiment logs -f {experiment.id}`; the state is in "
+            f"`hpc-det experiment describe {experiment.id}`"
+        )
 
 
 def _wanted(view: ExperimentView, choices: LogChoices) -> Wanted:
