@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from hpc_det.config.checks import FREE_FORM, constant_notes, searcher_name, space_problems, text_problems
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.cross_checks import cross_problems
+from hpc_det.config.cross_checks import batch_notes, cross_problems
 from hpc_det.config.determined_keys import in_todays_names, notes
 from hpc_det.config.entrypoint import Context, trial_name
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
@@ -97,6 +97,7 @@ def effective(request: Request) -> Effective:
         notes=[
             *notes(by_hand, cluster.scheduler),
             *pool_notes(experiment, cluster),
+            *batch_notes(tree),
             *constant_notes(tree["hyperparameters"], tree["searcher"]),
             *_hook_notes(tree["notify"], request.context),
             *metric_notes(tree.get("entrypoint"), request.context, tree["searcher"]["metric"]),

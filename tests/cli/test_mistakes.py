@@ -507,6 +507,16 @@ LAST = [
 
 NOTES = [
     Mistake(
+        name="The slots cannot share a batch equally",
+        command="config check tiny.yaml code",
+        add="hyperparameters: {global_batch_size: 33}\nresources: {slots_per_trial: 2}\n",
+        code=0,
+        what=["note", "not a multiple"],
+        where=["hyperparameters.global_batch_size", "resources.slots_per_trial"],
+        values=[33, 2],
+        remedy=["use 32 or 34"],
+    ),
+    Mistake(
         name="A mounted folder does not exist",
         command="config check tiny.yaml code --cluster atlas",
         code=0,
@@ -1127,6 +1137,7 @@ SCHEDULERS = [
         code=1,
         what=["Unable to contact slurm controller"],
         where=["scontrol"],
+        remedy=["try again later"],
     ),
 ]
 
