@@ -68,7 +68,7 @@ Facts = Sequence[object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mistake:
+class Explained:
     """Each fact is a word, number or phrase of the message; `HERE` in one stands for the user's folder."""
 
     name: str
@@ -80,6 +80,22 @@ class Mistake:
     """The value that was given, and those that are possible."""
     remedy: Facts = ()
     """A command, option, key or close match."""
+    code: int = 2
+    secrets: Facts = ()
+    """They are not in the message."""
+
+    def is_explained(self, said: str, here: Path) -> None:
+        kinds = {"what": self.what, "where": self.where, "values": self.values, "remedy": self.remedy}
+        facts = {kind: [str(fact).replace("HERE", str(here)) for fact in named] for kind, named in kinds.items()}
+        missing = {kind: found for kind, named in facts.items() if (found := unnamed(said, *named))}
+        assert not missing, f"{missing} not in the message:\n{said}"
+        assert [secret for secret in self.secrets if str(secret) in said] == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake(Explained):
+    """A mistake on the command line, or in a file that hpc-det reads."""
+
     command: str | Callable[[User], object] = CREATE
     """A command line of hpc-det, or a function that raises the error."""
     config: str = CONFIG.lstrip()
@@ -88,9 +104,6 @@ class Mistake:
     files: Mapping[str, str] = field(default_factory=dict)
     given: Callable[[User], object] | None = None
     """What has happened before."""
-    code: int = 2
-    secrets: Facts = ()
-    """They are not in the message."""
 
     def is_made_by(self, user: User) -> Result:
         """The user makes it, in a folder that afterwards is as before."""
@@ -111,11 +124,3 @@ class Mistake:
         with pytest.raises(HpcDetError) as raised:
             self.command(user)
         return Result(raised.value.exit_code, "", "".join(f"hpc-det: {line}\n" for line in raised.value.problems))
-
-    def is_explained(self, said: str, here: Path) -> None:
-        kinds = {"what": self.what, "where": self.where, "values": self.values, "remedy": self.remedy}
-        facts = {kind: [str(fact).replace("HERE", str(here)) for fact in named] for kind, named in kinds.items()}
-        missing = {kind: found for kind, named in facts.items() if (found := unnamed(said, *named))}
-        assert not missing, f"{missing} not in the message:\n{said}"
-        assert "Traceback" not in said
-        assert [secret for secret in self.secrets if str(secret) in said] == []

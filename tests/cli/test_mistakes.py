@@ -1159,6 +1159,7 @@ def test_the_message_names(user: User, mistake: Mistake) -> None:
     result = mistake.is_made_by(user)
     assert result.code == mistake.code, result
     assert mistake.code == 0 or result.out == ""
+    assert "Traceback" not in result.err
     mistake.is_explained(result.err if mistake.code else result.out + result.err, user.here)
 
 

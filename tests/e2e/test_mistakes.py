@@ -6,7 +6,7 @@ The others are in tests/cli/test_mistakes.py.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,16 +16,16 @@ import torch
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
+from tests.cli.mistake import Explained
 from tests.e2e.forked import WithTorch, _fork_server, hpc_det_with_torch
 from tests.e2e.story import hpc_det
 from tests.e2e.test_modes import CONFIG, TRIAL, local_folders
-from tests.facts import refused, unnamed
+from tests.facts import refused
 from tests.small_disk import disk as disk
 from tests.small_disk import fill
 
 __all__ = ["_fork_server", "hpc_det_with_torch"]
 
-Facts = Sequence[object]
 EVALUATES = 'return {"error": self.model(batch[0]).abs().mean()}'
 TRAINING_LOADER = "return DataLoader(self.data, batch_size=self.context"
 READS_DEEPSPEED_CONFIG = """
@@ -36,21 +36,15 @@ FILE = "HERE/code/model_def.py"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mistake:
-    """Each fact is a word, number or phrase of the message; `HERE` in one stands for the user's folder."""
+class Mistake(Explained):
+    """A mistake in the trial or its config."""
 
-    name: str
     instead: tuple[str, str] = ("", "")
     """A part of the trial, and what is in its place."""
     overrides: tuple[str, ...] = ()
     without: str = ""
     """A part that the config lacks."""
     files: Mapping[str, str] = field(default_factory=dict)
-    what: Facts
-    where: Facts
-    values: Facts = ()
-    remedy: Facts = ()
-    code: int = 2
 
     def write(self, here: Path) -> list[str]:
         """Write the files; return the command that trains here."""
@@ -70,14 +64,8 @@ class Mistake:
         command = ["experiment", "create", str(here / "tiny.yaml"), str(here / "code")]
         return command + [word for override in self.overrides for word in ("--config", override)]
 
-    def is_explained(self, said: str, here: Path) -> None:
-        kinds = {"what": self.what, "where": self.where, "values": self.values, "remedy": self.remedy}
-        facts = {kind: [str(fact).replace("HERE", str(here)) for fact in named] for kind, named in kinds.items()}
-        missing = {kind: found for kind, named in facts.items() if (found := unnamed(said, *named))}
-        assert not missing, f"{missing} not in the message:\n{said}"
 
-
-HERE = [
+TRIALS = [
     Mistake(
         name="A package of the trial is not installed",
         instead=("import nearby", "import no_such_package"),
@@ -190,7 +178,7 @@ def rows(mistakes: list[Mistake]) -> list[object]:
     return [pytest.param(mistake, id=mistake.name) for mistake in mistakes]
 
 
-@pytest.mark.parametrize("mistake", rows(HERE))
+@pytest.mark.parametrize("mistake", rows(TRIALS))
 def test_a_training_here_is_refused_and_leaves_nothing(
     hpc_det_with_torch: WithTorch, tmp_path: Path, state_folder: Path, mistake: Mistake
 ) -> None:
