@@ -7,6 +7,7 @@ HpcDetError            exit code 1: an operation failed (scheduler, file system,
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +30,19 @@ class HpcDetError(Exception):
 
 def refused(error: OSError) -> HpcDetError:
     """Return `error` as an HpcDetError, worded "FILE: reason" without Python's errno."""
-    return HpcDetError(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    remedy = _REMEDIES.get(error.errno or 0)
+    return HpcDetError(f"{message}; {remedy}" if remedy else message)
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free space on this file system (`df -h` shows it), or set HPC_DET_ROOT to a folder on another one",
+    errno.EDQUOT: "remove files, or set HPC_DET_ROOT to a folder on a file system where your quota allows more",
+    errno.EACCES: "ask its owner for permission, or set HPC_DET_ROOT to a folder of your own",
+    errno.EROFS: "set HPC_DET_ROOT to a folder on a file system that you can write to",
+    errno.ENOTDIR: "a file is where a folder is needed: move it away, or set HPC_DET_ROOT to another folder",
+}
+"""Remedies for errors of the file system, by errno."""
 
 
 class UsageError(HpcDetError):
@@ -57,6 +70,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
 
 
+def some(names: Sequence[str], most: int = 10) -> str:
+    """Return the first `most` names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def printable(text: str) -> str:
     """Return `text` with every unprintable character escaped, so that it fits on one line of output."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
@@ -75,9 +94,19 @@ def visible(text: str) -> str:
     return _TERMINAL_COMMANDS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
+def or_else(hint: str, known: str) -> str:
+    """Return the question of `nearest`, if there is one, and what is known."""
+    return f"{hint} {known}" if hint else known
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "did you mean X?" for the known word most similar to `word`, or "" if none is similar."""
+    close = closest(word, known)
+    return f"did you mean {close!r}?" if close else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return the known word most similar to `word`, or "" if none is similar."""
     from difflib import get_close_matches  # imported late: every process loads this module, few need a suggestion
 
-    close = get_close_matches(word, list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else ""
+    return next(iter(get_close_matches(word, list(known), n=1)), "")

@@ -133,7 +133,10 @@ def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
     if number in created:
         return experiment.trial(number)
     has = f"its trials are 1 to {max(created)}" if created else "no trial has been created"
-    raise UsageError(f"experiment {experiment.id}: no trial {number} yet; {has}")
+    raise UsageError(
+        f"experiment {experiment.id}: no trial {number} yet; {has}; see `hpc-det experiment list-trials "
+        f"{experiment.id}`"
+    )
 
 
 def _completed_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -12,6 +12,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from hpc_det.errors import nearest, or_else
+
 # If a group has no command with the typed name, these are tried in order.
 OTHER_NAMES = {"ls": ("list",), "rm": ("remove", "delete"), "delete": ("rm",)}
 
@@ -64,6 +66,15 @@ class Group(click.Group):
             if found := super().get_command(ctx, name):
                 return found
         return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None and args[0][:1].isalnum():
+            known = self.list_commands(ctx)
+            commands = f"the commands are {', '.join(known)}"
+            ctx.fail(f"No such command {args[0]!r}; {or_else(nearest(args[0], known), commands)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if not self.lazy:

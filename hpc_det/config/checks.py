@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from hpc_det.config.merge import Tree, join
+from hpc_det.config.secrets import shown_at
 from hpc_det.errors import MISSING, Problem, nearest, shown
 
 # Control characters, line separators, and surrogates, which cannot be encoded as UTF-8. Control characters are a
@@ -46,7 +47,7 @@ def _control_characters(text: str, path: str, allowed: str) -> Iterator[Problem]
     found = {char for char in text if unicodedata.category(char) in _REFUSED_CATEGORIES and char not in allowed}
     if found:
         names = ", ".join(f"U+{ord(char):04X}" for char in sorted(found))
-        yield Problem(path, f"control character {names} in {shown(text)}", "remove it")
+        yield Problem(path, f"control character {names} in {shown_at(path, text)}", "remove it")
 
 
 def searcher_name(tree: Tree) -> str | None:
@@ -100,6 +101,28 @@ def space_problems(hyperparameters: Any, searcher_name: str, path: str = "hyperp
             yield from _problems(spec, searcher_name, f"{path}.{name}")
         else:
             yield from space_problems(spec, searcher_name, f"{path}.{name}")
+
+
+_DRAWING = ("random", "async_halving", "adaptive_asha", "optuna")
+"""The searchers that draw hyperparameters from ranges."""
+
+
+def constant_notes(hyperparameters: Any, searcher: Tree) -> list[str]:
+    """Return a note if the searcher has no range from which to choose hyperparameters."""
+    name, trials = searcher.get("name"), searcher.get("max_trials")
+    if name not in (*_DRAWING, "grid") or _has_range(hyperparameters) or (name in _DRAWING and trials == 1):
+        return []
+    found = "it trains one trial" if name == "grid" else f"its {trials} trials differ only in their seeds"
+    return [
+        f"searcher.name: {name} has nothing to search: no hyperparameter is a range, so {found}; give one a range such "
+        "as {type: double, minval: 0, maxval: 1}, or use `name: single`"
+    ]
+
+
+def _has_range(spec: Any) -> bool:
+    if not isinstance(spec, dict):
+        return False
+    return spec["type"] != "const" if "type" in spec else any(map(_has_range, spec.values()))
 
 
 def _problems(spec: dict[str, Any], searcher_name: str, path: str) -> Iterator[Problem]:

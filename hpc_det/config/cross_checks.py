@@ -89,6 +89,19 @@ def _batch_size_problems(experiment: Tree) -> Iterator[Problem]:
             )
 
 
+def batch_notes(experiment: Tree) -> Iterator[str]:
+    """Yield a note for each batch size that the slots cannot share equally."""
+    slots = value_at(experiment, "resources", "slots_per_trial")
+    for size in _batch_sizes(value_at(experiment, "hyperparameters", "global_batch_size")):
+        if type(size) is int and type(slots) is int and size > slots and size % slots:
+            whole = size - size % slots
+            yield (
+                f"hyperparameters.global_batch_size: {size} is not a multiple of resources.slots_per_trial {slots}; "
+                f"trials that use get_per_slot_batch_size() train on {whole} records per batch; use {whole} or "
+                f"{whole + slots}"
+            )
+
+
 def _batch_sizes(spec: Any) -> list[Any]:
     """Return the batch sizes that a trial may get; of a range only the smallest.
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import dropwhile, pairwise
 from pathlib import Path, PurePath
 
+from hpc_det.errors import closest, nearest, or_else, some
+
 TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 """`module:Class`."""
 LAUNCHERS = ("torch_distributed", "direct", "mpi", "srun", "deepspeed", "horovod", "autohorovod")
@@ -39,11 +41,10 @@ class Context:
         first = PurePath(name).parts[:1]
         return next((include.parent for include in self.includes if (include.name,) == first), self.folder)
 
-    def python_files(self) -> str:
-        """Return the names of the Python files at the top of the code directory, for a message."""
+    def python_files(self) -> list[str]:
+        """Return the names of the Python files at the top of the code directory, sorted."""
         included = (path for path in self.includes if path.suffix == ".py")
-        names = sorted(file.name for file in (*self.folder.glob("*.py"), *included))
-        return ", ".join(names) or "no Python file"
+        return sorted(file.name for file in (*self.folder.glob("*.py"), *included))
 
     def module_file(self, module: str) -> Path | None:
         """Return the file of a module in the code directory, or None."""
@@ -106,19 +107,23 @@ def command_problems(words: Sequence[str], context: Context) -> Iterator[str]:
     for match in filter(None, map(_LAUNCHER.fullmatch, words)):
         package, launcher = match.groups()
         if launcher not in (*LAUNCHERS, *_BEHIND_LAUNCHERS):
-            yield (f"entrypoint: {match[0]}: hpc_det has no such launcher; {package}.launch has {', '.join(LAUNCHERS)}")
+            known = or_else(nearest(launcher, LAUNCHERS), f"{package}.launch has {', '.join(LAUNCHERS)}")
+            yield f"entrypoint: {match[0]}: hpc_det has no such launcher; {known}"
     started = started_script(words)
     if started is None or context.path(started).exists():
         return
     if TRIAL.fullmatch(started):
         yield f"entrypoint: {started} is not a script; to name a trial, write --trial {started}"
     elif started.endswith(".py"):
-        yield missing(f"file {started!r}", context)
+        yield missing("file", started, started, context)
 
 
-def missing(what: str, context: Context) -> str:
+def missing(kind: str, name: str, file: str, context: Context) -> str:
     """Return the problem of an entrypoint that names a file or module which is not in the context directory."""
-    return f"entrypoint: no {what} in context_dir {context.folder}, which contains {context.python_files()}"
+    names = context.python_files()
+    close = closest(file.removesuffix(".py"), [name.removesuffix(".py") for name in names])
+    what = f"entrypoint: no {kind} {name!r} in context_dir {context.folder}"
+    return f"{what}, which contains {some(names) or 'no Python file'}{f'; did you mean {close}.py?' if close else ''}"
 
 
 def started_script(words: Sequence[str]) -> str | None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.composer import ComposerError
 
-from hpc_det.config.merge import Tree
-from hpc_det.errors import UsageError
+from hpc_det.config.merge import Tree, join
+from hpc_det.errors import UsageError, closest, some
 
 _TAG = "tag:yaml.org,2002:"
 
@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
                 continue
             if first_line := first_lines.get((key.tag, key.value)):
                 raise ComposerError(
-                    None, None, f"duplicate key {key.value!r}, first on line {first_line}", key.start_mark
+                    None, None, f"duplicate key {key.value!r}, first on line {first_line}; keep one", key.start_mark
                 )
             first_lines[key.tag, key.value] = key.start_mark.line + 1
         return node
@@ -102,7 +102,46 @@ def parse_yaml(text: str, where: str) -> Any:
 def yaml_problem(error: yaml.MarkedYAMLError, where: str) -> str:
     """Return the message of a parser's error, with `where` and the line."""
     line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-    return f"{where}{line}: {error.problem or 'not YAML'}"
+    problem = error.problem or "not YAML"
+    return f"{where}{line}: {next((text for pattern, text in _IN_WORDS if re.search(pattern, problem)), problem)}"
+
+
+# The parser's errors for the usual mistakes, which it describes in terms of its tokens.
+_IN_WORDS = (
+    (r"^found character '\\t'", "a tab; indent with spaces, since YAML allows no tab there"),
+    (
+        "^mapping values are not allowed here",
+        "a `key: value` where none can be: give a key the same indent as its neighbours, put a blank after each colon, "
+        "and quote a value that contains a colon and a blank",
+    ),
+    (
+        "^expected <block end>",
+        "the indent of this line matches no line above; give the keys of one map the same indent, in spaces",
+    ),
+    (
+        "^could not find expected ':'",
+        "no colon after the key; write `key: value`, with the same indent as its neighbours",
+    ),
+    (
+        r"^expected ',' or '[\]}]', but got '<",
+        "a bracket is not closed; end a list [...] with ] and a map {...} with }",
+    ),
+)
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """Return the line of each key of the map in `text`, by its dotted path; empty if `text` is not YAML."""
+    try:
+        return dict(_key_lines(yaml.compose(text, Loader=_Loader), ""))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+
+
+def _key_lines(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(key, yaml.ScalarNode):
+            yield join(path, key.value), key.start_mark.line + 1
+            yield from _key_lines(value, join(path, key.value))
 
 
 def load_yaml(path: Path) -> Tree:
@@ -114,9 +153,24 @@ def read_text(path: Path) -> str:
     """Return the text of a UTF-8 file. Raises UsageError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; {_instead_of(path)}") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path}: is a folder; expected a file such as {path / 'experiment.yaml'}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"{path}: cannot be read: {reason}") from None
+
+
+def _instead_of(missing: Path) -> str:
+    """Return what may have been meant by a file that does not exist: a similar name, or the names that there are."""
+    folder = missing.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    files = {file.stem: file.name for file in sorted(folder.iterdir()) if file.suffix in (".yaml", ".yml")}
+    if close := closest(missing.stem, files):
+        return f"did you mean {files[close]!r}?"
+    return f"{folder} contains {some([*files.values()]) or 'no .yaml file'}"
 
 
 def parse_map(text: str, where: str) -> Tree:
@@ -125,9 +179,8 @@ def parse_map(text: str, where: str) -> Tree:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise UsageError(
-            f"{where}: contains a {type(data).__name__}; expected a map of settings such as `name: digits`"
-        )
+        kind = {str: "text"}.get(type(data), f"a {type(data).__name__}")
+        raise UsageError(f"{where}: contains {kind}; expected a map of settings such as `name: digits`")
     return data
 
 

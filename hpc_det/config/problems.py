@@ -11,16 +11,21 @@ from pydantic_core import ErrorDetails
 from hpc_det.config.determined_keys import REMEDIES, REMEDIES_OF_KINDS
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
+from hpc_det.config.secrets import shown_at
 from hpc_det.config.section import Section, Where, expectation, is_tag, keys_at, sections_at
 from hpc_det.errors import MISSING, Problem, nearest, printable, shown
 
 
-def render(problems: Iterable[Problem], source: Callable[[str], str | None]) -> list[str]:
+def render(
+    problems: Iterable[Problem], source: Callable[[str], str | None], place: Callable[[str], str] = str
+) -> list[str]:
     """Return one line for each problem, without duplicates.
 
-    `source` returns the name of the layer that wrote the value at a path, or None if it is not known.
+    `source` returns the name of the layer that wrote the value at a path, or None if it is not known. `place` returns
+    the path as the layer has it: a list of the merged tree may begin with elements of other layers.
     """
-    return list(dict.fromkeys(_line(problem, source(problem.path)) for problem in problems))
+    lines = (_line(problem._replace(path=place(problem.path)), source(problem.path)) for problem in problems)
+    return list(dict.fromkeys(lines))
 
 
 def _line(problem: Problem, source: str | None) -> str:
@@ -56,7 +61,7 @@ def _problems(model: type[Section], details: ErrorDetails, where: Where, path: s
             if isinstance(error, RefusedFlagsError):
                 yield from (Problem(path, what, remedy) for what, remedy in error.refused)
             else:
-                yield Problem(path, f"got {shown(details['input'])}", f"expected {expectation(model, where)}")
+                yield Problem(path, f"got {shown_at(path, details['input'])}", f"expected {expectation(model, where)}")
 
 
 def _unexpected_key(model: type[Section], path: str, where: Where) -> Problem:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from hpc_det.config.entrypoint import Context
 from hpc_det.config.merge import Tree, join
 from hpc_det.config.plain_yaml import load_yaml, parse_yaml
-from hpc_det.errors import UsageError, nearest
+from hpc_det.errors import UsageError, nearest, or_else, shown
 from hpc_det.resources import data_path
 from hpc_det.store.experiments import state_root
 
@@ -41,6 +41,10 @@ class Request:
     """Layers above the config with their names, such as those of --test and --local."""
     default_name: str | None = None
     """Name of the experiment if no layer sets one: the name of its file."""
+    config_file: Path | None = None
+    """File that contains the config, for messages; None for a config without a file."""
+    config_keys: tuple[str, ...] = ()
+    """Keys of the config that overrides such as --config set, for messages."""
 
     @property
     def context(self) -> Context:
@@ -62,6 +66,8 @@ def from_file(
     too.
     """
     config = load_yaml(path)
+    if not config and not overrides and template is None:
+        raise UsageError(f"{path}: is empty; expected at least an entrypoint and a searcher with its metric")
     for override in overrides:
         apply_override(config, override)
     written = config.pop("context_dir", None)
@@ -72,6 +78,8 @@ def from_file(
         config=config,
         context_dir=_context_dir(context_dir or written),
         default_name=path.stem,
+        config_file=path,
+        config_keys=_keys_of(overrides),
     )
 
 
@@ -104,7 +112,14 @@ def from_stored(config: Tree, cluster: Tree, code: Path, overrides: Sequence[str
     config = deepcopy(config)
     for override in overrides:
         apply_override(config, override)
-    return Request(cluster=cluster, template=None, template_name=None, config=config, context_dir=code)
+    return Request(
+        cluster=cluster,
+        template=None,
+        template_name=None,
+        config=config,
+        context_dir=code,
+        config_keys=_keys_of(overrides),
+    )
 
 
 def with_includes(request: Request, paths: Sequence[Path]) -> Request:
@@ -167,9 +182,16 @@ def apply_override(config: Tree, override: str) -> None:
         if node.get(key) is None:
             node[key] = {}
         if not isinstance(node[key], dict):
-            raise UsageError(f"--config {override}: {walked} is {node[key]!r}, not a map")
+            raise UsageError(
+                f"--config {override}: {walked} is {shown(node[key])}, not a map, so no key can be set below it; set "
+                f"{walked} itself"
+            )
         node = node[key]
     node[last] = parse_yaml(text, f"--config {dotted}")
+
+
+def _keys_of(overrides: Sequence[str]) -> tuple[str, ...]:
+    return tuple(override.partition("=")[0] for override in overrides)
 
 
 class ConfFolder(NamedTuple):
@@ -211,8 +233,8 @@ def find(group: str, name: str, env: Mapping[str, str]) -> Path:
 def unknown_choice(group: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a name without a file in its group."""
     names = sorted(known)
-    hint = nearest(name, names)
-    return UsageError(f"{group}: no {group} is called {name!r}; {hint + ' ' if hint else ''}known: {', '.join(names)}")
+    known = or_else(nearest(name, names), f"known: {', '.join(names)}")
+    return UsageError(f"{group}: no {group} is called {name!r}; {known}")
 
 
 def _template(tree: Tree, name: str) -> Tree:

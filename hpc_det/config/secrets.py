@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpc_det.config.merge import Tree, leaves
+from hpc_det.errors import shown
 
 MASK = "********"
 _NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
@@ -15,6 +16,9 @@ _NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _SETS = re.compile(rf"\w*({_NAMES.pattern})\w*=", re.IGNORECASE)
 """Matches a line of shell code that sets a variable with such a name."""
 _STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential")
+_SECRET_PATHS = re.compile(
+    rf"data\.secrets|environment\.registry_auth|checkpoint_storage\.({'|'.join(_STORAGE_SECRETS)})|notify\[\d+\]\.webhook"
+)
 
 
 def masked(tree: Tree) -> Tree:
@@ -51,6 +55,19 @@ def masked_variables(written: Iterable[str]) -> list[str]:
 def masked_lines(lines: Iterable[str]) -> list[str]:
     """Return lines of shell code with the secrets masked."""
     return [MASK if _SETS.search(line) else line for line in lines]
+
+
+def shown_at(path: str, value: Any) -> str:
+    """Return the repr of the `value` of the setting `path`, which may be invalid, without its secrets."""
+    if _SECRET_PATHS.match(path):
+        return repr(MASK)
+    if isinstance(value, dict) and path.isidentifier():
+        return shown(masked({path: value})[path])
+    if isinstance(value, str) and path.startswith("environment.environment_variables"):
+        name = re.match(r"\w*", value)
+        if name and _NAMES.search(name[0]):
+            return repr(value[: name.end() + 1] + MASK)
+    return shown(value)
 
 
 def masked_paths(tree: Tree) -> list[str]:

@@ -21,7 +21,7 @@ from hpc_det.config.entrypoint import (
     trial_of,
     words_of,
 )
-from hpc_det.errors import nearest
+from hpc_det.errors import nearest, or_else, shown
 
 _REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
 _EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
@@ -52,11 +52,15 @@ def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
     module, class_name = trial
     file = context.module_file(module)
     if file is None:
-        return [] if _is_installed(module) else [missing(f"module {module!r}", context)]
+        return [] if _is_installed(module) else [missing("module", module, f"{module.split('.')[0]}.py", context)]
     try:
         tree = _parse(file)
     except SyntaxError as error:
-        return [f"entrypoint: {file}:{error.lineno or 1}: {error.msg}"]
+        line = f": {shown(error.text.strip())}" if error.text else ""
+        return [
+            f"entrypoint: {file}:{error.lineno or 1}: syntax error: {error.msg}{line}; correct this line or the one "
+            "above"
+        ]
     except OSError as error:
         return [f"entrypoint: {file}: cannot be read: {error}"]
     return _class_problems(tree, class_name, file)
@@ -167,9 +171,15 @@ def _parse(file: Path) -> ast.Module:
 def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:
     names = set(_bound_names(tree))
     if class_name not in names:
-        classes = ", ".join(node.name for node in tree.body if isinstance(node, ast.ClassDef)) or "no class"
+        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
         hidden = names & {"*", "__getattr__"} or _is_dynamic(tree)
-        return [] if hidden else [f"entrypoint: {file} does not define {class_name!r}; it defines {classes}"]
+        known = or_else(nearest(class_name, classes), f"it defines {', '.join(classes) or 'no class'}")
+        return [] if hidden else [f"entrypoint: {file} does not define {class_name!r}; {known}"]
+    if not _may_be_trial(class_name, tree):
+        return [
+            f"entrypoint: {class_name} in {file} is not a trial; derive the class from hpc_det.pytorch.PyTorchTrial or "
+            f"hpc_det.pytorch.deepspeed.DeepSpeedTrial"
+        ]
     methods = None if _is_dynamic(tree) else _methods(class_name, _classes(tree))
     if methods is None:
         return []
@@ -234,6 +244,18 @@ def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
         if isinstance(node, ast.ClassDef):
             classes.setdefault(node.name, []).append(node)
     return classes
+
+
+def _may_be_trial(name: str, tree: ast.Module) -> bool:
+    """Return False if the only definition of the name is a function, or a class without a base class."""
+    if _is_dynamic(tree) or [*_bound_names(tree)].count(name) != 1:
+        return True
+    for node in _scope(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return bool(node.decorator_list)
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return bool(node.bases or node.keywords or node.decorator_list)
+    return True
 
 
 def _methods(name: str, classes: dict[str, list[ast.ClassDef]]) -> set[str] | None:

@@ -64,7 +64,10 @@ def _world_info(attempt: Attempt, env: Mapping[str, str]) -> str:
 
 def _begin(launch: Launch, attempt: Attempt) -> NoReturn:
     if importlib.util.find_spec("deepspeed") is None:
-        raise UsageError(f"deepspeed is not installed for {sys.executable}; `pip install 'hpc_det[deepspeed]'`")
+        raise UsageError(
+            f"deepspeed is not installed for {sys.executable}; run `{sys.executable} -m pip install "
+            f"'hpc_det[deepspeed]'`"
+        )
     os.environ.update(attempt.store_of_ranks())
     command = launch_command(launch, attempt, os.environ)
     os.execv(command[0], command)

@@ -52,6 +52,9 @@ def written_since(log: Path, begin: int) -> str:
         return file.read().decode(errors="replace")
 
 
+_NO_MODULE = re.compile(r"No module named '?([\w.]+)")
+
+
 def how_it_ended(code: int, log: Path, begin: int) -> str:
     """Return how a process ended, with its last line and its log. `code`: as subprocess returns it, below 0 for a
     signal.
@@ -59,7 +62,16 @@ def how_it_ended(code: int, log: Path, begin: int) -> str:
     how = f"ended by signal {signal_name(-code)} (killed or crashed)" if code < 0 else f"exit code {code}"
     last_printed = last_line(log, begin)
     said = f" after {last_printed!r}" if last_printed else ""
-    return f"{how}{said}; see {log}"
+    return f"{how}{said}; see {log}{_remedy(code, last_printed)}"
+
+
+def _remedy(code: int, last_printed: str) -> str:
+    """Return what to do about a program or Python module that the node does not have; "" for any other end."""
+    if code == 127:  # exit status of a shell that does not find a command
+        return "; the node has no such program: correct the entrypoint, or install it there"
+    if found := _NO_MODULE.search(last_printed):
+        return f"; install the package of {found[1]} for the Python of the entrypoint, or put its file into context_dir"
+    return ""
 
 
 class LogWatch:

@@ -124,7 +124,9 @@ def rank_command(command: Sequence[str]) -> list[str]:
     if not is_for_python(command):
         return [sys.executable, *entry]
     if importlib.util.find_spec("mpi4py") is None:
-        raise UsageError(f"mpi4py is not installed for {sys.executable}; `pip install 'hpc_det[mpi]'`")
+        raise UsageError(
+            f"mpi4py is not installed for {sys.executable}; run `{sys.executable} -m pip install 'hpc_det[mpi]'`"
+        )
     # Under -m mpi4py an exception aborts the world; otherwise the other ranks would wait for this one in MPI_Finalize.
     return [sys.executable, "-m", "mpi4py", *entry]
 

@@ -102,6 +102,12 @@ def container_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     if experiment.resources.shm_size is not None and (image is None or runtime in _NO_SHM_SIZE):
         why = "without a container" if image is None else f"with {runtime}"
         yield f"resources.shm_size: has no effect {why}: /dev/shm is the node's"
+    for i, mount in enumerate(experiment.bind_mounts):
+        if image is not None and not os.path.exists(mount.host_path):
+            yield (
+                f"bind_mounts[{i}].host_path: {mount.host_path!r} does not exist on this machine; correct the path, or "
+                "check that it exists on the nodes"
+            )
 
 
 def container_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +14,13 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from hpc_det.config.checks import FREE_FORM, searcher_name, space_problems, text_problems
+from hpc_det.config.checks import FREE_FORM, constant_notes, searcher_name, space_problems, text_problems
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.cross_checks import cross_problems
+from hpc_det.config.cross_checks import batch_notes, cross_problems
 from hpc_det.config.determined_keys import in_todays_names, notes
 from hpc_det.config.entrypoint import Context, trial_name
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
+from hpc_det.config.plain_yaml import key_lines
 from hpc_det.config.problems import render, schema_problems
 from hpc_det.config.rank_variables import COMPAT, DETERMINED
 from hpc_det.config.request import Request
@@ -23,7 +28,7 @@ from hpc_det.config.schema import LOG_POLICIES, Experiment
 from hpc_det.config.searchers import COMPARING
 from hpc_det.config.section import Section
 from hpc_det.config.trial_code import check_entrypoint, metric_notes, silent_script, speaks_determined
-from hpc_det.errors import Problem, UsageError, shown
+from hpc_det.errors import Problem, UsageError, nearest, shown
 from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 
 Model = TypeVar("Model", bound=Section)
@@ -76,7 +81,9 @@ def effective(request: Request) -> Effective:
     problems += space_problems(merged.tree.get("hyperparameters"), searcher_name(merged.tree) or "single")
     problems += cross_problems(merged.tree, profile)
     written = _written(merged)
-    lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context)
+    lines = render(problems, _source(request, written), functools.partial(_in_its_layer, written)) + _code_problems(
+        merged.tree, request.context
+    )
     if experiment and cluster:
         lines += pool_problems(experiment, cluster)
         cluster = in_its_pool(experiment, cluster)
@@ -92,6 +99,9 @@ def effective(request: Request) -> Effective:
         notes=[
             *notes(by_hand, cluster.scheduler),
             *pool_notes(experiment, cluster),
+            *batch_notes(tree),
+            *constant_notes(tree["hyperparameters"], tree["searcher"]),
+            *_hook_notes(tree["notify"], request.context),
             *metric_notes(tree.get("entrypoint"), request.context, tree["searcher"]["metric"]),
         ],
         context_dir=request.context_dir,
@@ -174,8 +184,23 @@ def _code_problems(tree: Tree, context: Context) -> list[str]:
     folder = str(context.folder)
     if not context.folder.is_dir():
         hint = "; only `hpc-det run` resolves interpolations" if "${" in folder else ""
-        return [f"context_dir: {folder!r} is not a folder; give the folder of the trial's code{hint}"]
+        beside = [path.name for path in context.folder.parent.glob("*/")]
+        meant = f" ({close})" if (close := nearest(context.folder.name, beside)) else ""
+        return [f"context_dir: {folder!r} is not a folder{meant}; give the folder of the trial's code{hint}"]
     return [*check_entrypoint(tree.get("entrypoint"), context), *_uncompared(tree, context)]
+
+
+def _hook_notes(hooks: Sequence[Tree], context: Context) -> Iterator[str]:
+    """Yield a note for each hook whose program is given as a path, and cannot be run."""
+    for i, hook in enumerate(hooks):
+        program = (hook.get("command") or [""])[0]
+        if "/" not in program:
+            continue
+        file = context.path(program)
+        if not file.is_file():
+            yield f"notify[{i}].command: {program!r} is not a file ({file}); without it no notification is sent"
+        elif not os.access(file, os.X_OK):
+            yield f"notify[{i}].command: {file} is not executable; run `chmod +x {shlex.quote(str(file))}`"
 
 
 def _uncompared(tree: Tree, context: Context) -> list[str]:
@@ -195,9 +220,8 @@ def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | 
     names = {
         "cluster": f"cluster {request.cluster.get('name')!r}",
         "template": f"template {request.template_name!r}",
-        "config": "config",
-        **{name: f"--{name}" for name, _tree in request.overrides},
     }
+    config = _config_source(request)
     profile = {f"cluster.{path}": "cluster" for path, value in leaves(request.cluster) if value is not None}
     written = {**profile, **written}
 
@@ -206,7 +230,41 @@ def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | 
         element = path[: path.rfind("]") + 1]  # the layer of an element is the layer of everything in it
         layers = {written.get(path), written.get(element)} - {None}
         layers = layers or {written[leaf] for leaf in written if leaf.startswith(below)}
-        return " and ".join(names[layer] for layer in names if layer in layers) or None
+        named = [names[layer] for layer in ("cluster", "template") if layer in layers]
+        named += [config(path)] if "config" in layers else []
+        named += [f"--{name}" for name, _tree in request.overrides if name in layers]
+        return " and ".join(named) or None
+
+    return source
+
+
+def _in_its_layer(written: dict[str, str], path: str) -> str:
+    """Return the path of a value with its place in the list of the layer that wrote it."""
+    found = re.match(r"(.+?)\[(\d+)\](.*)", path)
+    if found is None or (layer := written.get(f"{found[1]}[{found[2]}]")) is None:
+        return path
+    before = sum(written.get(f"{found[1]}[{i}]") == layer for i in range(int(found[2])))
+    return f"{found[1]}[{before}]{found[3]}"
+
+
+def _config_source(request: Request) -> Callable[[str], str]:
+    """Return a function from a path to the file and line of the config, or the --config option, that set it."""
+
+    @functools.cache
+    def lines() -> dict[str, int]:
+        with suppress(OSError, ValueError):
+            return key_lines(request.config_file.read_text(encoding="utf-8")) if request.config_file else {}
+        return {}
+
+    def source(path: str) -> str:
+        for key in reversed(request.config_keys):
+            if path == key or path.startswith((f"{key}.", f"{key}[")):
+                return f"--config {key}"
+        if request.config_file is None:
+            return "config"
+        while path and path not in lines():
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return f"{request.config_file}:{lines()[path]}" if path else str(request.config_file)
 
     return source
 

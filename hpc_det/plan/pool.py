@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, nearest, or_else
 from hpc_det.plan.checkpoint_interval import grace_is_too_short
 from hpc_det.plan.container import container_notes, container_problems
 from hpc_det.plan.planner import rank_layout
@@ -80,8 +80,8 @@ def _pool_of(cluster: Cluster, pool: str | None) -> str:
 def _name_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     pool = experiment.resources.resource_pool
     if pool is not None and cluster.pools and pool not in cluster.pools:
-        known = ", ".join(sorted(cluster.pools))
-        yield f"resources.resource_pool: cluster {cluster.name!r} has no pool {pool!r}; known: {known}"
+        known = or_else(nearest(pool, cluster.pools), f"known: {', '.join(sorted(cluster.pools))}")
+        yield f"resources.resource_pool: cluster {cluster.name!r} has no pool {pool!r}; {known}"
 
 
 def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:

@@ -90,7 +90,7 @@ def refusal(message: str, said: str, output: str = "", returncode: int | None = 
         return CommandError(message, output, returncode)
     # A command may try several servers in turn: one that timed out may have received the request.
     others = _NOT_CONNECTED.sub("", said)
-    return NoAnswer(message, output, may_have_acted=bool(_NOT_ANSWERED.search(others)))
+    return NoAnswer(f"{message}; try again later", output, may_have_acted=bool(_NOT_ANSWERED.search(others)))
 
 
 def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:

@@ -84,7 +84,8 @@ class ExperimentStore:
             found.config.stat()
         except (FileNotFoundError, NotADirectoryError):
             raise UsageError(
-                f"experiment {number}: not found below {self.root}; `hpc-det experiment list` shows all"
+                f"experiment {number}: not found below {self.root}, {self._newest()}; `hpc-det experiment "
+                f"list` shows all"
             ) from None
         except PermissionError:
             raise UsageError(
@@ -92,6 +93,14 @@ class ExperimentStore:
                 f"experiment, for instance with `hpc-det experiment fork {number} --shared=GROUP`"
             ) from None
         return found
+
+    def _newest(self) -> str:
+        """Return a clause that names the newest experiment, for a message."""
+        try:
+            numbers = self._numbers()
+        except (OSError, UsageError):
+            return "which you may not read"
+        return f"where the newest is {numbers[-1]}" if numbers else "which has no experiment"
 
     def all(self) -> Iterator[ExperimentFolder]:
         """Return all experiments that are created completely and that this user may read, oldest first."""

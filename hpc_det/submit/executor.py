@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -97,7 +98,17 @@ def submission() -> Iterator[None]:
         ) from None
     except (utils.FailedJobError, ValueError) as refused:
         answer = str(refused).strip() or said.getvalue().strip()
-        raise refusal(f"the scheduler refused the job: {answer}", answer) from None
+        remedy = next((f"; {text}" for pattern, text in _REMEDIES if re.search(pattern, answer, re.IGNORECASE)), "")
+        raise refusal(f"the scheduler refused the job: {answer}{remedy}", answer) from None
+
+
+_REMEDIES = (
+    ("invalid account", "set `account` in the cluster profile to one of your accounts"),
+    ("invalid qos", "set `qos` in the cluster profile to one that you may use"),
+    ("invalid partition|unknown queue", "set resources.resource_pool to one that the site has"),
+    ("time limit|walltime", "set resources.time_limit to what the partition or queue allows"),
+)
+"""Remedies for errors of sbatch (slurm_errno.c) and qsub (pbs_error.h), by a pattern of their text."""
 
 
 @contextlib.contextmanager

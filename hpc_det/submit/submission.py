@@ -107,12 +107,15 @@ def submit(
                 queue_jobs(jobs, folder, SearchJournal(folder), queued)
     except Unsettled:  # jobs may be queued, so the folder stays
         raise
-    except BaseException:
+    except BaseException as error:
         if queued:
             end = f"`hpc-det experiment kill {folder.id}`"
             print(f"hpc-det: experiment {folder.id} is queued nevertheless; {end} ends it", file=sys.stderr)
         else:
             folder.remove()
+            if isinstance(error, KeyboardInterrupt):
+                said = f"interrupted before a job was queued; experiment {folder.id} was removed"
+                print(f"hpc-det: {said}", file=sys.stderr)
         raise
     return folder
 
@@ -305,7 +308,10 @@ def _of_uuid(uuid: str, store: ExperimentStore) -> Path:
             if checkpoint := next(found, None):
                 _insist_on_weights(checkpoint, experiment)
                 return checkpoint.path
-    raise UsageError(f"no experiment below {store.root} has a checkpoint {uuid!r}")
+    raise UsageError(
+        f"no experiment below {store.root} has a checkpoint {uuid!r}; `hpc-det experiment "
+        "list-checkpoints ID` shows those of an experiment"
+    )
 
 
 def _insist_on_weights(checkpoint: Committed, experiment: ExperimentFolder) -> None:

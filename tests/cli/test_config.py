@@ -16,12 +16,15 @@ def check(hpc_det: Command, config: Path, code: Path, *overrides: str) -> tuple[
     return hpc_det("config", "check", config, code, *options)
 
 
+RATE = "hyperparameters.rate={type: double, minval: 0, maxval: 1}"
+
+
 @pytest.mark.parametrize(
     ("overrides", "found"),
     [
         ([], "1 trial of 1 slot, 10 batches at most, on cluster local"),
         (
-            ["searcher={name: adaptive_asha, metric: a, max_trials: 64, max_length: {epochs: 9}}"],
+            ["searcher={name: adaptive_asha, metric: a, max_trials: 64, max_length: {epochs: 9}}", RATE],
             "64 trials of 1 slot, 9 epochs at most, on cluster local",
         ),
         (
@@ -67,7 +70,7 @@ def test_a_key_in_the_wrong_place_is_told_its_own(
 ) -> None:
     path, _, _ = written.partition("=")
     key = path.rpartition(".")[2]
-    said = f"hpc-det: {path}: unknown key {key!r} (from config); did you mean {meant}?\n"
+    said = f"hpc-det: {path}: unknown key {key!r} (from --config {path}); did you mean {meant}?\n"
     assert check(hpc_det, config, code, written) == (2, "", said)
 
 

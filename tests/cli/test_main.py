@@ -109,7 +109,7 @@ def test_every_problem_is_a_line_on_stderr(monkeypatch: pytest.MonkeyPatch, caps
     ("error", "code", "said"),
     [
         (HpcDetError("refused"), 1, "hpc-det: refused\n"),
-        (PermissionError(13, "Permission denied", "/home/ada"), 1, "hpc-det: /home/ada: Permission denied\n"),
+        (OSError(5, "Input/output error", "/home/ada"), 1, "hpc-det: /home/ada: Input/output error\n"),
         (KeyboardInterrupt(), 130, ""),
         (click.Abort(), 130, ""),
     ],
@@ -131,5 +131,7 @@ def test_a_wrong_command_line_exits_with_2(hpc_det: Command, arguments: list[str
 @pytest.mark.parametrize("command", ["describe", "logs", "wait", "kill"])
 def test_an_unknown_experiment_is_a_usage_error(hpc_det: Command, root: Path, command: str) -> None:
     result = hpc_det("experiment", command, "7")
-    said = f"hpc-det: experiment 7: not found below {root}; `hpc-det experiment list` shows all\n"
+    said = (
+        f"hpc-det: experiment 7: not found below {root}, which has no experiment; `hpc-det experiment list` shows all\n"
+    )
     assert result == (2, "", said)

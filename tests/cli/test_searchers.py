@@ -49,13 +49,16 @@ def test_optuna_is_not_loaded_to_submit_and_its_choices_are_not_foretold(
     assert ("optuna" in sys.modules) == loaded
 
 
+RANGE = ("--config", "hyperparameters.rate={type: double, minval: 0, maxval: 1}")
+
+
 @needs_optuna
 @pytest.mark.parametrize("command", [["config", "check"], ["experiment", "create", "--dry-run"]])
 def test_a_sampler_that_optuna_does_not_have_is_told_before_anything_is_queued(
     hpc_det: Command, config: Path, code: Path, command: list[str]
 ) -> None:
     loaded = "optuna" in sys.modules
-    result = hpc_det(*command, config, code, *OPTUNA, "--config", "searcher.sampler=TPESampeler")
+    result = hpc_det(*command, config, code, *OPTUNA, "--config", "searcher.sampler=TPESampeler", *RANGE)
     said = "hpc-det: searcher.sampler: optuna.samplers has no 'TPESampeler'; did you mean 'TPESampler'?\n"
     assert result == (2, "", said)
     assert hpc_det(*command, config, code, *OPTUNA, "--config", "searcher.sampler=mine:Mine").code == 0

@@ -91,7 +91,7 @@ def test_a_broken_file_hides_no_other(hpc_det: Command, stored: Path) -> None:
     stored.write_text("a: [1\n")
     result = hpc_det("template", "list", "-d")
     assert result.code == 0
-    assert f"# {stored}:2: expected ',' or ']'" in result.out
+    assert f"# {stored}:2: a bracket is not closed" in result.out
     assert "# small: hpc_det" in result.out
     broken, small = json.loads(hpc_det("template", "list", "-d", "--json").out)
     assert (broken["config"], small["config"]["max_restarts"]) == (None, 2)

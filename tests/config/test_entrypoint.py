@@ -29,6 +29,6 @@ def test_a_name_of_the_job_is_looked_up_where_it_comes_from(name: str, path: str
 def test_included_python_files_stand_with_the_others(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "data.csv").touch()
-    assert Context(tmp_path).python_files() == "train.py"
-    assert Context(tmp_path, CONTEXT.includes).python_files() == "model_def.py, train.py"
-    assert Context(tmp_path / "none").python_files() == "no Python file"
+    assert Context(tmp_path).python_files() == ["train.py"]
+    assert Context(tmp_path, CONTEXT.includes).python_files() == ["model_def.py", "train.py"]
+    assert Context(tmp_path / "none").python_files() == []

@@ -88,7 +88,7 @@ def test_an_override_sets_one_yaml_value(override: str, tree: dict[str, Any]) ->
         ("=1", ["--config", "=1", "KEY=VALUE"]),
         ("a..b=1", ["--config", "a..b=1", "KEY=VALUE"]),
         ("b.c.d=1", ["--config", "b.c.d=1", "b.c", 1]),
-        ("b=[1", ["--config", "b:1", "','", "']'"]),
+        ("b=[1", ["--config", "b:1", "bracket", "]"]),
     ],
 )
 def test_a_wrong_override_is_told(override: str, facts: list[object]) -> None:

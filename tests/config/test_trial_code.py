@@ -48,7 +48,7 @@ def test_a_whole_trial_passes(tmp_path: Path, source: str) -> None:
         f"{HEAD}@complete\nclass T(PyTorchTrial): ...",
         f"{HEAD}class T(PyTorchTrial, metaclass=M): ...",
         f"{HEAD}class T(PyTorchTrial): ...\nsetattr(T, 'train_batch', f)",
-        "class T: ...",
+        "T = make_trial",
         "globals()['T'] = 1",
         "def __getattr__(name): ...",
     ],
@@ -203,8 +203,8 @@ def test_a_dot_in_the_place_of_the_colon_is_told(tmp_path: Path) -> None:
 
 def test_a_module_may_be_a_package_or_lie_in_one(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg/__init__.py").write_text("class T: ...")
-    (tmp_path / "pkg/inner.py").write_text("class U: ...")
+    (tmp_path / "pkg/__init__.py").write_text("from other import T")
+    (tmp_path / "pkg/inner.py").write_text("from other import U")
     assert check_entrypoint("pkg:T", Context(tmp_path)) == []
     assert check_entrypoint("pkg.inner:U", Context(tmp_path)) == []
     assert len(check_entrypoint("pkg.inner:T", Context(tmp_path))) == 1

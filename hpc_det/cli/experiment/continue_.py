@@ -106,7 +106,14 @@ def activate_one(experiment: ExperimentFolder) -> str:
     end = time.monotonic() + LEAVE_S
     while (found := state(view)) is not ExperimentState.PAUSED:
         if not view.search.paused or found.is_final:
-            raise UsageError(f"experiment {experiment.id} is {found.value}; only a paused experiment can be activated")
+            other = (
+                f"continue this one with `hpc-det experiment continue {experiment.id}`"
+                if found.is_final
+                else f"watch this one with `hpc-det experiment logs -f {experiment.id}`"
+            )
+            raise UsageError(
+                f"experiment {experiment.id} is {found.value}; only a paused experiment can be activated; {other}"
+            )
         if time.monotonic() > end:
             raise UsageError(
                 f"experiment {experiment.id} is still {found.value}: its trials are saving; try again later"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -88,8 +89,14 @@ def copy(checkpoints: Sequence[StoredCheckpoint], output: Path) -> None:
             say(f"warning: {problem}")
         click.echo(target)
 
+    is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
-    at_once(checkpoints, copied)
+    try:
+        at_once(checkpoints, copied)
+    finally:
+        if is_new:
+            with suppress(OSError):  # it is not empty
+                output.rmdir()
 
 
 def best_of_experiment(
@@ -112,7 +119,10 @@ def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredC
     found = of_trial(trial, config)
     name = f"trial {trial.experiment().id}/{trial.id}"
     if not found:
-        raise UsageError(f"{name} has no checkpoint")
+        raise UsageError(
+            f"{name} has no checkpoint; `hpc-det experiment list-checkpoints {trial.experiment().id}` lists those of "
+            f"all trials"
+        )
     if uuid is not None:
         named = [item for item in found if item.uuid.startswith(uuid)]
         if len(named) == 1:

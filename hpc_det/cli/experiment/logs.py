@@ -125,7 +125,9 @@ def print_experiment(experiment: ExperimentFolder, choices: LogChoices) -> None:
     watch = Watch(experiment)
     logs = ExperimentLogs(watch.view, _wanted(watch.view, choices))
     text = Text(watch.view, choices, names_trials=watch.view.has_many_trials)
-    _print(_passages(logs, choices, watch.state, f"experiment {experiment.id}"), choices, text)
+    name = f"experiment {experiment.id}"
+    if not _print(_passages(logs, choices, watch.state, name), choices, text) and not choices.follow:
+        _say_why_none(name, experiment, choices)
 
 
 def print_trial(trial: TrialFolder, choices: LogChoices) -> None:
@@ -138,7 +140,20 @@ def print_trial(trial: TrialFolder, choices: LogChoices) -> None:
 
     logs = TrialLogs(trial, _wanted(watch.view, choices))
     text = Text(watch.view, choices, names_trials=False)
-    _print(_passages(logs, choices, state, f"trial {watch.view.id}/{trial.id}"), choices, text)
+    name = f"trial {watch.view.id}/{trial.id}"
+    if not _print(_passages(logs, choices, state, name), choices, text) and not choices.follow:
+        _say_why_none(name, watch.view.folder, choices)
+
+
+def _say_why_none(name: str, experiment: ExperimentFolder, choices: LogChoices) -> None:
+    """Print a note on stderr that no line was shown, and what to do."""
+    if choices.rank is not None or choices.since is not None or choices.level is not None:
+        say(f"{name}: no line matches --rank, --since and --level")
+    else:
+        say(
+            f"{name}: no logs yet; wait for them with `hpc-det experiment logs -f {experiment.id}`; the state is in "
+            f"`hpc-det experiment describe {experiment.id}`"
+        )
 
 
 def _wanted(view: ExperimentView, choices: LogChoices) -> Wanted:
@@ -154,22 +169,31 @@ def _passages(logs: Logs, choices: LogChoices, state: Callable[[], State], name:
     ends_here = not choices.follow
     yield from logs.passages(final=ends_here) if choices.tail is None else logs.last(choices.tail, final=ends_here)
     if choices.follow:
-        while not (found := state()).is_final:
-            sys.stdout.flush()
-            time.sleep(POLL_S)
-            yield from logs.passages()
+        try:
+            while not (found := state()).is_final:
+                sys.stdout.flush()
+                time.sleep(POLL_S)
+                yield from logs.passages()
+        except KeyboardInterrupt:
+            say(f"stopped following; {name} continues; end it with `hpc-det {name.replace(' ', ' kill ')}`")
+            raise
         yield from logs.passages(final=True)  # what was written between the last read and the end
         sys.stdout.flush()
         say(f"{name}: {found.value}")
 
 
-def _print(passages: Iterator[Passage], choices: LogChoices, text: Text) -> None:
+def _print(passages: Iterator[Passage], choices: LogChoices, text: Text) -> bool:
+    """Print the passages; return whether there was one, or the output is for programs."""
     _open_many_files()
     shown = passages if choices.head is None else first(passages, choices.head)
-    if choices.output.is_for_people:
-        sys.stdout.writelines(text.of(passage) for passage in shown)
-    else:
+    if not choices.output.is_for_people:
         choices.output.stream(_records(shown), FIELDS)
+        return True
+    some = False
+    for passage in shown:
+        some = True
+        sys.stdout.write(text.of(passage))
+    return some or 0 in (choices.head, choices.tail)
 
 
 def _open_many_files() -> None:

@@ -146,7 +146,10 @@ def kill_trial(trial: TrialFolder) -> str:
 def _still_there(view: ExperimentView) -> SearchJournal:
     """Return the journal of the experiment's search, to write to. Raises UsageError if the experiment has ended."""
     if (found := state(view)).is_final:
-        raise UsageError(f"experiment {view.id} has already ended: {found.value}")
+        raise UsageError(
+            f"experiment {view.id} has already ended: {found.value}; `hpc-det experiment continue {view.id}` would "
+            f"continue it"
+        )
     return SearchJournal(view.folder)
 
 

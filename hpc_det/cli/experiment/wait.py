@@ -39,4 +39,13 @@ def wait(experiments: list[ExperimentFolder], poll: float) -> None:
 def wait_for(experiment: ExperimentFolder, poll_s: float) -> None:
     """Return when the experiment is COMPLETED; raise HpcDetError with the reason if it ends in another state."""
     watch = Watch(experiment)
-    insist_on_completion(watch.view, watch.wait(poll_s))
+    try:
+        state = watch.wait(poll_s)
+    except KeyboardInterrupt:
+        click.echo(
+            f"hpc-det: stopped waiting; experiment {experiment.id} continues; end it with `hpc-det experiment kill "
+            f"{experiment.id}`",
+            err=True,
+        )
+        raise
+    insist_on_completion(watch.view, state)

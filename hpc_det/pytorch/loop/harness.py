@@ -20,7 +20,7 @@ from typing import Any
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.distributed.rng import seed_everything
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, nearest, or_else
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from hpc_det.pytorch.loop.run import Outcome, TrialRun
 from hpc_det.pytorch.loop.schedule import Schedule
@@ -57,18 +57,31 @@ def load_trial_class(name: str) -> type[Trial]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise UsageError(f"--trial {name}: cannot import {module_name}: {_cause(error)}") from None
+        raise UsageError(f"--trial {name}: cannot import {module_name}: {_cause(error)}{_remedy(error)}") from None
     trial_class = getattr(module, class_name, None)
     if trial_class is None:
-        raise UsageError(f"--trial {name}: {module.__file__} has no {class_name}")
+        known = [
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, type) and value.__module__ == module.__name__
+        ]
+        has = or_else(nearest(class_name, known), f"its classes are {', '.join(known) or 'none'}")
+        raise UsageError(f"--trial {name}: {module.__file__} has no {class_name}; {has}")
     if not (isinstance(trial_class, type) and issubclass(trial_class, Trial)):
         raise UsageError(
-            f"--trial {name}: {class_name} is not a subclass of hpc_det.pytorch.PyTorchTrial or "
-            f"hpc_det.pytorch.deepspeed.DeepSpeedTrial"
+            f"--trial {name}: {class_name} in {module.__file__} is not a trial; derive the class from "
+            f"hpc_det.pytorch.PyTorchTrial or hpc_det.pytorch.deepspeed.DeepSpeedTrial"
         )
     if problems := interface_problems(trial_class):
         raise UsageError([f"--trial {name}: {class_name} {problem}" for problem in problems])
     return trial_class
+
+
+def _remedy(error: Exception) -> str:
+    """Return what to do about a module that cannot be found; "" for any other error."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    return f"; install its package for {sys.executable}, or put the module into the code's folder {os.getcwd()}"
 
 
 def _cause(error: Exception) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from hpc_det.config.rank_variables import TrainsOn
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, nearest
 from hpc_det.pytorch.strategies.device import ToDevice, prefetched
 from hpc_det.pytorch.trial.reducer import MetricReducer, Reducers
 from hpc_det.pytorch.trial.tensorboard import Profiler, TensorBoard
@@ -135,9 +135,12 @@ class TrialContext:
         """Return the number of records of one batch over all slots, the hyperparameter `global_batch_size`.
 
         Raises:
-            UsageError: The trial has no such hyperparameter.
+            UsageError: The trial has no such hyperparameter, or it is null.
         """
-        return int(self._hparam("global_batch_size"))
+        size = self._hparam("global_batch_size")
+        if size is None:
+            raise UsageError("hyperparameters.global_batch_size: got None; expected a whole number >= 1")
+        return int(size)
 
     def get_per_slot_batch_size(self) -> int:
         """Return the number of records of one batch on each slot: global_batch_size divided by slots, rounded down.
@@ -325,8 +328,10 @@ class TrialContext:
         """Return a hyperparameter. Raises UsageError that lists the existing names."""
         hparams = self._spec["hparams"]
         if name not in hparams:
+            close = nearest(name, hparams)
             raise UsageError(
-                f"hyperparameters.{name}: not in the experiment config, which has {sorted(hparams)}; add it"
+                f"hyperparameters.{name}: not in the experiment config, which has {sorted(hparams)}; "
+                f"{f'{close} Otherwise add it' if close else 'add it'}"
             )
         return hparams[name]
 
