@@ -35,12 +35,14 @@ def refused(error: OSError) -> HpcDetError:
     return HpcDetError(f"{message}; {remedy}" if remedy else message)
 
 
+_FOR_EXPERIMENTS = "HPC_DET_ROOT is the folder of all experiments"
+_ELSEWHERE = f"or name a folder on another file system ({_FOR_EXPERIMENTS})"
 _REMEDIES = {
-    errno.ENOSPC: "free space on this file system (`df -h` shows it), or set HPC_DET_ROOT to a folder on another one",
-    errno.EDQUOT: "remove files, or set HPC_DET_ROOT to a folder on a file system where your quota allows more",
-    errno.EACCES: "ask its owner for permission, or set HPC_DET_ROOT to a folder of your own",
-    errno.EROFS: "set HPC_DET_ROOT to a folder on a file system that you can write to",
-    errno.ENOTDIR: "a file is where a folder is needed: move it away, or set HPC_DET_ROOT to another folder",
+    errno.ENOSPC: f"free space on this file system (`df -h` shows it), {_ELSEWHERE}",
+    errno.EDQUOT: f"remove files to get below your quota, {_ELSEWHERE}",
+    errno.EACCES: f"ask its owner for permission, or name a folder of your own ({_FOR_EXPERIMENTS})",
+    errno.EROFS: f"this file system is read-only: mount it for writing, {_ELSEWHERE}",
+    errno.ENOTDIR: f"a file is where a folder is needed: move it away, or name another folder ({_FOR_EXPERIMENTS})",
 }
 """Remedies for errors of the file system, by errno."""
 
