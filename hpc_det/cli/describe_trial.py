@@ -113,7 +113,8 @@ def set_aside_in_words(item: Damaged) -> str:
 
 def _set_aside(item: Damaged) -> Record:
     known = asdict(item)
-    return {**known, "batches": known.pop("steps"), "time": iso(item.time)}
+    steps = known.pop("steps")
+    return {**known, "batches": steps, "time": iso(item.time)}
 
 
 def _attempt(item: AttemptHistory) -> Record:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hpc_det.report.importance import FEWEST_TRIALS
 from hpc_det.report.pictures.curves import Point, band, curves, stack
 from hpc_det.report.pictures.hyperparameters import MOST_AXES, importance_bars, parallel
 from hpc_det.report.pictures.rung_diagram import rung_diagram
@@ -82,6 +83,7 @@ def _context(facts: Record) -> dict[str, Any]:
         "parallel": _parallel(facts, colours),
         "most_axes": MOST_AXES,
         "importance": importance_bars(important) if important else None,
+        "fewest_trials": FEWEST_TRIALS,
         "rungs": [rung_diagram(bracket["rungs"], facts["unit"], colours.classes) for bracket in facts["brackets"]],
         "time_line": time_line(trials) if any(trial["spans"] for trial in trials) else None,
         "time_bar": time_bar("slots", allocated) if allocated else None,

@@ -114,6 +114,7 @@ def test_describe_tells_what_was_set_aside_why_and_where_it_is(hpc_det: Command,
         (found,) = record["set_aside"]
         assert (found["uuid"], found["batches"], found["place"]) == (aside.uuid, 400, str(place))
         assert found["problems"] == ["state_dict.pth: crc32 differs"]
+        assert "steps" not in found
     for told in (hpc_det("t", "describe", "1/2").out, hpc_det("e", "describe", "1").out):
         assert str(place) in told
     record = json.loads(hpc_det("c", "describe", aside.uuid[:9], "--json").out)

@@ -85,9 +85,14 @@ def show_and_submit(found: Effective, choices: Choices) -> None:
     """Print the job script or the effective configuration if requested; submit unless it is a dry run."""
     experiments = store()
     if choices.dry_run:
-        # What a submission would use, byte for byte; --explain adds comment lines below. Of several job arrays only the
-        # first script is printed: the others differ in the numbers of their workers.
-        click.echo(prepare(found, experiments.folder(experiments.next_id())).jobs.scripts[1].encode(), nl=False)
+        # what a submission would use, byte for byte; --explain adds comment lines below
+        scripts = prepare(found, experiments.folder(experiments.next_id())).jobs.scripts
+        click.echo(scripts[1].encode(), nl=False)
+        if len(scripts) > 1:
+            say(
+                f"note: a submission would use {len(scripts)} job arrays, since max_array_size of the cluster is "
+                f"{found.cluster.max_array_size}; this is the script of the first"
+            )
     if choices.explain:
         show_explained(found)
     if not choices.dry_run:

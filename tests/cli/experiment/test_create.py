@@ -58,6 +58,18 @@ def test_a_dry_run_needs_no_scheduler(hpc_det: Command, config: Path, code: Path
     assert result.out.startswith("#!/bin/bash\n")
 
 
+def test_a_dry_run_of_several_arrays_counts_the_scripts_that_it_does_not_print(
+    hpc_det: Command, root: Path, config: Path, code: Path
+) -> None:
+    profile = root / "conf/cluster/small.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("{name: small, scheduler: slurm, slots_per_node: 4, slot_type: gpu, max_array_size: 3}")
+    search = "searcher={name: random, max_trials: 8, metric: accuracy, max_length: 10}"
+    dry = hpc_det("experiment", "create", config, code, "--cluster", "small", "--config", search, "--dry-run")
+    assert dry.out.count("#!/bin/bash") == 1
+    assert not unnamed(dry.err, "3 job arrays", "max_array_size", 3)
+
+
 @pytest.mark.integration
 def test_run_takes_the_same_path(hpc_det: Command, root: Path, sbatch: Path) -> None:
     arguments = ["experiment=digits", "cluster=slurm", "template=small", "resources.slots_per_trial=8"]
