@@ -1,4 +1,4 @@
-"""What a log is asked for when a program has failed."""
+"""Reading logs: the last line after a failure, and the order of lines."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_between_looks_nothing_is_done_but_the_last_words_are_noted(tmp_path: Pa
 
 
 def test_a_look_at_the_logs_of_a_node_costs_its_ranks_nothing(tmp_path: Path) -> None:
-    """40 to 80 us of its agent are measured, five times a second. The bound is far from that."""
+    """Measured: 40 to 80 us of the agent's CPU time, five times a second. The bound is far above that."""
     logs = [tmp_path / f"rank-{rank}.log" for rank in range(8)]
     spent_s = 0.0
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""Whether an attempt had the time to save a checkpoint, by its files, and the lines that log policies match."""
+"""Causes: whether an attempt had time to save a checkpoint, from its files; the lines that log policies match."""
 
 from __future__ import annotations
 

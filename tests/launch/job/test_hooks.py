@@ -1,4 +1,4 @@
-"""Hooks as jobs tell them: real workers, real commands, a server on loopback."""
+"""Hooks that jobs run: real workers, real commands, a server on loopback."""
 
 from __future__ import annotations
 
