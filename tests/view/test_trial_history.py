@@ -60,7 +60,7 @@ ENDED: list[tuple[str, str, str, str | None, list[str]]] = [
 
 
 def ended(cause: str, action: str, why: str, failure: str | None) -> str:
-    """What is said of the first attempt on node1, which took 209 s."""
+    """Return the sentence about a first attempt of 209 s on node1."""
     attempt = AttemptHistory(
         number=1,
         job_id="4711",

@@ -34,7 +34,7 @@ def test_nothing_is_read_behind_the_first_lines() -> None:
 
 
 def write(log: Path, text: str, time: float, *, noted: bool = True) -> None:
-    """To the end of the log, at `time`. `noted`: somebody has looked since."""
+    """Append to the log at `time`. `noted`: record that time in the index, as an agent does."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""The logs of a trial merged by time: files as ranks write them, and their times as agents note them."""
+"""The logs of a trial merged by time: files as ranks write them, and times as agents record them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def last(trial: TrialFolder, count: int, **wanted: float | str) -> list[str]:
 
 @pytest.fixture
 def attempts(trial: TrialFolder) -> TrialFolder:
-    """Two of them, with two ranks, whose lines are numbered in the order of time."""
+    """Write two attempts of two ranks, with lines numbered in the order of time."""
     for attempt in (1, 2):
         begins(trial, attempt, attempt * 100)
         for number in range(20):

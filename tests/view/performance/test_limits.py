@@ -1,4 +1,4 @@
-"""What training waits for, by the numbers of its ranks and nodes."""
+"""Bottlenecks of training, from the profiles of ranks and nodes."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_few_batches_are_too_few(trial: TrialFolder) -> None:
 
 
 def _trains_without_a_profile(trial: TrialFolder) -> None:
-    """100 batches in 40 s, 10 of which it validates, and saves 20 s."""
+    """Write the metrics of 100 batches in 40 s, of which it validates for 10 s and saves for 20 s."""
     lines: list[dict[str, Any]] = [
         {"kind": "begins", "trained": 0, "validated": 0, "time": BEGAN},
         {"kind": "validation", "steps": 100, "metrics": {}, "seconds": 10.0, "time": BEGAN + 20},

@@ -1,4 +1,4 @@
-"""What a trial trained with, as its experiment's files say."""
+"""The conditions of a trial's training, from its experiment's files."""
 
 from __future__ import annotations
 
