@@ -19,7 +19,7 @@ RUNS = JobStatus(JobState.RUNNING, "", ("7_1",))
 
 
 class Site(Slurm):
-    """Every job runs. Who asked for what is noted."""
+    """A Slurm on which every job runs, and which records the requested ids."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
@@ -36,7 +36,7 @@ def site() -> Site:
 
 @pytest.fixture(autouse=True)
 def moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long this machine takes for a test: all that it asks, it asks within a moment."""
+    """Make all requests of a test count as simultaneous, however slow the machine is."""
     monkeypatch.setattr(shared_answers, "ASK_S", 1000)
     monkeypatch.setattr(shared_answers, "PATIENCE_S", 1000)
 
@@ -128,7 +128,7 @@ def test_an_answer_to_a_question_from_before_a_moment_can_be_refused(
 
     def status(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         moments.append(time.time())
-        time.sleep(0.05)  # a busy controller
+        time.sleep(0.05)  # simulates a busy controller
         return Site.status(site, job_ids, run)
 
     monkeypatch.setattr(site, "status", status)
