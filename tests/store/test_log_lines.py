@@ -1,4 +1,4 @@
-"""What a job prints of itself is found again by its patterns."""
+"""The patterns for log lines match the lines that a job prints about itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(log: Path, text: str, time: float) -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """With 10, 20 and 30 bytes at 100, 200.5 and 300 s."""
+    """Return a log that had 10, 20 and 30 bytes at 100, 200.5 and 300 s."""
     log = tmp_path / "rank-0.log"
     with closing(LogTimes(log)) as times:
         for time in (100, 200.5, 300):
