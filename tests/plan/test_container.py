@@ -1,4 +1,4 @@
-"""What containers and pools change in a plan."""
+"""The effect of containers and pools on a plan."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_image_makes_a_container_with_all_that_it_is_to_see() -> None:
         args=("--pull=never",),
     )
     assert found.scratch == "/scratch/$USER"
-    assert found.entrypoint[0] == "python3"  # the image's
+    assert found.entrypoint[0] == "python3"  # the python3 of the image
     assert JobPlan.from_json(found.to_json()) == found
 
 
