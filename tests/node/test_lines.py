@@ -82,7 +82,7 @@ def test_what_is_asked_of_the_server_is_no_event(board: Board) -> None:
     assert message.head == {"do": ["echo"]}, "the first event since"
 
 
-def test_when_the_other_end_was_heard_is_told(board: Board) -> None:
+def test_the_time_of_the_last_message_is_known(board: Board) -> None:
     line, client = board.line()
     before = time.monotonic()
     client.send({})
@@ -157,7 +157,7 @@ def test_an_answer_that_fails_ends_its_line_and_no_other(board: Board, caplog: p
     echoed(other, {})
 
 
-def test_to_speak_to_somebody_who_is_gone_is_no_error(board: Board) -> None:
+def test_sending_to_a_peer_that_is_gone_is_no_error(board: Board) -> None:
     line, client = board.line()
     client.close()
     assert board.event().kind == "gone"
@@ -210,7 +210,7 @@ def test_the_key_of_another_generation_opens_nothing(board: Board, identity: dic
     assert unnamed(said, address, "30 s") == []
 
 
-def test_whom_no_key_is_for_is_refused_like_all_others() -> None:
+def test_an_identity_without_a_key_is_refused_like_one_with_a_wrong_key() -> None:
     board = Board(lambda identity: None)
     for key in (KEY, b""):
         assert unnamed(outcome(board, key, {"role": "agent"}), f"127.0.0.1:{board.address[1]}", "30 s") == []

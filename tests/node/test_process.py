@@ -295,7 +295,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), pipe.received())
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "-15 []\n"
 
 
-def test_what_a_deaf_process_starts_is_deaf_though_it_sets_handlers_until_it_hears_again() -> None:
+def test_blocked_stop_signals_stay_blocked_in_children_until_they_unblock_them() -> None:
     listens = """if True:
         import os, signal, sys
         from hpc_det.node.process import STOP_SIGNALS, unblock_stop_signals

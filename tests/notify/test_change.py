@@ -100,7 +100,7 @@ def test_without_hooks_nothing_is_read_and_nothing_written(life: Life, monkeypat
 # --- once
 
 
-def test_each_change_is_told_once_by_however_many(life: Life, receiver: Receiver) -> None:
+def test_each_change_is_notified_once_by_concurrent_threads(life: Life, receiver: Receiver) -> None:
     hooked(life, {"webhook": receiver.url()})
     life.begins()
     life.finishes()
@@ -229,7 +229,7 @@ def test_a_worker_waits_for_no_hook_before_it_trains_or_goes_back_into_the_queue
     assert outcome(life, "RUNNING-1.json") == [{"hook": "webhook of 127.0.0.1", "problem": None}]
 
 
-def test_nobody_leaves_before_those_are_told_to_whom_it_tells_the_beginning(life: Life, receiver: Receiver) -> None:
+def test_a_worker_exits_only_after_the_hooks_of_its_start_have_run(life: Life, receiver: Receiver) -> None:
     receiver.answers.clear()
     hooked(life, {"webhook": receiver.url()})
     left = threading.Event()

@@ -65,7 +65,7 @@ def test_without_an_image_for_these_slots_there_is_no_container() -> None:
     assert plan(experiment(environment={"image": {"cpu": "site/cpu:1"}}), site).container is None
 
 
-def test_a_state_folder_that_no_runtime_can_be_told_of_is_no_plan() -> None:
+def test_a_state_folder_that_cannot_be_mounted_is_refused() -> None:
     site = cluster(containers={"runtime": "podman"})
     with refused(UsageError, "HPC_DET_ROOT", "'/a:b/experiments/12'", "':'"):
         plan(experiment(environment={"image": "a"}), site, "/a:b/experiments/12")

@@ -45,7 +45,7 @@ def test_every_leaf_has_an_origin_and_the_tree_is_json(build: Build) -> None:
     assert result.origins["hyperparameters.a.c"] == "config"
 
 
-def test_who_wrote_a_length_wrote_its_unit(build: Build) -> None:
+def test_the_unit_of_a_length_has_the_origin_of_the_length(build: Build) -> None:
     result = build(template={"min_validation_period": 5}, min_checkpoint_period={"epochs": 1})
     assert result.origins["min_validation_period.batches"] == "template"
     assert result.origins["min_checkpoint_period.epochs"] == "config"

@@ -33,7 +33,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return facts_of(lived(tmp_path_factory.mktemp("root"), 30))
 
 
-def test_the_head_says_what_it_was_and_what_came_of_it(searched: dict[str, Any]) -> None:
+def test_the_head_names_the_experiment_its_searcher_and_its_result(searched: dict[str, Any]) -> None:
     assert (searched["name"], searched["state"], searched["slots"]) == ("digits", "COMPLETED", 4)
     assert searched["searcher"]["name"] == "async_halving"
     assert BEGAN == searched["submitted"] < searched["began"] < searched["ended"]

@@ -149,7 +149,7 @@ def test_of_a_slurm_that_is_not_there_only_the_commands_may_be_left() -> None:
     assert site.scheduler == "pbs"
 
 
-def test_where_nobody_answers_all_are_heard() -> None:
+def test_if_no_scheduler_answers_the_errors_of_all_are_shown() -> None:
     with refused(CommandError, "scontrol: refused", "pbsnodes: refused"):
         ask(down, only("sinfo", "pbsnodes"))
 

@@ -83,7 +83,7 @@ def test_a_line_that_a_full_disk_has_cut_is_written_over(log: Path) -> None:
     assert list(moments_after(log, 0)) == [Moment(10, 100), Moment(20, 200.5), Moment(30, 300)]
 
 
-def test_where_nothing_can_be_noted_nobody_is_disturbed(tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text("a line\n")
     times_of(log).mkdir()

@@ -129,7 +129,7 @@ def files(draw: st.DrawFn) -> str:
 
 @pytest.mark.integration
 @given(files(), st.sampled_from([1, 50, 2**20]))
-def test_what_is_read_in_part_is_what_all_lines_say(content: str, block: int) -> None:
+def test_partial_reads_agree_with_reading_all_lines(content: str, block: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr("hpc_det.node.json_files.BLOCK_BYTES", block)
         path = Path(folder, "metrics.jsonl")

@@ -42,7 +42,7 @@ def test_what_holds_no_secret_is_free() -> None:
     check_is_ones_own(found(variables=["A=1"], data={"url": "x"}), {"searcher": {}}, "ada")
 
 
-def test_all_that_has_to_be_said_anew_is_told_at_once() -> None:
+def test_all_values_that_a_fork_must_give_again_are_named_at_once() -> None:
     fork = found(
         variables=["A=1", f"HF_TOKEN={MASK}"], setup=(MASK,), data={"secrets": {"user": MASK}}, source_trial_id="3/1"
     )

@@ -344,7 +344,7 @@ def test_an_attempt_that_nobody_ended_lost_its_node_and_the_next_one_begins(gang
         ("kill", [("cancelled", "done")]),
     ],
 )
-def test_an_attempt_that_nobody_ended_but_somebody_stopped(gang: Gang, reason: str, ends: list[object]) -> None:
+def test_an_attempt_without_an_end_and_with_a_stop_request(gang: Gang, reason: str, ends: list[object]) -> None:
     gang.plan("true")
     gang.journal.started(1, GONE)
     request_stop(gang.trial.stop, attempt=1, reason=reason, source="a test")  # type: ignore[arg-type]

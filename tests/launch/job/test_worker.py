@@ -295,7 +295,7 @@ def test_a_former_gang_whose_job_has_ended_is_not_waited_for(gang: Gang) -> None
     assert gang.ends() == [("node lost", "requeue"), ("finished", "done")]
 
 
-def test_a_former_gang_that_nobody_can_tell_of_is_waited_for_as_long_as_a_save_may_take(
+def test_a_former_gang_of_unknown_state_is_waited_for_as_long_as_a_save_may_take(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "NO_NEWS_S", 0)

@@ -60,7 +60,7 @@ class Waiting:
         self.code = self.launcher.serve()
 
 
-def test_how_a_launcher_is_reached_is_no_matter_of_the_group_of_a_shared_experiment(attempt: Attempt) -> None:
+def test_the_address_of_a_launcher_is_private_in_a_shared_experiment(attempt: Attempt) -> None:
     share(attempt.trial.rendezvous(attempt.number).parent, os.getegid())
     waiting = Waiting(attempt)
     waiting.end()

@@ -144,7 +144,7 @@ def test_a_rank_that_is_through_waits_four_hours_for_the_others(ahead: Progress)
     assert gang.hung_within(1)
 
 
-def test_a_loop_that_has_told_something_has_four_hours_until_the_next_time() -> None:
+def test_a_loop_that_has_reported_has_four_hours_until_its_next_report() -> None:
     gang = Watched(in_function(1, warm=True), in_function(1, warm=True), limit_s=None)
     assert not gang.hung_within(4 * HOUR_S)
     assert gang.hung_within(1)
