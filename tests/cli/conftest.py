@@ -35,12 +35,12 @@ class Result(NamedTuple):
     err: str
 
     def succeeds(self, *facts: object) -> bool:
-        """The exit code is 0, stderr is empty, and stdout names each of `facts`, whatever its wording."""
+        """Assert that the exit code is 0, stderr is empty, and stdout names each of `facts` in any wording."""
         assert (self.code, self.err, unnamed(self.out, *facts)) == (0, "", [])
         return True
 
     def fails(self, code: int, *facts: object) -> bool:
-        """The exit code is `code`, stdout is empty, and stderr names each of `facts`, whatever its wording."""
+        """Assert that the exit code is `code`, stdout is empty, and stderr names each of `facts` in any wording."""
         assert (self.code, self.out, unnamed(self.err, *facts)) == (code, "", [])
         return True
 
@@ -50,7 +50,7 @@ Command = Callable[..., Result]
 
 @pytest.fixture(autouse=True)
 def umask(no_leaks: None) -> Iterator[None]:
-    """The command line takes a umask of its own, which is the process's: the tests'."""
+    """Restore the umask, which the command line changes for the whole process."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -58,7 +58,7 @@ def umask(no_leaks: None) -> Iterator[None]:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state folder of the commands, not there yet."""
+    """Return the state folder of the commands, which does not exist yet."""
     folder = tmp_path / "root"
     monkeypatch.setenv("HPC_DET_ROOT", str(folder))
     return folder
@@ -66,7 +66,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hpc_det(root: Path, capfd: pytest.CaptureFixture[str]) -> Command:
-    """hpc-det in this process. An error that is not the user's comes through as an exception."""
+    """Return a function that runs hpc-det in this process. An error that is not a user error raises an exception."""
 
     def run(*arguments: object) -> Result:
         code = main([str(argument) for argument in arguments])
@@ -77,7 +77,7 @@ def hpc_det(root: Path, capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """A context directory with a whole trial."""
+    """Return a context directory with a complete trial."""
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "model_def.py").write_text(TRIAL)
@@ -93,7 +93,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def slurm_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Makes an executable of this name with this shell code; no other command of a Slurm is found."""
+    """Return a function that makes an executable from a name and shell code. PATH has no other Slurm commands."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for needed in ("bash", "cp", "env"):
@@ -109,14 +109,14 @@ def slurm_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 @pytest.fixture
 def life(root: Path) -> Life:
-    """Experiment 1, submitted to Slurm as job 4711."""
+    """Return experiment 1, submitted to Slurm as job 4711."""
     return Life.submitted(root)
 
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
-    """What every experiment's scheduler answers."""
-    importlib.import_module("hpc_det.submit.render")  # it would keep the fake
+    """Return a fake that replaces the scheduler of every experiment."""
+    importlib.import_module("hpc_det.submit.render")  # if it were imported later, it would keep the fake
     fake = FakeScheduler()
     monkeypatch.setattr("hpc_det.schedulers.scheduler.scheduler", lambda name: fake)
     return fake

@@ -1,4 +1,4 @@
-"""An experiment that lives on disk only: every file is written as its real writer does, and no job runs."""
+"""A simulated experiment on disk: every file is written as its real writer does, and no job runs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def random_search(trials: int) -> dict[str, Any]:
 
 
 def halving(trials: int) -> dict[str, Any]:
-    """Rungs at 100 and 400 batches; one of four goes on."""
+    """Return a searcher with rungs at 100 and 400 batches, which promotes one of four trials."""
     return {"name": "async_halving", "max_trials": trials, "num_rungs": 2, "divisor": 4, "stop_once": False}
 
 
 @dataclass(frozen=True)
 class Life:
-    """What happens to one experiment, step by step. Its jobs are an array of one job for each worker."""
+    """Simulates the events of one experiment, step by step. Its jobs are an array with one job per worker."""
 
     folder: ExperimentFolder
     job_id: str
@@ -77,22 +77,22 @@ class Life:
 
     @property
     def trial(self) -> TrialFolder:
-        """The first one."""
+        """The folder of the first trial."""
         return self.folder.trial()
 
     @property
     def journal(self) -> Journal:
-        """Of the first trial."""
+        """The journal of the first trial."""
         return Journal(self.trial.journal)
 
     @property
     def search(self) -> SearchJournal:
         return SearchJournal(self.folder)
 
-    # --- what a job, its workers and the ranks do
+    # --- events of a job, its workers and the ranks
 
     def begins(self, worker: int = 0, job: str | None = None) -> None:
-        """The worker's job starts, for the first time or once more."""
+        """Start the worker's job, for the first time or again."""
         work = self.search.ask(worker, job or self._job_of(worker))
         assert work, worker
         self._begins_attempt(worker, work)
@@ -108,14 +108,14 @@ class Life:
         failure: str | None = None,
         how: Exit | None = None,
     ) -> None:
-        """The attempt ends before the search had its report. `how`: what the worker says, where it knows more."""
+        """End the attempt before a report to the search. `how`: the reported exit, if not that of _HOW."""
         trial = self.search.state().open[worker].trial
         self._ends_attempt(trial, cause, action, steps, why, failure)
         if how := how or _HOW.get((cause, action)) or _HOW.get((None, action)):
             self._goes_on(worker, self.search.end(worker, trial, how))
 
     def reaches(self, value: float, *, worker: int = 0) -> None:
-        """The trial is trained as far as the search wanted, and the worker does what the search says."""
+        """Report that the trial was trained to the requested length; the worker obeys the answer of the search."""
         search = self.search
         work = search.state().open[worker]
         further = search.report(worker, work, value)
@@ -135,7 +135,7 @@ class Life:
         append_line(folder.metrics, {**record, "attempt": attempt, "time": time.time()})
 
     def trains_from(self, steps: int, *, trial: int = 1) -> None:
-        """The training of the attempt begins with a checkpoint, of so many batches."""
+        """Record that the attempt begins with a checkpoint of `steps` batches."""
         folder = self.folder.trial(trial)
         attempt = Journal(folder.journal).last_attempt()
         record = {"kind": BEGINS, "trained": steps, "validated": steps, "attempt": attempt, "time": time.time()}
@@ -148,10 +148,10 @@ class Life:
         file.write_bytes(b"weights")
         return staging.commit(steps, {file.name: checksum(file)})
 
-    # --- what they print
+    # --- output
 
     def job_prints(self, text: str, *, job: str = "1") -> None:
-        """Outside of any attempt."""
+        """Append to the log of the job, outside of any attempt."""
         _append(self.folder.jobs / f"{job}.log", text)
 
     def attempt_prints(self, text: str, *, trial: int = 1) -> None:
@@ -194,7 +194,7 @@ _HOW = {
     (None, Action.DONE): Exit.COMPLETED,
     (None, Action.GIVE_UP): Exit.FAILED,
 }
-"""What a worker tells the search of an end; nothing of other ones."""
+"""(cause, action) -> the exit that a worker reports to the search; other ends are not reported."""
 
 
 def _append(path: Path, text: str) -> None:
@@ -204,7 +204,7 @@ def _append(path: Path, text: str) -> None:
 
 @dataclass
 class FakeScheduler:
-    """Answers with `states`, one after the other, the last for ever; each may be an event that gives the state."""
+    """Returns the next of `states` at each call, then repeats the last one. Items may be functions that return one."""
 
     states: list[JobState | Callable[[], JobState]] = field(default_factory=lambda: [JobState.RUNNING])
     reason: str = ""

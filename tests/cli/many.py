@@ -1,5 +1,6 @@
-"""A thousand experiments with ten thousand trials on disk, in seconds: a few are written as their real writers do, the
-others are copies with ids of their own.
+"""A thousand experiments with ten thousand trials on disk, made in seconds.
+
+A few are written as their real writers do; the others are copies with other ids.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hpc_det.store.folders import ExperimentFolder
 from tests.cli.life import LENGTH, Life, random_search
 
 SEARCHES = {1000: 1, 500: 5, 100: 20, 40: 90}
-"""How many searches there are with so many trials; every other experiment has one trial."""
+"""Number of trials -> number of searches; the other experiments have one trial each."""
 EXPERIMENTS, UNDER_WAY = 1000, 5
 USUAL = {
     "description": "", "labels": [], "project": "", "workspace": "", "data": {}, "debug": False,
@@ -32,11 +33,11 @@ USUAL = {
     "checkpoint_storage": {"type": None, "save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 1},
     "log_policies": [{"name": "CUDA OOM", "pattern": ".*CUDA out of memory.*", "action": None}],
 }  # fmt: skip
-"""What an effective configuration has beside what matters to the tests: it is read as often."""
+"""Keys of an effective configuration that only add to its size, since it is read for each experiment."""
 
 
 def make_world(root: Path) -> ExperimentStore:
-    """With ids from 1: the searches, the largest first, then single trials, the last few of them under way."""
+    """Write experiments with ids from 1: searches, the largest first, then single trials, of which the last few run."""
     store = ExperimentStore(root)
     for trials, count in SEARCHES.items():
         searched = make_search(root, trials)
@@ -51,7 +52,7 @@ def make_world(root: Path) -> ExperimentStore:
 
 
 def make_search(root: Path, trials: int) -> ExperimentFolder:
-    """That has ended: one trial, or as many by random search, each with its metrics and a checkpoint."""
+    """Write a finished experiment: a single trial or a random search, with metrics and a checkpoint per trial."""
     life = begun(root, **(random_search(trials) if trials > 1 else {}))
     life.journal.ended(1, AttemptEnd(cause=Cause.FINISHED, steps=LENGTH), Decision(Action.DONE, "finished"), None)
     search = life.search
@@ -64,7 +65,7 @@ def make_search(root: Path, trials: int) -> ExperimentFolder:
 
 
 def begun(root: Path, **searcher: Any) -> Life:
-    """An experiment whose first trial is under way."""
+    """Write an experiment whose first trial is under way."""
     life = Life.submitted(root, job_id=str(5000 + ExperimentStore(root).next_id()), **searcher)
     write_json(life.folder.effective, {**USUAL, **(read_json(life.folder.effective) or {})})
     life.begins()
@@ -76,7 +77,7 @@ def begun(root: Path, **searcher: Any) -> Life:
 
 
 def _same_as_first(folder: ExperimentFolder, search: SearchJournal, number: int) -> None:
-    """The trial has what the first one has, but for its hyperparameters."""
+    """Give the trial the files of the first one, except its hyperparameters."""
     trial = folder.trial(number)
     prepare_trial(trial, search)
     shutil.copytree(
@@ -89,7 +90,7 @@ def _same_as_first(folder: ExperimentFolder, search: SearchJournal, number: int)
 
 
 def copied(experiment: ExperimentFolder, store: ExperimentStore) -> None:
-    """The next experiment is the same as this one."""
+    """Copy this experiment as the next one."""
     folder = store.folder(store.next_id())
     shutil.copytree(experiment.path, folder.path, copy_function=os.link)
     plan, job = read_json(folder.plan) or {}, read_json(folder.job()) or {}

@@ -1,4 +1,4 @@
-"""A Slurm that is only its queue: it answers and obeys as Slurm 22.05 did with priority/basic, in this process."""
+"""A simulated Slurm in this process: only its queue, which behaves like Slurm 22.05 with priority/basic."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ class PaperJob:
 
 @dataclass
 class SlurmOnPaper:
-    """`run` takes the place of `run_command`."""
+    """A queue whose `run` replaces `run_command`."""
 
     user: str
-    """Who asks: no operator."""
+    """The user who runs the commands, who is not an operator."""
     jobs: dict[str, PaperJob] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
-    """All commands that were to change something."""
+    """All commands that request a change."""
     deaf_to: Callable[[str], bool] = lambda command: False
-    """Changes that it takes, and does not make."""
+    """Commands that it accepts without making the change."""
     ended: str | None = None
-    """An element of an array that has ended since squeue was asked."""
+    """An element of an array that has ended since the last squeue."""
 
     def take_over(self, patch: pytest.MonkeyPatch) -> None:
-        """`hpc-det job` asks it, whatever this machine has."""
+        """Make `hpc-det job` use this queue instead of the machine's scheduler."""
         patch.setattr("hpc_det.cli.job.list.schedulers_here", lambda which: ["slurm"])
         for module in ("list", "hold", "update", "operations"):
             patch.setattr(f"hpc_det.cli.job.{module}.run_command", self.run)

@@ -1,4 +1,4 @@
-"""A Slurm in which jobs wait for ever, and what must be so after a command that submits some was killed."""
+"""A Slurm in which jobs wait forever, and the state that must hold after a submitting command was killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AWAY = "Unable to contact slurm controller (connect failure)"
 
 @dataclass(frozen=True)
 class Queue:
-    """A file for each job, with its working folder in it."""
+    """The queue as a folder with a file for each job, which contains the job's working folder."""
 
     folder: Path
 
@@ -39,7 +39,7 @@ class Queue:
 
 @pytest.fixture
 def queue(tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    """sbatch ends the process $KILLED, before or after the job is in the queue."""
+    """Stub Slurm. $KILLED is before or after: sbatch kills its caller before or after it queues the job."""
     folder = tmp_path / "queue"
     folder.mkdir()
     stub(
@@ -76,7 +76,7 @@ def arguments(config: Path, code: Path, root: Path) -> list[str]:
 
 
 def in_a_process(arguments: list[str]) -> int:
-    """`hpc-det ARGUMENTS` in a process of its own: as waitpid(2) tells its end."""
+    """Run `hpc-det ARGUMENTS` in a separate process; return its status as in waitpid(2)."""
     if (pid := os.fork()) == 0:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -89,7 +89,7 @@ def in_a_process(arguments: list[str]) -> int:
 
 
 def is_settled(root: Path, queue: Queue, *states: ExperimentState | None) -> None:
-    """What must be so after a kill and any command that looks at all experiments; `states`: that they may have."""
+    """Assert that no job and no folder is left over after a kill and a listing. `states`: those allowed."""
     shown = list(ExperimentStore(root).all())
     known = [job for experiment in shown for job in ExperimentView(experiment).job_ids()]
     assert set(queue.jobs()) <= set(known)

@@ -1,4 +1,4 @@
-"""Checkpoints by uuid, and those of an experiment or a trial: list, describe, download, rm."""
+"""hpc-det checkpoint list, describe, download and rm, by uuid, experiment or trial."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.facts import each_names, unnamed
 
 @pytest.fixture
 def life(root: Path) -> Life:
-    """Experiment 1 has ended: two trials, each with checkpoints at 100 and 400 batches."""
+    """Return experiment 1, which has finished: two trials with checkpoints at 100 and 400 batches each."""
     life = Life.submitted(root, **random_search(2))
     life.begins()
     for trial, values in ((1, (0.9, 0.8)), (2, (0.7, 0.95))):
@@ -90,7 +90,7 @@ def test_what_is_in_a_store_alone_is_listed_too(hpc_det: Command, life: Life, tm
 
 @pytest.fixture
 def aside(life: Life) -> Committed:
-    """Damaged, as a resume of its trial has found."""
+    """Return a checkpoint that a resume of its trial has found damaged and set aside."""
     checkpoint = at(life, 2, 400)
     set_aside(checkpoint.path, checkpoint.steps, ["state_dict.pth: crc32 differs"])
     return checkpoint
@@ -115,8 +115,8 @@ def test_describe_tells_what_was_set_aside_why_and_where_it_is(hpc_det: Command,
         assert (found["uuid"], found["batches"], found["place"]) == (aside.uuid, 400, str(place))
         assert found["problems"] == ["state_dict.pth: crc32 differs"]
         assert "steps" not in found
-    for told in (hpc_det("t", "describe", "1/2").out, hpc_det("e", "describe", "1").out):
-        assert str(place) in told
+    for shown in (hpc_det("t", "describe", "1/2").out, hpc_det("e", "describe", "1").out):
+        assert str(place) in shown
     record = json.loads(hpc_det("c", "describe", aside.uuid[:9], "--json").out)
     assert (record["state"], record["places"]) == ("SET_ASIDE", [str(place)])
 
@@ -148,11 +148,11 @@ def test_describe_tells_whose_it_is_where_it_lies_and_what_was_validated(hpc_det
         "removed": [],
         "damage": [],
     }
-    told = hpc_det("c", "describe", f"{checkpoint.uuid},{at(life, 1, 100).uuid}").out
-    assert "  Trial:      1/2\n" in told
-    assert "  Validation: accuracy 0.95, loss 4\n" in told
-    assert "         7 B  state_dict.pth" in told
-    assert "Damage" not in told
+    shown = hpc_det("c", "describe", f"{checkpoint.uuid},{at(life, 1, 100).uuid}").out
+    assert "  Trial:      1/2\n" in shown
+    assert "  Validation: accuracy 0.95, loss 4\n" in shown
+    assert "         7 B  state_dict.pth" in shown
+    assert "Damage" not in shown
 
 
 def test_damage_is_told_and_the_exit_code_says_so(hpc_det: Command, life: Life) -> None:
@@ -312,7 +312,7 @@ def test_a_sweep_has_no_copy_of_its_code(hpc_det: Command, life: Life, tmp_path:
 
 
 def moved_to_a_bucket(life: Life, bucket: Path, but: Committed | None = None) -> None:
-    """All checkpoints of the experiment; `but` stays here, too."""
+    """Move all checkpoints of the experiment to a bucket; `but` also stays here."""
     write_json(life.folder.storage, {"url": f"file://{bucket}"})
     for trial in life.folder.trials():
         remote = Remote(f"file://{bucket}/{trial.id}", {"auto_mkdir": True})
@@ -351,7 +351,7 @@ def test_a_store_forgets_them_too(hpc_det: Command, life: Life, tmp_path: Path) 
 def test_checkpoints_of_somebody_else_stay_here_and_in_their_store(
     hpc_det: Command, life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever sets HPC_DET_ROOT to the owner's is still nobody else."""
+    """Setting HPC_DET_ROOT to the owner's folder gives another user no permissions."""
     checkpoint = at(life, 1, 100)
     moved_to_a_bucket(life, tmp_path / "bucket", but=checkpoint)
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)

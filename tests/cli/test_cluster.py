@@ -1,4 +1,4 @@
-"""hpc-det cluster, with a Slurm that answers as recorded."""
+"""hpc-det cluster, with recorded answers of a Slurm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAYS = {
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its commands, first on PATH."""
+    """Put stubs of Slurm's commands first on PATH."""
     folder = tmp_path / "slurm"
     folder.mkdir()
     for name, text in SAYS.items():

@@ -1,4 +1,4 @@
-"""What a shell is told when its user presses the tab key."""
+"""Completion of command lines in a shell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Offered = Callable[..., list[str]]
 
 @pytest.fixture
 def offered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], root: Path) -> Offered:
-    """The words that complete a command line, of which the last one may be empty."""
+    """Return a function from the words of a command line, of which the last may be empty, to their completions."""
 
     def ask(*words: str) -> list[str]:
         monkeypatch.setenv("_HPC_DET_COMPLETE", "bash_complete")

@@ -1,4 +1,4 @@
-"""The code of an experiment on its way into the job: what is included, which commit it is, and what ranks import."""
+"""The code of an experiment: included files, the commit, and the copy that ranks import."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLURM = ("--cluster", "slurm", "--config", "resources.slots_per_trial=4")
 
 @pytest.fixture
 def create(hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub) -> Callable[..., Path]:
-    """Creates an experiment with these options, on a Slurm that takes every job; its folder."""
+    """Return a function that creates an experiment on a Slurm that accepts every job, and returns its folder."""
     slurm_commands("sbatch", "echo 4711")
     slurm_commands("squeue", KNOWS_NONE)
 
@@ -42,7 +42,7 @@ Create = Callable[..., Path]
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """A trial and a library that are not in the context directory."""
+    """Return a folder outside the context directory, with a trial and a library."""
     folder = tmp_path / "elsewhere"
     (folder / "library" / "deep").mkdir(parents=True)
     (folder / "other_def.py").write_text(TRIAL)
@@ -53,7 +53,7 @@ def elsewhere(tmp_path: Path) -> Path:
 OTHER = ("--config", "entrypoint=other_def:MyTrial")
 
 
-# --- what is included
+# --- included files
 
 
 @pytest.mark.integration
@@ -98,39 +98,39 @@ def test_a_search_of_the_users_own_may_be_included(hpc_det: Command, config: Pat
         "--config",
         "searcher={name: custom, class: 'my_search:MySearch', metric: a, max_length: 9, max_trials: 1}",
     )
-    told = hpc_det("config", "check", config, code, *search, "-i", elsewhere / "my_search.py")
-    assert f"{elsewhere}/my_search.py" in told.err
+    answer = hpc_det("config", "check", config, code, *search, "-i", elsewhere / "my_search.py")
+    assert f"{elsewhere}/my_search.py" in answer.err
 
 
 def test_what_would_hide_the_code_is_refused_before_anything_is_submitted(
     hpc_det: Command, root: Path, config: Path, code: Path, elsewhere: Path
 ) -> None:
     (elsewhere / "model_def.py").write_text(TRIAL)
-    told = hpc_det("experiment", "create", config, code, "-i", elsewhere / "model_def.py")
-    assert (told.code, told.err.count("\n")) == (2, 1)
-    assert not unnamed(told.err, f"--include {elsewhere}/model_def.py", f"{code}/model_def.py")
+    answer = hpc_det("experiment", "create", config, code, "-i", elsewhere / "model_def.py")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert not unnamed(answer.err, f"--include {elsewhere}/model_def.py", f"{code}/model_def.py")
     assert not root.exists()
 
 
 def test_what_is_not_there_cannot_be_included(hpc_det: Command, config: Path, code: Path) -> None:
-    told = hpc_det("experiment", "create", config, code, "-i", "no-such-file")
-    assert told.code == 2
-    assert "'no-such-file' does not exist" in told.err
+    answer = hpc_det("experiment", "create", config, code, "-i", "no-such-file")
+    assert answer.code == 2
+    assert "'no-such-file' does not exist" in answer.err
 
 
 def test_a_training_in_this_process_is_on_the_folder_itself(
     hpc_det: Command, config: Path, code: Path, elsewhere: Path
 ) -> None:
-    told = hpc_det("experiment", "create", config, code, "--local", "-i", elsewhere)
-    assert (told.code, unnamed(told.err, "--local", "CONTEXT_DIR")) == (2, [])
+    answer = hpc_det("experiment", "create", config, code, "--local", "-i", elsewhere)
+    assert (answer.code, unnamed(answer.err, "--local", "CONTEXT_DIR")) == (2, [])
 
 
-# --- which commit it is
+# --- the commit
 
 
 @pytest.fixture
 def repository(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The context directory, committed."""
+    """Return the context directory as a repository with one commit."""
     monkeypatch.setenv("HOME", str(tmp_path))
     who = ("-c", "user.name=ada", "-c", "user.email=ada@example.org")
     for arguments in (["init", "-q", "-b", "main"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
@@ -139,7 +139,7 @@ def repository(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def lines(text: str) -> list[list[str]]:
-    """Their words."""
+    """Return the words of each line."""
     return [line.split() for line in text.splitlines()]
 
 
@@ -180,14 +180,14 @@ def test_without_a_repository_an_experiment_says_nothing_of_a_commit(create: Cre
     assert not (experiment / "git.json").exists()
 
 
-# --- what ranks import
+# --- imports of ranks
 
 TELLS = """
 import pathlib, sys, time
 while not pathlib.Path("{gate}").exists():
     time.sleep(0.01)
 import late, select
-print(late.WHERE, file=open("{told}", "w"))
+print(late.WHERE, file=open("{answer}", "w"))
 """
 
 
@@ -195,9 +195,9 @@ print(late.WHERE, file=open("{told}", "w"))
 def test_ranks_import_the_copy_whatever_lies_where_it_was_submitted(
     hpc_det: Command, root: Path, config: Path, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An edit after the submission, a module beside it, one of PYTHONPATH, and one with the name of a library's."""
-    gate, told = tmp_path / "gate", tmp_path / "told"
-    (code / "script.py").write_text(TELLS.format(gate=gate, told=told))
+    """The copy wins over a later edit and over modules in the working folder, on PYTHONPATH or of a library's name."""
+    gate, answer = tmp_path / "gate", tmp_path / "answer"
+    (code / "script.py").write_text(TELLS.format(gate=gate, answer=answer))
     (code / "late.py").write_text("WHERE = 'the copy'\n")
     for name, where in (("submitted_from", "where it was submitted"), ("on_path", "PYTHONPATH")):
         (tmp_path / name).mkdir()
@@ -210,9 +210,9 @@ def test_ranks_import_the_copy_whatever_lies_where_it_was_submitted(
     assert hpc_det("experiment", "create", config, code).out == "Created experiment 1\n"
     (code / "late.py").write_text("WHERE = 'an edit after the submission'\n")
     gate.touch()
-    wait_for(told.exists, DEADLINE_S, otherwise=lambda: _logs(ExperimentStore(root).folder(1)))
+    wait_for(answer.exists, DEADLINE_S, otherwise=lambda: _logs(ExperimentStore(root).folder(1)))
     assert hpc_det("experiment", "wait", 1).code == 0
-    assert told.read_text() == "the copy\n"
+    assert answer.read_text() == "the copy\n"
 
 
 def _logs(experiment: ExperimentFolder) -> str:

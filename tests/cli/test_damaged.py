@@ -1,4 +1,4 @@
-"""Files of an experiment with lines that are JSON and not what their writer writes: each command says so."""
+"""Files of an experiment whose lines are JSON with other contents than their writer's: each command reports them."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def test_a_line_of_another_shape_is_a_message(whole: Life, hpc_det: Command, fil
         path.write_text(f"{before}{shape}\n")
         for command in COMMANDS:
             try:
-                told = hpc_det(*command)
+                shown = hpc_det(*command)
             except Exception as error:
                 failed.append((shape, " ".join(command), repr(error)))
                 continue
-            if told.code and "damaged" not in told.err:
-                failed.append((shape, " ".join(command), told.err))
+            if shown.code and "damaged" not in shown.err:
+                failed.append((shape, " ".join(command), shown.err))
     assert not failed, "\n".join(map(str, failed))
 
 

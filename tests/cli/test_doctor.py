@@ -1,4 +1,4 @@
-"""hpc-det doctor, with real executables that answer as recorded, or in no good way."""
+"""hpc-det doctor, with executables that give recorded or bad answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ GARBAGE = "printf '\\377|a|b|c\\n= = =\\n'"
 
 @pytest.fixture(autouse=True)
 def shared_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All nodes see everything, what this machine has of its own is out of sight, and it may be slow."""
+    """Simulate a machine whose folders are all shared and which has an address; it may be slow."""
     monkeypatch.setattr(examination, "TIMEOUT_S", DEADLINE_S)
     (tmp_path / "mounts").write_text("server:/ / nfs4 rw 0 0\n")
     monkeypatch.setattr(this_machine, "MOUNTS", tmp_path / "mounts")
@@ -128,7 +128,7 @@ def test_whatever_a_site_answers_is_told(
     commands(slurm_commands, dict.fromkeys(site, answer))
     result = hpc_det("doctor")
     assert (result.code, result.err) == (1, "")
-    assert "\nlaunchers\n" in result.out  # the other subjects are told all the same
+    assert "\nlaunchers\n" in result.out  # the other subjects are reported nevertheless
 
 
 @pytest.mark.parametrize("bad", [*SLURM])
@@ -163,8 +163,8 @@ def test_nothing_heavy_is_imported() -> None:
 
 
 def test_the_stand_in_pbs(pbs_lab: PbsLab, hpc_det: Command, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real commands of a whole site, and what a manager changes there."""
-    monkeypatch.setenv("PATH", str(pbs_lab.site.bin))  # where this machine has a Slurm, too
+    """Uses the commands of a whole site, whose settings a manager changes."""
+    monkeypatch.setenv("PATH", str(pbs_lab.site.bin))  # hides a Slurm of this machine
     (root / "conf" / "cluster").mkdir(parents=True)
     profile = "name: lab\nscheduler: pbs\nslots_per_node: 4\nslot_type: gpu\nresource_pool: low\n"
     (root / "conf" / "cluster" / "lab.yaml").write_text(profile)

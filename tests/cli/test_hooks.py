@@ -1,4 +1,4 @@
-"""Commands that end or pause an experiment, and the hooks that hear of it."""
+"""Commands that end or pause an experiment, and the hooks that they run."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_a_hook_that_refuses_is_a_note(
 ) -> None:
     receiver.answer = (404, {})
     hooked.begins()
-    told = "hpc-det: note: notifying webhook of 127.0.0.1 of CANCELED failed: answered with HTTP status 404\n"
-    assert hpc_det("e", "kill", 1) == (0, "Killed experiment 1\n", told)
+    note = "hpc-det: note: notifying webhook of 127.0.0.1 of CANCELED failed: answered with HTTP status 404\n"
+    assert hpc_det("e", "kill", 1) == (0, "Killed experiment 1\n", note)
 
 
 def test_the_address_of_a_webhook_stands_in_no_file_for_people(
     hpc_det: Command, root: object, config: object, code: object, slurm_commands: object
 ) -> None:
-    """Nor in what --explain prints."""
+    """--explain does not print it either."""
     hook = "notify=[{webhook: 'https://hooks.example.org/secret'}]"
     shown = hpc_det("experiment", "create", config, code, "--config", hook, "--dry-run", "--explain")
     assert (shown.code, "secret" in shown.out, "notify[0]" in shown.out) == (0, False, True)

@@ -1,4 +1,4 @@
-"""hpc-det install-det: the second name of the command line."""
+"""hpc-det install-det: `det` as the second name of the command."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def test_it_is_installed_again_and_removed(hpc_det: Command, tmp_path: Path) -> 
         assert hpc_det("install-det", "--folder", tmp_path).code == 0
     assert hpc_det("install-det", "--folder", tmp_path, "--remove").succeeds(script)
     assert not script.exists()
-    told = hpc_det("install-det", "--folder", tmp_path, "--remove")
-    assert told.fails(2, script, "--folder")
+    answer = hpc_det("install-det", "--folder", tmp_path, "--remove")
+    assert answer.fails(2, script, "--folder")
 
 
 def test_determineds_own_det_stays(hpc_det: Command, tmp_path: Path) -> None:
     script = tmp_path / "det"
     script.write_text("#!/bin/sh\n")
     for flags in ((), ("--remove",)):
-        told = hpc_det("install-det", "--folder", tmp_path, *flags)
-        assert told.code == 2
-        assert not unnamed(told.err, "another program")
+        answer = hpc_det("install-det", "--folder", tmp_path, *flags)
+        assert answer.code == 2
+        assert not unnamed(answer.err, "another program")
     assert script.read_text() == "#!/bin/sh\n"

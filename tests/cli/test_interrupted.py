@@ -1,4 +1,4 @@
-"""A process that submits jobs is killed: no job is left that no list shows, and no folder in the way.
+"""Killed submissions: every job that is left is in a listing, and no folder is in the way.
 
 tests/chaos/test_commands.py kills commands at each of their changes on the disk.
 """
@@ -100,7 +100,7 @@ def test_what_comes_when_the_job_is_queued_and_noted_leaves_both(
 def recorded(
     arguments: list[str], config: Path, root: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> ExperimentFolder:
-    """Experiment 1 has two arrays; its submitter was killed when it had recorded both."""
+    """Return experiment 1 with two arrays, whose submitter was killed after it had recorded both."""
     config.write_text(ARRAYS.replace("max_trials: 5", "max_trials: 1500").replace(", max_concurrent_trials: 2", ""))
     assert in_a_process(arguments) == 0
     experiment = ExperimentStore(root).existing(1)
@@ -111,7 +111,7 @@ def recorded(
 def test_jobs_that_their_submitter_has_cancelled_wait_for_activate(
     hpc_det: Command, recorded: ExperimentFolder, queue: Queue
 ) -> None:
-    """As after an error; then the disk failed, too, so the experiment is still there."""
+    """The submitter cancelled them after an error, but could not remove the experiment."""
     for job in queue.jobs():
         (queue.folder / job).unlink()
     assert "PAUSED" in hpc_det("e", "list").out
@@ -233,7 +233,7 @@ def test_an_activate_that_was_killed_before_it_had_a_job_is_paused_again(
 def test_an_answer_that_never_came_leaves_no_job(
     hpc_det: Command, root: Path, arguments: list[str], queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """slurmctld may queue a job and be too busy to say so."""
+    """slurmctld may queue a job and be too busy to answer."""
     monkeypatch.setenv("REFUSES", "Batch job submission failed: Socket timed out on send/recv operation")
     assert hpc_det(*arguments).code == 1
     assert queue.jobs() == []
@@ -242,7 +242,7 @@ def test_an_answer_that_never_came_leaves_no_job(
 
 @pytest.fixture
 def falls_silent(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """From the call of sbatch on, which queues the job, Slurm says nothing; until the function is called."""
+    """Make Slurm queue the job of the next sbatch and then give no answers, until the returned function is called."""
     with monkeypatch.context() as patch:
         patch.setenv("REFUSES", "Batch job submission failed: Socket timed out on send/recv operation")
         patch.setenv("AWAY", "1")
@@ -261,7 +261,7 @@ def test_an_experiment_stays_whose_job_may_be_queued_by_a_scheduler_that_fell_si
     command: str,
     is_queued: bool,
 ) -> None:
-    """A slurmctld that stands still queues the job when it goes on, long after sbatch has given up."""
+    """A slurmctld that hangs may queue the job when it recovers, long after sbatch has given up."""
     if command == "activate":
         assert hpc_det(*arguments, "--paused").code == 0
     failed = hpc_det(*arguments) if command == "create" else hpc_det("e", "activate", "1")
@@ -292,7 +292,7 @@ def test_whoever_looks_while_the_scheduler_is_away_is_told_that_files_count(
 def test_a_successor_whose_id_was_not_written_is_found(
     hpc_det: Command, root: Path, arguments: list[str], queue: Queue, is_queued: bool
 ) -> None:
-    """The job was killed right when it submitted the one that goes on for it."""
+    """The job was killed while it submitted its successor."""
     hpc_det(*arguments)
     experiment = ExperimentStore(root).existing(1)
     (queue.folder / "4711").unlink()
@@ -308,7 +308,7 @@ def test_a_successor_whose_id_was_not_written_is_found(
 def test_a_chain_is_recorded_with_the_script_that_it_is_of(
     hpc_det: Command, root: Path, config: Path, arguments: list[str], queue: Queue
 ) -> None:
-    """A site without arrays: each trial has a script of its own."""
+    """On a site without arrays, each trial has a separate script."""
     config.write_text(ARRAYS.replace("max_trials: 5", "max_trials: 2"))
     profiles = root / "conf" / "cluster"
     profiles.mkdir(parents=True)
@@ -351,12 +351,12 @@ def test_a_successor_that_two_commands_look_for_is_not_lost(
     assert read_json(experiment.next_jobs(1, 0)) == {"jobs": ["4711", "4712"]}
 
 
-# --- while the submitter lives
+# --- while the submitter runs
 
 
 @pytest.fixture
 def being_submitted(hpc_det: Command, root: Path, arguments: list[str], queue: Queue) -> ExperimentFolder:
-    """Experiment 1, whose job is not in the queue yet."""
+    """Return experiment 1, whose job is not in the queue yet."""
     hpc_det(*arguments, "--paused")
     experiment = ExperimentStore(root).existing(1)
     SearchJournal(experiment).activate()
@@ -368,9 +368,9 @@ def test_an_experiment_is_in_sight_while_its_jobs_are_submitted(
 ) -> None:
     with submitting(being_submitted):
         assert "SUBMITTING" in hpc_det("e", "list").out
-        told = hpc_det("e", "describe", "1", "--json")
-        assert (told.code, '"state": "SUBMITTING"' in told.out) == (0, True)
-        assert f"process {os.getpid()}" in told.out
+        described = hpc_det("e", "describe", "1", "--json")
+        assert (described.code, '"state": "SUBMITTING"' in described.out) == (0, True)
+        assert f"process {os.getpid()}" in described.out
         assert hpc_det("e", "list", "--state", "SUBMITTING").out.count("tiny") == 1
         assert Watch(being_submitted).state() is ExperimentState.SUBMITTING
 
@@ -402,7 +402,7 @@ def test_a_submitter_on_another_host_counts_as_gone_when_it_is_silent(being_subm
 
 
 def test_one_in_a_container_of_this_host_counts_as_gone_when_it_is_silent(being_submitted: ExperimentFolder) -> None:
-    """Process numbers of another namespace say nothing here."""
+    """Process ids of another namespace are meaningless here."""
     inside = replace(Submitter.here(), place=f"{socket.gethostname()}-another", pid=2**22 + 1)
     write_json(being_submitted.submitting, asdict(inside))
     assert state(ExperimentView(being_submitted)) is ExperimentState.SUBMITTING
@@ -431,7 +431,7 @@ def test_one_that_was_taken_for_gone_calls_the_scheduler_no_more(
 
 @pytest.fixture
 def interrupted(arguments: list[str], root: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> ExperimentFolder:
-    """Experiment 1, which the scheduler never got."""
+    """Return experiment 1, whose submitter was killed before its job was in the queue."""
     monkeypatch.setenv("KILLED", "before")
     in_a_process(arguments)
     monkeypatch.delenv("KILLED")
@@ -452,7 +452,7 @@ def test_one_command_settles_it_at_a_time(hpc_det: Command, interrupted: Experim
 def test_one_that_another_has_settled_is_left_alone(
     interrupted: ExperimentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is being submitted once more by then."""
+    """By then the experiment is being submitted again."""
 
     @contextmanager
     def later(experiment: ExperimentFolder) -> Iterator[bool]:

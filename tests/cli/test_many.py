@@ -1,4 +1,4 @@
-"""Experiments with several trials: list, describe, logs, follow and kill."""
+"""list, describe, logs, follow and kill for experiments with several trials."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.facts import unnamed
 
 @pytest.fixture
 def life(root: Path) -> Life:
-    """Experiment 1: four trials, two of them under way, one of them paused, one not begun."""
+    """Return experiment 1: four trials, of which two are under way, one is paused and one has not begun."""
     life = Life.submitted(root, workers=2, **halving(4))
     life.begins(0)
     life.reports("validation", 100, {"accuracy": 0.91})
@@ -70,10 +70,10 @@ def test_nothing_runs_any_more_when_the_jobs_have_ended(hpc_det: Command, life: 
 
 
 def test_describe_shows_a_line_for_each_trial(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
-    told = hpc_det("e", "describe", "1").out
-    assert "  State:      RUNNING\n" in told
-    assert "; 3 created, 2 running, 0 failed; best accuracy 0.91 in trial 1\n" in told
-    heading, *rows = told.split("Trials:\n")[1].splitlines()
+    answer = hpc_det("e", "describe", "1").out
+    assert "  State:      RUNNING\n" in answer
+    assert "; 3 created, 2 running, 0 failed; best accuracy 0.91 in trial 1\n" in answer
+    heading, *rows = answer.split("Trials:\n")[1].splitlines()
     assert heading.split() == ["ID", "STATE", "BATCHES", "LAST", "BEST", "lr", "WORKER", "JOB"]
     cells = [row.split() for row in rows]
     assert [row[:2] for row in cells] == [["1", "PAUSED"], ["2", "RUNNING"], ["3", "RUNNING"]]
@@ -91,9 +91,9 @@ def test_trials_with_invalid_hyperparameters_are_no_progress(
     life.reaches(0.8)
     life.reaches(0.9)
     assert "COMPLETED  2/2 trials, 100%" in hpc_det("e", "list").out
-    told = hpc_det("e", "describe", "1").out
-    assert "; 5 created, 0 running, 0 failed, 3 invalid; best" in told
-    assert [row.split()[1] for row in told.split("Trials:\n")[1].splitlines()[1:4]] == ["INVALID"] * 3
+    answer = hpc_det("e", "describe", "1").out
+    assert "; 5 created, 0 running, 0 failed, 3 invalid; best" in answer
+    assert [row.split()[1] for row in answer.split("Trials:\n")[1].splitlines()[1:4]] == ["INVALID"] * 3
     record = json.loads(hpc_det("e", "describe", "1", "--json").out)
     assert record["trial_counts"] == {
         "expected": 2, "created": 5, "running": 0, "completed": 2, "failed": 0, "invalid": 3,
@@ -108,9 +108,9 @@ def test_describe_says_why_the_first_trials_failed(hpc_det: Command, root: Path,
     life.reaches(0.8)
     for trial in range(2, 9):
         life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure=f"ValueError: {trial}")
-    told = hpc_det("e", "describe", "1").out
-    assert "State:      COMPLETED\n" in told
-    assert told.split("Failures:\n")[1].splitlines() == [
+    answer = hpc_det("e", "describe", "1").out
+    assert "State:      COMPLETED\n" in answer
+    assert answer.split("Failures:\n")[1].splitlines() == [
         *(f"  trial {trial}: ValueError: {trial} (too often)" for trial in range(2, 7)),
         "  and 2 more",
     ]
@@ -129,11 +129,11 @@ def test_describe_as_json_has_a_record_for_each_trial(hpc_det: Command, life: Li
 
 
 def test_a_trial_is_described_by_itself(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
-    told = hpc_det("t", "describe", "1/1").out
-    assert told.startswith("Trial 1/1\n  State:      PAUSED\n  Progress:   100 of 400 batches\n")
-    assert f"  Seed:       {life.search.sample(1).seed}\n" in told
-    assert "waits for the searcher at batch 100\n" in told
-    assert "best validation: accuracy 0.91 at batch 100\n" in told
+    answer = hpc_det("t", "describe", "1/1").out
+    assert answer.startswith("Trial 1/1\n  State:      PAUSED\n  Progress:   100 of 400 batches\n")
+    assert f"  Seed:       {life.search.sample(1).seed}\n" in answer
+    assert "waits for the searcher at batch 100\n" in answer
+    assert "best validation: accuracy 0.91 at batch 100\n" in answer
     assert json.loads(hpc_det("trial", "describe", "1/1", "--json").out)["state"] == "PAUSED"
 
 
@@ -176,9 +176,9 @@ def test_logs_of_one_trial(hpc_det: Command, life: Life) -> None:
     life.job_prints("module loaded\n")
     life.rank_prints(1, "two\n", trial=2)
     life.rank_prints(0, "zero\n", trial=2)
-    told = hpc_det("e", "logs", "1", "--trial", 2, "--rank", 1)
-    assert lines_of(told) == ["---------- attempt 1 ----------", "[rank=1] two"]
-    assert hpc_det("trial", "logs", "1/2", "--rank", "1") == told
+    answer = hpc_det("e", "logs", "1", "--trial", 2, "--rank", 1)
+    assert lines_of(answer) == ["---------- attempt 1 ----------", "[rank=1] two"]
+    assert hpc_det("trial", "logs", "1/2", "--rank", "1") == answer
     assert "attempt 1 begins" in hpc_det("trial", "logs", "1/2").out
 
 

@@ -1,4 +1,4 @@
-"""What a colleague may do with an experiment that is shared, what nobody else may, and what stays the owner's alone."""
+"""Shared experiments: the rights of colleagues, of other users and of the owner."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ AS_USER = Callable[..., Result]
 
 @pytest.fixture
 def commons(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that everybody may go through, with a Slurm that takes every job and knows none. The package finds its
-    data there: this checkout may lie where only its owner may read.
+    """Yield a folder that all users may enter, with a stub of Slurm that accepts every job and knows none.
+
+    The package finds its data there, since this checkout may be readable by its owner only.
     """
     folder = Path(tempfile.mkdtemp(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
     (folder / "bin").mkdir()
@@ -67,7 +68,7 @@ def _copy_for_everybody(source: Path, target: Path) -> None:
 
 @pytest.fixture
 def root(commons: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The owner's, not there yet."""
+    """Return the owner's state folder, which does not exist yet."""
     folder = commons / "ada"
     monkeypatch.setenv("HPC_DET_ROOT", str(folder))
     return folder
@@ -75,7 +76,7 @@ def root(commons: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def groups(no_leaks: None) -> Iterator[None]:
-    """The owner is in the group, too."""
+    """Put the owner into the shared group."""
     before = os.getgroups()
     os.setgroups([*before, SHARED_GROUP])
     yield
@@ -84,7 +85,7 @@ def groups(no_leaks: None) -> Iterator[None]:
 
 @pytest.fixture
 def shared(hpc_det: Command, root: Path, config: Path, code: Path) -> ExperimentFolder:
-    """Experiment 2, whose first trial has been trained a little; 1 is private. All commands are loaded."""
+    """Return the shared experiment 2, whose first trial has begun; 1 is private. Loads these commands' modules."""
     config.write_text(CONFIG)
     for choice in ([], [SHARED]):
         assert hpc_det("experiment", "create", config, code, "--cluster", "slurm", *choice).code == 0
@@ -103,7 +104,7 @@ def shared(hpc_det: Command, root: Path, config: Path, code: Path) -> Experiment
 
 @pytest.fixture
 def at(commons: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """A command of another user, with a state folder of their own."""
+    """Return a function that runs a command as another user, whose state folder is separate."""
 
     def run(user: User, *arguments: object) -> Result:
         own = commons / str(user.number)
@@ -116,7 +117,7 @@ def at(commons: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixt
     return run
 
 
-# --- the colleague
+# --- colleagues
 
 
 def test_a_colleague_lists_what_is_shared_and_only_that(shared: ExperimentFolder, root: Path, at: AS_USER) -> None:
@@ -153,10 +154,10 @@ def test_a_log_that_only_its_owner_may_read_hides_no_other(shared: ExperimentFol
     log = shared.jobs / "1.log"
     log.write_text("before the job shares it\n")
     log.chmod(0o600)
-    told = at(COLLEAGUE, "experiment", "logs", f"{root}:2")
-    assert (told.code, told.err) == (0, "")
-    assert "hello from rank 0" in told.out
-    assert "before the job" not in told.out
+    answer = at(COLLEAGUE, "experiment", "logs", f"{root}:2")
+    assert (answer.code, answer.err) == (0, "")
+    assert "hello from rank 0" in answer.out
+    assert "before the job" not in answer.out
 
 
 def test_looking_leaves_nothing_behind(shared: ExperimentFolder, root: Path, at: AS_USER) -> None:
@@ -222,7 +223,7 @@ def test_the_owner_goes_on_and_colleagues_see_that(
 def test_a_colleague_makes_a_report_of_it_without_the_secrets(
     shared: ExperimentFolder, root: Path, hpc_det: Command, at: AS_USER
 ) -> None:
-    assert hpc_det("report", 2, "--json").code == 0  # which loads the command
+    assert hpc_det("report", 2, "--json").code == 0  # loads the modules of the command
     found = at(COLLEAGUE, "report", f"{root}:2", "--json")
     assert (found.code, found.err) == (0, "")
     assert SECRET not in found.out
@@ -269,11 +270,11 @@ def test_news_of_a_fork_go_to_those_that_it_names(
     for choice in ((), ("--config", "notify=[{mail: bob}]")):
         assert at(COLLEAGUE, "experiment", "fork", f"{root}:2", *OWN_SECRETS, *choice).code == 0
     forks = ExperimentStore(commons / str(COLLEAGUE.number))
-    told = [json.loads(forks.folder(number).effective.read_text())["notify"] for number in (1, 2)]
-    assert [[hook["mail"] for hook in hooks] for hooks in told] == [[], ["bob"]]
+    answer = [json.loads(forks.folder(number).effective.read_text())["notify"] for number in (1, 2)]
+    assert [[hook["mail"] for hook in hooks] for hooks in answer] == [[], ["bob"]]
 
 
-# --- everybody else
+# --- other users
 
 
 def test_a_stranger_sees_nothing(shared: ExperimentFolder, root: Path, at: AS_USER) -> None:

@@ -1,4 +1,4 @@
-"""hpc-det task list: the gangs that run now."""
+"""hpc-det task list: the running gangs."""
 
 from __future__ import annotations
 

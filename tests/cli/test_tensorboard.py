@@ -32,7 +32,7 @@ MAIN = "import sys; from hpc_det.cli.main import main; sys.exit(main(sys.argv[1:
 
 
 def writes_events(trial: TrialFolder) -> None:
-    """A scalar, by what torch's writer writes with, in a process of its own: it has a thread."""
+    """Write a scalar with the writer below torch's, in a separate process, since that writer has a thread."""
     subprocess.run([sys.executable, "-c", WRITES, str(trial.tensorboard)], check=True)
 
 

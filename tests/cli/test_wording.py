@@ -1,4 +1,4 @@
-"""What commands say, word by word: transcripts of sessions. All other tests of cli assert facts.
+"""The exact output of commands, as transcripts of sessions. All other tests of cli assert facts.
 
 A better sentence changes a line of tests/cli/golden/*.txt, by hand: no test writes these files.
 """
@@ -22,31 +22,31 @@ from tests.cli.slurm_on_paper import SlurmOnPaper
 GOLDEN = Path(__file__).parent / "golden"
 REPOSITORY = Path(__file__).parents[2]
 TIME = re.compile(r"\d{4}-\d{2}-\d{2}T[\d:]{8}[+-][\d:]{5}|(?<!\d{4}-\d{2}-\d{2} )\b\d{2}:\d{2}:\d{2}\b")
-"""As commands write one that is not of the session's files."""
+"""A time of now, as commands print it; times from the session's files do not match."""
 Session = Callable[..., str]
 
 
 @pytest.fixture
 def session(hpc_det: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """Runs command lines and returns their transcript: stdout as it is, stderr behind `!`, and the exit code."""
+    """Return a function that runs command lines and returns a transcript: stdout, stderr after `!`, exit code."""
     monkeypatch.setenv("LOGNAME", "ada")
     monkeypatch.chdir(tmp_path)
 
     def run(*lines: str) -> str:
-        told = "".join(_told(line, *hpc_det(*shlex.split(line))) for line in lines)
+        transcript = "".join(_of_command(line, *hpc_det(*shlex.split(line))) for line in lines)
         for value, name in (
             (str(root), "STATE"),
             (str(tmp_path), "TMP"),
             (str(REPOSITORY), "REPOSITORY"),
             (f" on {node()} ", " on HOST "),
         ):
-            told = told.replace(value, name)
-        return TIME.sub("TIME", told)
+            transcript = transcript.replace(value, name)
+        return TIME.sub("TIME", transcript)
 
     return run
 
 
-def _told(line: str, code: int, out: str, err: str) -> str:
+def _of_command(line: str, code: int, out: str, err: str) -> str:
     problems = "".join(f"! {problem}\n" for problem in err.splitlines())
     return f"$ hpc-det {line}\n{out}{problems}[exit {code}]\n\n"
 
@@ -56,15 +56,15 @@ def test_every_golden_is_compared() -> None:
     assert {file.name for file in GOLDEN.iterdir()} == set(compared)
 
 
-def agrees(name: str, told: str) -> bool:
+def agrees(name: str, transcript: str) -> bool:
     golden = (GOLDEN / name).read_text(encoding="utf-8")
-    assert told == golden
+    assert transcript == golden
     return True
 
 
 @pytest.fixture
 def world(root: Path, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
-    """Experiment 1 runs, 2 has been completed, 3 has failed, 4 searches with two of its four trials, 5 waits."""
+    """Create five experiments: 1 runs, 2 is completed, 3 has failed, 4 runs two of its four trials, 5 waits."""
     running, completed, failed, search, _ = (
         Life.submitted(root, job_id=str(4711 + place), title=title, **more)
         for place, (title, more) in enumerate(
@@ -89,7 +89,7 @@ def world(root: Path, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_steering(session: Session, world: FakeScheduler) -> None:
-    told = session(
+    transcript = session(
         "e pause 1",
         "e pause 1",
         "e activate 1",
@@ -104,11 +104,11 @@ def test_steering(session: Session, world: FakeScheduler) -> None:
         "e wait 3",
         "e kill 1,9",
     )
-    assert agrees("steering.txt", told)
+    assert agrees("steering.txt", transcript)
 
 
 def test_editing(session: Session, world: FakeScheduler) -> None:
-    told = session(
+    transcript = session(
         "e archive 1,2",
         "e archive 2",
         "e unarchive 2",
@@ -133,11 +133,11 @@ def test_editing(session: Session, world: FakeScheduler) -> None:
         "install-det --folder bin --remove",
         "install-det --folder bin --remove",
     )
-    assert agrees("editing.txt", told)
+    assert agrees("editing.txt", transcript)
 
 
 def test_showing(session: Session, world: FakeScheduler) -> None:
-    told = session(
+    transcript = session(
         "e list",
         "e describe 1",
         "e describe 3",
@@ -160,7 +160,7 @@ def test_showing(session: Session, world: FakeScheduler) -> None:
         "e list --json --csv",
         "config check missing.yaml",
     )
-    assert agrees("showing.txt", told)
+    assert agrees("showing.txt", transcript)
 
 
 def test_the_queue(session: Session, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_the_queue(session: Session, life: Life, monkeypatch: pytest.MonkeyPatch
         paper.queue(job, folder=str(life.folder.path), **state)
     paper.queue("4713", user="bob", name="bobs")
     paper.queue("4715", name="notebook")
-    told = session(
+    transcript = session(
         "job list",
         "job list --resource-pool hihg",
         "job update 4712 --priority 60",
@@ -191,4 +191,4 @@ def test_the_queue(session: Session, life: Life, monkeypatch: pytest.MonkeyPatch
         "job release 4712",
         "e set priority 1 60",
     )
-    assert agrees("queue.txt", told)
+    assert agrees("queue.txt", transcript)

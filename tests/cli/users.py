@@ -1,4 +1,4 @@
-"""Commands as other users run them: in a forked process that has given up all that root may do."""
+"""Commands as other users: in a forked process that has given up the rights of root."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hpc_det.cli.main import main
 
 SHARED_GROUP = 4242
-"""Nobody has to know it by a name."""
+"""A group id that needs no name on this machine."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ STRANGER = User(4244, ())
 
 
 def as_user(user: User, act: Callable[[], int]) -> int:
-    """The exit code of what the user does. What it prints is this process's; what it loads was loaded before, for the
-    interpreter may lie where only root may read.
+    """Run `act` as the user in a forked process that shares stdout and stderr; return its exit code.
+
+    All modules that it needs must be loaded before, since the interpreter may be readable by root only.
     """
     child = os.fork()
     if child == 0:

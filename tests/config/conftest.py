@@ -30,7 +30,7 @@ CONFIG = {
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """A context directory with a whole trial."""
+    """Return a context directory with a complete trial."""
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "model_def.py").write_text(TRIAL)
@@ -39,13 +39,13 @@ def code(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """A user with an empty state folder."""
+    """Return the environment of a user with an empty state folder."""
     return {"HPC_DET_ROOT": str(tmp_path / "root")}
 
 
 @pytest.fixture
 def user_file(tmp_path: Path) -> Callable[[str, Any], Path]:
-    """Writes a file into the user's own conf folder."""
+    """Return a function that writes a file into the user's conf folder."""
 
     def write(name: str, tree: Any) -> Path:
         file = tmp_path / "root" / "conf" / name
@@ -58,7 +58,7 @@ def user_file(tmp_path: Path) -> Callable[[str, Any], Path]:
 
 @pytest.fixture
 def build(code: Path) -> Callable[..., Effective]:
-    """The effective configuration of a small valid experiment with these changes."""
+    """Return a function that makes the effective configuration of a small valid experiment with changes."""
 
     def run(template: dict[str, Any] | None = None, cluster: dict[str, Any] | None = None, **config: Any) -> Effective:
         return effective(
@@ -76,7 +76,7 @@ def build(code: Path) -> Callable[..., Effective]:
 
 @pytest.fixture
 def problems(build: Callable[..., Effective]) -> Callable[..., list[str]]:
-    """The problems of a small experiment with these changes."""
+    """Return a function that returns the problems of a small experiment with changes."""
 
     def run(**changes: Any) -> list[str]:
         with pytest.raises(UsageError) as error:

@@ -1,4 +1,4 @@
-"""Cluster profiles: pools, containers, and what a profile may not say."""
+"""Cluster profiles: pools, containers, and keys that a profile may not have."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ WRONG_PROFILES: list[tuple[dict[str, Any], list[object]]] = [
 def test_a_wrong_profile_is_told_with_the_path(
     profile: dict[str, Any], facts: list[object], problems: Callable[..., list[str]]
 ) -> None:
-    (told,) = problems(cluster=profile)
-    assert not unnamed(told, *facts)
+    (found,) = problems(cluster=profile)
+    assert not unnamed(found, *facts)
 
 
 def test_the_words_for_a_wrong_profile(problems: Callable[..., list[str]]) -> None:
@@ -159,6 +159,6 @@ def test_a_pool_may_be_called_anything_and_its_mistakes_are_messages(
 ) -> None:
     assert build(cluster={"pools": {name: {"default": True}}}).cluster.name == "lab"
     for wrong in ({"nope": 1}, {"slots_per_node": -1}, {"experiment": {"x": 1}}, 7):
-        told = problems(cluster={"pools": {name: wrong}})
-        assert all(line.startswith("cluster.pools") for line in told), told
+        found = problems(cluster={"pools": {name: wrong}})
+        assert all(line.startswith("cluster.pools") for line in found), found
     assert problems(cluster={"pools": {name: {}}}, resources={"resource_pool": "another"})

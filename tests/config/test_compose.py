@@ -25,7 +25,7 @@ DIGITS = ["experiment=digits", "entrypoint=python3 -m train"]
 
 
 def skeleton(*kinds: type[Section]) -> dict[str, Any]:
-    """Every key of a section, of all its kinds, as null; sections below it as maps."""
+    """Return a tree with every key of all kinds of a section, null for values and maps for subsections."""
     fields = {field.alias or name: field for kind in kinds for name, field in kind.model_fields.items()}
     below = {
         key: [*sections_in(field.annotation)]
@@ -149,7 +149,7 @@ def test_aliases_that_repeat_too_much_are_refused_before_hydra_reads_them(
 
 
 def doubled(line: str, last: int) -> str:
-    """Values below `data`, each of which repeats the one before; `line` has {0} for the name of that."""
+    """Return YAML with values below `data`, each of which repeats the one before; {0} in `line` is its reference."""
     lines = [f"  a{number}: {line.format(f'${{data.a{number - 1}}}')}" for number in range(1, last + 1)]
     return "\n".join(["# @package _global_", "data:", "  a0: x", "  n: a0", *lines])
 

@@ -1,4 +1,4 @@
-"""Whatever a value of a YAML file looks like, it arrives as it was written, or is refused: never as another one."""
+"""Any value of a YAML file arrives unchanged or is refused; it never becomes another value."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ SETTINGS = settings(max_examples=75, suppress_health_check=[HealthCheck.function
 
 
 def tagged(tree: dict[str, Any]) -> str:
-    """Every value in double quotes, numbers behind a tag."""
+    """Return YAML with every value in double quotes, numbers with a tag."""
     return yaml.safe_dump(tree, default_style='"')
 
 
 def as_json(tree: dict[str, Any]) -> str:
-    """What JSON and YAML have in common, with YAML's escapes for what no YAML file may hold."""
+    """Return the common subset of JSON and YAML, with YAML escapes for characters that YAML files may not contain."""
     text = json.dumps(tree, ensure_ascii=False)
     return re.sub(r"[^\x20-\x7e]", lambda found: f"\\U{ord(found[0]):08X}", text)
 
@@ -79,7 +79,7 @@ WRITERS = st.sampled_from([tagged, as_json])
 
 
 def arrived(file: Path, code: Path, env: dict[str, str], text: str) -> dict[str, Any] | None:
-    """The effective tree of a file with this text; None if it was refused."""
+    """Return the effective tree of a file with this text, or None if it was refused."""
     file.write_text(text, encoding="ascii")
     try:
         return effective(from_file(file, code, [], None, None, env)).tree
@@ -88,7 +88,7 @@ def arrived(file: Path, code: Path, env: dict[str, str], text: str) -> dict[str,
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, and of equal types: 1 is not True."""
+    """Return whether both are equal, including types: 1 is not True."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):

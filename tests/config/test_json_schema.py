@@ -62,7 +62,7 @@ def test_it_accepts_every_storage_with_all_its_keys(kind: str) -> None:
     assert refused({"checkpoint_storage": {"type": kind or None, **needed, **effective, "save_trial_best": 2}}) == []
 
 
-# What only a whole experiment on a cluster can show, or a program: no schema says it.
+# Problems that a schema cannot express: they depend on the whole experiment, the cluster or a program.
 BEYOND_A_SCHEMA = {
     "rungs are shares of a length",
     "two lengths",

@@ -283,7 +283,7 @@ def test_a_merge_again_with_the_same_config_adds_to_lists_of_words_only(
 
 
 def shuffled(tree: Any, back: bool) -> Any:
-    """The same with every map's keys the other way round."""
+    """Return the tree; if `back` is set, with the keys of every map in reverse order."""
     if not isinstance(tree, dict):
         return tree
     items = reversed(tree.items()) if back else tree.items()

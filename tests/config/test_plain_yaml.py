@@ -102,7 +102,7 @@ def test_what_is_written_is_read_back(tree: dict[str, Any]) -> None:
 
 
 def bomb(levels: int) -> str:
-    """Ten lines that stand for ten to the power of `levels` values."""
+    """Return YAML of `levels` + 1 lines that stands for ten to the power of `levels` values."""
     repeated = [f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(levels)]
     return "\n".join(["a0: &a0 [x]", *repeated])
 

@@ -16,7 +16,7 @@ class Pool(Section):
 
 
 class Site(Section):
-    """With all that the experiment's schema has not."""
+    """A section with types of keys that the experiment's schema does not have."""
 
     pools: dict[str, Pool] = Field(default={})
     scratch: Annotated[str, Field(description="a folder of the node")] = "/tmp"

@@ -20,7 +20,7 @@ SMALL = data_path("conf") / "template/small.yaml"
 
 @pytest.fixture
 def site_file(tmp_path: Path, env: dict[str, str]) -> UserFile:
-    """Writes a file into a conf folder of the site, "one" or "two"; the first comes first."""
+    """Return a function that writes a file into a conf folder of the site; "one" takes precedence over "two"."""
     env["HPC_DET_SITE_CONF"] = os.pathsep.join(str(tmp_path / folder) for folder in ("one", "two", "gone"))
 
     def write(name: str, tree: Any) -> Path:
@@ -49,7 +49,7 @@ def stored(env: dict[str, str], name: str) -> Path:
     return Path(env["HPC_DET_ROOT"]) / "conf/template" / f"{name}.yaml"
 
 
-# --- whose a template is
+# --- the owner of a template
 
 
 def test_a_user_without_templates_has_the_projects(env: dict[str, str]) -> None:
@@ -82,7 +82,7 @@ def test_clusters_and_experiments_of_the_site_are_found_too(
     assert from_hydra(["cluster=big"], env).cluster == {"name": "mine"}
 
 
-# --- what the user does with the own ones
+# --- changing one's templates
 
 
 def test_a_template_is_stored_as_it_was_written(env: dict[str, str], file: File) -> None:
@@ -141,7 +141,7 @@ def test_a_name_that_is_accepted_can_be_chosen_in_hydra(env: dict[str, str], fil
         assert from_hydra([f"template={name}"], env).template_name == name
 
 
-# --- what is checked before it is stored
+# --- checks before a template is stored
 
 
 def test_every_problem_at_once_and_nothing_is_stored(env: dict[str, str], file: File) -> None:

@@ -1,4 +1,4 @@
-"""Sections that are one of several kinds, and lists of sections: what each takes, and how a mistake in it is told."""
+"""Sections with several kinds, and lists of sections: the keys of each kind, and the messages for mistakes."""
 
 from __future__ import annotations
 
@@ -363,5 +363,5 @@ def test_the_smallest_batch_has_a_record_for_every_slot(
     if facts is None:
         build(**change)
     else:
-        (told,) = problems(**change)
-        assert not unnamed(told, "hyperparameters.global_batch_size", *facts)
+        (problem,) = problems(**change)
+        assert not unnamed(problem, "hyperparameters.global_batch_size", *facts)

@@ -1,4 +1,4 @@
-"""Sites as they were recorded, some of them with other settings."""
+"""Recorded sites, some with other settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAB, ATLAS = "slurm-22.05", "slurm-24.05"
 
 
 def slurm_site(folder: str, srun: str = "", sbatch: str | None = "", **config: str) -> Run:
-    """With these settings in slurm.conf; `sbatch` None: it takes no job."""
+    """Return a recorded Slurm site with these settings in slurm.conf; if `sbatch` is None, it accepts no job."""
     recorded = replay(folder, SLURM, srun=srun)
     settings = "".join(f"{name} = {value}\n" for name, value in config.items())
 
@@ -34,7 +34,7 @@ def slurm_site(folder: str, srun: str = "", sbatch: str | None = "", **config: s
 
 
 def pbs_site(sched: str | None = None, **server: Any) -> Run:
-    """With these attributes of the server, None for one that is not set, and this answer to `list sched`."""
+    """Return a recorded PBS site with these server attributes (None: not set) and this answer to `list sched`."""
     recorded = replay("pbs-23.06", PBS)
     attributes = json.loads(said("pbs-23.06", "server.json"))
     (own,) = attributes["Server"].values()

@@ -1,4 +1,4 @@
-"""Commands that are asked at the same time, and once."""
+"""Commands of an examination run at the same time, and only once each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What doctor tells of the commands and packages that start ranks."""
+"""Findings about the commands and packages that start ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def package(folder: Path, name: str, *modules: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "vendor", "told"),
+    ("said", "vendor", "version"),
     [
         (OPEN_MPI, "Open MPI", "mpirun (Open MPI) 4.1.4"),
         (HYDRA, "MPICH", "Version: 5.0.2"),
@@ -35,8 +35,8 @@ def package(folder: Path, name: str, *modules: str) -> None:
         ("", None, "nothing"),
     ],
 )
-def test_whose_mpirun_it_is(said: str, vendor: str | None, told: str) -> None:
-    assert parse_version("/bin/mpirun", said) == ("/bin/mpirun", vendor, told)
+def test_whose_mpirun_it_is(said: str, vendor: str | None, version: str) -> None:
+    assert parse_version("/bin/mpirun", said) == ("/bin/mpirun", vendor, version)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What doctor tells of a PBS."""
+"""Findings about a PBS site."""
 
 from __future__ import annotations
 

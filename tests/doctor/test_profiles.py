@@ -1,4 +1,4 @@
-"""Profiles against what their sites say."""
+"""Profiles compared with their sites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What doctor tells of a Slurm."""
+"""Findings about a Slurm site."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.facts import golden, unnamed
 
 
 def lab(config: Mapping[str, str] | None = None, srun: str = "", which: Which = everything) -> list[Finding]:
-    """A site that preempts jobs of one partition by requeue, with 30 s of grace."""
+    """Return the findings about a site that preempts jobs of one partition by requeue, with 30 s of grace time."""
     run = slurm_site(LAB, srun, **(config or {}))
     return list(findings(detect(run), run, which))
 

@@ -1,4 +1,4 @@
-"""What doctor tells of the machine and of the folder for experiments."""
+"""Findings about this machine and the folder for experiments."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ server:/two\\040words /home/two\\040words lustre rw 0 0
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine's own disk answers, if late."""
+    """Raise the time limit: the disk of this machine may be slow."""
     monkeypatch.setattr(this_machine, "ANSWER_S", DEADLINE_S)
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """On a file system that all nodes see."""
+    """Return the folder for experiments, on a file system that all nodes share."""
     mounted(monkeypatch, tmp_path, "nfs4")
     folder = tmp_path / "root"
     folder.mkdir(mode=0o700)
@@ -42,7 +42,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
-    """All of the machine is one file system of this type."""
+    """Make the whole machine one file system of this type."""
     file = tmp_path / "mounts"
     file.write_text(f"something / {kind} rw 0 0\n")
     monkeypatch.setattr(this_machine, "MOUNTS", file)

@@ -12,7 +12,7 @@ from tests.stub import stub as stub
 
 @pytest.fixture
 def gang(tmp_path: Path) -> Iterator[Gang]:
-    # the agent's socket lies below TMPDIR, and its path may have 107 bytes at most
+    # the agent's socket is below TMPDIR, and the path of a Unix socket is limited to 107 bytes
     with tempfile.TemporaryDirectory() as tmp:
         gang = Gang(tmp_path / "state", Path(tmp))
         yield gang

@@ -1,4 +1,4 @@
-"""A trial's folder with a plan written by hand, and its job and agents as the real processes that they are."""
+"""A trial's folder with a handwritten plan; its job and agents run as real processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.plan.plans import job_plan
 from tests.processes import modules
 from tests.wait import DEADLINE_S, wait_for
 
-# A rank without torch: it says hello, waits for a stop, saves, reports its exit. Without its agent it leaves.
+# A rank without torch: it says hello, waits for a stop, saves and reports its exit. It exits when its agent is gone.
 RANK = """
 import os, sys
 from pathlib import Path
@@ -70,7 +70,7 @@ def children(pid: int) -> list[int]:
 
 
 def workers(job: int) -> list[int]:
-    """The processes of a job's workers, without the one that guards the job."""
+    """Return the process ids of a job's workers, without that of the job's guardian."""
     return [pid for pid in children(job) if "hpc_det.launch.job.worker" in modules(pid)]
 
 
@@ -80,9 +80,9 @@ class Gang:
         self.trial: TrialFolder = self.experiment.trial()
         self.code = self.experiment.code
         self.env = {"TMPDIR": str(tmp)}
-        """What the job and the agents get beside the environment of the test."""
+        """Variables for the job and the agents, in addition to the environment of the test."""
         self.printed = folder / "printed"
-        """By the job, and by agents without one: a file, since a pipe stays open as long as anyone holds it."""
+        """Output of the job, and of agents without a job. A file: a pipe stays open as long as any process holds it."""
         self._processes: list[subprocess.Popen[bytes]] = []
         for needed in (
             self.trial.logs,
@@ -101,18 +101,18 @@ class Gang:
         return Journal(self.trial.journal)
 
     def search_for(self, **searcher: Any) -> None:
-        """The experiment's searcher, instead of a single trial."""
+        """Write a configuration with this searcher instead of a single trial."""
         defaults: dict[str, Any] = {"divisor": 4, "bracket_rungs": [], "stop_once": False}
         write_json(
             self.experiment.effective, {**EFFECTIVE, "searcher": {**EFFECTIVE["searcher"], **defaults, **searcher}}
         )
 
     def search(self) -> SearchState:
-        """As all workers see it."""
+        """Return the state that the journal gives to all workers."""
         return SearchJournal(self.experiment).state()
 
     def plan(self, entrypoint: str | Sequence[str], **changes: Any) -> JobPlan:
-        """Writes the plan; a text is for the shell, where $PYTHON is the Python of the tests."""
+        """Write the plan and return it. A string is a shell command, in which $PYTHON is the Python of the tests."""
         settings: dict[str, Any] = {
             "scheduler": "local",
             "folder": str(self.experiment.path),
@@ -132,12 +132,12 @@ class Gang:
         return plan
 
     def plan_ranks(self, *ranks: int, argument: str = "", **changes: Any) -> None:
-        """An entrypoint that starts these ranks, each in a session of its own, and ends after the last of them."""
+        """Plan an entrypoint that starts each of these ranks in a separate session and ends after the last one."""
         started = [f"setsid -w $PYTHON rank.py {rank} {argument} --trial &" for rank in ranks]
         self.plan(" ".join([*started, "wait"]), **changes)
 
     def start_agent(self, number: int = 1, through: Sequence[str] = (), **env: str) -> subprocess.Popen[bytes]:
-        """On Slurm, `SLURM_NODEID` says on which node. `through`: a command that becomes another one."""
+        """Start an agent; on Slurm, `SLURM_NODEID` is its node. `through`: a command that executes its arguments."""
         nodes = {"SLURM_JOB_NODELIST": f"node[1-{JobPlan.of(self.experiment).nodes}]"}
         agent = [sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number), "0"]
         return self._start([*through, *agent], nodes | env)
@@ -156,11 +156,11 @@ class Gang:
         return script
 
     def start_script(self) -> subprocess.Popen[bytes]:
-        """What `bash jobs/1.sh` by hand does."""
+        """Start the job's script as `bash jobs/1.sh` does."""
         return self._start(["bash", str(self.write_script())], {})
 
     def run_job(self, **env: str) -> tuple[int, str]:
-        """Exit code of a job that ends by itself, and what it wrote into the trial's log."""
+        """Run a job to its end; return its exit code and the text that it added to the trial's log."""
         log = self.trial.job_log
         before = len(log.read_text()) if log.exists() else 0
         code = self.start_job(**env).wait(timeout=DEADLINE_S)
@@ -174,7 +174,7 @@ class Gang:
         return process
 
     def wait_for_ranks(self, *ranks: int) -> list[int]:
-        """Their process ids, once all are up."""
+        """Wait until all these ranks are up; return their process ids."""
         files = [self.code / f"rank-{rank}.up" for rank in ranks]
         wait_for(lambda: all(file.exists() for file in files))
         return [int(file.read_text()) for file in files]
@@ -184,11 +184,11 @@ class Gang:
             file.unlink()
 
     def saved(self) -> dict[str, str]:
-        """Rank -> why it saved."""
+        """Return a map from each rank that saved to the reason."""
         return {path.stem.removeprefix("rank-"): path.read_text() for path in self.code.glob("rank-*.saved")}
 
     def ends(self) -> list[tuple[str, str]]:
-        """Cause and action of each attempt that has ended."""
+        """Return cause and action of each attempt that has ended."""
         return [(event["cause"], event["action"]) for event in self.journal.events() if event["event"] == "ended"]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The MPIs that tests run: MPICH from PyPI, beside this Python, and Open MPI from Debian."""
+"""The MPIs that tests use: MPICH from PyPI, next to this Python, and Open MPI from Debian."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MPICH = str(Path(sys.executable).with_name("mpiexec.hydra"))
 
 @functools.cache
 def open_mpi() -> str:
-    """Installs it where that can be done, as the Slurm lab installs its packages; skips the test elsewhere."""
+    """Return the command, installed if needed and possible, as the Slurm lab does; otherwise skip the test."""
     if not shutil.which("mpirun.openmpi"):
         if os.geteuid() != 0 or not Path("/etc/debian_version").exists():
-            pytest.skip("there is no mpirun.openmpi, and installing it needs root on Debian")
+            pytest.skip("mpirun.openmpi is missing, and installing it needs root on Debian")
         quietly = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
         for words in ("update -q", "install -qy --no-install-recommends openmpi-bin"):
             subprocess.run(["apt-get", *words.split()], env=quietly, check=True, stdout=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
-"""Stand-ins for container runtimes: executables that refuse what the real ones refuse, and run the command as they do.
+"""Stand-ins for container runtimes: executables that accept and refuse the same flags and then run the command.
 
-The "image" has a python3 and the system's own commands, and nothing of the job's environment. There are no mounts:
-every path that is mounted must be there and keep its name, but for hpc_det, which the image's python3 finds by itself.
+The "image" has a python3 and the commands of this system, and nothing of the job's environment. Nothing is mounted:
+every mounted path must exist and keep its name, except hpc_det's, which the image's python3 finds in the checkout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ mounted() {
   IFS=: read -r source target options <<<"$1"
   [[ -e $source && $target == /* ]] || { echo "$0: cannot mount $1" >&2; exit 125; }
 }
-# As the real ones: signals that the caller ignores are not ignored inside, and the environment is the image's.
+# Like the real ones: the container ignores no signals that the caller ignores, and has the image's environment.
 inside() { env --default-signal -i PATH="$image/bin:/usr/bin:/bin" FROM=the-image "$@"; }
 """
 _APPTAINER = """
@@ -50,7 +50,7 @@ while [[ $1 == --* ]]; do
   shift
 done
 [[ $1 == IMAGE ]] || exit 125; shift
-# Its monitor, a process in a session of its own, starts the container.
+# podman's monitor, a process in another session, starts the container.
 export -f inside; export image
 setsid --wait bash -c 'inside "$@"' monitor "$@"
 """
@@ -64,7 +64,7 @@ class Runtime:
 
     @classmethod
     def install(cls, name: str, folder: Path) -> Runtime:
-        """In `folder`/bin, which a test puts on PATH."""
+        """Install the stand-in in `folder`/bin, which a test puts on PATH."""
         image = folder / "image"
         _executable(folder / "bin" / name, _stand_in(name, folder, image))
         _executable(
@@ -80,13 +80,13 @@ class Runtime:
 
     @property
     def argv(self) -> list[str]:
-        """Of its last call."""
+        """Return the arguments of the last call."""
         return (self.folder / "argv").read_bytes().decode().split("\0")[:-1]
 
 
 def _stand_in(name: str, folder: Path, image: Path) -> str:
-    known = f"told={shlex.quote(str(folder / 'argv'))} image={shlex.quote(str(image))}"
-    note = 'printf \'%s\\0\' "$@" >"$told"'
+    known = f"argv_file={shlex.quote(str(folder / 'argv'))} image={shlex.quote(str(image))}"
+    note = 'printf \'%s\\0\' "$@" >"$argv_file"'
     return f"#!/bin/bash\n{known}\n{note}\n{_CHECK_MOUNT}{_RUNTIMES[name].replace('IMAGE', IMAGE)}"
 
 

@@ -127,7 +127,7 @@ def test_threads_and_look_ups_are_limited_unless_the_user_says_otherwise(
 def test_ranks_learn_what_a_slot_is_and_see_gpus_only_where_it_is_one(
     gang: Gang, monkeypatch: pytest.MonkeyPatch, slot_type: str, visible: str
 ) -> None:
-    monkeypatch.delenv("DS_ACCELERATOR", raising=False)  # tests of engines run in this process, too
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)  # tests of engines, which set it, run in this process too
     gang.plan("env -0 >env", slot_type=slot_type)
     assert gang.start_agent(CUDA_VISIBLE_DEVICES="0,1").wait(timeout=DEADLINE_S) == 0
     assert environment(gang)["HPC_DET_SLOT_TYPE"] == slot_type
@@ -189,7 +189,7 @@ def test_a_signal_before_any_rank_is_up_is_not_lost(gang: Gang) -> None:
 
 
 def test_the_entrypoint_outlives_signals_that_reach_all_processes_of_the_job(gang: Gang) -> None:
-    """So do Slurm's with proctrack/linuxproc; the agent answers them."""
+    """With proctrack/linuxproc, Slurm's signals reach all processes of the job; the agent handles them."""
     gang.plan("touch up; while ! [ -e go ]; do sleep 0.01; done; touch survived")
     agent = gang.start_agent()
     wait_for((gang.code / "up").exists)
@@ -275,7 +275,7 @@ def test_a_rank_that_leaves_with_an_error_ends_the_node_without_being_called_los
     (pid,) = gang.wait_for_ranks(0)
     assert agent.wait(timeout=DEADLINE_S) == 1
     assert not is_there(pid)
-    assert first_failure(gang.trial, 1) is None  # the rank notes its own failure
+    assert first_failure(gang.trial, 1) is None  # recording the failure is the rank's task
 
 
 FAILS = """
@@ -382,11 +382,11 @@ def test_two_nodes_meet_where_node_0_says(gang: Gang) -> None:
     gang.plan("env -0 >env-$HPC_DET_NODE_RANK", scheduler="slurm", nodes=2, ranks_per_node=4)
     second, first = (gang.start_agent(SLURM_NODEID=node) for node in ("1", "0"))
     assert [agent.wait(timeout=DEADLINE_S) for agent in (first, second)] == [0, 0]
-    told = [environment(gang, f"env-{node}") for node in (0, 1)]
+    environments = [environment(gang, f"env-{node}") for node in (0, 1)]
     same = ("HPC_DET_MASTER_ADDR", "HPC_DET_MASTER_PORT", "HPC_DET_SECRET", "HPC_DET_NODES", "HPC_DET_NUMBER")
-    assert [told[0][name] for name in same] == [told[1][name] for name in same]
-    assert [env["HPC_DET_NODE_RANK"] for env in told] == ["0", "1"]
-    assert told[0]["HPC_DET_SOCKET"] != told[1]["HPC_DET_SOCKET"]
+    assert [environments[0][name] for name in same] == [environments[1][name] for name in same]
+    assert [env["HPC_DET_NODE_RANK"] for env in environments] == ["0", "1"]
+    assert environments[0]["HPC_DET_SOCKET"] != environments[1]["HPC_DET_SOCKET"]
 
 
 def test_a_signal_on_one_node_reaches_the_ranks_of_the_other(gang: Gang) -> None:

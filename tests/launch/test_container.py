@@ -182,7 +182,7 @@ def test_mount_points_below_the_code_are_made(tmp_path: Path) -> None:
         Mount(source=str(source), target=target, read_only=True, propagation="rprivate")
         for source, target in [(data, f"{code}/a/data"), (file, f"{code}/b/file"), (data, "/elsewhere")]
     )
-    for _ in range(2):  # by each node's agent
+    for _ in range(2):  # once by each node's agent
         make_mount_points(job_plan(code=str(code)), container("apptainer", mounts=mounts))
     assert (code / "a" / "data").is_dir()
     assert (code / "b" / "file").is_file()

@@ -18,8 +18,8 @@ from tests.wait import DEADLINE_S
 
 
 def world(command: list[str]) -> dict[str, list[str]]:
-    (told,) = [word.partition("=")[2] for word in command if word.startswith("--world_info=")]
-    decoded: dict[str, list[str]] = json.loads(base64.urlsafe_b64decode(told))
+    (world_info,) = [word.partition("=")[2] for word in command if word.startswith("--world_info=")]
+    decoded: dict[str, list[str]] = json.loads(base64.urlsafe_b64decode(world_info))
     return decoded
 
 
@@ -87,8 +87,8 @@ def run(gang: Gang, words: str) -> list[int]:
 @pytest.mark.integration
 def test_the_real_launcher_starts_the_ranks_of_two_nodes(gang: Gang) -> None:
     assert run(gang, "train.py") == [0, 0], gang.printed.read_text()
-    told = [(gang.code / f"told-{rank}").read_text() for rank in (0, 1)]
-    assert told == ["0 2 0 1 cpu none --local_rank=0", "1 2 0 1 cpu none --local_rank=0"]
+    written = [(gang.code / f"told-{rank}").read_text() for rank in (0, 1)]
+    assert written == ["0 2 0 1 cpu none --local_rank=0", "1 2 0 1 cpu none --local_rank=0"]
     assert "launch.py" not in gang.printed.read_text()
 
 

@@ -45,11 +45,11 @@ direct.LEAVE_TOGETHER_S = 0.1
 sys.exit(direct.main(["train.py"]))
 """
 LIMIT_S = 0.1
-"""Within which a dead rank ends the gang, where nobody else wants the cores."""
+"""Seconds within which the death of a rank ends the gang, on an otherwise idle machine."""
 
 
 def plan(gang: Gang, answer: str = "", *, ranks: int = 2, **changes: object) -> None:
-    """A script that is started for each rank, says that it is there, and waits. `answer`: to a stop."""
+    """Plan a script that each rank runs: it writes a file and waits. `answer`: its reaction to a stop, in Python."""
     (gang.code / "train.py").write_text(WAITS.replace("ANSWER", answer))
     launch(gang, "train.py", ranks_per_node=ranks, **changes)
 
@@ -153,7 +153,7 @@ def test_a_killed_rank_ends_launcher_agent_and_peers_within_a_tenth_of_a_second(
         (launcher,) = children(agent.pid)
         began = time.monotonic()
         os.kill(pids[1], signal.SIGKILL)
-        assert agent.wait() == 1  # with a timeout it would be asked for at growing intervals
+        assert agent.wait() == 1  # with a timeout, wait() would poll at growing intervals
         taken_s = time.monotonic() - began
         assert not any(map(is_there, (launcher, *pids)))
         return taken_s / slowness()

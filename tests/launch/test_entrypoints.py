@@ -1,4 +1,4 @@
-"""Every form of an entrypoint as users write it: launchers in tools, tools in launchers, lists, shell text."""
+"""Every form of an entrypoint that users write: launchers in tools, tools in launchers, lists, shell text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.wait import DEADLINE_S
 pytestmark = pytest.mark.integration
 
 TOOL = 'while [[ $1 != @(python3|numactl) ]]; do shift; done; exec "$@"'
-"""As dlprof and numactl: flags, and then a command."""
+"""Takes flags and then a command, like dlprof and numactl."""
 SHOWS = "import os, sys; print(os.environ.get('RANK'), *sys.argv[1:])"
 
 
 @pytest.fixture(autouse=True)
 def job_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It puts the folder of its Python before the PATH."""
+    """Put the folder of this Python first on PATH, as a job's script does."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 

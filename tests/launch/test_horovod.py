@@ -1,4 +1,4 @@
-"""horovodrun is a stand-in: Horovod cannot be installed beside this PyTorch."""
+"""The Horovod launcher with a stand-in for horovodrun: Horovod cannot be installed beside this PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a killed agent has left goes with the next one on the node, and nothing else does."""
+"""The next agent on a node removes the folders of a killed agent, and no others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(base: Path) -> Path:
 
 
 def left(base: Path) -> Path:
-    """A folder with a file, whose owner was killed."""
+    """Return a folder with a file; its owner was killed."""
     found = folder(base)
     (found / "agent").touch()
     with subprocess.Popen([sys.executable, "-c", OWN, found], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
@@ -64,7 +64,7 @@ def test_who_begins_on_a_node_removes_what_was_left_there(tmp_path: Path, monkey
 
 
 def test_a_folder_of_another_kernel_is_not_touched(tmp_path: Path) -> None:
-    """Another node may have it, on a file system that both of them see."""
+    """It may belong to another node, on a shared file system."""
     found = folder(tmp_path)
     (found / OWNER).write_text("8f1c66c5-0000-4000-8000-000000000000\n")
     remove_leftovers(str(tmp_path))

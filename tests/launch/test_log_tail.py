@@ -1,4 +1,4 @@
-"""What a log is asked for when a program has failed."""
+"""Reading logs: the last line after a failure, and the order of lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ train.py FAILED
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "expected"),
     [
         ("", ""),
         ("begins\nout of memory\n\n", "out of memory"),
@@ -39,19 +39,21 @@ train.py FAILED
         (REPORT, "=" * 60),
     ],
 )
-def test_the_last_line_is_told_but_for_a_frame_that_torchrun_draws(tmp_path: Path, written: str, told: str) -> None:
+def test_the_last_line_is_returned_without_the_frame_that_torchrun_draws(
+    tmp_path: Path, written: str, expected: str
+) -> None:
     log = tmp_path / "job.log"
     log.write_text(written)
-    assert last_line(log, 0) == told
+    assert last_line(log, 0) == expected
 
 
-@pytest.mark.parametrize(("code", "told"), [(3, "3"), (-9, "SIGKILL"), (-40, "40")])
+@pytest.mark.parametrize(("code", "expected"), [(3, "3"), (-9, "SIGKILL"), (-40, "40")])
 def test_how_a_program_ended_names_its_exit_code_or_its_signal_and_its_log(
-    tmp_path: Path, code: int, told: str
+    tmp_path: Path, code: int, expected: str
 ) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text("out of memory\n")
-    assert unnamed(how_it_ended(code, log, 0), told, "out of memory", log) == []
+    assert unnamed(how_it_ended(code, log, 0), expected, "out of memory", log) == []
 
 
 TURNS = """
@@ -119,7 +121,7 @@ def test_between_looks_nothing_is_done_but_the_last_words_are_noted(tmp_path: Pa
 
 
 def test_a_look_at_the_logs_of_a_node_costs_its_ranks_nothing(tmp_path: Path) -> None:
-    """40 to 80 us of its agent are measured, five times a second. The bound is far from that."""
+    """Measured: 40 to 80 us of the agent's CPU time, five times a second. The bound is far above that."""
     logs = [tmp_path / f"rank-{rank}.log" for rank in range(8)]
     spent_s = 0.0
     for _ in range(50):
@@ -142,10 +144,12 @@ def test_what_ranks_print_in_turns_is_read_in_turns_with_the_last_words_of_a_kil
     code, _ = gang.run_job()
     assert code == 1
     passages = list(TrialLogs(gang.trial, Wanted()).passages(final=True))
-    told = [(passage.source.rank, line) for passage in passages for line in passage.lines]
-    of_ranks = [(rank, line) for rank, line in told if rank is not None]
+    lines = [(passage.source.rank, line) for passage in passages for line in passage.lines]
+    of_ranks = [(rank, line) for rank, line in lines if rank is not None]
     assert of_ranks == [*((turn % 2, f"turn {turn}") for turn in range(6)), (0, "last words")]
-    begins, ends = (next(i for i, line in enumerate(told) if word in line[1]) for word in ("begins", "attempt 1 ended"))
-    assert begins < told.index((0, "turn 0")) < told.index((0, "last words")) < ends
+    begins, ends = (
+        next(i for i, line in enumerate(lines) if word in line[1]) for word in ("begins", "attempt 1 ended")
+    )
+    assert begins < lines.index((0, "turn 0")) < lines.index((0, "last words")) < ends
     assert all(passage.is_timed for passage in passages)
     assert os.stat(times_of(gang.trial.job_log)).st_mode & 0o777 == 0o600

@@ -1,4 +1,4 @@
-"""One world over all nodes of a gang, by the mpiruns that are on this machine. Nodes are agents beside each other."""
+"""One world over all nodes of a gang, with the mpiruns on this machine. Each node is an agent process here."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def mpirun(request: pytest.FixtureRequest) -> str:
 
 
 def run(gang: Gang, mpirun: str, words: str, nodes: int = 1, **changes: object) -> list[int]:
-    """The exit codes of the agents."""
+    """Start the agents and return their exit codes."""
     return [agent.wait(timeout=DEADLINE_S) for agent in start(gang, mpirun, words, nodes, **changes)]
 
 
 def start(gang: Gang, mpirun: str, words: str, nodes: int = 1, **changes: object) -> list[subprocess.Popen[bytes]]:
-    # Open MPI's shared memory takes two "nodes" of one host name for one.
+    # For Open MPI's shared memory, two "nodes" with the same host name are one node.
     one_host = f"--mca btl self,tcp {'' if ' -- ' in f' {words} ' else '-- '}" if "openmpi" in mpirun else ""
     entrypoint = f"exec $PYTHON -m {MODULE} {one_host}{words}"
     gang.plan(entrypoint, scheduler="slurm", nodes=nodes, ranks_per_node=2, mpi_launcher=(mpirun,), **changes)
     return [gang.start_agent(SLURM_NODEID=str(node)) for node in range(nodes)]
 
 
-def told(tmp_path: Path, version: str) -> str:
-    """The command line up to the rank's own for an mpirun that says this about itself."""
+def command_line(tmp_path: Path, version: str) -> str:
+    """Return the command line before the rank's command, for an mpirun that reports this version."""
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(f"#!/bin/sh\necho '{version}'\n")
     mpirun.chmod(0o700)
@@ -64,7 +64,7 @@ def told(tmp_path: Path, version: str) -> str:
 
 
 def test_open_mpi_4_is_told_nodes_that_nobody_looks_up_and_who_starts_its_daemons_there(tmp_path: Path) -> None:
-    assert told(tmp_path, "mpirun (Open MPI) 4.1.4") == (
+    assert command_line(tmp_path, "mpirun (Open MPI) 4.1.4") == (
         "/opt/mpi/mpirun --mca plm rsh --mca plm_rsh_agent /bin/sh /tmp/x/on-node --mca plm_rsh_no_tree_spawn 1 "
         "--mca ras ^slurm,tm,pbs,lsf,gridengine,alps --mca orte_leave_session_attached 1 "
         "--host localhost:4,198.18.0.1:4 -n 8 --map-by ppr:4:node:oversubscribe --bind-to none --verbose "
@@ -73,7 +73,7 @@ def test_open_mpi_4_is_told_nodes_that_nobody_looks_up_and_who_starts_its_daemon
 
 
 def test_open_mpi_5_has_other_names_for_the_same(tmp_path: Path) -> None:
-    assert told(tmp_path, "mpirun (Open MPI) 5.0.11") == (
+    assert command_line(tmp_path, "mpirun (Open MPI) 5.0.11") == (
         "/opt/mpi/mpirun --prtemca plm ssh --prtemca plm_ssh_agent /bin/sh /tmp/x/on-node "
         "--prtemca plm_ssh_no_tree_spawn 1 --prtemca ras ^slurm,tm,pbs,lsf,gridengine,alps --leave-session-attached "
         "--host localhost:4,198.18.0.1:4 -n 8 --map-by ppr:4:node:oversubscribe --bind-to none --verbose "
@@ -82,7 +82,7 @@ def test_open_mpi_5_has_other_names_for_the_same(tmp_path: Path) -> None:
 
 
 def test_mpich_leaves_the_environment_of_each_node_alone(tmp_path: Path) -> None:
-    assert told(tmp_path, "HYDRA build details:") == (
+    assert command_line(tmp_path, "HYDRA build details:") == (
         "/opt/mpi/mpirun -launcher ssh -launcher-exec /tmp/x/on-node -rmk user -localhost 10.0.0.7 "
         "-disable-hostname-propagation -hosts localhost,198.18.0.1 -ppn 4 -n 8 -genvnone --verbose "
         "env MPI4PY_LIBMPI=/opt/lib/libmpi.so.12:/opt/lib64/libmpi.so.12:libmpi.so.12"
@@ -118,7 +118,7 @@ MPI.COMM_WORLD.Barrier()
 
 RAISES = "raise ValueError('the sky has fallen')"
 IS_KILLED = "os.kill(os.getppid(), 19); os.kill(os.getpid(), 9)"
-"""With what mpirun has on its node stopped: mpirun could end the others before this node's agent has had its turn."""
+"""Stops mpirun's process on the node first: mpirun could end the other ranks before this node's agent reports."""
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_ranks_of_a_gang_whose_mpirun_is_killed_are_gone_with_it(gang: Gang, mpi
     (gang.code / "waits.py").write_text(WAITS)
     agents = start(gang, mpirun, "waits.py", nodes=2)
     ranks = gang.wait_for_ranks(0, 1, 2, 3)
-    (launcher,) = filter(children, children(agents[0].pid))  # and not the guardian
+    (launcher,) = filter(children, children(agents[0].pid))  # the guardian has no children
     os.kill(children(launcher)[0], signal.SIGKILL)
     assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [1, 1]
     assert not any(map(is_there, ranks))

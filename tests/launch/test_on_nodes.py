@@ -1,4 +1,4 @@
-"""One agent on each host of a PBS job, with starters that hand on nothing, as those of PBS."""
+"""One agent on each host of a PBS job, with starters that pass on no environment, like those of PBS."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ REPOSITORY = str(Path(__file__).parents[2])
 
 
 class Gang:
-    """`on_nodes` with agents that are a few lines of Python."""
+    """`on_nodes` with agents of a few lines of Python."""
 
     def __init__(
         self, folder: Path, starter: str, agent: str, *, through: str = "", before: str = "", **env: str
     ) -> None:
-        """`before`: Python that `on_nodes` runs first."""
+        """Start it. `before`: Python to run before `on_nodes`; `through`: a command that executes its arguments."""
         (folder / "nodes").write_text("\n".join(LINES) + "\n")
         (folder / "jobs").mkdir()
         self.jobs, self.out, self.log = folder / "jobs", folder / "out", folder / "log"
@@ -84,7 +84,7 @@ def test_each_host_runs_one_agent_in_the_environment_of_the_script(tmp_path: Pat
     names = {"pbs_tmrsh": ["n1", "n2", "n3"], "pbsdsh": ["line0", "line2", "line3"]}
     assert [env["HOST"] for env in found] == names[starter]
     assert {env["SECRET"] for env in found} == {"it's $mine\n"}
-    assert {env["GPU_VISIBLE_DEVICES"] for env in found} == {"7"}  # a site's hook knows the host's own
+    assert {env["GPU_VISIBLE_DEVICES"] for env in found} == {"7"}  # a site's hook sets the host's own value
     assert {env["PBS_TASKNUM"] for env in found} == {"7"}
     assert sorted(gang.log.read_text().splitlines()) == ["said by 0", "said by 1", "said by 2"]
     assert not list(gang.jobs.iterdir())
@@ -93,14 +93,14 @@ def test_each_host_runs_one_agent_in_the_environment_of_the_script(tmp_path: Pat
 def test_an_agent_that_fails_ends_the_others(tmp_path: Path, starter: str) -> None:
     gang = Gang(tmp_path, starter, ALL_BEGIN + "if RANK == '1': sys.exit(3)\ntime.sleep(60)")
     assert gang.end() == 1
-    assert first_failure(gang.trial, 1) is None  # it has said itself what there was to say
+    assert first_failure(gang.trial, 1) is None  # the agent itself has reported its failure
 
 
 @pytest.mark.parametrize(
     ("gone", "facts"),
     [
         ("1", ["node n2", "agent"]),
-        ("012", ["n1", "agent"]),  # no host is to blame for what all of them have
+        ("012", ["n1", "agent"]),  # a failure of all hosts is the fault of none
     ],
 )
 def test_agents_that_are_gone_without_a_word_are_named(
@@ -108,7 +108,7 @@ def test_agents_that_are_gone_without_a_word_are_named(
 ) -> None:
     gang = Gang(tmp_path, starter, "os.symlink(str(os.getppid()), f'{OUT}/{RANK}'); time.sleep(60)")
     gang.until_said(3)
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them hears of another one's end
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none reacts to the end of another
         for rank in gone:
             os.kill(int(os.readlink(gang.out / rank)), number)
     assert gang.end() == 1
@@ -137,11 +137,11 @@ class Clock(on_nodes.AwakeClock):
         return super().seconds() + 120 * (len(glob.glob("{jobs}/.nodes-*/begun-*")) == 2)
 on_nodes.AwakeClock = Clock
 """
-"""As soon as the other two have begun."""
+"""Advances the clock by 120 s once two of the three hosts have begun."""
 
 
 def test_a_host_on_which_nothing_starts_is_excluded(tmp_path: Path, stub: Stub) -> None:
-    """A real PBS' pbsdsh waits for a lost host as long as PBS does."""
+    """For a lost host, the pbsdsh of a real PBS waits as long as PBS does."""
     stub("pbsdsh", f'[ "$2" != 2 ] || exec sleep 60; {PBSDSH}')
     gang = Gang(tmp_path, "pbsdsh", "time.sleep(60)", before=TIME_IS_OVER.format(jobs=tmp_path / "jobs"))
     assert gang.end() == 1
@@ -152,7 +152,7 @@ def test_a_host_on_which_nothing_starts_is_excluded(tmp_path: Path, stub: Stub) 
 
 
 def test_a_starter_that_outlives_its_agent_is_ended(tmp_path: Path, stub: Stub) -> None:
-    """A real PBS' pbsdsh waits on where the MoM of its host has died."""
+    """The pbsdsh of a real PBS keeps waiting when the MoM of its host has died."""
     stub("pbsdsh", f"(host=line$2; shift 3; {BARE})\necho $$ >>{tmp_path}/starters\nexec sleep 60")
     before = "from hpc_det.launch import on_nodes; on_nodes.STARTER_LEAVES_S = 0.2"
     gang = Gang(tmp_path, "pbsdsh", "open(f'{OUT}/{RANK}', 'w')", before=before)

@@ -44,10 +44,10 @@ def test_without_slurm_the_launcher_says_so() -> None:
 @pytest.mark.integration
 def test_a_task_gets_its_numbers_from_srun_and_what_is_its_nodes_own_from_the_nodes_launcher(tmp_path: Path) -> None:
     attempt = replace(ATTEMPT, folder=str(tmp_path), node_rank=0)
-    told = attempt.trial.launcher(attempt.number, 1)
-    told.parent.mkdir()
+    record = attempt.trial.launcher(attempt.number, 1)
+    record.parent.mkdir()
     own = {"HPC_DET_NODE_RANK": "1", "HPC_DET_SOCKET": "/tmp/of-node-1", "TMPDIR": "/local"}
-    write_json(told, {"environment": own})
+    write_json(record, {"environment": own})
     slurm = {"SLURM_NODEID": "1", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", *own]
     shown = subprocess.run(

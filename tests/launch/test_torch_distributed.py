@@ -104,5 +104,5 @@ def test_the_real_torchrun_takes_our_flags_and_upstreams_overrides(gang: Gang) -
     (gang.code / "show.py").write_text(SHOW)
     gang.plan(f"exec $PYTHON -m hpc_det.launch.torch_distributed {overrides} -- $PYTHON show.py")
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
-    told = [f"{rank}/2/127.0.0.1/{port}/timeout:1 attempts:1" for rank in (0, 1)]
-    assert sorted(gang.printed.read_text().splitlines()) == told
+    expected = [f"{rank}/2/127.0.0.1/{port}/timeout:1 attempts:1" for rank in (0, 1)]
+    assert sorted(gang.printed.read_text().splitlines()) == expected

@@ -85,7 +85,7 @@ def test_a_command_that_a_signal_ends_is_told_as_the_shell_does() -> None:
 
 
 def test_output_that_cannot_be_written_is_no_missing_command() -> None:
-    """Exit code 127 would be a mistake of the user's, after which nothing is tried again."""
+    """Exit code 127 would count as a user error, which is not retried."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run([*WRAP_RANK, "1", "echo", "x"], stdout=full, stderr=subprocess.PIPE, timeout=DEADLINE_S)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""A server with honest clients, over loopback."""
+"""A line server and honest clients, over loopback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GENERATION = 2
 
 
 def key_for(identity: dict[str, Any]) -> bytes | None:
-    """As a driver has it: agents hold the run's key, and ranks that of their generation."""
+    """Return a client's key as a driver does: agents hold the run's key, ranks the key of their generation."""
     return KEY if identity["role"] == "agent" else derived(KEY, f"generation {identity['generation']}")
 
 
@@ -42,14 +42,14 @@ class Board:
         return self.server.events.get(timeout=DEADLINE_S)
 
     def client(self, rank: int = 0) -> Line:
-        """A rank's end of a new line."""
+        """Return a rank's end of a new line."""
         identity = {"role": "rank", "rank": rank, "generation": GENERATION}
         line = connect(*self.address, derived(KEY, f"generation {GENERATION}"), identity, DEADLINE_S)
         self._clients.append(line)
         return line
 
     def line(self, rank: int = 0) -> tuple[Line, Line]:
-        """The driver's end of a new line, and the rank's."""
+        """Return the driver's end and the rank's end of a new line."""
         client = self.client(rank)
         event = self.event()
         assert event.kind == "arrived"
@@ -64,7 +64,7 @@ class Board:
 
 
 def echoed(client: Line, head: dict[str, Any], body: bytes = b"") -> None:
-    """There and back, or it fails."""
+    """Send a message, and fail unless it comes back unchanged."""
     client.send({"do": "echo", **head}, body)
     message = client.receive()
     assert message is not None, "the line is down"

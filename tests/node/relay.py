@@ -1,4 +1,4 @@
-"""A man in the middle: sees every byte between a client and its server, and may change it."""
+"""A man in the middle, which records and may change every byte between a client and its server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 Tamper = Callable[[str, int, bytes], bytes]
-"""Of a direction, "to listener" or "to client": offset in its stream, what came -> what goes on.
+"""(direction, offset in its stream, received bytes) -> bytes to forward; direction is "to listener" or "to client".
 
-With less than what came the line is cut.
+If it returns fewer bytes than were received, the relay cuts the line.
 """
 
 
@@ -20,7 +20,7 @@ def listen_only(direction: str, offset: int, data: bytes) -> bytes:
 
 
 class Relay:
-    """Carries one line."""
+    """Relays one connection."""
 
     def __init__(self, listener: tuple[str, int], tamper: Tamper, port: int) -> None:
         self.recorded = {"to listener": b"", "to client": b""}

@@ -1,4 +1,4 @@
-"""The line between agent and ranks, over real sockets."""
+"""The lines between an agent and its ranks, over real sockets."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from tests.wait import DEADLINE_S, wait_for
 
 
 class Agent:
-    """The agent's end, and a note of all that it reports."""
+    """The agent's end, with a record of all events that it reports."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.selector = selectors.DefaultSelector()
         self.socket = AgentSocket(str(path), self.selector)
-        self.told: list[object] = []
-        self.socket.on_lost = lambda rank: self.told.append(("lost", rank))
-        self.socket.on_failed = lambda: self.told.append("failed")
-        self.socket.on_signal = lambda name: self.told.append(("signal", name))
+        self.events: list[object] = []
+        self.socket.on_lost = lambda rank: self.events.append(("lost", rank))
+        self.socket.on_failed = lambda: self.events.append("failed")
+        self.socket.on_signal = lambda name: self.events.append(("signal", name))
         self._is_open = True
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Agent:
                 self.turn(0.05)
             return come
 
-        wait_for(has_come, otherwise=lambda: f"told: {self.told}")
+        wait_for(has_come, otherwise=lambda: f"events: {self.events}")
 
     def rank_says_hello(self, rank: int) -> Line:
         line = connect_local(str(self.path))
@@ -72,13 +72,13 @@ STOP = Message({"stop": "signal", "deadline": 12.5}, b"")
 
 
 def framed(head: Any) -> bytes:
-    """As a rank sends it."""
+    """Return the bytes of this message from a rank."""
     return Unsealed(head, b"").opening(Seals(None))
 
 
 @pytest.fixture
 def agent() -> Iterator[Agent]:
-    # not tmp_path: a Unix socket's path may have 107 bytes at most
+    # not tmp_path: the path of a Unix socket is limited to 107 bytes
     with tempfile.TemporaryDirectory() as folder:
         agent = Agent(Path(folder) / "agent")
         yield agent
@@ -98,7 +98,7 @@ def test_the_agent_knows_the_process_of_every_rank_that_said_hello(agent: Agent)
 
 def test_a_rank_that_is_gone_without_a_report_of_its_exit_was_lost(agent: Agent) -> None:
     agent.rank_says_hello(2).connection.close()
-    agent.until(lambda: agent.told == [("lost", 2)])
+    agent.until(lambda: agent.events == [("lost", 2)])
 
 
 HELD_OPEN = """
@@ -110,7 +110,7 @@ say_hello(line, 1, 0)
 subprocess.Popen(["cat"], pass_fds=[line.connection.fileno()], stdin=sys.stdin)
 os.abort()
 """
-"""A rank that crashes while something else still holds its end of the line."""
+"""A rank that crashes while another process still holds its end of the line."""
 
 
 @pytest.mark.integration
@@ -120,10 +120,10 @@ def test_a_rank_that_is_gone_is_known_before_its_line_ends(agent: Agent) -> None
     command = [sys.executable, "-c", HELD_OPEN, str(agent.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as crashed:
         agent.until(lambda: agent.socket.dead_ranks() == [1])
-        assert agent.told == []
+        assert agent.events == []
         assert crashed.stdin is not None
         crashed.stdin.close()
-        agent.until(lambda: agent.told == [("lost", 1)])
+        agent.until(lambda: agent.events == [("lost", 1)])
     assert agent.socket.dead_ranks() == []
     there.connection.close()
 
@@ -133,9 +133,9 @@ def test_a_rank_that_reported_its_exit_may_go(agent: Agent) -> None:
     line.send({"exit": 0})
     line.connection.close()
     other.send({"signal": "the end"})
-    agent.until(lambda: ("signal", "the end") in agent.told)
+    agent.until(lambda: ("signal", "the end") in agent.events)
     agent.turn(0.01)
-    assert agent.told == [("signal", "the end")]
+    assert agent.events == [("signal", "the end")]
     other.send({"exit": 0})
     other.connection.close()
 
@@ -144,9 +144,9 @@ def test_a_rank_that_leaves_with_a_code_has_failed_and_is_not_lost_as_well(agent
     line = agent.rank_says_hello(0)
     line.send({"exit": 1})
     line.connection.close()
-    agent.until(lambda: "failed" in agent.told)
+    agent.until(lambda: "failed" in agent.events)
     agent.turn(0.01)
-    assert agent.told == ["failed"]
+    assert agent.events == ["failed"]
 
 
 def test_a_rank_that_has_failed_stays_until_the_agent_has_looked_at_the_others(agent: Agent) -> None:
@@ -155,7 +155,7 @@ def test_a_rank_that_has_failed_stays_until_the_agent_has_looked_at_the_others(a
     leaving.start()
     leaving.join(0.2)
     assert leaving.is_alive()
-    agent.until(lambda: "failed" in agent.told)
+    agent.until(lambda: "failed" in agent.events)
     leaving.join(DEADLINE_S)
     assert not leaving.is_alive()
     line.connection.close()
@@ -174,9 +174,9 @@ def test_a_connection_that_never_said_hello_is_no_rank(agent: Agent) -> None:
     line, rank = connect_local(str(agent.path)), agent.rank_says_hello(0)
     line.connection.close()
     rank.send({"signal": "SIGTERM"})
-    agent.until(lambda: agent.told)
+    agent.until(lambda: agent.events)
     agent.turn(0.01)
-    assert agent.told == [("signal", "SIGTERM")]
+    assert agent.events == [("signal", "SIGTERM")]
     rank.connection.close()
 
 
@@ -212,7 +212,7 @@ def test_a_stop_for_a_rank_that_has_just_died_harms_nobody(agent: Agent) -> None
     dead.connection.close()
     agent.socket.send_stop("signal", 12.5)
     assert alive.receive() == STOP
-    agent.until(lambda: agent.told == [("lost", 0)])
+    agent.until(lambda: agent.events == [("lost", 0)])
     alive.connection.close()
 
 
@@ -222,7 +222,7 @@ def test_half_messages_wait_for_their_other_half(agent: Agent) -> None:
     for byte in whole:
         line.connection.sendall(bytes([byte]))
         agent.turn(0.05)
-    agent.until(lambda: agent.told == [("signal", "SIGUSR2")])
+    agent.until(lambda: agent.events == [("signal", "SIGUSR2")])
     assert agent.socket.ranks == {4: 1004}
     line.connection.close()
 
@@ -231,17 +231,17 @@ def test_many_messages_may_come_in_one_piece(agent: Agent) -> None:
     line = connect_local(str(agent.path))
     line.connection.sendall(framed({"hello": 0, "pid": 1}) + framed({"signal": "SIGTERM"}) + framed({"exit": 0}))
     line.connection.close()
-    agent.until(lambda: agent.told)
+    agent.until(lambda: agent.events)
     agent.turn(0.01)
-    assert agent.told == [("signal", "SIGTERM")]
+    assert agent.events == [("signal", "SIGTERM")]
 
 
-# --- whoever keeps no rules
+# --- ranks that break the rules
 
 
 def said_by_a_rank(agent: Agent, garbage: bytes) -> Line:
     line = agent.rank_says_hello(7)
-    with suppress(OSError):  # it may be hung up on before all has left
+    with suppress(OSError):  # the agent may close the line before all is sent
         line.connection.settimeout(DEADLINE_S)
         threading.Thread(target=_send, args=(line.connection, garbage), daemon=True).start()
     return line
@@ -270,7 +270,7 @@ NO_MESSAGES = [
     b'{"hello": 7, "pid": 1, "and": "JSON without a frame around it"}\n',
     b"x" * 3 * 2**20,
     LENGTHS.pack(LONGEST_HEAD + 1, 0, bytes(32)),
-    LENGTHS.pack(2, 1, sha256(b"{}x").digest()) + b"{}x",  # nobody has sealed how long a body is
+    LENGTHS.pack(2, 1, sha256(b"{}x").digest()) + b"{}x",  # the length of the body has no seal
     LENGTHS.pack(2, 0, bytes(32)) + b"{}",
     *(LENGTHS.pack(len(head), 0, sha256(head).digest()) + head for head in NOT_JSON),
     *map(framed, NOT_OURS),
@@ -282,10 +282,10 @@ def test_what_is_no_message_ends_its_line_and_the_rank_is_lost(agent: Agent, gar
     HeartbeatServer(agent.socket)
     there = agent.rank_says_hello(1)
     line = said_by_a_rank(agent, garbage)
-    agent.until(lambda: agent.told == [("lost", 7)])
+    agent.until(lambda: agent.events == [("lost", 7)])
     assert line.receive() is None
     there.send({"signal": "SIGTERM"})
-    agent.until(lambda: ("signal", "SIGTERM") in agent.told)
+    agent.until(lambda: ("signal", "SIGTERM") in agent.events)
     for each in (there, line):
         each.connection.close()
 
@@ -295,7 +295,7 @@ def test_a_gigabyte_without_an_end_takes_no_memory(agent: Agent) -> None:
     line = agent.rank_says_hello(7)
     sending = threading.Thread(target=_send, args=(line.connection, *[bytes(2**20)] * 1000))
     sending.start()
-    agent.until(lambda: agent.told == [("lost", 7)])
+    agent.until(lambda: agent.events == [("lost", 7)])
     sending.join()
     assert resident_bytes() - before < 30 * 2**20
     line.connection.close()
@@ -312,13 +312,13 @@ def test_one_that_opens_lines_without_end_takes_no_file_from_the_agent(
         agent.turn()
     agent.until(lambda: strangers[-1].receive() is None)
     there.send({"signal": "SIGTERM"})
-    agent.until(lambda: agent.told == [("signal", "SIGTERM")])
+    agent.until(lambda: agent.events == [("signal", "SIGTERM")])
     for stranger in (*strangers, there):
         stranger.connection.close()
 
 
 def test_another_user_is_hung_up_on(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Should anybody have made the folder theirs."""
+    """Another user might have gained access to the folder."""
     monkeypatch.setattr("hpc_det.node.agent_socket.peer_of", lambda connection: (1, os.geteuid() + 1))
     line = connect_local(str(agent.path))
     agent.turn(1)

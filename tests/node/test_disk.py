@@ -1,4 +1,4 @@
-"""One module changes the disk for the store and the checkpoints, so that faults have one place; temporary names."""
+"""Only one module changes the disk for store and checkpoints, so that faults can be injected there; temporary names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND"}
 
 
 def changes(source: str) -> Iterator[str]:
-    """Calls that change the disk. A variable mode or flags count as writing."""
+    """Yield the calls that change the disk. A variable mode, or variable flags, count as writing."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and _changes_the_disk(node):
             yield ast.unparse(node.func)
@@ -173,7 +173,7 @@ def test_all_folders_of_a_trial_and_its_experiment_are_cleared(tmp_path: Path) -
 
 
 def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is on disk by name, in order."""
+    """Return a list to which each fsync appends the path of its file."""
     found: list[str] = []
     fsync = os.fsync
 

@@ -136,7 +136,7 @@ def test_lines_that_are_written_again_make_the_former_ones_void(tmp_path: Path) 
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, call: str, code: int, times: int, *, after: bool = False) -> None:
-    """`disk.CALL` raises so many times; `after` it was done."""
+    """Make the first `times` calls of `disk.CALL` raise OSError; with `after`, once the call is done."""
     former, left = getattr(disk, call), [times]
 
     def fails(*args: Any, **kwargs: Any) -> Any:
@@ -153,7 +153,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, call: str, code: int, times: int, *
 def test_lines_that_find_no_space_at_first_are_there_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """A server may have taken them, and say at the flush that its disk is full."""
+    """A file server may accept the lines and report a full disk only at the flush."""
     path = tmp_path / "journal.jsonl"
     append_line(path, {"attempt": 1})
     failing(monkeypatch, call, errno.ENOSPC, 2, after=True)
@@ -180,7 +180,7 @@ def test_lines_that_were_written_in_part_are_there_once(tmp_path: Path, monkeypa
 def test_a_half_written_file_that_another_process_has_removed_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, str], object]
 ) -> None:
-    """It takes a suspended writer for a killed one."""
+    """The other process took the suspended writer for a killed one."""
     call = "replace" if write is write_atomic else "link"
     former, calls = getattr(disk, call), [0]
 

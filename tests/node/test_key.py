@@ -1,4 +1,4 @@
-"""The user's secret. That processes which make it at once have one: tests/distributed/test_sealed.py."""
+"""The user's secret; tests/distributed/test_sealed.py covers processes that create it at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines between a driver and its ranks, among those who keep the rules. Who does not: test_lines_hostile."""
+"""Lines between a driver and its ranks that keep the rules; test_lines_hostile.py has those that do not."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_is_asked_of_the_server_is_no_event(board: Board) -> None:
     assert message.head == {"do": ["echo"]}, "the first event since"
 
 
-def test_when_the_other_end_was_heard_is_told(board: Board) -> None:
+def test_the_time_of_the_last_message_is_known(board: Board) -> None:
     line, client = board.line()
     before = time.monotonic()
     client.send({})
@@ -132,7 +132,7 @@ def test_while_300_mb_come_others_are_answered(board: Board) -> None:
 def test_while_300_mb_go_to_a_slow_reader_nobody_waits(board: Board) -> None:
     line, reader = board.line(0)
     _, other = board.line(1)
-    line.send({"state": "all"}, LONG)  # returns, though nobody reads
+    line.send({"state": "all"}, LONG)  # returns although the other end does not read
     echoed(other, {"n": 1})
     reading = threading.Thread(target=reader.receive)
     reading.start()
@@ -157,7 +157,7 @@ def test_an_answer_that_fails_ends_its_line_and_no_other(board: Board, caplog: p
     echoed(other, {})
 
 
-def test_to_speak_to_somebody_who_is_gone_is_no_error(board: Board) -> None:
+def test_sending_to_a_peer_that_is_gone_is_no_error(board: Board) -> None:
     line, client = board.line()
     client.close()
     assert board.event().kind == "gone"
@@ -184,11 +184,11 @@ def test_whoever_waits_in_receive_is_woken_by_close(board: Board) -> None:
     assert received == [None]
 
 
-# --- who gets in
+# --- admission
 
 
 def outcome(board: Board, key: bytes, identity: dict[str, Any]) -> str:
-    """Of one try, however long that takes."""
+    """Return the error of a client that tries to connect once."""
     with patch.object(lines, "tries", lambda within_s: [within_s]), pytest.raises(HpcDetError) as error:
         connect(*board.address, key, identity, 30)
     assert board.server.events.empty()
@@ -210,7 +210,7 @@ def test_the_key_of_another_generation_opens_nothing(board: Board, identity: dic
     assert unnamed(said, address, "30 s") == []
 
 
-def test_whom_no_key_is_for_is_refused_like_all_others() -> None:
+def test_an_identity_without_a_key_is_refused_like_one_with_a_wrong_key() -> None:
     board = Board(lambda identity: None)
     for key in (KEY, b""):
         assert unnamed(outcome(board, key, {"role": "agent"}), f"127.0.0.1:{board.address[1]}", "30 s") == []
@@ -219,14 +219,14 @@ def test_whom_no_key_is_for_is_refused_like_all_others() -> None:
 
 def test_where_nobody_listens_it_is_said() -> None:
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # so that nobody else does
+        nobody.bind(("127.0.0.1", 0))  # so that no other process listens there
         host, port = nobody.getsockname()
         with refused(HpcDetError, f"{host}:{port}", "rank 0", "0 s", os.strerror(errno.ECONNREFUSED)):
             connect(host, port, KEY, {"role": "agent"}, 0, listener="rank 0")
 
 
 def test_a_driver_that_comes_a_little_later_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here, because the first of its callers are hung up on."""
+    """Simulated by a server that closes its first connections."""
     refusals = iter([False, False, True])
     server = TcpLineServer("127.0.0.1", lambda identity: KEY, lambda address: next(refusals))
     connect(server.host, server.port, KEY, {"role": "agent"}, DEADLINE_S).close()
@@ -260,12 +260,12 @@ def test_addresses_that_are_not_allowed_hear_nothing() -> None:
     server.close()
 
 
-# --- a listener that is no driver
+# --- listeners that are not drivers
 
 
 @contextmanager
 def impostor(says: bytes) -> Iterator[tuple[tuple[str, int], list[bytes]]]:
-    """Listens, says that to the first who calls, and notes what it hears."""
+    """Listen, send `says` to the first caller, and record all that it sends."""
     heard: list[bytes] = []
 
     def listen() -> None:
@@ -291,14 +291,14 @@ def test_a_listener_without_the_key_is_refused_and_learns_nothing_that_lets_it_i
             connect(*address, KEY, {"role": "agent"}, 60, listener="rank 0")
         hello = b"".join(heard)
         assert KEY not in hello
-        stranger.sendall(hello)  # in the client's place: it fits the nonce, but what follows needs the key
+        stranger.sendall(hello)  # instead of the client: it matches the nonce, but the next message needs the key
         assert board.event().line.identity == {"role": "agent"}
         stranger.recv(32, socket.MSG_WAITALL)
         stranger.sendall(bytes(200))
         assert board.event().kind == "gone"
     with socket.create_connection(board.address) as stranger:
         stranger.recv(32, socket.MSG_WAITALL)
-        stranger.sendall(hello)  # and a second time it fits no more
+        stranger.sendall(hello)  # a second time it does not match the nonce
         assert stranger.recv(1) == b""
     assert board.server.events.empty()
 
@@ -327,13 +327,13 @@ def test_close_ends_everything_also_with_peers_that_never_read() -> None:
     assert not speaking.is_alive()
     for stranger in strangers:
         stranger.close()
-    board.close()  # which looks for what is left
+    board.close()  # close() checks for threads and files that are left
     kinds = [board.event().kind for _ in range(3)]
     assert kinds == ["gone"] * 3
 
 
 def test_a_client_that_never_reads_can_be_closed(board: Board) -> None:
-    """Its driver does not read either: it waits in an answer."""
+    """Its driver does not read either, since it is busy with an answer."""
     waiting = threading.Event()
 
     def wait(line: Line, message: Message) -> None:
@@ -351,7 +351,7 @@ def test_a_client_that_never_reads_can_be_closed(board: Board) -> None:
 
 
 def test_after_a_suspension_a_try_to_connect_has_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first try ends when the process goes on again, an hour later."""
+    """The first try ends when the process continues, an hour later."""
     now, ends = [0.0], list[float]()
 
     def introduced(host: str, port: int, key: bytes, identity: dict[str, Any], end: float, *others: Any) -> None:

@@ -1,5 +1,6 @@
-"""Lines among those who keep no rules. Whatever they send: nothing of it is unpickled or runs, no honest line is
-disturbed, what they cost is bounded, and the listener goes on.
+"""Lines with peers that break the rules.
+
+No input is unpickled or executed, no honest line is disturbed, the cost is bounded, and the listener keeps running.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ NONCE = 32
 
 
 class Bomb:
-    """Unpickled, it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +66,7 @@ class Bomb:
 
 @contextmanager
 def undisturbed(board: Board, longest_s: float = 1.0) -> Iterator[None]:
-    """All the while an honest rank is answered, in its turn and soon; and afterwards a new one is let in."""
+    """Fail unless an honest rank is answered promptly during the block, and a new one is admitted after it."""
     _, client = board.line()
     over = threading.Event()
     times: list[float] = []
@@ -94,13 +95,13 @@ def undisturbed(board: Board, longest_s: float = 1.0) -> Iterator[None]:
 
 
 def said_to(board: Board, *pieces: bytes) -> bytes:
-    """All that the listener says to a stranger who says these, until it hangs up."""
+    """Send `pieces` to the listener as a stranger; return all that it answers before it closes the connection."""
     with socket.create_connection(board.address) as stranger, suppress(ConnectionError):
         stranger.settimeout(DEADLINE_S)
         heard = stranger.recv(NONCE, socket.MSG_WAITALL)
         for piece in pieces:
             stranger.sendall(piece)
-        with suppress(OSError):  # it may have been hung up on already
+        with suppress(OSError):  # the listener may have closed the connection already
             stranger.shutdown(socket.SHUT_WR)
         while more := stranger.recv(4096):
             heard += more
@@ -113,7 +114,7 @@ def hello(key: bytes, identity: bytes, listener_nonce: bytes = bytes(NONCE)) -> 
 
 
 def recording(board: Board) -> dict[str, bytes]:
-    """A session of an honest rank, as somebody in its network sees it."""
+    """Return the bytes of an honest rank's session, as seen in the network."""
     with relay(board.address) as wire:
         line = connect(wire.host, wire.port, RANKS_KEY, RANK, DEADLINE_S)
         for n in range(3):
@@ -124,7 +125,7 @@ def recording(board: Board) -> dict[str, bytes]:
 
 
 def attacks(dice: random.Random, recorded: bytes, bomb: bytes) -> list[tuple[bytes, ...]]:
-    """What a stranger without the key may think of."""
+    """Return sequences of bytes that a stranger without the key may send."""
     claim = json.dumps(RANK).encode()
     cut = dice.randrange(len(recorded))
     guessed_key = dice.choice([b"", bytes(32), KEY[:-1], derived(KEY, f"generation {GENERATION - 1}")])
@@ -244,7 +245,7 @@ def test_who_announces_too_long_an_identity_is_not_listened_to(board: Board) -> 
 
 
 def session(board: Board, tamper: Tamper, within_s: float) -> tuple[list[int], list[int]]:
-    """What reached the driver and what reached the rank of 5 messages each, over a wire that somebody holds."""
+    """Send 5 messages each way over a relay that tampers; return those that reached driver and rank."""
     reached_driver: list[int] = []
     reached_rank: list[int] = []
 
@@ -318,7 +319,7 @@ def test_a_wire_carries_no_key(board: Board, caplog: pytest.LogCaptureFixture) -
             assert written not in repr(Handshake(key, b"", b"", b"")).encode()
 
 
-# --- frames alone, which takes less time
+# --- frames without sockets, which is faster
 
 
 def frames(messages: list[Message], key: bytes = KEY) -> list[bytes]:
@@ -328,7 +329,7 @@ def frames(messages: list[Message], key: bytes = KEY) -> list[bytes]:
 
 
 def delivered(stream: bytes, key: bytes = KEY, piece: int = 1000) -> list[Message]:
-    """Until the line is hung up."""
+    """Return the messages of the stream before the first broken rule."""
     messages: list[Message] = []
 
     def reading() -> Reading:
@@ -390,11 +391,11 @@ def test_what_is_no_json_object_breaks_a_rule(text: bytes) -> None:
         assert isinstance(parsed(text), dict)
 
 
-# --- peers that hold the key, and break the rules all the same
+# --- peers that hold the key and break the rules
 
 
 def lengths(line: Line, head: bytes, body_length: int, checksum: bytes = bytes(32)) -> bytes:
-    """The sealed beginning of a message with that head, as the line would send it."""
+    """Return the sealed opening of a message with this head, as the line would send it."""
     opening = LENGTHS.pack(len(head), body_length, checksum)
     return opening + line.seals.next(opening)
 
@@ -404,7 +405,7 @@ def lengths(line: Line, head: bytes, body_length: int, checksum: bytes = bytes(3
 )
 def test_a_head_that_is_no_object_ends_its_line(board: Board, head: bytes) -> None:
     line, client = board.line()
-    with suppress(ConnectionError):  # of too long a one, nothing more is taken once that is known
+    with suppress(ConnectionError):  # if the head is too long, the driver closes the line before it reads all of it
         client.connection.sendall(lengths(client, head, 0, hashlib.sha256(head).digest()) + head)
     assert board.event() == ("gone", line, None)
     assert client.receive() is None
@@ -422,7 +423,7 @@ def test_memory_is_given_for_what_has_come_and_not_for_what_is_announced(board: 
         line, client = board.line()
         before = resident_bytes()
         client.connection.sendall(lengths(client, b"{}", announced) + b"{}" + bytes(2**20))
-        for n in range(20):  # more turns of the server than it needs to read that
+        for n in range(20):  # more turns of the server than it needs to read it
             echoed(other, {"n": n})
         assert resident_bytes() - before < 20 * 2**20
         client.close()

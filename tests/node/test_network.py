@@ -158,7 +158,7 @@ def test_a_port_lies_outside_the_ephemeral_range_and_can_be_bound() -> None:
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = {free_port() for _ in range(20)}
     assert not any(first <= port <= last or port < 1024 for port in ports)
-    assert len(ports) > 1  # two jobs on a node do not race for the same one
+    assert len(ports) > 1  # two jobs on a node do not compete for one port
     with socket.socket() as server:
         server.bind(("", ports.pop()))
         server.listen()

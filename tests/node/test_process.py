@@ -1,4 +1,4 @@
-"""Processes and their ends, and signals: real ones."""
+"""Processes, their ends and signals, with real processes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_without_descendants_there_is_nothing_to_end() -> None:
 
 
 def test_the_exit_code_of_a_command_is_its_threads() -> None:
-    """It may have ended just when a gang is."""
+    """The command may end just when the gang's processes are ended."""
     assert in_a_process(
         """
         command = subprocess.Popen(["sh", "-c", "exit 3"])
@@ -279,14 +279,14 @@ print(pipe.received())
 
 
 def test_a_forked_child_dies_of_its_signals_and_its_parent_hears_nothing() -> None:
-    """Such as the TERM with which `multiprocessing.Pool` ends its processes."""
+    """`multiprocessing.Pool` ends its processes with TERM, for example."""
     code = """
 import os, select, signal
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 pipe = SignalPipe(STOP_SIGNALS)
-ready, told = os.pipe()
+ready, is_forked = os.pipe()
 if not (child := os.fork()):
-    os.write(told, b"x")
+    os.write(is_forked, b"x")
     signal.pause()
 os.read(ready, 1)
 os.kill(child, signal.SIGTERM)
@@ -295,7 +295,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), pipe.received())
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "-15 []\n"
 
 
-def test_what_a_deaf_process_starts_is_deaf_though_it_sets_handlers_until_it_hears_again() -> None:
+def test_blocked_stop_signals_stay_blocked_in_children_until_they_unblock_them() -> None:
     listens = """if True:
         import os, signal, sys
         from hpc_det.node.process import STOP_SIGNALS, unblock_stop_signals

@@ -1,4 +1,4 @@
-"""A suspended process: all processes below it stop and continue with it, and its clock stands still."""
+"""A suspended process: all its descendants stop and continue with it, and its clock pauses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with guarded():
 
 @pytest.fixture
 def job() -> Iterator[subprocess.Popen[bytes]]:
-    """A process with a rank in a session of its own, and the rank's worker in another one."""
+    """Yield a process with a rank in a separate session and the rank's worker in a third one."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", GUARDED], stdin=pipe, stdout=pipe) as process:
         assert process.stdout
@@ -125,7 +125,7 @@ def test_a_guardian_is_no_descendant_of_the_process_that_started_it_and_ends_wit
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The machine's clock."""
+    """Return a list whose only item is the time of the machine's clock, in seconds."""
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now

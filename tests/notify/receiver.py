@@ -1,4 +1,4 @@
-"""A web server on loopback that notes what it is told."""
+"""A web server on loopback that records the requests that it gets."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Receiver(ThreadingHTTPServer):
         self.received: list[tuple[str, dict[str, Any]]] = []
         """Path and body of each POST."""
         self.answer = (200, {})  # type: tuple[int, dict[str, str]]
-        """Status and headers."""
+        """Status and headers of the reply to each request."""
         self.answers = threading.Event()
-        """Clear while nobody gets an answer."""
+        """Cleared by a test to hold the answers to POSTs back."""
         self.answers.set()
 
     def url(self, path: str = "/hook") -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
 
     def news(self) -> list[tuple[int, str]]:
-        """Experiment and state of each."""
+        """Return experiment and state of each notification."""
         return [(body["experiment"], body["state"]) for _path, body in self.received]
 
 
@@ -58,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")  # a proxy of this machine is none for loopback
+    monkeypatch.setenv("no_proxy", "127.0.0.1")  # a proxy of this machine must not be used for loopback
     server = Receiver()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

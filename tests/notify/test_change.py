@@ -1,4 +1,4 @@
-"""Who is told of which change of an experiment, and that it is told once."""
+"""Notifications: which hook gets which change of an experiment, and each change only once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def life(tmp_path: Path) -> Life:
 
 
 def hooked(life: Life, *hooks: dict[str, Any]) -> Life:
-    """With these hooks in its configuration."""
+    """Write these hooks into the configuration of the experiment, and return it."""
     found = [{"command": None, "webhook": None, "mail": None, "states": ALL, **hook} for hook in hooks]
     write_json(life.folder.effective, {**(read_json(life.folder.effective) or {}), "notify": found})
     life.folder.code.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ def outcome(life: Life, claim: str) -> list[dict[str, str | None]]:
     return hooks
 
 
-# --- what is told
+# --- the news
 
 
 def test_a_trial_that_is_done_is_told_with_its_best(life: Life, receiver: Receiver) -> None:
@@ -100,7 +100,7 @@ def test_without_hooks_nothing_is_read_and_nothing_written(life: Life, monkeypat
 # --- once
 
 
-def test_each_change_is_told_once_by_however_many(life: Life, receiver: Receiver) -> None:
+def test_each_change_is_notified_once_by_concurrent_threads(life: Life, receiver: Receiver) -> None:
     hooked(life, {"webhook": receiver.url()})
     life.begins()
     life.finishes()
@@ -143,7 +143,7 @@ def test_a_pause_is_told_each_time(life: Life, receiver: Receiver) -> None:
     assert [news["why"] for _, news in receiver.received] == ["by ada", "by ada"]
 
 
-# --- what goes wrong with hooks
+# --- hooks that fail
 
 
 @pytest.mark.integration
@@ -160,7 +160,7 @@ def test_a_hook_that_fails_is_noted_and_the_others_are_told(life: Life, receiver
 def test_a_hook_that_hangs_is_ended_and_the_others_are_told(
     life: Life, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its time is over once the other one has been told, however long that takes this machine."""
+    """Its time limit ends when the other hook has been notified, however slow this machine is."""
     wait = subprocess.Popen.wait
 
     def waits(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
@@ -176,7 +176,7 @@ def test_a_hook_that_hangs_is_ended_and_the_others_are_told(
 
 
 def test_a_hook_that_cannot_even_be_ended_is_left(life: Life, hooks_that_hang: None) -> None:
-    """As where the name of a host is looked up forever."""
+    """A lookup of a host name may block like this."""
     hooked(life, {"mail": "ada"})
     life.begins()
     life.finishes()
@@ -185,7 +185,7 @@ def test_a_hook_that_cannot_even_be_ended_is_left(life: Life, hooks_that_hang: N
 
 @pytest.fixture
 def hooks_that_hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Until the end of the test."""
+    """Make every hook hang until the end of the test."""
     over = threading.Event()
     monkeypatch.setattr(delivery, "TIME_LIMIT_S", 0.1)
     monkeypatch.setattr("hpc_det.notify.change.LEEWAY_S", 0.1)
@@ -217,7 +217,7 @@ def test_a_worker_tells_its_beginning_and_the_end(life: Life, receiver: Receiver
 def test_a_worker_waits_for_no_hook_before_it_trains_or_goes_back_into_the_queue(
     life: Life, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has gone before there is an answer, for which the hook has much time."""
+    """The worker finishes before the answer arrives, for which the hook has a long time limit."""
     monkeypatch.setattr(delivery, "TIME_LIMIT_S", DEADLINE_S)
     receiver.answers.clear()
     hooked(life, {"webhook": receiver.url()})
@@ -229,7 +229,7 @@ def test_a_worker_waits_for_no_hook_before_it_trains_or_goes_back_into_the_queue
     assert outcome(life, "RUNNING-1.json") == [{"hook": "webhook of 127.0.0.1", "problem": None}]
 
 
-def test_nobody_leaves_before_those_are_told_to_whom_it_tells_the_beginning(life: Life, receiver: Receiver) -> None:
+def test_a_worker_exits_only_after_the_hooks_of_its_start_have_run(life: Life, receiver: Receiver) -> None:
     receiver.answers.clear()
     hooked(life, {"webhook": receiver.url()})
     left = threading.Event()

@@ -1,4 +1,4 @@
-"""Each way to a hook, to something real at its end."""
+"""Each way to deliver a notification, with a real receiver."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def problem(hook: dict[str, Any], news: News) -> str:
 
 @pytest.mark.integration
 def test_a_command_gets_the_news_on_its_input_and_runs_in_the_code(news: News, tmp_path: Path) -> None:
-    script = 'cat >../told; printf "%s %s %s %s" "$HPC_DET_EXPERIMENT" "$HPC_DET_STATE" "$0" "$1" >../said'
+    script = 'cat >../input; printf "%s %s %s %s" "$HPC_DET_EXPERIMENT" "$HPC_DET_STATE" "$0" "$1" >../said'
     send({"command": ["sh", "-c", script, "a b", "$(touch X)"]}, news)
     assert (tmp_path / "12" / "said").read_text() == "12 ERROR a b $(touch X)"
-    assert json.loads((tmp_path / "12" / "told").read_text()) == {**vars(news), "text": TEXT}
+    assert json.loads((tmp_path / "12" / "input").read_text()) == {**vars(news), "text": TEXT}
 
 
 @pytest.mark.integration
@@ -105,15 +105,15 @@ def test_a_refusal_is_told_without_the_address(news: News, receiver: Receiver, s
 @pytest.mark.parametrize("target", ["/other", "ftp://127.0.0.1/x", "file:///etc/passwd"])
 def test_no_redirect_is_followed(news: News, receiver: Receiver, status: int, target: str) -> None:
     receiver.answer = (status, {"Location": target})
-    told = problem({"webhook": receiver.url()}, news)
-    assert not unnamed(told, status, "redirects")
+    text = problem({"webhook": receiver.url()}, news)
+    assert not unnamed(text, status, "redirects")
     assert [path for path, _ in receiver.received] == ["/hook"]
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for(
     news: News, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers once the test is over."""
+    """The server answers only after the test."""
     monkeypatch.setattr(delivery, "TIME_LIMIT_S", 0.2)
     receiver.answers.clear()
     assert not unnamed(problem({"webhook": receiver.url()}, news), "timed out")
@@ -121,11 +121,11 @@ def test_a_server_that_does_not_answer_is_not_waited_for(
 
 def test_a_server_that_is_not_there_cannot_be_reached(news: News, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with socket.socket() as taken:  # by nobody who listens
+    with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
-        told = problem({"webhook": f"http://127.0.0.1:{taken.getsockname()[1]}/secret"}, news)
-    assert not unnamed(told, "Connection refused")
-    assert "secret" not in told
+        text = problem({"webhook": f"http://127.0.0.1:{taken.getsockname()[1]}/secret"}, news)
+    assert not unnamed(text, "Connection refused")
+    assert "secret" not in text
 
 
 def test_a_proxy_of_the_environment_is_used(news: News, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

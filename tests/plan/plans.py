@@ -1,4 +1,4 @@
-"""A plan to start from: every test says only what matters to it."""
+"""A default plan, of which each test changes only what matters to it."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ _PLAN = JobPlan(
 
 
 def job_plan(**changes: Any) -> JobPlan:
-    """Two nodes of four GPUs on Slurm, and nothing optional."""
+    """Return a plan for two nodes of four GPUs on Slurm, without optional settings, with these changes."""
     return replace(_PLAN, **changes)

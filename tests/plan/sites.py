@@ -1,4 +1,4 @@
-"""A cluster and an experiment to start from."""
+"""A default cluster and a default experiment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hpc_det.config.schema import Experiment
 
 
 def cluster(**settings: Any) -> Cluster:
-    """Slurm with nodes of four GPUs."""
+    """Return a Slurm cluster with nodes of four GPUs."""
     required: dict[str, Any] = {"name": "atlas", "scheduler": "slurm", "slots_per_node": 4, "slot_type": "gpu"}
     return Cluster(**(required | settings))
 
 
 def experiment(**settings: Any) -> Experiment:
-    """One slot, a legacy entrypoint."""
+    """Return an experiment with one slot and a legacy entrypoint."""
     required: dict[str, Any] = {
         "name": "digits",
         "entrypoint": "model_def:DigitsTrial",

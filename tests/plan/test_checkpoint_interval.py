@@ -19,13 +19,13 @@ from tests.checkpoint.saved import save
 
 
 def wall_time(interval_s: float, stall_s: float, mean_s: float) -> float:
-    """Of a second of training, when interruptions come at random (Daly's equation 20, without the restart)."""
+    """Return the wall time per second of training, with random interruptions (Daly's equation 20 without restarts)."""
     return mean_s / interval_s * math.expm1((interval_s + stall_s) / mean_s)
 
 
 @given(stall_s=st.floats(1e-3, 1e3), mean_s=st.floats(10, 1e6), factor=st.floats(0.2, 5))
 def test_no_other_interval_costs_noticeably_less(stall_s: float, mean_s: float, factor: float) -> None:
-    if stall_s > mean_s / 2:  # there the expansion ends, and little gets done anyway
+    if stall_s > mean_s / 2:  # the expansion does not apply there, and training makes little progress anyway
         return
     best = best_interval_s(stall_s, mean_s)
     other = min(best * factor, 50 * mean_s)
@@ -42,7 +42,7 @@ def test_short_saves_follow_youngs_rule() -> None:
 
 
 def journal(*attempts: tuple[float, float, str, int]) -> list[dict[str, Any]]:
-    """(start, end, cause, batches) of each attempt."""
+    """Return the journal of attempts, each given as (start, end, cause, batches)."""
     return [
         event
         for number, (start, end, cause, steps) in enumerate(attempts, 1)

@@ -1,4 +1,4 @@
-"""What containers and pools change in a plan."""
+"""The effect of containers and pools on a plan."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_image_makes_a_container_with_all_that_it_is_to_see() -> None:
         args=("--pull=never",),
     )
     assert found.scratch == "/scratch/$USER"
-    assert found.entrypoint[0] == "python3"  # the image's
+    assert found.entrypoint[0] == "python3"  # the python3 of the image
     assert JobPlan.from_json(found.to_json()) == found
 
 
@@ -65,7 +65,7 @@ def test_without_an_image_for_these_slots_there_is_no_container() -> None:
     assert plan(experiment(environment={"image": {"cpu": "site/cpu:1"}}), site).container is None
 
 
-def test_a_state_folder_that_no_runtime_can_be_told_of_is_no_plan() -> None:
+def test_a_state_folder_that_cannot_be_mounted_is_refused() -> None:
     site = cluster(containers={"runtime": "podman"})
     with refused(UsageError, "HPC_DET_ROOT", "'/a:b/experiments/12'", "':'"):
         plan(experiment(environment={"image": "a"}), site, "/a:b/experiments/12")

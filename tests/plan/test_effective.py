@@ -45,7 +45,7 @@ def test_every_leaf_has_an_origin_and_the_tree_is_json(build: Build) -> None:
     assert result.origins["hyperparameters.a.c"] == "config"
 
 
-def test_who_wrote_a_length_wrote_its_unit(build: Build) -> None:
+def test_the_unit_of_a_length_has_the_origin_of_the_length(build: Build) -> None:
     result = build(template={"min_validation_period": 5}, min_checkpoint_period={"epochs": 1})
     assert result.origins["min_validation_period.batches"] == "template"
     assert result.origins["min_checkpoint_period.epochs"] == "config"
@@ -68,7 +68,7 @@ def test_checkpoints_come_as_often_as_loses_least_unless_somebody_says_how_often
     result = build(**given)
     assert result.tree["checkpoint_interval"] == interval
     assert result.origins["checkpoint_interval"] == ("config" if given.get("checkpoint_interval") else "default")
-    assert build(**result.tree).tree == result.tree, "what was stored means the same"
+    assert build(**result.tree).tree == result.tree, "the stored tree has the same meaning"
 
 
 COMPAT = "HPC_DET_COMPAT=determined"
@@ -308,13 +308,13 @@ TREES = st.dictionaries(KEYS, VALUES, max_size=6)
 @given(template=TREES, config=TREES)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_tree_is_valid_or_told(template: dict[str, Any], config: dict[str, Any], build: Build) -> None:
-    told = ["nothing to tell"]
+    found = ["no problem"]
     try:
         build(template=template, cluster={"experiment": template}, **{**config, "data": {}})
     except UsageError as error:
-        told = error.problems
-    assert told
-    assert all(line.isprintable() for line in told)
+        found = error.problems
+    assert found
+    assert all(line.isprintable() for line in found)
 
 
 @pytest.mark.parametrize(
@@ -331,8 +331,8 @@ def test_a_search_that_compares_needs_a_script_that_reports(
 ) -> None:
     (code / "train.py").write_text("import torch")
     config = {"entrypoint": "python3 train.py"}
-    (told,) = problems(searcher={"metric": "loss", **searcher}, **config)
-    assert not unnamed(told, "searcher.name", searcher["name"], "searcher.metric", "train.py")
+    (problem,) = problems(searcher={"metric": "loss", **searcher}, **config)
+    assert not unnamed(problem, "searcher.name", searcher["name"], "searcher.metric", "train.py")
     for fixed in ("single", "random", "grid"):
         more = {"max_trials": 2} if fixed == "random" else {}
         build(searcher={"name": fixed, "metric": "loss", **more}, **config)

@@ -13,7 +13,7 @@ from hpc_det.plan.job_plan import JobPlan
 from tests.facts import refused
 from tests.plan.plans import job_plan
 
-WHOLE = st.integers(1 - 2**63, 2**63 - 1)  # no file holds larger ones
+WHOLE = st.integers(1 - 2**63, 2**63 - 1)  # larger numbers do not occur in files
 
 
 def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
@@ -35,7 +35,7 @@ def test_a_plan_cannot_be_changed() -> None:
     plan = job_plan()
     with pytest.raises(FrozenInstanceError):
         plan.nodes = 3  # type: ignore[misc]
-    assert isinstance(hash(plan), int)  # so no part of it can be changed either
+    assert isinstance(hash(plan), int)  # hashable, so its parts are immutable too
 
 
 def test_every_setting_of_a_plan_is_written_out() -> None:

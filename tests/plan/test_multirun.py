@@ -27,13 +27,13 @@ RATE, DROPOUT = "hyperparameters.learning_rate", "hyperparameters.dropout"
 
 @pytest.fixture
 def multirun(env: dict[str, str]) -> Callable[..., Multirun]:
-    """The sweep of these overrides over a small experiment."""
+    """Return a function that makes the multirun of these overrides over a small experiment."""
     return lambda *overrides: multirun_from_hydra([*FIXED, *overrides], env)
 
 
 @pytest.fixture
 def problems(env: dict[str, str]) -> Problems:
-    """What is refused in these overrides, composed and validated."""
+    """Return a function that composes and validates overrides, and returns the problems."""
 
     def run(*overrides: str) -> list[str]:
         with pytest.raises(UsageError) as error:
@@ -45,7 +45,7 @@ def problems(env: dict[str, str]) -> Problems:
 
 @pytest.fixture
 def composes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The overrides of every compose so far."""
+    """Return a list to which each composition appends its overrides."""
     seen: list[list[str]] = []
     compose = Composer.compose
 
@@ -58,7 +58,7 @@ def composes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def same(one: Request, other: Request) -> bool:
-    """Also in the types: 1, 1.0 and true are not the same."""
+    """Return whether both are equal, including types: 1, 1.0 and true differ."""
     return repr(_sorted(vars(one))) == repr(_sorted(vars(other)))
 
 
@@ -170,7 +170,7 @@ def test_any_sweep_is_what_hydra_composes_point_by_point(env: dict[str, str], ax
     assert all(same(point.request, request) for point, request in zip(points, expected, strict=True))
 
 
-# --- and cost little
+# --- the cost of points
 
 
 @pytest.mark.integration
@@ -208,7 +208,7 @@ def test_a_link_to_a_folder_of_the_project_is_no_link_between_keys(
 
 @pytest.mark.integration
 def test_a_thousand_points_take_no_longer_than_twenty_one_by_one(multirun: Callable[..., Multirun]) -> None:
-    """They take as long as 3 to 8."""
+    """Measured: they take as long as 3 to 8 single ones."""
 
     def took_s(*overrides: str, points: int) -> float:
         began = time.process_time()
@@ -220,7 +220,7 @@ def test_a_thousand_points_take_no_longer_than_twenty_one_by_one(multirun: Calla
     assert took_s(*swept, points=1000) < 20 * one_s
 
 
-# --- what makes no sweep
+# --- overrides that make no sweep
 
 
 NO_SWEEPS: list[tuple[str, list[object]]] = [

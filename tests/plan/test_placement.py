@@ -1,4 +1,4 @@
-"""Which jobs an experiment gets: their number, their size, and how many run at the same time."""
+"""The jobs of an experiment: their number, their size, and how many run at the same time."""
 
 from __future__ import annotations
 

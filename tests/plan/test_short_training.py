@@ -1,4 +1,4 @@
-"""What cannot be trained for a few batches is refused before anything is submitted, with all its problems."""
+"""Short trainings: an experiment that does not support them is refused before submission, with all problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANGE = {"type": "log", "minval": -4, "maxval": -1}
 
 
 def named(folder: Path, script: str | None, **config: Any) -> list[str]:
-    """The keys that the problems are about."""
+    """Return the keys that the problems name."""
     entrypoint = "python3 -m hpc_det.launch.direct --trial model_def:T"
     if script is not None:
         (folder / "train.py").write_text(script)

@@ -1,4 +1,4 @@
-"""A search that was lived through, on disk: every file is written as its real writer does, at moments of its own."""
+"""A whole search on disk: every file is written as its real writer does, at simulated times."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ ADAPTIVE: dict[str, Any] = {
 
 
 def lived(root: Path, trials: int, workers: int = 6, **searcher: Any) -> ExperimentFolder:
-    """A whole search of an accuracy that depends on some of the hyperparameters, with preemptions and failures."""
-    told = {**(searcher or HALVING), "max_trials": trials, "max_concurrent_trials": 0}
+    """Write a search with preemptions and failures, whose accuracy depends on hyperparameters; return its folder."""
+    settings = {**(searcher or HALVING), "max_trials": trials, "max_concurrent_trials": 0}
     past = _Past()
     with mock.patch("time.time", past.moment):
-        life = Life.submitted(root, workers=workers, **told)
+        life = Life.submitted(root, workers=workers, **settings)
         config = read_json(life.folder.effective) or {}
         write_json(life.folder.effective, {**config, "hyperparameters": HYPERPARAMETERS})
         _Search(life.folder, SearchJournal(life.folder), past).play(workers)
@@ -65,7 +65,7 @@ class _Past:
         return self.now
 
     def passes(self, least_s: float, most_s: float) -> float:
-        """How long."""
+        """Advance the clock by a random number of seconds in this range, and return it."""
         seconds = self.draws.uniform(least_s, most_s)
         self.now += seconds
         return seconds
@@ -80,7 +80,7 @@ class _Search:
     """Batches in the newest checkpoint of each trial."""
 
     def play(self, workers: int) -> None:
-        """Workers take turns: an attempt each, and those that were preempted come back later."""
+        """Let workers take turns, an attempt each; preempted ones return later."""
         turns = [(BEGAN + 20 + 7.0 * worker, worker) for worker in range(workers)]
         for _, worker in turns:
             self.journal.ask(worker, f"4711_{worker}")
@@ -93,7 +93,7 @@ class _Search:
                 self.journal.leave(worker)
 
     def _attempt(self, worker: int, work: Work) -> float:
-        """Until the end of the work or of the attempt; how long the worker waits in the queue then."""
+        """Train to the end of the work or of the attempt; return the worker's waiting time in the queue, in seconds."""
         trial, end = self.folder.trial(work.trial), work.until or LENGTH
         prepare_trial(trial, self.journal)
         journal = Journal(trial.journal)
@@ -101,8 +101,8 @@ class _Search:
         journal.started(number, f"4711_{worker}", worker)
         self.past.passes(6, 14)
         _append(trial, number, {"kind": BEGINS, "trained": first, "validated": first or -1})
-        fate = self.past.draws.random()
-        fails, is_preempted = first < end and fate < 0.06, first < end and 0.06 <= fate < 0.18
+        chance = self.past.draws.random()
+        fails, is_preempted = first < end and chance < 0.06, first < end and 0.06 <= chance < 0.18
         last = self.past.draws.randint(first + 1, end) if fails or is_preempted else end
         self._train(trial, number, first, last, fails=fails)
         self.past.passes(1, 3)
@@ -154,7 +154,7 @@ def _append(trial: TrialFolder, attempt: int, record: dict[str, Any]) -> None:
 
 
 def _metrics(trial: TrialFolder, batch: int) -> dict[str, float]:
-    """By hyperparameters, with noise."""
+    """Return metrics that depend on the hyperparameters, with noise."""
     hparams = (read_json(trial.trial) or {})["hparams"]
     off = abs(math.log10(hparams["lr"]) + 2.3) / 2 + abs(hparams["dropout"] - 0.2) / 3
     off += {"adam": 0.0, "lion": 0.06, "sgd": 0.2}[hparams["optimizer"]]

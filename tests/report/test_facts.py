@@ -1,4 +1,4 @@
-"""The facts of experiments on disk."""
+"""The report's facts, from experiments on disk."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def facts_of(folder: ExperimentFolder, state: ExperimentState = COMPLETED) -> di
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A search by successive halving of 30 trials."""
+    """Return the facts of a search by successive halving with 30 trials."""
     return facts_of(lived(tmp_path_factory.mktemp("root"), 30))
 
 
-def test_the_head_says_what_it_was_and_what_came_of_it(searched: dict[str, Any]) -> None:
+def test_the_head_names_the_experiment_its_searcher_and_its_result(searched: dict[str, Any]) -> None:
     assert (searched["name"], searched["state"], searched["slots"]) == ("digits", "COMPLETED", 4)
     assert searched["searcher"]["name"] == "async_halving"
     assert BEGAN == searched["submitted"] < searched["began"] < searched["ended"]
@@ -45,7 +45,7 @@ def test_every_trial_tells_its_curves_and_its_attempts(searched: dict[str, Any])
     assert [trial["id"] for trial in searched["trials"]] == list(range(1, 31))
     for trial in searched["trials"]:
         batches = [at for at, _ in trial["training"]["loss"]]
-        assert batches == sorted(set(batches)), "what was lost counts once"
+        assert batches == sorted(set(batches)), "batches that were lost and repeated count once"
         assert set(trial["validation"]) == {"accuracy", "loss"}
         assert trial["attempts"][-1]["cause"] in ("finished", "waiting")
 

@@ -36,7 +36,7 @@ def test_a_choice_counts_as_well_as_a_number() -> None:
     assert shares(points)["optimizer"] == pytest.approx(1)
 
 
-def test_the_bias_is_taken_out_and_chance_stays_below_its_mark_as_often_as_told() -> None:
+def test_the_bias_is_removed_and_five_percent_of_chance_results_exceed_the_mark() -> None:
     found = []
     for seed in range(300):
         draws = random.Random(f"metric {seed}")

@@ -1,4 +1,4 @@
-"""Where the time of trials went, as the report has it."""
+"""The report's breakdown of the trials' time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.view.performance.profiles import BEGAN, gpus, profiled, sample, stret
 
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
-    """Two trials, the second of which is better."""
+    """Return an experiment with two trials, of which the second is better."""
     life = Life.submitted(tmp_path, workers=2, **random_search(2))
     for worker in (0, 1):
         life.begins(worker)
@@ -83,9 +83,9 @@ def test_the_page_has_a_bar_for_each_trial_and_pictures_of_the_one_that_is_shown
     section = shown.partition('id="profile"')[2].partition("</section>")[0]
     pictures = re.findall(r"<svg [^>]*role=\"img\"[^>]*><title>([^<]+)</title>", section)
     assert len(pictures) == section.count("<svg ") == 2 + 1 + 9
-    assert [unnamed(told, "trial") for told in pictures[:2]] == [[], []]
+    assert [unnamed(text, "trial") for text in pictures[:2]] == [[], []]
     assert not unnamed(pictures[2], "batches", "computing")
-    assert any(not unnamed(told, "GPUs", "%", "batches", 28, 34) for told in pictures)
+    assert any(not unnamed(text, "GPUs", "%", "batches", 28, 34) for text in pictures)
     assert "DataLoader(..., num_workers=3, persistent_workers=True)" in section
 
 

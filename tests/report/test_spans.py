@@ -1,4 +1,4 @@
-"""Hand-made stories with known numbers, in seconds since the epoch."""
+"""Time lines of handwritten histories with known numbers, in seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def validated(attempt: int, time: float, steps: int, seconds: float) -> dict[str
     return {"kind": "validation", "attempt": attempt, "steps": steps, "metrics": {}, "time": time, "seconds": seconds}
 
 
-def told(trial: TrialTimes) -> list[tuple[str, float, float]]:
+def phases(trial: TrialTimes) -> list[tuple[str, float, float]]:
     return [(span.phase.value, span.begin, span.end) for span in spans_of(trial)]
 
 
@@ -51,7 +51,7 @@ def test_an_undisturbed_trial_waits_starts_trains_validates_saves_and_ends() -> 
         saves=[save(2, 3, batches=25, began=155), save(2, 4, batches=50, began=190)],
         queued=[40.0],
     )
-    assert told(undisturbed) == [
+    assert phases(undisturbed) == [
         ("queued", 40, 100),
         ("starting", 100, 110),
         ("training", 110, 150),
@@ -73,7 +73,7 @@ def test_what_was_trained_after_the_last_save_before_a_failure_is_lost() -> None
         [begins(1, 10), trained(1, 50, 20), trained(1, 90, 40), begins(2, 115, trained=20), trained(2, 190, 50)],
         saves=[save(2, 2, batches=20, began=50), save(2, 2, batches=50, began=198)],
     )
-    assert told(failed) == [
+    assert phases(failed) == [
         ("starting", 0, 10),
         ("training", 10, 50),
         ("saving", 50, 52),
@@ -88,7 +88,7 @@ def test_what_was_trained_after_the_last_save_before_a_failure_is_lost() -> None
 
 def test_without_a_save_all_of_an_attempt_is_lost() -> None:
     lost = trial([attempt(1, 0, 50, batches=0, cause="failed", action="give up")], [begins(1, 10), trained(1, 40, 5)])
-    assert told(lost) == [("starting", 0, 10), ("lost", 10, 50)]
+    assert phases(lost) == [("starting", 0, 10), ("lost", 10, 50)]
     assert goodput(seconds_by_phase(spans_of(lost))) == 0
 
 
@@ -101,7 +101,7 @@ def test_a_preempted_trial_is_back_in_the_queue_and_has_no_slots_there() -> None
         [begins(1, 10), trained(1, 50, 20), begins(2, 310, trained=20), trained(2, 398, 50)],
         saves=[save(5, 5, batches=20, began=50), save(2, 2, batches=50, began=398)],
     )
-    assert told(preempted) == [
+    assert phases(preempted) == [
         ("starting", 0, 10),
         ("training", 10, 50),
         ("saving", 50, 55),
@@ -120,7 +120,7 @@ def test_a_preemption_that_left_no_time_for_a_save_loses_what_was_reported_since
         [begins(1, 10), trained(1, 30, 20), trained(1, 55, 40)],
         saves=[save(1, 1, batches=20, began=30)],
     )
-    assert told(torn)[-1] == ("lost", 31, 60)
+    assert phases(torn)[-1] == ("lost", 31, 60)
 
 
 def test_an_attempt_whose_end_a_later_start_wrote_ended_with_its_last_sign_of_life() -> None:
@@ -132,7 +132,7 @@ def test_an_attempt_whose_end_a_later_start_wrote_ended_with_its_last_sign_of_li
         [begins(1, 10), trained(1, 30, 20), trained(1, 80, 40), begins(2, 510, trained=20)],
         saves=[save(1, 1, batches=20, began=30), save(2, 2, batches=50, began=598)],
     )
-    assert told(silent)[:5] == [
+    assert phases(silent)[:5] == [
         ("starting", 0, 10),
         ("training", 10, 30),
         ("saving", 30, 31),
@@ -153,15 +153,15 @@ def test_a_trial_waits_for_the_search_and_is_paused_until_jobs_are_submitted_aga
         saves=[first, second, save(2, 2, batches=40, began=448)],
         queued=[350.0],
     )
-    spans = told(between)
-    assert ("waiting", 50, 100) in spans
-    assert ("paused", 150, 350) in spans
-    assert ("queued", 350, 400) in spans
+    found = phases(between)
+    assert ("waiting", 50, 100) in found
+    assert ("paused", 150, 350) in found
+    assert ("queued", 350, 400) in found
 
 
 def test_an_attempt_that_goes_on_has_lost_nothing_so_far() -> None:
     running = trial([attempt(1, 900)], [begins(1, 910)], saves=[save(5, 5, batches=9, began=950)], is_over=False)
-    assert told(running) == [
+    assert phases(running) == [
         ("starting", 900, 910),
         ("training", 910, 950),
         ("saving", 950, 955),
@@ -171,13 +171,13 @@ def test_an_attempt_that_goes_on_has_lost_nothing_so_far() -> None:
 
 def test_what_comes_after_the_last_attempt_goes_on_until_now() -> None:
     requeued = [attempt(1, 0, 60, batches=0, cause="preempted", action="requeue")]
-    assert told(trial(requeued, [begins(1, 10)], is_over=False))[-1] == ("queued", 60, 1000)
-    assert told(trial(requeued, [begins(1, 10)]))[-1] == ("ending", 10, 60)
+    assert phases(trial(requeued, [begins(1, 10)], is_over=False))[-1] == ("queued", 60, 1000)
+    assert phases(trial(requeued, [begins(1, 10)]))[-1] == ("ending", 10, 60)
 
 
 def test_a_program_that_does_not_say_when_it_trains_has_no_goodput() -> None:
     script = trial([attempt(1, 0, 60, batches=0, **FINISHED)])
-    assert told(script) == [("unknown", 0, 60)]
+    assert phases(script) == [("unknown", 0, 60)]
     assert goodput(seconds_by_phase(spans_of(script))) is None
 
 

@@ -7,5 +7,5 @@ from hpc_det.schedulers.scheduler import Submission
 
 
 def submission(script: Path | str, after: str | None = None) -> Submission:
-    """Of a script for one job."""
+    """Return the submission of a script for one job."""
     return Submission(script=str(script), array=JobArray(first=0, count=1), after=after)

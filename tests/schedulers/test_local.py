@@ -35,7 +35,7 @@ def state(job_id: str) -> JobState:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Submits a script as `hpc-det` does, by a process that ends at once; the job's id."""
+    """Return a function that submits a script as `hpc-det` does, by a short-lived process, and returns the job's id."""
     job_ids: list[str] = []
 
     def start(text: str) -> str:
@@ -54,7 +54,7 @@ def test_a_job_outlives_the_process_that_submitted_it(started: Callable[[str], s
     job_id = started("exec sleep 60")
     assert state(job_id) is JobState.RUNNING
     pid = int(job_id.partition("-")[0])
-    assert os.getsid(pid) == pid  # in a session of its own, that no terminal's end reaches
+    assert os.getsid(pid) == pid  # in a separate session, which a closed terminal does not end
     assert os.getpgid(pid) == pid
 
 
@@ -79,7 +79,7 @@ def test_cancelling_sends_term_and_the_job_ends_in_its_own_time(started: Callabl
 
 
 def test_another_process_with_the_same_number_is_not_the_job() -> None:
-    """As after a wrap-around of process ids."""
+    """This happens after a wrap-around of process ids."""
     with subprocess.Popen(["sleep", "60"]) as stranger:
         try:
             ticks = start_ticks(stranger.pid)
@@ -137,7 +137,7 @@ def test_cancelling_a_job_that_is_gone_is_harmless() -> None:
 
 
 def test_a_job_of_another_host_is_no_news_and_is_not_killed_here() -> None:
-    """A home folder may be shared: a process with this number may well run here."""
+    """A home folder may be shared, and another process with this id may run here."""
     elsewhere = f"{os.getpid()}-{start_ticks(os.getpid())}@elsewhere"
     assert state(elsewhere) is JobState.UNKNOWN
     with refused(CommandError, "elsewhere"):
@@ -155,14 +155,14 @@ Start = Callable[..., int]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """A process that looks like a job of an experiment in `tmp_path`; its pid."""
+    """Return a function that starts a process like a job of an experiment in `tmp_path`, and returns its pid."""
     started: list[subprocess.Popen[bytes]] = []
 
     def run(module: str = local.JOB_MODULE, *, leads: bool = True) -> int:
         waits = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
         process = subprocess.Popen([*waits, module, str(tmp_path), "1"], stdin=subprocess.PIPE, start_new_session=leads)
         started.append(process)
-        # Popen returns a moment before the new program's words can be read.
+        # Popen returns a moment before the new program's arguments can be read.
         wait_for(lambda: str(tmp_path) in Path(f"/proc/{process.pid}/cmdline").read_text())
         return process.pid
 

@@ -1,6 +1,6 @@
-"""Answers that are cut off, damaged or of another kind: an error in a sentence or UNKNOWN, never a wrong state.
+"""Truncated, damaged or unexpected answers: a one-sentence error or UNKNOWN, never a wrong state.
 
-Those of squeue, scontrol, sinfo, qstat and pbsnodes; hpc-det never calls sacct.
+Covers squeue, scontrol, sinfo, qstat and pbsnodes; hpc-det never calls sacct.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WORDS = st.text(max_size=30) | st.sampled_from(["", "{}", "[]", "null", '{"Jobs"
 
 @st.composite
 def damaged(draw: Callable[..., Any], samples: Sequence[str]) -> str:
-    """A sample that is cut off, has other text in it, or a value of another kind."""
+    """Draw a sample that is truncated, contains other text or a value of another type, or is replaced."""
     sample: str = draw(st.sampled_from(samples))
     begin: int = draw(st.integers(0, len(sample)))
     match draw(st.sampled_from(["cut off", "other text", "other value", "other answer"])):
@@ -67,22 +67,22 @@ def damaged(draw: Callable[..., Any], samples: Sequence[str]) -> str:
 
 
 def says(output: str) -> Callable[[Sequence[str]], str]:
-    """With the mark that squeue was asked for, where it belongs."""
+    """Return a `run` that returns this output, with the mark that a call of squeue requests."""
     return lambda command: output.replace("<mark>", mark_in(command))
 
 
 def cut_at(length: int, numbers: Collection[int]) -> Callable[[str, int], str]:
-    """Of the answers with these numbers only so much arrives."""
+    """Return a `cut` that truncates the answers with these numbers to `length` characters."""
     return lambda answer, number: answer[:length] if number in numbers else answer
 
 
 def cut_anywhere(answer: str) -> list[str]:
-    """After each byte; after every few ones of a long answer."""
+    """Return the answer truncated at each position, or at about 500 positions of a long one."""
     return [answer[:length] for length in range(0, len(answer), 1 + len(answer) // 500)]
 
 
 def or_none(ask: Callable[[], T]) -> T | None:
-    """None where the answer is refused in a sentence."""
+    """Return None if the answer is refused with an HpcDetError."""
     try:
         return ask()
     except HpcDetError:
@@ -90,7 +90,7 @@ def or_none(ask: Callable[[], T]) -> T | None:
 
 
 def raises_only_ours(ask: Callable[[], object]) -> None:
-    """Anything else would reach the user as a traceback."""
+    """Call `ask` and suppress HpcDetError; any other error would reach the user as a traceback."""
     with suppress(HpcDetError):
         ask()
 
@@ -103,7 +103,7 @@ def test_slurm_knows_each_job_as_something(output: str) -> None:
 
 @pytest.mark.parametrize("job_id", ["4710", "4711", "4712_1", "4712_2", "4712", "4713"])
 def test_an_answer_of_squeue_that_is_cut_off_shows_no_wrong_state(job_id: str) -> None:
-    """The first answer, the second one, or each."""
+    """The first answer, the second one or all of them are truncated."""
     slurm, true = scheduler("slurm"), scheduler("slurm").status([job_id], SqueueOnPaper(SQUEUE))[job_id].state
     for others in ([], ["4710"], ["4712_1"], ["4711", "4712_1", "4712_2", "4712", "4713", "4710", "4709"]):
         for numbers in ({0}, {1}, range(30)):
@@ -114,7 +114,7 @@ def test_an_answer_of_squeue_that_is_cut_off_shows_no_wrong_state(job_id: str) -
 
 @given(damaged([f"JOBID|STATE|REASON\n{SQUEUE}"]))
 def test_an_answer_of_squeue_with_other_text_ends_no_job(output: str) -> None:
-    """A job that is named with another state than it has cannot be told from one that has it."""
+    """If the damaged output gives the job another valid state, that cannot be detected."""
     found = scheduler("slurm").status(["4711"], says(output))["4711"]
     assert found.state is not JobState.ENDED or "4711" in output
 
@@ -143,7 +143,7 @@ ENDS = [
 def test_an_answer_of_scontrol_that_is_cut_off_shows_no_wrong_cause_and_requeues_nothing_twice(
     state: str, reason: str, restarts: int, preempted: str, cause: Cause
 ) -> None:
-    """What cannot be read counts as a preemption, as where scontrol is missing."""
+    """An unreadable answer counts as a preemption, like a missing scontrol."""
     slurm, env, plan = Slurm(), {"SLURM_JOB_ID": "99", "SLURM_RESTART_COUNT": "1"}, job_plan(time_limit_min=2)
     whole = shown_by_slurm(end=slurm_time(NOW), preempted=preempted) + "\n"
     whole = whole.replace("JobState=RUNNING Reason=None", f"JobState={state} Reason={reason}")
@@ -158,7 +158,7 @@ def test_an_answer_of_scontrol_that_is_cut_off_shows_no_wrong_cause_and_requeues
 
 
 def heard(answer: str, asked: list[Sequence[str]]) -> Callable[[Sequence[str]], str]:
-    """Notes the commands."""
+    """Return a `run` that records each command and returns this answer."""
 
     def run(command: Sequence[str]) -> str:
         asked.append(command)
@@ -176,7 +176,7 @@ def test_an_answer_of_sinfo_that_is_cut_off_calls_no_other_node_down() -> None:
 
 
 def test_an_answer_of_squeue_about_the_queue_that_is_cut_off_shows_no_wrong_job() -> None:
-    """It may show fewer jobs, and a job in fewer of its partitions."""
+    """It may show fewer jobs, or a job in fewer of its partitions."""
     true = [replace(job, pools=()) for job in SlurmQueue().jobs(says(QUEUE))]
     assert len(true) > 10
     for part in cut_anywhere(QUEUE):
@@ -208,7 +208,7 @@ def test_pbs_knows_each_job_as_something(output: str) -> None:
 
 
 def test_the_recorded_answers_have_what_is_asked_about() -> None:
-    """Otherwise no damage would be seen."""
+    """Otherwise the tests above could not notice any damage."""
     assert all(any(f'"{name}"' in sample for sample in PBS) for name in (JOB, ARRAY, "pbsn1"))
     assert len(SlurmQueue().jobs(says(QUEUE))) > 10
 

@@ -1,4 +1,4 @@
-"""What all queues share."""
+"""Behaviour that all queues share."""
 
 from __future__ import annotations
 

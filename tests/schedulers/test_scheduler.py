@@ -1,4 +1,4 @@
-"""What every scheduler owes, asked of each."""
+"""The contract of every scheduler, tested with each."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ RUNS = JobStatus(JobState.RUNNING, "", ("7_1",))
 
 
 class Site(Slurm):
-    """Every job runs. Who asked for what is noted."""
+    """A Slurm on which every job runs, and which records the requested ids."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
@@ -36,7 +36,7 @@ def site() -> Site:
 
 @pytest.fixture(autouse=True)
 def moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long this machine takes for a test: all that it asks, it asks within a moment."""
+    """Make all requests of a test count as simultaneous, however slow the machine is."""
     monkeypatch.setattr(shared_answers, "ASK_S", 1000)
     monkeypatch.setattr(shared_answers, "PATIENCE_S", 1000)
 
@@ -52,7 +52,7 @@ def test_many_processes_ask_once(tmp_path: Path, site: Site) -> None:
     assert site.asked == [["7"]]
 
 
-def test_below_a_root_of_somebody_else_who_asks_leaves_nothing_there(
+def test_a_status_below_another_users_root_writes_nothing_there(
     tmp_path: Path, site: Site, answers: SharedAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
@@ -91,7 +91,9 @@ def test_jobs_that_nobody_wants_any_more_are_dropped(
     assert site.asked == [["7"], ["8"]]
 
 
-def test_who_dies_while_asking_holds_nobody_up_for_ever(answers: SharedAnswers, site: Site, tmp_path: Path) -> None:
+def test_the_mark_of_a_process_that_died_while_asking_expires(
+    answers: SharedAnswers, site: Site, tmp_path: Path
+) -> None:
     mark = tmp_path / ".scheduler" / "site.asking"
     mark.parent.mkdir()
     mark.touch()
@@ -102,7 +104,7 @@ def test_who_dies_while_asking_holds_nobody_up_for_ever(answers: SharedAnswers, 
     assert not mark.exists()
 
 
-def test_who_waits_for_one_that_died_while_asking_asks_at_last(
+def test_a_process_that_waits_for_one_that_died_while_asking_asks_in_the_end(
     answers: SharedAnswers, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_answers, "PATIENCE_S", 0.1)
@@ -128,7 +130,7 @@ def test_an_answer_to_a_question_from_before_a_moment_can_be_refused(
 
     def status(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         moments.append(time.time())
-        time.sleep(0.05)  # a busy controller
+        time.sleep(0.05)  # simulates a busy controller
         return Site.status(site, job_ids, run)
 
     monkeypatch.setattr(site, "status", status)

@@ -1,4 +1,4 @@
-"""The profile that a detection writes, and which scheduler is asked."""
+"""The profile that detection writes, and the choice of the scheduler."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_an_mpiexec_of_this_python_environment_starts_no_agents() -> None:
 
 
 def both(command: Sequence[str]) -> str:
-    """A login node where Slurm and PBS answer."""
+    """Answer like a login node with both Slurm and PBS."""
     kind, folder = (PBS, "pbs-23.06") if command[0] in ("pbsnodes", "qstat", "qmgr") else (SLURM, "slurm-22.05")
     return replay(folder, kind, srun="")(command)
 
@@ -149,7 +149,7 @@ def test_of_a_slurm_that_is_not_there_only_the_commands_may_be_left() -> None:
     assert site.scheduler == "pbs"
 
 
-def test_where_nobody_answers_all_are_heard() -> None:
+def test_if_no_scheduler_answers_the_errors_of_all_are_shown() -> None:
     with refused(CommandError, "scontrol: refused", "pbsnodes: refused"):
         ask(down, only("sinfo", "pbsnodes"))
 

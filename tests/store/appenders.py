@@ -1,8 +1,8 @@
-"""A process that writes into a shared log and says which of its entries are in it.
+"""A process that appends to a shared log and prints the number of each entry that is in it.
 
     python -m tests.store.appenders FOLDER NAME COUNT [CHUNK]
 
-It waits for a line on its input, so that many can begin at once.
+It waits for a line on stdin, so that many processes can begin at once.
 """
 
 from __future__ import annotations

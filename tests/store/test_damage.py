@@ -1,4 +1,4 @@
-"""Files that are cut off, overwritten or edited: an error that names the file, or what stands in the rest."""
+"""Truncated, overwritten or edited files: an error that names the file, or the contents of the intact part."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_manifest_that_is_damaged_is_no_checkpoint() -> None:
     flipped = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))]
     for damage in [*cut, *flipped, *damages(whole)]:
         with suppress(OddManifest):
-            assert parsed(damage, CHECKPOINT.path) == CHECKPOINT  # white space was damaged
+            assert parsed(damage, CHECKPOINT.path) == CHECKPOINT  # only white space was damaged
 
 
 def test_a_plan_that_is_damaged_is_refused_or_a_plan() -> None:
@@ -201,7 +201,7 @@ WHERE = st.floats(0, 1, exclude_max=True)
 
 @st.composite
 def with_a_damaged_line(draw: Callable[..., Any], lines: Sequence[bytes]) -> bytes:
-    """A bit is flipped, other bytes are in a place, or a line is there twice."""
+    """Draw the file with a flipped bit, overwritten bytes or a repeated line."""
     number = draw(st.integers(0, len(lines) - 1))
     line = lines[number]
     at = int(draw(WHERE) * len(line))
@@ -219,7 +219,10 @@ def with_a_damaged_line(draw: Callable[..., Any], lines: Sequence[bytes]) -> byt
 
 @cache
 def lines_of_a_trial(*, is_open: bool) -> Sequence[bytes]:
-    """It fails, has finished, is continued, is preempted, and begins for the fourth time or was preempted again."""
+    """Return the journal of a trial that failed, finished, was continued and preempted, and began a fourth attempt.
+
+    That attempt is open, or was preempted too.
+    """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "journal.jsonl"
         _live(Journal(path), is_open)
@@ -250,7 +253,7 @@ def test_a_journal_with_a_damaged_line_shows_no_end_that_was_none_and_gives_no_n
         trial = TrialFolder(Path(folder))
         damaged = data.draw(with_a_damaged_line(lines_of_a_trial(is_open=is_open)))
         trial.journal.write_bytes(damaged)
-        was_written = damaged.endswith(b"\n") or not is_open  # else its last line looks as a crash within its write
+        was_written = damaged.endswith(b"\n") or not is_open  # else the last line looks like an interrupted write
         with suppress(HpcDetError):
             assert final_exit(trial) is None
             assert Journal(trial.journal).last_attempt() >= 3 + was_written
@@ -272,7 +275,7 @@ def test_a_journal_that_was_continued_last_has_no_end_with_any_damaged_line(tmp_
 
 
 def test_an_end_in_the_journal_is_none_where_a_part_of_it_is_missing(tmp_path: Path) -> None:
-    """Cut off anywhere, the attempt is open, or has ended as it did."""
+    """Wherever the line is truncated, the attempt is open or has its true end."""
     path = tmp_path / "journal.jsonl"
     _journal(path)
     first, last = path.read_bytes().splitlines(keepends=True)

@@ -94,7 +94,7 @@ def test_folders_above_that_are_shut_are_named_with_what_opens_them(tmp_path: Pa
     (tmp_path / "home" / "root").mkdir(parents=True)
     (tmp_path / "home").chmod(0o700)
     remedy = f"`chmod o+x {tmp_path}/home`"
-    (told,) = (problem for problem in GROUP.obstacles(tmp_path / "home" / "root") if remedy in problem)
-    assert unnamed(told, "'4242'", tmp_path / "home" / "root", f"{tmp_path}/home", "0700") == []
+    (problem,) = (problem for problem in GROUP.obstacles(tmp_path / "home" / "root") if remedy in problem)
+    assert unnamed(problem, "'4242'", tmp_path / "home" / "root", f"{tmp_path}/home", "0700") == []
     (tmp_path / "home").chmod(0o711)
     assert remedy not in " ".join(GROUP.obstacles(tmp_path / "home" / "root"))

@@ -1,4 +1,4 @@
-"""What a job prints of itself is found again by its patterns."""
+"""The patterns for log lines match the lines that a job prints about itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(log: Path, text: str, time: float) -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """With 10, 20 and 30 bytes at 100, 200.5 and 300 s."""
+    """Return a log that had 10, 20 and 30 bytes at 100, 200.5 and 300 s."""
     log = tmp_path / "rank-0.log"
     with closing(LogTimes(log)) as times:
         for time in (100, 200.5, 300):
@@ -83,7 +83,7 @@ def test_a_line_that_a_full_disk_has_cut_is_written_over(log: Path) -> None:
     assert list(moments_after(log, 0)) == [Moment(10, 100), Moment(20, 200.5), Moment(30, 300)]
 
 
-def test_where_nothing_can_be_noted_nobody_is_disturbed(tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text("a line\n")
     times_of(log).mkdir()

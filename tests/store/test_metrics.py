@@ -129,7 +129,7 @@ def files(draw: st.DrawFn) -> str:
 
 @pytest.mark.integration
 @given(files(), st.sampled_from([1, 50, 2**20]))
-def test_what_is_read_in_part_is_what_all_lines_say(content: str, block: int) -> None:
+def test_partial_reads_agree_with_reading_all_lines(content: str, block: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr("hpc_det.node.json_files.BLOCK_BYTES", block)
         path = Path(folder, "metrics.jsonl")
@@ -141,7 +141,7 @@ def test_what_is_read_in_part_is_what_all_lines_say(content: str, block: int) ->
         for metric in ("loss", "a\\b"):
             numbers = {at: number_in(metrics.get(metric)) for at, metrics in validated.items()}
             expected = {at: value for at, value in numbers.items() if value is not None}
-            assert repr(sorted(validations(path, metric).items())) == repr(sorted(expected.items()))  # NaN is not NaN
+            assert repr(sorted(validations(path, metric).items())) == repr(sorted(expected.items()))  # NaN != NaN
 
 
 @pytest.mark.integration
@@ -169,4 +169,4 @@ def test_few_lines_of_a_long_file_are_parsed(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("hpc_det.store.metrics.parse_line", parse)
     assert last_reports(path)["validation"]["steps"] == 100_000
     assert len(validations(path, "loss")) == 10_000
-    assert len(parsed) < 2_000  # the block with the line that begins, and the last lines
+    assert len(parsed) < 2_000  # the block with the first line of the attempt, and the last lines

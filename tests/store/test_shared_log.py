@@ -1,4 +1,4 @@
-"""Many writers, no lock: nothing is lost, nothing is there twice, and all see one order, whoever is killed when."""
+"""Many writers without a lock: no entry is lost or duplicated and all see one order, even if writers are killed."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_reader_inside_a_chunk_goes_on_when_that_is_sealed(folder: Path, small
 def test_a_late_writer_whose_number_was_sealed_and_deleted_takes_the_next_one(
     folder: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stood still just before it gave its entry a name, while others filled the chunk."""
+    """It was suspended just before it named its entry, while others filled the chunk."""
     late, others = SharedLog(folder), SharedLog(folder)
     others.append({"n": 0})
     link, here = os.link, iter([True])
@@ -146,7 +146,7 @@ def test_a_late_writer_whose_number_was_sealed_and_deleted_takes_the_next_one(
 def test_an_entry_that_came_too_late_is_read_by_nobody(
     folder: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its writer is killed before it takes the name back, and a reader has just found no sealed chunk."""
+    """Its writer was killed before it removed the name, and a reader has just found no sealed chunk."""
     writer, reader = SharedLog(folder), SharedLog(folder)
     writer.append({"n": 0})
     assert len(list(reader.new())) == 1
@@ -194,7 +194,7 @@ def test_a_disk_too_full_for_a_whole_chunk_loses_nothing(
         writer = SharedLog(folder)
         for number in range(6):
             assert writer.append({"n": number}) == [{"n": number}]
-        assert numbers(folder) == list(range(6)), "who only reads needs no space"
+        assert numbers(folder) == list(range(6)), "reading needs no space"
     assert numbers(folder) == list(range(6))
     assert len(list(folder.glob("*.jsonl"))) == 1, "sealed by the next reader"
     assert writer.append({"n": 6}) == [{"n": 6}]
@@ -204,7 +204,7 @@ def test_a_disk_too_full_for_a_whole_chunk_loses_nothing(
 def test_a_half_written_entry_that_another_process_has_removed_is_written_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes a suspended writer for a killed one."""
+    """The other process took the suspended writer for a killed one."""
     link, calls = os.link, [0]
 
     def suspended(source: Path, target: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_half_written_entry_that_another_process_has_removed_is_written_again(
 
 
 def test_a_lost_answer_of_nfs_is_no_second_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server has made the link, its answer is lost, and the repeated call is told that the name exists."""
+    """The server has created the link, its answer is lost, and the repeated call fails because the name exists."""
     link = os.link
 
     def twice(partial: Path, entry: Path) -> None:
@@ -250,7 +250,7 @@ class Appender:
         self.process.stdin.flush()
 
     def acknowledged(self) -> list[tuple[str, int]]:
-        """The entries that are in the log for sure, when the process has ended."""
+        """Wait until the process ends; return the entries that it has reported as written."""
         return [(self.name, int(line)) for line in self.process.communicate(timeout=60)[0].split()]
 
 
@@ -303,13 +303,13 @@ def test_writers_killed_at_any_point_leave_whole_entries_and_all_that_was_acknow
         names = [f"{turn}-{number}" for number in range(12)]
         with at_once(folder, names, 10_000, chunk=20) as appenders:
             for appender in generator.sample(appenders, len(appenders)):
-                time.sleep(generator.uniform(0, 0.03))  # nothing is waited for: the kill may come at any point
+                time.sleep(generator.uniform(0, 0.03))  # the kill may come at any point
                 os.kill(appender.process.pid, signal.SIGKILL)
                 acknowledged += appender.acknowledged()
     found = written(folder)
     assert len(set(found)) == len(found)
     assert set(acknowledged) <= set(found)
-    # The kill may come after the entry has its name, and before its writer says so: one entry of each writer at most.
+    # A kill may come after the entry is named and before its writer reports it: at most one entry per writer.
     assert len(found) - len(acknowledged) <= 36
     assert written(folder) == found
     for path in folder.glob("*.json"):
@@ -318,7 +318,7 @@ def test_writers_killed_at_any_point_leave_whole_entries_and_all_that_was_acknow
 
 @pytest.mark.integration
 def test_a_hundred_thousand_entries_are_read_in_seconds(folder: Path) -> None:
-    """Loosely; `tests/benchmarks` has the number."""
+    """The bound is loose; `tests/benchmarks` measures the time."""
     for first in range(0, 100_000, shared_log.CHUNK):
         lines = (json.dumps({"event": "asked", "worker": n, "job": "4711"}) for n in range(shared_log.CHUNK))
         SharedLog(folder)._sealed(first).write_text("\n".join(lines) + "\n")

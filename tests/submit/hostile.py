@@ -1,4 +1,4 @@
-"""Values that a shell, a template or sbatch would take for more, and a stand-in for Python that notes what it got."""
+"""Values with a meaning for a shell, a template or sbatch, and a stand-in for Python that records its arguments."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ VALUES = [
     "*",
 ]
 ALL = " ".join(VALUES)
-"""All in one, without a slash, so that it is the name of a file, too."""
+"""All values in one, without a slash, so that it can be the name of a file."""
 
 TELLTALE = """#!/bin/bash
-told=$(dirname "$0")/../told
-printf '%s\\0' "$@" >"$told/argv"
-pwd >"$told/cwd"
-printf '%s' "$PATH" >"$told/path"
-touch "$told/done"
+records=$(dirname "$0")/../records
+printf '%s\\0' "$@" >"$records/argv"
+pwd >"$records/cwd"
+printf '%s' "$PATH" >"$records/path"
+touch "$records/done"
 """
 
 
 def telltale_python(folder: Path) -> tuple[Path, Path]:
-    """An executable that notes its arguments, and the folder where it notes them."""
-    told = folder / "told"
-    told.mkdir(parents=True)
+    """Return an executable that records its arguments, and the folder of its records."""
+    records = folder / "records"
+    records.mkdir(parents=True)
     python = folder / "bin" / "python"
     python.parent.mkdir()
     python.write_text(TELLTALE)
     python.chmod(0o755)
-    return python, told
+    return python, records
 
 
-def arguments(told: Path) -> list[str]:
-    return (told / "argv").read_bytes().decode().split("\0")[:-1]
+def arguments(records: Path) -> list[str]:
+    return (records / "argv").read_bytes().decode().split("\0")[:-1]

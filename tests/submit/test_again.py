@@ -1,4 +1,4 @@
-"""Experiments once more: a length that is too short by now, and what a fork of a colleague's cannot take along."""
+"""Continued and forked experiments: lengths that are too short, and values that a fork of a colleague's lacks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_holds_no_secret_is_free() -> None:
     check_is_ones_own(found(variables=["A=1"], data={"url": "x"}), {"searcher": {}}, "ada")
 
 
-def test_all_that_has_to_be_said_anew_is_told_at_once() -> None:
+def test_all_values_that_a_fork_must_give_again_are_named_at_once() -> None:
     fork = found(
         variables=["A=1", f"HF_TOKEN={MASK}"], setup=(MASK,), data={"secrets": {"user": MASK}}, source_trial_id="3/1"
     )
@@ -62,12 +62,12 @@ def test_secrets_and_sources_of_ones_own_are_taken() -> None:
 
 
 EPOCHS: MaxLength = {"epochs": 4}
-"""Of 100 batches: the reports of a Life say that all is 400."""
+"""Four epochs of 100 batches: a Life reports a total of 400."""
 
 
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
-    """Its only trial has reported at batch 150, and saved."""
+    """Return an experiment whose only trial has reported and saved at batch 150."""
     life = Life.submitted(tmp_path)
     life.begins()
     life.reports("validation", 150, {"accuracy": 0.9})
@@ -108,7 +108,7 @@ def test_the_trial_that_has_come_furthest_is_named(tmp_path: Path) -> None:
 
 
 def test_reports_under_another_length_tell_nothing(life: Life) -> None:
-    """It had four epochs when it reported, and five when it was continued."""
+    """The experiment had four epochs when it reported, and five when it was continued."""
     life.ends(Cause.CANCELLED, Action.DONE, steps=150)
     life.journal.continued()
     check_max_length(life.folder, {"epochs": 5}, {"epochs": 1})

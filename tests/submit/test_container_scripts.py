@@ -1,4 +1,4 @@
-"""Whole scripts of jobs with containers. A golden is changed by hand, after a look at the difference."""
+"""Whole scripts of jobs with containers. Golden files are changed by hand, after a look at the difference."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PLANS = {
 
 
 def script(plan: JobPlan, array: JobArray) -> str:
-    """Where the package lies differs from machine to machine."""
+    """Return the script, with a fixed path instead of the package's, which differs between machines."""
     return render(plan, array, Path(plan.folder, "jobs", "1.sh")).replace(PACKAGE, "/PACKAGE")
 
 

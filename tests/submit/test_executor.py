@@ -1,4 +1,4 @@
-"""submitit as the carrier: what reaches a real `sbatch` on PATH, and what stays behind in submitit's folder."""
+"""Submission by submitit: the input of an executable `sbatch` on PATH, and the files in submitit's folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPT = '#!/bin/bash\n#SBATCH "--job-name=größe \'x\'"\necho $SLURM_JOB_ID `t
 
 @pytest.fixture(autouse=True)
 def private_files() -> Iterator[None]:
-    """As `hpc-det experiment create` sets it."""
+    """Set the umask of `hpc-det experiment create`."""
     before = os.umask(0o077)
     yield
     os.umask(before)
@@ -44,15 +44,15 @@ def executor(tmp_path: Path, script: Path) -> GangExecutor:
 
 @pytest.fixture
 def sbatch(stub: Stub, tmp_path: Path) -> Path:
-    """The folder where a real executable of this name notes what it got."""
-    told = tmp_path / "told"
-    told.mkdir()
-    stub("sbatch", f"cat \"${{@: -1}}\" >'{told}/script'; env -0 >'{told}/env'; echo '4711;atlas'")
-    return told
+    """Return the folder into which an executable `sbatch` writes its script and environment."""
+    records = tmp_path / "records"
+    records.mkdir()
+    stub("sbatch", f"cat \"${{@: -1}}\" >'{records}/script'; env -0 >'{records}/env'; echo '4711;atlas'")
+    return records
 
 
-def environment(told: Path) -> dict[str, str]:
-    items = (told / "env").read_bytes().decode().split("\0")[:-1]
+def environment(records: Path) -> dict[str, str]:
+    items = (records / "env").read_bytes().decode().split("\0")[:-1]
     return dict(item.split("=", 1) for item in items)
 
 

@@ -1,4 +1,4 @@
-"""What is noted of the commit of the code, from real repositories."""
+"""The record of the code's commit, from real repositories."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With one commit of model_def.py, data.bin and lib/a.py, on the branch `main`."""
+    """Return a repository with one commit of model_def.py, data.bin and lib/a.py on the branch `main`."""
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / "repository"
     (folder / "lib").mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_what_differs_is_told_and_makes_the_same_code_of_the_commit(repository: 
 
 
 def test_what_the_job_does_not_get_is_not_told(repository: Path) -> None:
-    """It may be a secret, and is no part of the code."""
+    """Such a file is not part of the code and may contain a secret."""
     (repository / "data.bin").write_text("a secret\n")
     (repository / "notes.log").write_text("a secret\n")
     (repository / ".detignore").write_text("*.bin\n*.log\n")
@@ -120,7 +120,7 @@ def test_a_submodule_is_known_as_a_whole(repository: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "shown"),
     [
         ("https://ada:token@example.org/ada/x.git?access_token=token#token", "https://example.org/ada/x.git"),
         ("https://token@example.org:8443/x", "https://example.org:8443/x"),
@@ -130,9 +130,9 @@ def test_a_submodule_is_known_as_a_whole(repository: Path) -> None:
         ("https://[token/x", None),
     ],
 )
-def test_the_remote_is_told_without_secrets(repository: Path, url: str, told: str | None) -> None:
+def test_the_remote_is_told_without_secrets(repository: Path, url: str, shown: str | None) -> None:
     run(repository, "config", "remote.origin.url", url)
-    assert found(repository).remote == told
+    assert found(repository).remote == shown
 
 
 def test_a_long_diff_is_cut_at_the_end_of_a_line(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_a_long_diff_is_cut_at_the_end_of_a_line(repository: Path, monkeypatch: 
     assert found(repository).changed == ["lib/a.py", "model_def.py"]
 
 
-# --- where there is nothing to tell
+# --- without a commit to record
 
 
 def test_without_a_repository_nothing_is_told(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_before_the_first_commit_nothing_is_told(tmp_path: Path) -> None:
 
 
 def test_a_repository_that_knows_nothing_of_the_code_tells_nothing(repository: Path) -> None:
-    """Such as one of a home folder's settings."""
+    """For example, a repository of the settings in the home folder."""
     (repository / "work").mkdir()
     (repository / "work" / "a.py").write_text("")
     assert asked(repository / "work") is None
@@ -214,7 +214,7 @@ def test_a_filter_that_cannot_be_switched_off_is_not_risked(repository: Path) ->
 
 
 def test_a_filter_of_the_users_own_is_used(repository: Path, tmp_path: Path) -> None:
-    """As git-lfs, without which every large file would differ."""
+    """git-lfs is such a filter: without it, every large file would differ."""
     (tmp_path / ".gitconfig").write_text("[filter \"own\"]\n\tclean = sed 's/FIRST/first/'\n")
     (repository / ".gitattributes").write_text("*.py filter=own\n")
     (repository / "model_def.py").write_text("model_def.py, FIRST\n")
@@ -224,13 +224,13 @@ def test_a_filter_of_the_users_own_is_used(repository: Path, tmp_path: Path) -> 
 def test_the_repository_is_the_contexts_whatever_the_environment_says(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a hook of another repository."""
+    """GIT_DIR is set in a hook of another repository, for example."""
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
     assert asked(repository) is not None
 
 
 def test_nothing_is_written_into_the_repository(repository: Path) -> None:
-    """It may be in use, and another user's."""
+    """The repository may be in use, or belong to another user."""
     index = repository / ".git" / "index"
     os.utime(repository / "model_def.py", (0, 0))
     before = index.read_bytes()

@@ -1,4 +1,4 @@
-"""Whatever a value looks like, it stays data: rendered scripts are run for real, with a Python that notes its argv."""
+"""Values stay data whatever they contain: rendered scripts really run, with a Python that records its arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE_JOB = JobArray(first=0, count=1)
 
 
 def submitted(home: Path) -> ExperimentFolder:
-    """Experiment 12 below `home`, with room for its scripts."""
+    """Return experiment 12 below `home`, with a folder for its scripts."""
     experiment = ExperimentFolder(home / "experiments" / "12")
     experiment.jobs.mkdir(parents=True)
     return experiment
@@ -36,7 +36,7 @@ def test_a_local_job_gets_every_value_byte_for_byte_and_runs_nothing_else(
 ) -> None:
     home = tmp_path / value
     experiment = submitted(home)
-    python, told = telltale_python(home)
+    python, records = telltale_python(home)
     stub("module", f"printf '%s\\0' \"$@\" >>'{tmp_path}/modules'")
     plan = job_plan(
         scheduler="local",
@@ -53,9 +53,9 @@ def test_a_local_job_gets_every_value_byte_for_byte_and_runs_nothing_else(
     subprocess.run(["bash", script], cwd=nowhere, check=True)
 
     agent = [str(python), "-m", "hpc_det.launch.agent"]
-    assert arguments(told) == ["-m", "hpc_det.launch.job", str(experiment.path), "1", "--", *agent]
+    assert arguments(records) == ["-m", "hpc_det.launch.job", str(experiment.path), "1", "--", *agent]
     assert (tmp_path / "modules").read_bytes().decode().split("\0")[:-1] == ["load", value, "load", "gcc"]
-    assert (told / "path").read_text() == f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    assert (records / "path").read_text() == f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     assert (experiment.jobs / "1.log").read_text() == ""
     assert list(nowhere.iterdir()) == []
 
@@ -63,11 +63,11 @@ def test_a_local_job_gets_every_value_byte_for_byte_and_runs_nothing_else(
 @pytest.mark.integration
 def test_a_sites_own_setup_lines_are_shell(tmp_path: Path) -> None:
     experiment = submitted(tmp_path)
-    python, told = telltale_python(tmp_path / "venv")
+    python, records = telltale_python(tmp_path / "venv")
     setup = ("export PATH=/site/$((40 + 2)):$PATH",)
     plan = job_plan(scheduler="local", folder=str(experiment.path), python=str(python), setup=setup)
     subprocess.run(["bash"], input=render(plan, ONE_JOB, experiment.script()), text=True, check=True)
-    assert (told / "path").read_text().split(os.pathsep)[:2] == [str(python.parent), "/site/42"]
+    assert (records / "path").read_text().split(os.pathsep)[:2] == [str(python.parent), "/site/42"]
 
 
 @pytest.mark.slurm
@@ -75,7 +75,7 @@ def test_slurm_takes_every_value_byte_for_byte_and_runs_nothing_else(slurm_lab: 
     base = slurm_lab.folder()
     home = base / ALL[:200]
     experiment = submitted(home)
-    python, told = telltale_python(home)
+    python, records = telltale_python(home)
     plan = job_plan(
         name=ALL,
         folder=str(experiment.path),
@@ -101,10 +101,10 @@ def test_slurm_takes_every_value_byte_for_byte_and_runs_nothing_else(slurm_lab: 
 
     slurm_lab.run("scontrol", "release", job_id)
     slurm_lab.wait_for_state(job_id, "COMPLETED")
-    words = arguments(told)
+    words = arguments(records)
     assert words[: words.index("srun")] == ["-m", "hpc_det.launch.job", str(experiment.path), "1", "--"]
     assert words[-4:] == [ALL, str(python), "-m", "hpc_det.launch.agent"]
-    assert (told / "cwd").read_text() == f"{experiment.path}\n"
+    assert (records / "cwd").read_text() == f"{experiment.path}\n"
     assert (experiment.jobs / "1.log").read_text() == ""
     assert not list(base.rglob("X"))
 

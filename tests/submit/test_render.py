@@ -1,4 +1,4 @@
-"""Whole scripts, and the strictness of their templates. A golden is changed by hand, after a look at the difference."""
+"""Whole scripts, and the strictness of their templates. Golden files are changed by hand."""
 
 from __future__ import annotations
 

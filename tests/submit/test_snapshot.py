@@ -80,7 +80,7 @@ def test_a_detignore_that_is_none_is_named(context: Path, written: bytes | None,
 
 
 def test_a_folder_that_is_ignored_is_not_looked_into(context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may hold the data of a year."""
+    """Such a folder may contain years of data."""
     write(context, "a.py", "data/2025/a", "pkg/data/b")
     (context / ".detignore").write_text("data/\n")
     looked_into, scandir = list[str](), os.scandir
@@ -129,7 +129,7 @@ def test_what_is_ignored_does_not_count(context: Path) -> None:
 
 
 def test_a_link_that_leads_nowhere_is_left_out(context: Path) -> None:
-    """Editors leave such links beside files that are open."""
+    """Editors create such links for open files."""
     write(context, "a.py")
     (context / ".#a.py").symlink_to("ada@login.4711")
     assert kept(context) == ["a.py"]
@@ -181,7 +181,7 @@ def test_a_file_that_has_gone_meanwhile_is_named(context: Path, tmp_path: Path) 
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    """A folder elsewhere, with a .detignore of its own."""
+    """Return a folder outside the context directory, with its own .detignore."""
     folder = tmp_path / "elsewhere" / "library"
     folder.mkdir(parents=True)
     write(folder, "b.py", "deep/c.py", "big/data", "__pycache__/b.pyc")

@@ -1,4 +1,4 @@
-"""A new experiment: where its checkpoints will lie, and the checkpoint that its weights come from."""
+"""A new experiment: the storage of its checkpoints, and the checkpoint from which its weights are loaded."""
 
 from __future__ import annotations
 

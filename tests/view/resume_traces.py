@@ -1,4 +1,4 @@
-"""What trainings leave on disk for the comparison."""
+"""Traces of trainings on disk, for the comparison of a resumed run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 
 Change = Mapping[tuple[int, str], Mapping[str, str]]
-"""Batch and part -> values that are otherwise."""
+"""(batch, part) -> values that differ from the usual ones."""
 USUAL = {"state": {"weights": "0.5", "generators['torch']": "a"}, "data": {"[0]": "x"}, "metrics": {"['loss']": "1.0"}}
 
 

@@ -1,4 +1,4 @@
-"""What rests is read once; a change after the end is seen, whatever the index says."""
+"""Experiments that rest are read once; a change after the end is noticed in spite of the index."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def store(root: Path) -> ExperimentStore:
 
 @pytest.fixture
 def ended(root: Path) -> Life:
-    """Experiment 1, COMPLETED long ago."""
+    """Return experiment 1, which was COMPLETED long ago."""
     life = Life.submitted(root)
     life.begins()
     life.reports("validation", 400, {"accuracy": 0.9})
@@ -40,7 +40,7 @@ def ended(root: Path) -> Life:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The experiments that are read, by id."""
+    """Return a list to which each read of an experiment appends its id."""
     found: list[int] = []
 
     def read(folder: ExperimentFolder) -> ExperimentView:
@@ -52,7 +52,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def age(folder: ExperimentFolder) -> None:
-    """As if nothing had happened for an hour."""
+    """Set the times of all files of the experiment to LONG_AGO."""
     for path in (folder.path, *folder.path.rglob("*")):
         os.utime(path, (LONG_AGO, LONG_AGO))
 
@@ -180,7 +180,7 @@ def test_the_index_of_another_root_is_not_believed(
     store: ExperimentStore, ended: Life, reads: list[int], tmp_path: Path
 ) -> None:
     summaries(store)
-    shutil.copytree(store.root, tmp_path / "copy")  # with all times
+    shutil.copytree(store.root, tmp_path / "copy")  # copies the files' times too
     assert states(ExperimentStore(tmp_path / "copy")) == {1: "COMPLETED"}
     assert reads == [1, 1]
 
@@ -220,7 +220,7 @@ def test_what_has_not_come_to_rest_is_under_way(
     paused = Life.submitted(root, job_id="4713")
     paused.search.pause("ada")
     age(paused.folder)
-    for _ in range(2):  # without the index, and with it
+    for _ in range(2):  # first without the index, then with it
         assert [(view.id, view.job_ids()) for view in look(store).under_way] == [(2, ["4712"])]
     assert scheduler.asked == []
     assert states(store) == {1: "COMPLETED", 2: "RUNNING", 3: "PAUSED"}

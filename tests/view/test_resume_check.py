@@ -1,4 +1,4 @@
-"""What differs first between two trainings, by the traces of their ranks."""
+"""The first difference between two trainings, from the traces of their ranks."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_rank_that_is_missing_is_no_result(tmp_path: Path) -> None:
 
 
 def test_a_list_of_times_is_not_lost_where_it_grows(tmp_path: Path) -> None:
-    """One entry more with each batch, and each another one."""
+    """The list grows by one entry per batch, and the entries differ between the runs."""
     changes: list[Change] = [
         {(batch, "state"): {f"attribute trial.times[{k}]": f"{run}.{k}" for k in range(batch)} for batch in range(6)}
         for run in (1, 2)
@@ -127,12 +127,12 @@ LOSS, POINT = {"['loss']": "2"}, {"[0]": "y"}
 
 
 def counted(resume: int | None = None, name: str = "attribute trial.count", text: str = "") -> Change:
-    """A value that grows with each batch, and that a resume loses."""
+    """Return a change: a value that grows with each batch and that a resume loses."""
     return {(batch, "state"): {name: f"{text}{batch - (resume or 0)}"} for batch in range(resume or 0, BATCHES)}
 
 
 def also(*changes: Change) -> Change:
-    """All of them."""
+    """Return one change with all of these."""
     found: dict[tuple[int, str], dict[str, str]] = {}
     for change in changes:
         for place, values in change.items():
@@ -141,7 +141,7 @@ def also(*changes: Change) -> Change:
 
 
 Case = tuple[Change, Change, list[tuple[str, str | None]]]
-"""The stopped training, the undisturbed one, and the kinds of causes, with the names of what they are about."""
+"""Changes of the stopped and of the undisturbed training, and the expected causes as (kind, name)."""
 
 
 def in_an_unwrapped(kind: str) -> Case:
@@ -188,7 +188,7 @@ def test_the_likely_cause_depends_on_what_differs_and_since_when(
 
 
 def test_state_that_is_lost_after_the_first_difference_is_no_cause_of_it(tmp_path: Path) -> None:
-    """The resume at batch 4 loses a counter; the data differed since the one at batch 2."""
+    """The resume at batch 4 loses a counter, but the data have differed since the resume at batch 2."""
     lost_later = {place: value for place, value in counted(4).items() if place[0] >= 4}
     found = compared(tmp_path, also(counted(), lost_later, from_batch(3, "data", **POINT)), counted())
     assert [each.batch for each in found.lost] == [4]

@@ -1,4 +1,4 @@
-"""The state of an experiment, for every combination of what its search and its jobs say."""
+"""The state of an experiment, for every combination of the states of its search and its jobs."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_torn_files_of_a_trial_are_no_error(life: Life) -> None:
 
 
 def test_a_damaged_record_of_a_job_hides_no_job(life: Life) -> None:
-    """It may run: nobody says that there is none."""
+    """The job may run: a damaged record does not prove that it does not exist."""
     life.begins()
     for damage in ("", "{}", "7", '{"job_id": 7, "scheduler": "slurm", "submitted": 1.0, "first": 0, "workers": 1}'):
         life.folder.job().write_text(damage)

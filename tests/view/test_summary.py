@@ -1,4 +1,4 @@
-"""What lists, descriptions, hooks and reports tell of an experiment alike."""
+"""The summary of an experiment, which listings, descriptions, hooks and reports share."""
 
 from __future__ import annotations
 

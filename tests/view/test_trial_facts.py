@@ -1,4 +1,4 @@
-"""One source of a trial's facts: what describe, the report and top show of it is the same."""
+"""The facts of a trial have one source: describe, the report and top show the same values."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ ENDED: list[tuple[str, str, str, str | None, list[str]]] = [
 
 
 def ended(cause: str, action: str, why: str, failure: str | None) -> str:
-    """What is said of the first attempt on node1, which took 209 s."""
+    """Return the sentence about a first attempt of 209 s on node1."""
     attempt = AttemptHistory(
         number=1,
         job_id="4711",
@@ -79,8 +79,8 @@ def ended(cause: str, action: str, why: str, failure: str | None) -> str:
 
 @pytest.mark.parametrize(("cause", "action", "why", "failure", "facts"), ENDED)
 def test_an_ended_attempt_in_words(cause: str, action: str, why: str, failure: str | None, facts: list[str]) -> None:
-    told = ended(cause, action, why, failure)
-    assert not unnamed(told, "attempt 1", "node1", "10:02:11", "10:05:40", *facts)
+    text = ended(cause, action, why, failure)
+    assert not unnamed(text, "attempt 1", "node1", "10:02:11", "10:05:40", *facts)
 
 
 def test_the_words_for_an_ended_attempt() -> None:

@@ -1,4 +1,4 @@
-"""The states of trials, and how they are counted."""
+"""The states of trials and their counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.life import Life, halving, random_search
 
 
 def states(life: Life, *, is_over: bool = False) -> str:
-    """Of each trial, in their order."""
+    """Return the state of each trial, by number, separated by spaces."""
     search = ExperimentView(life.folder).search
     found = [state_now(search, life.folder.trial(number), is_over=is_over) for number in sorted(search.trials)]
     return " ".join(state.value for state in found)
@@ -57,7 +57,7 @@ def test_a_restart_after_a_failure_is_running(tmp_path: Path) -> None:
 def test_a_job_that_is_killed_after_the_last_report_leaves_a_finished_attempt(
     tmp_path: Path, writes_outcome: bool
 ) -> None:
-    """Between the last save, which the search hears of, and the journal's line."""
+    """The kill comes after the report to the search, before the line in the journal."""
     life = Life.submitted(tmp_path)
     life.begins()
     life.saves(100)

@@ -1,4 +1,4 @@
-"""experiment cleanup: logs that their retention policy keeps no longer."""
+"""experiment cleanup: logs past their retention period."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DAY_S = 24 * 3600
 
 
 def old(life: Life, days: float, **policy: Any) -> Life:
-    """Nothing has happened in it for so many days."""
+    """Set the experiment's retention policy, and its last change to `days` days ago; return it."""
     write_json(life.folder.effective, {**(read_json(life.folder.effective) or {}), "retention_policy": policy})
     os.utime(life.folder.search, times=(then := time.time() - days * DAY_S, then))
     return life

@@ -1,4 +1,4 @@
-"""hpc-det experiment continue: what is left of a search gets jobs again, and nothing else does."""
+"""hpc-det experiment continue: only the remaining trials of a search get jobs again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ searcher: {name: async_halving, metric: accuracy, max_length: 10, max_trials: 2,
 
 @pytest.fixture
 def slurm(slurm_commands: Stub) -> Stub:
-    """Takes every job, and knows none of them any more."""
+    """Stub a Slurm that accepts every job and does not know it afterwards."""
     slurm_commands("sbatch", "echo 4711")
     slurm_commands("squeue", KNOWS_NONE)
     slurm_commands("scancel", "")
@@ -44,7 +44,7 @@ def slurm(slurm_commands: Stub) -> Stub:
 
 @pytest.fixture
 def create(hpc_det: Command, root: Path, config: Path, code: Path, slurm: Stub) -> Callable[[str], ExperimentFolder]:
-    """Experiment 1 with this configuration, on the Slurm."""
+    """Return a function that creates experiment 1 with a configuration on that Slurm."""
 
     def run(text: str) -> ExperimentFolder:
         config.write_text(text)
@@ -58,7 +58,7 @@ Create = Callable[[str], ExperimentFolder]
 
 
 def trained(experiment: ExperimentFolder, worker: int = 0) -> list[int]:
-    """The trials that a worker trains, all that there are for it."""
+    """Let a worker train all trials that the search assigns to it; return their numbers."""
     search, trials = SearchJournal(experiment), list[int]()
     work = search.ask(worker, f"4711_{worker}")
     while work:
@@ -93,7 +93,7 @@ def test_trials_that_replace_invalid_ones_are_left_to_do(hpc_det: Command, creat
 
 
 def test_a_search_that_compares_gives_failed_trials_no_other_chance(hpc_det: Command, create: Create) -> None:
-    """It has taken its decisions without them."""
+    """The search has made its decisions without them."""
     experiment = create(HALVING)
     search = SearchJournal(experiment)
     search.ask(0, "4711_0")

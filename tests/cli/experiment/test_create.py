@@ -17,7 +17,7 @@ Stub = Callable[[str, str], None]
 
 @pytest.fixture
 def sbatch(slurm_commands: Stub, tmp_path: Path) -> Path:
-    """Where an sbatch that accepts everything leaves the script."""
+    """Stub an sbatch that accepts every job; return the path to which it copies the script."""
     submitted = tmp_path / "submitted.sh"
     slurm_commands("sbatch", f'cp "${{!#}}" "{submitted}"; echo 4711')
     return submitted
@@ -27,7 +27,7 @@ def is_untouched(root: Path) -> bool:
     return not list((root / "experiments").glob("*"))
 
 
-# --- what works
+# --- configurations that are accepted
 
 
 @pytest.mark.integration
@@ -116,7 +116,7 @@ def test_explain_goes_before_the_last_line_of_create(hpc_det: Command, config: P
     assert lines[-1] == "Created experiment 1"
 
 
-# --- what is refused: one clear message, no traceback, nothing half-created
+# --- configurations that are refused: one clear message, no traceback, nothing half-created
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_the_console_script_shows_no_traceback(root: Path, config: Path, code: P
     assert not unnamed(done.stderr, "hpc-det", "'nam'", "'name'")
 
 
-# --- without a job yet
+# --- without submitting
 
 
 @pytest.mark.integration

@@ -1,4 +1,4 @@
-"""experiment delete: whole, only what has ended, and no number twice."""
+"""experiment delete: complete, only for finished experiments, and no number is used twice."""
 
 from __future__ import annotations
 
@@ -128,11 +128,11 @@ def test_a_store_that_does_not_answer_is_reported_and_tried_again(
     hpc_det: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life, bucket = ended(root), tmp_path / "bucket"
-    told = silent(life, bucket)
+    message = silent(life, bucket)
     with monkeypatch.context() as patch:
         patch.setattr(Remote, "remove_all", refuse)
         done = hpc_det("e", "delete", "1", "--yes")
-    assert (done.code, done.err) == (1, f"hpc-det: {told}")
+    assert (done.code, done.err) == (1, f"hpc-det: {message}")
     assert hpc_det("e", "list").out.count("\n") == 1
     assert hpc_det("e", "cleanup").code == 0
     assert (bucket.exists(), list((root / "experiments" / ".deleted-1").iterdir())) == (False, [])
@@ -142,17 +142,17 @@ def test_a_store_that_never_answers_keeps_nothing_else_from_its_end(
     hpc_det: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, _ = ended(root), ended(root), ended(root)
-    told = silent(first, tmp_path / "bucket")
+    message = silent(first, tmp_path / "bucket")
     store = ExperimentStore(root)
     for life in (first, second):
         life.folder.path.rename(store.deleted(life.id))
     monkeypatch.setattr(Remote, "remove_all", refuse)
     done = hpc_det("e", "delete", "3", "--yes")
     assert (done.code, unnamed(done.out, "experiment 3")) == (0, [])
-    assert done.err.replace("\n", "\nhpc-det: ", 1) == f"hpc-det: note: {told}"
+    assert done.err.replace("\n", "\nhpc-det: ", 1) == f"hpc-det: note: {message}"
     assert left(root) == [".deleted-1", ".deleted-3"]
     done = hpc_det("e", "cleanup")
-    assert (done.code, done.err) == (1, f"hpc-det: {told}")
+    assert (done.code, done.err) == (1, f"hpc-det: {message}")
     assert store.cleaned.exists(), "the next `create` need not try again"
 
 
@@ -166,7 +166,7 @@ def test_what_a_killed_deletion_has_left_goes_with_the_next(hpc_det: Command, ro
 def test_two_that_delete_the_same_at_once_leave_nothing(
     hpc_det: Command, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one is a file ahead in the middle of a folder."""
+    """The other process has just deleted the next file of a folder."""
     rmtree = shutil.rmtree
 
     def overtaken(folder: Path) -> None:

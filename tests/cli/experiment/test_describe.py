@@ -1,4 +1,4 @@
-"""list and describe."""
+"""hpc-det experiment list and describe."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def test_describe_tells_the_whole_story(hpc_det: Command, life: Life, scheduler:
     checkpoint = life.saves(120)
     life.ends(Cause.PREEMPTED, Action.REQUEUE, steps=120)
     life.begins()
-    told = hpc_det("e", "describe", "1").out
-    assert "State:      RUNNING\n" in told
-    assert "Progress:   120 of 400 batches\n" in told
-    assert "Slots:      4 on 2 node(s), 2 each\n" in told
-    assert not unnamed(told, "preempted at batch 120")
-    assert "  attempt 2 on " in told
-    assert "last training: loss 0.5\n" in told
-    assert "last validation: accuracy 0.9, loss Infinity\n" in told
-    assert "best validation: accuracy 0.9 at batch 120\n" in told
-    assert f"{checkpoint.uuid} at batch 120" in told
+    shown = hpc_det("e", "describe", "1").out
+    assert "State:      RUNNING\n" in shown
+    assert "Progress:   120 of 400 batches\n" in shown
+    assert "Slots:      4 on 2 node(s), 2 each\n" in shown
+    assert not unnamed(shown, "preempted at batch 120")
+    assert "  attempt 2 on " in shown
+    assert "last training: loss 0.5\n" in shown
+    assert "last validation: accuracy 0.9, loss Infinity\n" in shown
+    assert "best validation: accuracy 0.9 at batch 120\n" in shown
+    assert f"{checkpoint.uuid} at batch 120" in shown
 
 
 def test_describe_as_json(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:

@@ -1,4 +1,4 @@
-"""logs: what is shown, and how."""
+"""hpc-det experiment logs: selection and format of lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prints(trial: TrialFolder, rank: int, text: str, time: float) -> None:
 
 @pytest.fixture
 def life(life: Life) -> Life:
-    """Two ranks have printed in turns, at noon and after it."""
+    """Return an experiment whose two ranks have printed in turns from noon on, a line per second."""
     life.begins()
     write(life.trial.job_log, "", NOON)
     for number in range(4):
@@ -171,8 +171,8 @@ def test_the_last_lines_of_several_trials_are_those_that_were_written_last(hpc_d
     for number in range(4):
         prints(life.folder.trial(number % 2 + 1), 0, f"line {number}\n", time.time() + 10 + number)
     life.job_prints("module loaded\n")
-    told = hpc_det("e", "logs", "1", "--tail", 3).out.splitlines()
-    assert [line for line in told if "attempt" not in line] == [
+    answer = hpc_det("e", "logs", "1", "--tail", 3).out.splitlines()
+    assert [line for line in answer if "attempt" not in line] == [
         "[trial=2] [rank=0] line 1",
         "[trial=1] [rank=0] line 2",
         "[trial=2] [rank=0] line 3",
@@ -185,10 +185,10 @@ def test_a_gang_may_have_more_ranks_than_files_may_be_open(hpc_det: Command, lif
         prints(life.trial, rank, "said by all\n", NOON + 10)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, most))
     try:
-        told = hpc_det("e", "logs", "1").out
+        answer = hpc_det("e", "logs", "1").out
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert told.count("said by all") == 100
+    assert answer.count("said by all") == 100
 
 
 @pytest.mark.integration
@@ -214,8 +214,8 @@ def test_whoever_reads_no_further_gets_no_complaint(life: Life, root: Path) -> N
 def test_lines_that_a_level_left_keep_it_whatever_is_cut_off(hpc_det: Command, life: Life) -> None:
     life.begins()
     life.rank_prints(0, "epoch 1\nTraceback (most recent call last):\n  File x\nValueError: no\n")
-    told = hpc_det("e", "logs", "1", "--level", "error", "--tail", 2, "--json").out.splitlines()
-    records = [json.loads(line) for line in told]
+    answer = hpc_det("e", "logs", "1", "--level", "error", "--tail", 2, "--json").out.splitlines()
+    records = [json.loads(line) for line in answer]
     assert [(record["level"], record["line"]) for record in records] == [
         ("ERROR", "  File x"),
         ("ERROR", "ValueError: no"),

@@ -1,4 +1,4 @@
-"""Labels, names, the archive, and the lists that go by them."""
+"""Labels, names and the archive, and listings that filter by them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.facts import each_names, unnamed
 
 @pytest.fixture
 def three(root: Path, scheduler: FakeScheduler) -> list[Life]:
-    """Of three experiments the first has ended."""
+    """Return three experiments, of which the first has finished."""
     lives = [Life.submitted(root, job_id=str(job), title=f"run-{job}") for job in (11, 12, 13)]
     lives[0].begins()
     lives[0].finishes()
@@ -123,7 +123,10 @@ SET = ("experiment", "set", "gc-policy")
 
 @pytest.fixture
 def life(root: Path) -> Life:
-    """Experiment 1 has ended: two trials, each with checkpoints at 100 and 400 batches; the best is trial 2's last."""
+    """Return experiment 1, which has finished: two trials with checkpoints at 100 and 400 batches.
+
+    The best checkpoint is the last one of trial 2.
+    """
     life = Life.submitted(root, **random_search(2))
     life.begins()
     for trial, values in ((1, (0.9, 0.8)), (2, (0.7, 0.95))):

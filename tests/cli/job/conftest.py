@@ -13,7 +13,7 @@ from tests.stub import stub as stub
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> SlurmOnPaper:
-    """This machine's scheduler, with nothing in its queue."""
+    """Return a simulated Slurm with an empty queue, in the place of this machine's scheduler."""
     paper = SlurmOnPaper(this_user())
     paper.take_over(monkeypatch)
     return paper
@@ -21,7 +21,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> SlurmOnPaper:
 
 @pytest.fixture
 def queue(slurm: SlurmOnPaper, life: Life) -> SlurmOnPaper:
-    """4711 of experiment 1 runs; 4712 and 4714 of experiment 1, 4713 of bob's and 4715, of no experiment, wait."""
+    """Fill the queue: 4711 (running), 4712 and 4714 of experiment 1, 4713 of bob, and 4715 of no experiment."""
     folder = str(life.folder.path)
     slurm.queue("4711", state="RUNNING", reason="None", folder=folder)
     slurm.queue("4712", folder=folder, reason="Resources")

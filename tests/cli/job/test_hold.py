@@ -36,8 +36,8 @@ def test_an_arrays_id_is_all_of_its_jobs_that_wait(hpc_det: Command, queue: Slur
 
 
 def test_release_says_when_nothing_is_held(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    told = hpc_det("job", "release", "4711,4712").out
-    each_names(told.splitlines(), ["Job 4711", "held", "running"], ["Job 4712", "held", "queued", "Resources"])
+    shown = hpc_det("job", "release", "4711,4712").out
+    each_names(shown.splitlines(), ["Job 4711", "held", "running"], ["Job 4712", "held", "queued", "Resources"])
 
 
 def test_a_hold_of_the_site_is_its_operators_to_lift(hpc_det: Command, queue: SlurmOnPaper) -> None:

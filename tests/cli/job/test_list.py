@@ -99,7 +99,7 @@ def test_a_machine_without_a_scheduler_has_its_own_jobs_alone(
 def test_of_two_schedulers_the_one_that_answers_is_asked(
     hpc_det: Command, slurm: SlurmOnPaper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where Slurm runs there may be commands of PBS' names, and the other way round."""
+    """A machine with Slurm may have commands named like those of PBS, and vice versa."""
 
     def slurm_alone(command: Sequence[str]) -> str:
         if command[0] == "qstat":

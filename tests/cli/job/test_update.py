@@ -1,4 +1,4 @@
-"""hpc-det job update, update-batch and experiment set priority: what moves jobs in the queue."""
+"""hpc-det job update, update-batch and experiment set priority: moving jobs in the queue."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_jobs_that_nobody_here_may_change_are_all_named_before_any_is_changed(
 
 def test_jobs_of_two_pools_have_no_order(hpc_det: Command, queue: SlurmOnPaper) -> None:
     queue.jobs["4714"].partition = "high"
-    told = hpc_det("job", "update", "4714", "--ahead-of", "4712").err
-    assert not unnamed(told, "job 4714", "pool high", "job 4712", "pool low")
+    shown = hpc_det("job", "update", "4714", "--ahead-of", "4712").err
+    assert not unnamed(shown, "job 4714", "pool high", "job 4712", "pool low")
 
 
 @pytest.mark.parametrize("arguments", [("4714", "--priority", "10"), ("4714", "--ahead-of", "4713")])
@@ -118,7 +118,7 @@ def test_what_was_done_for_a_part_of_an_array_is_put_back(hpc_det: Command, queu
 
 
 def test_what_cannot_be_put_back_is_said_with_its_command(hpc_det: Command, queue: SlurmOnPaper) -> None:
-    queue.jobs["4712"].nice = -5  # an operator's gift
+    queue.jobs["4712"].nice = -5  # only operators may set it
     err = hpc_det("job", "update-batch", "4712.priority=60", "4715.priority=1").err
     assert not unnamed(err, "scontrol update JobId=4712 Nice=-5: scontrol: refused")
 
@@ -152,7 +152,7 @@ def test_what_is_no_update_is_told_with_what_is(
 
 
 def test_on_pbs(hpc_det: Command, pbs_lab: PbsLab, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-    """Its priorities and places are its users' to change."""
+    """On PBS, users may change the priorities and positions of their jobs."""
     monkeypatch.setattr("hpc_det.cli.job.list.schedulers_here", lambda which: ["pbs"])
     pbs_lab.submit("-q", "low", "-l", "select=3:ncpus=4", "--", "/bin/sleep", "600")
     folder = Life.submitted(root).folder
@@ -187,13 +187,12 @@ def test_on_pbs(hpc_det: Command, pbs_lab: PbsLab, monkeypatch: pytest.MonkeyPat
 def test_on_the_real_slurm(
     hpc_det: Command, slurm_lab: SlurmLab, stub: Stub, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a user who is no operator, and as one who is."""
+    """Runs as an ordinary user first, then as an operator."""
     if os.geteuid() != 0:
         pytest.skip("becomes two users, which only root can")
     slurm_lab.use(monkeypatch)
     slurm_lab.preempt(seconds=600)
     folder = Life.submitted(root).folder.path
-    monkeypatch.setattr("hpc_det.cli.job.list.this_user", lambda: "nobody")
     monkeypatch.setattr("hpc_det.cli.job.list.this_user", lambda: "nobody")
     as_nobody = "setpriv --reuid=nobody --regid=nogroup --clear-groups"
     for command in ("sbatch", "squeue", "scontrol"):
@@ -228,7 +227,7 @@ def test_on_the_real_slurm(
     assert records(hpc_det)[-1]["state"] == "QUEUED"
     assert "Invalid --nice value" in slurm_lab._ended("sbatch", "--nice=-1", "--wrap=true").stderr
 
-    for command in ("squeue", "scontrol"):  # an operator
+    for command in ("squeue", "scontrol"):  # as an operator
         stub(command, f'exec {slurm_lab.bin / command} "$@"')
     assert hpc_det("job", "update", array, "--priority", "1").code == 0
     assert order()[0] == array
@@ -256,8 +255,8 @@ def test_jobs_that_have_ended_or_run_are_left_out(hpc_det: Command, slurm: Slurm
 def test_an_experiment_without_a_job_that_waits_has_none_to_change(
     hpc_det: Command, slurm: SlurmOnPaper, life: Life
 ) -> None:
-    told = hpc_det("e", "set", "priority", "1", "60")
-    assert told.fails(2, "experiment 1")
+    shown = hpc_det("e", "set", "priority", "1", "60")
+    assert shown.fails(2, "experiment 1")
 
 
 def test_a_priority_is_asked_for_and_shown(hpc_det: Command, queue: SlurmOnPaper) -> None:

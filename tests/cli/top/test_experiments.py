@@ -1,4 +1,4 @@
-"""What a look at the files and the scheduler's answers tells."""
+"""Rows of `hpc-det top`, from the files and the scheduler's answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.life import FakeScheduler, Life, halving
 
 
 class Looking:
-    """Both that `hpc-det top` does all the time."""
+    """Both tasks that `hpc-det top` repeats: asking the scheduler and reading the files."""
 
     def __init__(self, root: Path) -> None:
         self.answers = Answers(root)
@@ -82,7 +82,7 @@ def test_losses_of_a_search_are_those_of_a_trial_that_is_trained(root: Path, loo
     life.begins(1)
     life.reports("training", 50, {"loss": 1.0})
     assert only(looking.look()).trial == 1
-    life.reaches(0.9)  # and leaves its place to the third worker
+    life.reaches(0.9)  # and the third worker takes its place
     life.reports("training", 50, {"loss": 2.0}, trial=2)
     row = only(looking.look())
     assert (row.trial, row.losses) == (2, (2.0,))

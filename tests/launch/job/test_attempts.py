@@ -1,4 +1,4 @@
-"""A trial in a job that is a real process: attempt after attempt, the journal, and what is decided from facts."""
+"""Attempts of a trial in a job that is a real process: the journal, and the decisions from recorded facts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ raise SystemExit(1)
 """
 
 GONE = f"{2**22}-1@{socket.gethostname()}"
-"""A job that has ended."""
+"""Id of a job that has ended."""
 
 
 def failures(gang: Gang) -> list[str | None]:
@@ -83,7 +83,7 @@ def test_a_failure_is_restarted_as_often_as_allowed_and_then_given_up(gang: Gang
 
 
 def test_a_log_policy_cancels_retries_and_names_the_line(gang: Gang) -> None:
-    """Of this attempt alone: an earlier one may have failed of something else."""
+    """The policy is matched with the log of this attempt alone: an earlier one may have failed for another reason."""
     cancels = {"name": "OOM", "pattern": "out of memory", "action": "cancel_retries"}
     policies = [cancels, {"name": None, "pattern": "^second", "action": None}]
     write_json(gang.experiment.effective, {**EFFECTIVE, "log_policies": policies})
@@ -92,9 +92,9 @@ def test_a_log_policy_cancels_retries_and_names_the_line(gang: Gang) -> None:
     assert code == 1
     assert gang.ends() == [("failed", "restart"), ("failed", "give up")]
     assert unnamed(output.splitlines()[-1], "give up", "log policy 'OOM'") == []
-    told = [event["problem"] for event in gang.journal.events() if event["event"] == "problem"]
+    problems = [event["problem"] for event in gang.journal.events() if event["event"] == "problem"]
     line = "second: GPU 0 out of memory"
-    each_names(told, ["log policy 'OOM'", line], ["log policy '^second'", line])
+    each_names(problems, ["log policy 'OOM'", line], ["log policy '^second'", line])
 
 
 def test_a_trial_that_fails_once_may_finish_in_its_second_attempt(gang: Gang) -> None:
@@ -148,7 +148,7 @@ def test_a_killed_rank_is_named_and_the_next_attempt_begins_with_nobody_left(gan
 
 
 def test_a_killed_agent_is_a_failure_and_leaves_no_process(gang: Gang) -> None:
-    """Not even one that no agent's end tells to leave."""
+    """`stranger` is in another session and does not notice the end of the agent."""
     gang.plan("setsid sleep 60 & echo $! >stranger; $PYTHON rank.py 0")
     job = gang.start_job()
     (rank,) = gang.wait_for_ranks(0)
@@ -201,7 +201,7 @@ def test_an_agent_that_hears_a_signal_is_preempted_and_the_local_job_goes_on(gan
 
 
 def test_a_kill_request_ends_ranks_that_listen_to_nothing_at_once(gang: Gang) -> None:
-    """Without waiting for an agent to look."""
+    """The agent is suspended, so the job itself must end the ranks."""
     gang.plan_ranks(0, 1, argument="deaf")
     job = gang.start_job()
     pids = gang.wait_for_ranks(0, 1)
@@ -344,7 +344,7 @@ def test_an_attempt_that_nobody_ended_lost_its_node_and_the_next_one_begins(gang
         ("kill", [("cancelled", "done")]),
     ],
 )
-def test_an_attempt_that_nobody_ended_but_somebody_stopped(gang: Gang, reason: str, ends: list[object]) -> None:
+def test_an_attempt_without_an_end_and_with_a_stop_request(gang: Gang, reason: str, ends: list[object]) -> None:
     gang.plan("true")
     gang.journal.started(1, GONE)
     request_stop(gang.trial.stop, attempt=1, reason=reason, source="a test")  # type: ignore[arg-type]
@@ -388,7 +388,7 @@ def scontrol(folder: Path, job: str) -> str:
 
 @pytest.fixture
 def slurm_job(stub: Stub, tmp_path: Path) -> dict[str, str]:
-    """The environment of a Slurm job, whose `scontrol` notes its arguments."""
+    """Return the environment of a Slurm job with a stub of `scontrol` that records its arguments."""
     stub("scontrol", scontrol(tmp_path, PREEMPTED))
     return {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node1"}
 
@@ -446,7 +446,7 @@ trial, attempt = TrialFolder(Path(sys.argv[1])), int(sys.argv[2])
 note_failure(trial, attempt, Failure(rank=None, host="node2", time=time.time() - 60, message="lost", node_lost=True))
 time.sleep(600)
 """
-"""As srun, after the agent of the first node has given its verdict."""
+"""Like an srun that keeps running after the first node's agent has reported a lost node."""
 
 
 @pytest.mark.long
@@ -467,7 +467,7 @@ echo "srun: error: Task launch for StepId=4711.0 failed on node node2: Communica
 echo "srun: error: Application launch failed: Communication connection failure" >&2
 exit 233
 """
-"""As the srun of Slurm 22.05 for a node that is switched off."""
+"""Behaves like the srun of Slurm 22.05 for a node that is switched off."""
 
 
 def test_a_node_on_which_srun_could_start_no_agent_is_lost(
@@ -484,7 +484,7 @@ IS_CALLED_DOWN = """
 echo "srun: error: Node failure on node2" >&2
 exit 0
 """
-"""As the srun of Slurm 22.05 for a node whose slurmd died, and whose processes live."""
+"""Behaves like the srun of Slurm 22.05 for a node whose slurmd died while its processes live."""
 
 
 @pytest.mark.parametrize("entrypoint", ["true", "true --trial model_def:Trial"])
@@ -558,12 +558,12 @@ def test_the_slurm_script_starts_an_agent_on_every_node(slurm_lab: SlurmLab) -> 
     job_id = slurm_lab.run("sbatch", "--parsable", gang.write_script()).strip()
     slurm_lab.wait_for_state(job_id, "COMPLETED")
     assert gang.ends() == [("finished", "done")]
-    told = [line for line in gang.trial.job_log.read_text().splitlines() if line.startswith("rank group")]
-    assert sorted(told) == [f"rank group {node} trained on node{node + 1}" for node in range(3)]
+    lines = [line for line in gang.trial.job_log.read_text().splitlines() if line.startswith("rank group")]
+    assert sorted(lines) == [f"rank group {node} trained on node{node + 1}" for node in range(3)]
 
 
 def test_a_second_job_of_a_trial_that_runs_already_starts_nothing(gang: Gang) -> None:
-    """As when the script is started by hand too early: two jobs must not write one trial."""
+    """The script may have been started by hand too early; two jobs must not write one trial."""
     gang.plan("touch started")
     own = f"{os.getpid()}-{start_ticks(os.getpid())}@{socket.gethostname()}"
     SearchJournal(gang.experiment).ask(0, own)

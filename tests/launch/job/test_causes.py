@@ -1,4 +1,4 @@
-"""Whether an attempt had the time to save a checkpoint, by its files, and the lines that log policies match."""
+"""Causes: whether an attempt had time to save a checkpoint, from its files; the lines that log policies match."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_attempt_that_ends_now(trial: TrialFolder, happens: Callable[[TrialFo
     assert was_too_short(trial, late=False) is expected
 
 
-def test_of_one_whose_end_nobody_saw_the_reports_count(trial: TrialFolder) -> None:
+def test_without_a_recorded_end_the_time_of_the_reports_counts(trial: TrialFolder) -> None:
     begins(trial, 2 * LONG)
     reports(trial, 2 * LONG - 5)
     assert was_too_short(trial, late=True)
@@ -93,7 +93,7 @@ OFF = {"name": "ECC Error", "pattern": None, "action": None}
 NAMELESS = {"name": None, "pattern": "^slow", "action": "exclude_node"}
 
 
-def test_each_policy_tells_its_first_line_and_one_that_is_switched_off_none(tmp_path: Path) -> None:
+def test_each_policy_reports_its_first_line_and_a_disabled_one_none(tmp_path: Path) -> None:
     (tmp_path / "rank-0.log").write_text("ECC Error\nout of memory: 1\n")
     (tmp_path / "rank-1.log").write_bytes(b"\xff not UTF-8\nout of memory: 2\nslow disk\n")
     logs = {tmp_path / "rank-0.log": 0, tmp_path / "rank-1.log": 0}

@@ -1,4 +1,4 @@
-"""A full disk ends attempts with a cause of its own: the job waits for space, and is not charged."""
+"""A full disk is a separate cause of an attempt's end: the job waits for space, and the trial is not charged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ except OSError as error:
 
 @pytest.fixture
 def gang_on(tmp_path: Path, disk: Path) -> Iterator[Gang]:
-    """A gang whose run folder is on the small disk."""
+    """Return a gang whose run folder is on the small disk."""
     with tempfile.TemporaryDirectory() as tmp:
         gang = Gang(disk / "root", Path(tmp))
         yield gang
@@ -52,12 +52,12 @@ def gang_on(tmp_path: Path, disk: Path) -> Iterator[Gang]:
 
 
 def waits_until_full(folder: Path) -> str:
-    """An entrypoint whose first attempt fails when `fill_all` has done its work."""
+    """Return an entrypoint whose first attempt fails as soon as `fill_all` has filled the disk."""
     return f"touch started; while [ ! -e {folder}/full ]; do sleep 0.05; done; [ $HPC_DET_NUMBER != 1 ]"
 
 
 def fill_all(gang: Gang, disk: Path, folder: Path) -> Path:
-    """The disk and the last page of the journal: a tmpfs lets files fill theirs. What takes the space."""
+    """Fill the disk and the journal's last page, which a full tmpfs still lets it use; return the ballast file."""
     wait_for(lambda: (gang.code / "started").exists())
     with gang.trial.journal.open("ab") as journal:
         journal.write(b" " * (-journal.tell() % 4096 - 1) + b"\n")
@@ -66,17 +66,17 @@ def fill_all(gang: Gang, disk: Path, folder: Path) -> Path:
     return ballast
 
 
-def told(gang: Gang) -> str:
+def output(gang: Gang) -> str:
     return gang.printed.read_text() + (gang.trial.job_log.read_text() if gang.trial.job_log.exists() else "")
 
 
 def waits_for_space(gang: Gang) -> bool:
-    """Return whether a line says in how many seconds it tries again after the full disk."""
-    return re.search(rf"\b\d+ s\b.*{os.strerror(errno.ENOSPC)}", told(gang)) is not None
+    """Return whether a line of the output names the full disk and the seconds until the next try."""
+    return re.search(rf"\b\d+ s\b.*{os.strerror(errno.ENOSPC)}", output(gang)) is not None
 
 
 def test_an_attempt_goes_on_when_there_is_space(gang: Gang, disk: Path) -> None:
-    """The checkpoints' disk is full, the run folder's is not."""
+    """Only the disk of the checkpoints is full, not that of the run folder."""
     ballast = fill(disk)
     (gang.code / "writes.py").write_text(WRITES)
     gang.plan(f"$PYTHON writes.py {disk}/state")
@@ -94,11 +94,11 @@ def test_an_attempt_goes_on_when_there_is_space(gang: Gang, disk: Path) -> None:
 
 @pytest.mark.long
 def test_where_nothing_can_be_written_the_journal_waits(gang_on: Gang, disk: Path, tmp_path: Path) -> None:
-    """Neither the rank's failure nor the job's journal finds any space at first."""
+    """There is space neither for the rank's failure nor for the job's journal at first."""
     gang_on.plan(waits_until_full(tmp_path))
     job = gang_on.start_job()
     ballast = fill_all(gang_on, disk, tmp_path)
-    wait_for(lambda: waits_for_space(gang_on) or job.poll() is not None, otherwise=lambda: told(gang_on))
+    wait_for(lambda: waits_for_space(gang_on) or job.poll() is not None, otherwise=lambda: output(gang_on))
     assert job.poll() is None
     ballast.unlink()
     assert job.wait() == 0
@@ -123,7 +123,7 @@ def test_a_job_with_a_queue_goes_back_into_it(gang: Gang, disk: Path, stub: Stub
     stub("scontrol", f'echo "$@" >>{tmp_path}/asked')
     gang.plan(f"$PYTHON writes.py {disk}/state", scheduler="slurm")
     job = gang.start_job(SLURM_JOB_ID="7", SLURM_JOB_NODELIST="node1", SLURM_NODEID="0")
-    wait_for(lambda: gang.ends()[:1] == [("disk full", "restart")], otherwise=lambda: told(gang))
+    wait_for(lambda: gang.ends()[:1] == [("disk full", "restart")], otherwise=lambda: output(gang))
     os.kill(job.pid, signal.SIGTERM)
     assert job.wait() == 0
     assert "requeue 7" in (tmp_path / "asked").read_text()
@@ -139,7 +139,7 @@ def test_a_job_that_can_write_nothing_goes_back_into_the_queue_all_the_same(
     gang_on.plan(waits_until_full(tmp_path), scheduler="slurm")
     job = gang_on.start_job(**environment)
     ballast = fill_all(gang_on, disk, tmp_path)
-    wait_for(lambda: waits_for_space(gang_on), otherwise=lambda: told(gang_on))
+    wait_for(lambda: waits_for_space(gang_on), otherwise=lambda: output(gang_on))
     os.kill(job.pid, signal.SIGTERM)
     assert job.wait() == 0
     assert "requeue 7" in (tmp_path / "asked").read_text()

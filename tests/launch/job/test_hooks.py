@@ -1,4 +1,4 @@
-"""Hooks as jobs tell them: real workers, real commands, a server on loopback."""
+"""Hooks that jobs run: real workers, real commands, a server on loopback."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def test_what_goes_wrong_with_a_hook_stands_in_the_log_and_harms_nobody(gang: Ga
     gang.plan("true")
     assert gang.run_job()[0] == 0
     assert gang.ends() == [("finished", "done")]
-    told = "notifying command ./no-such-program of COMPLETED failed: ./no-such-program: No such file or directory"
-    assert f"worker 0: {told}\n" in gang.printed.read_text()
+    problem = "notifying command ./no-such-program of COMPLETED failed: ./no-such-program: No such file or directory"
+    assert f"worker 0: {problem}\n" in gang.printed.read_text()

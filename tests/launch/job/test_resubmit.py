@@ -1,4 +1,4 @@
-"""Jobs on a Slurm of stubs: how they come back. The real one has its turn in tests/e2e/test_slurm.py."""
+"""Requeue and successors with stubs of Slurm's commands; tests/e2e/test_slurm.py uses a real Slurm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PREEMPTED = "JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:42:0
 
 
 class Slurm:
-    """Jobs get the numbers 8, 9 and so on. Each call is noted."""
+    """Stubs of Slurm's commands that record each call; jobs get the ids 8, 9, ..."""
 
     def __init__(self, stub: Stub, folder: Path) -> None:
         self._calls = folder / "calls"
@@ -44,7 +44,7 @@ class Slurm:
         self.paths = folder / "paths"
 
     def calls(self, command: str) -> list[str]:
-        """The arguments of its calls."""
+        """Return the arguments of each call of the command."""
         calls = (line.partition(" ") for line in self._calls.read_text().splitlines())
         return [arguments for name, _, arguments in calls if name == command]
 
@@ -59,7 +59,7 @@ def job(number: int) -> dict[str, str]:
 
 
 def preempt(gang: Gang, number: int) -> int:
-    """Run job `number` until its ranks are up, tell it to stop, and wait for its end; its exit code."""
+    """Run job `number` until its ranks are up, send it SIGTERM, and return its exit code."""
     process = gang.start_job(**job(number))
     gang.wait_for_ranks(0)
     gang.forget_ranks()
@@ -72,7 +72,7 @@ def test_a_successor_waits_for_the_end_of_the_job_from_its_begin_on(gang: Gang, 
     assert preempt(gang, 7) == 0
     script = gang.experiment.script()
     assert slurm.calls("sbatch") == [f"--parsable --dependency=afterany:7 {script}"]
-    assert "update JobId=7 Requeue=0" in slurm.calls("scontrol"), "only the successor goes on from now on"
+    assert "update JobId=7 Requeue=0" in slurm.calls("scontrol"), "only the successor continues from here"
     assert (slurm.calls("scancel"), gang.ends()) == ([], [("preempted", "requeue")])
     assert gang.search().present == {0: "8"}, "others leave the work to the successor"
 
@@ -93,7 +93,7 @@ def test_a_successor_is_submitted_where_the_temporary_folder_of_the_job_cannot_b
 
 
 def test_a_job_notes_that_it_submits_its_successor(gang: Gang, slurm: Slurm, stub: Stub, tmp_path: Path) -> None:
-    """For whoever looks after a KILL that came before the answer."""
+    """The record is for a reader after a SIGKILL of the job before sbatch's answer."""
     noted = gang.experiment.next_jobs(1, 0)
     stub("sbatch", f"cp {noted} {tmp_path}/noted; echo 8")
     gang.plan_ranks(0, scheduler="slurm", resume="successor")
@@ -130,7 +130,7 @@ def test_of_two_jobs_that_begin_as_one_worker_at_the_same_moment_the_first_goes_
 def test_a_job_that_was_believed_gone_leaves_the_trial_to_the_one_that_goes_on(
     gang: Gang, slurm: Slurm, tmp_path: Path
 ) -> None:
-    """Its node was lost for the scheduler, and still runs."""
+    """The scheduler took its node for lost, but the node still runs."""
     gang.plan(
         "touch up; while ! [ -e go ]; do sleep 0.01; done; exit 3", scheduler="slurm", resume="chain", max_restarts=9
     )
@@ -271,7 +271,7 @@ TIMED_OUT = "Batch job submission failed: Socket timed out on send/recv operatio
 
 @pytest.fixture
 def resubmission(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resubmission]:
-    """That of job 7, which is the last of an array where one is asked for."""
+    """Return a function that makes the Resubmission of job 7, the last of an array if `count` is above 1."""
 
     def made(resume: str, count: int = 1) -> Resubmission:
         gang.plan("true", scheduler="slurm", resume=resume)
@@ -304,7 +304,7 @@ def test_a_job_waits_with_its_requeue_for_a_scheduler_that_is_away(
 def test_a_job_that_slurm_has_put_back_meanwhile_is_not_requeued_once_more(
     resubmission: Callable[..., Resubmission], slurm: Slurm, stub: Stub, tmp_path: Path
 ) -> None:
-    """It may run on other nodes by now."""
+    """It may already run on other nodes."""
     stub("scontrol", f"echo \"scontrol $*\" >>{tmp_path}/calls; echo 'JobId=7 JobState=RUNNING Restarts=1'")
     assert resubmission("requeue").submit() == "7"
     assert not any("requeue" in call for call in slurm.calls("scontrol"))
@@ -324,7 +324,7 @@ def test_a_job_that_may_be_queued_although_nobody_said_so_is_not_submitted_twice
     is_queued: bool,
     resume: str,
 ) -> None:
-    """Also where the site refuses to requeue it."""
+    """The site also refuses to requeue it."""
     stub("scontrol", "echo 'slurm_requeue error: Access denied' >&2; exit 1")
     stub(
         "sbatch",

@@ -1,4 +1,4 @@
-"""Searches whose decisions are not this package's: Optuna's and users', with workers as real processes."""
+"""Searches in which Optuna or a user's class decides, with workers as real processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ search.report(attempt.worker, work, search.sample(work.trial).hparams["lr"])
 kind = "finished" if search.state().method.is_closed(work.trial) else "waiting"
 write_json(attempt.trial.outcome, {"attempt": attempt.number, "kind": kind, "steps": work.until})
 """
-"""A trial without torch: its learning rate is its loss."""
+"""A trial without torch that reports its learning rate as its loss."""
 LR = {"type": "log", "base": 10.0, "minval": -4.0, "maxval": -1.0}
 OPTUNA = {"name": "optuna", "max_trials": 4, "sampler": "TPESampler", "sampler_settings": {"n_startup_trials": 2}}
 CUSTOM = {"name": "custom", "class": "mine:Rounds", "max_trials": 4, "settings": {"rounds": 2}}
@@ -78,7 +78,7 @@ def test_a_method_of_the_users_trains_the_better_half_on(gang: Gang) -> None:
     (gang.code / "mine.py").write_text(ROUNDS)
     prepare(gang, **CUSTOM)
     assert gang.start_job(2).wait(timeout=DEADLINE_S) == 0
-    by_value = sorted(trained(gang).values(), key=lambda told: told[1] or 0)
+    by_value = sorted(trained(gang).values(), key=lambda length_and_value: length_and_value[1] or 0)
     assert [length for length, _ in by_value] == [100, 100, 50, 50]
 
 

@@ -1,4 +1,4 @@
-"""Workers as real processes, with scripts for trials: they share a search, fail, are stopped, killed and replaced."""
+"""Workers as real processes, with scripts as trials: they share a search, fail, are stopped, killed and replaced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.wait import DEADLINE_S, wait_for
 pytestmark = pytest.mark.integration
 
 TRIAL = "${HPC_DET_FOLDER##*/}"
-"""Its number, for the shell."""
+"""The number of a trial, as a shell expression."""
 FOUR = {"name": "random", "max_trials": 4}
 INVALID = """
 import os
@@ -88,9 +88,9 @@ def test_two_workers_of_one_job_train_four_trials_two_at_a_time(gang: Gang) -> N
     state = gang.search()
     assert (state.finished, state.present, state.open) == (True, {}, {})
     for trial in range(1, 5):
-        told = [line for line in log(gang, trial) if line.startswith("trial ")]
-        assert len(told) == 1, "each trial has a log of its own"
-        assert told[0].startswith(f"trial {trial} was trained by worker ")
+        lines = [line for line in log(gang, trial) if line.startswith("trial ")]
+        assert len(lines) == 1, "each trial has a log of its own"
+        assert lines[0].startswith(f"trial {trial} was trained by worker ")
         assert causes(gang, trial) == [("finished", "done")]
     printed = gang.printed.read_text()
     assert "trained" not in printed
@@ -184,7 +184,7 @@ def test_a_signal_to_the_job_cancels_the_experiment_after_all_gangs_have_saved(g
 
 
 def test_a_worker_that_is_given_a_trial_just_before_a_cancellation_does_not_begin_it(gang: Gang) -> None:
-    """Who cancels asks the trials that the search knows to stop, but this one has no folder yet."""
+    """`cancel` writes stop requests into the folders of known trials, but this trial has no folder yet."""
     gang.search_for(**FOUR)
     search = SearchJournal(gang.experiment)
     gang.plan("touch started")
@@ -207,7 +207,7 @@ def test_a_worker_that_is_killed_goes_on_with_its_own_trial_once_its_gang_is_gon
     os.kill(killed, signal.SIGKILL)
     (again,) = gang.wait_for_ranks(1)
     assert not is_there(first[0]), "two gangs must not write one trial"
-    assert is_there(first[1]), "the other worker hears nothing of it"
+    assert is_there(first[1]), "the other worker is not affected"
     assert gang.search().trials[1].worker == worker
     assert len(causes(gang, 1)) == 1
     assert causes(gang, 1)[0][1] == "requeue"
@@ -255,17 +255,17 @@ def test_what_a_job_writes_is_its_owners_alone(gang: Gang) -> None:
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-# --- one after the other
+# --- several trials in turn
 
 
 @pytest.fixture
 def alive() -> str:
-    """The id of a job that runs: this process."""
+    """Return the id of a running job: that of this process."""
     return f"{os.getpid()}-{start_ticks(os.getpid())}@{os.uname().nodename}"
 
 
 def test_a_trial_whose_former_gang_still_saves_begins_when_that_is_gone(gang: Gang, alive: str) -> None:
-    """The search gives a trial to whoever asks, as soon as rank 0 of its former gang has reported."""
+    """The search assigns a trial to the next worker as soon as rank 0 of its former gang has reported."""
     gang.plan("touch started")
     gang.journal.started(1, alive, worker=5)
     job = gang.start_job()
@@ -295,7 +295,7 @@ def test_a_former_gang_whose_job_has_ended_is_not_waited_for(gang: Gang) -> None
     assert gang.ends() == [("node lost", "requeue"), ("finished", "done")]
 
 
-def test_a_former_gang_that_nobody_can_tell_of_is_waited_for_as_long_as_a_save_may_take(
+def test_a_former_gang_of_unknown_state_is_waited_for_as_long_as_a_save_may_take(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "NO_NEWS_S", 0)
@@ -319,7 +319,7 @@ def test_a_signal_that_comes_while_the_end_of_a_former_gang_is_seen_is_heard_bef
 
 
 def test_a_worker_that_begins_again_ends_the_attempt_that_it_could_not_end(gang: Gang) -> None:
-    """It was killed between its rank 0's report and the end of the gang: its work is another trial by now."""
+    """It was killed between the report of rank 0 and the end of the gang; it now works on another trial."""
     gang.search_for(**FOUR)
     search = SearchJournal(gang.experiment)
     search.ask(0, f"{2**22}-1@{os.uname().nodename}")
@@ -336,7 +336,9 @@ def test_a_worker_that_begins_again_ends_the_attempt_that_it_could_not_end(gang:
 
 @pytest.fixture
 def slurm(stub: Stub, tmp_path: Path) -> dict[str, str]:
-    """The environment of a Slurm job, whose `scontrol` and `squeue` note their arguments and show a file."""
+    """Return the environment of a Slurm job with stubs of `scontrol` and `squeue` that record their arguments
+    and print a file.
+    """
     for name in ("scontrol", "squeue"):
         stub(name, f'echo "{name} $@" >>{tmp_path}/asked\ncat {tmp_path}/{name}')
     (tmp_path / "scontrol").write_text("JobState=RUNNING EndTime=2026-11-20T12:00:00 PreemptTime=2026-11-20T11:59:30\n")
@@ -405,7 +407,7 @@ def test_a_worker_that_starts_again_hears_of_an_earlier_preemption(
 
 
 def test_a_job_that_its_owner_cancels_begins_no_other_trial(gang: Gang, slurm: dict[str, str], tmp_path: Path) -> None:
-    """It would be killed with it at the end of the grace time."""
+    """Another trial would be killed with the job at the end of the grace time."""
     gang.search_for(**FOUR)
     gang.plan(f"touch began-{TRIAL}; $PYTHON rank.py {TRIAL} --trial", scheduler="slurm")
     (tmp_path / "scontrol").write_text("JobState=CANCELLED Reason=None\n")
@@ -422,7 +424,7 @@ def test_a_job_that_its_owner_cancels_begins_no_other_trial(gang: Gang, slurm: d
 def test_a_preemption_that_comes_too_late_for_an_attempt_is_heard_before_the_next_one(
     gang: Gang, slurm: dict[str, str], tmp_path: Path, how: str
 ) -> None:
-    """What would start now would be killed at the end of the grace time."""
+    """An attempt that starts now would be killed at the end of the grace time."""
     gang.search_for(**FOUR)
     gang.plan(f"touch began-{TRIAL}; while ! [ -e go ]; do sleep 0.01; done; [ {how} = finishes ]", scheduler="slurm")
     first = gang.experiment.trial(1)

@@ -1,4 +1,4 @@
-"""Upstream's table for torch_distributed, and what differs from it on purpose."""
+"""Determined's table of arguments for torch_distributed, and the intended differences from it."""
 
 from __future__ import annotations
 

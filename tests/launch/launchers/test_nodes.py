@@ -1,4 +1,4 @@
-"""What the launchers of a gang's nodes ask of each other, and what they refuse."""
+"""Requests between the launchers of a gang's nodes, and requests that they refuse."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tests.wait import DEADLINE_S, wait_for
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
-    """Of node 1, whose launcher waits."""
+    """Return an attempt whose folder is writable, for a launcher that waits on node 1."""
     attempt = replace(ATTEMPT, folder=str(tmp_path), address="127.0.0.1")
     attempt.trial.rendezvous(attempt.number).parent.mkdir()
     return attempt
 
 
 class Waiting:
-    """A launcher on node 1."""
+    """A launcher on node 1 that waits for requests in a thread."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.code: int | None = None
@@ -50,7 +50,7 @@ class Waiting:
         wait_for(attempt.trial.launcher(attempt.number, 1).exists)
 
     def end(self) -> None:
-        """As node 0 does."""
+        """End the launcher as node 0 does."""
         line = connect(*self.launcher.address, derived(ATTEMPT.secret.encode(), "launchers"), {}, DEADLINE_S)
         line.send({"end": 0})
         self.thread.join()
@@ -60,7 +60,7 @@ class Waiting:
         self.code = self.launcher.serve()
 
 
-def test_how_a_launcher_is_reached_is_no_matter_of_the_group_of_a_shared_experiment(attempt: Attempt) -> None:
+def test_the_address_of_a_launcher_is_private_in_a_shared_experiment(attempt: Attempt) -> None:
     share(attempt.trial.rendezvous(attempt.number).parent, os.getegid())
     waiting = Waiting(attempt)
     waiting.end()
@@ -128,9 +128,9 @@ def test_a_command_ends_when_the_asking_side_is_gone(attempt: Attempt, waiting: 
 
 
 def test_the_secret_lies_in_no_file_that_tells_where_a_launcher_listens(attempt: Attempt, waiting: Waiting) -> None:
-    told = attempt.trial.launcher(attempt.number, 1)
-    assert attempt.secret not in told.read_text()
-    assert told.stat().st_mode & 0o777 == 0o600
+    record = attempt.trial.launcher(attempt.number, 1)
+    assert attempt.secret not in record.read_text()
+    assert record.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("node", [1, 2, 255, 256, 4095])

@@ -1,4 +1,4 @@
-"""The machine's clock goes on while a process does not run, as with a suspended job."""
+"""A simulated suspension: the machine's clock advances while a process does not run, as in a suspended job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AN_HOUR_S = 3600.0
 
 
 class Suspension:
-    """For what uses hpc_det.node.suspension in this process."""
+    """Replaces the clock of hpc_det.node.suspension in this process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._lasted_s = 0.0

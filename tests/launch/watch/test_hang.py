@@ -1,4 +1,4 @@
-"""When a gang hangs, by a clock of the test's own."""
+"""Detection of hung gangs, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def between(steps: int) -> Progress:
 
 
 class Watched:
-    """Ranks that say something, and a judge that looks every second."""
+    """A judge that gets the progress of ranks and is asked for its verdict every second."""
 
     def __init__(self, *ranks: Progress, limit_s: int | None = 10) -> None:
         self.judge = HangJudge(len(ranks), limit_s)
@@ -144,7 +144,7 @@ def test_a_rank_that_is_through_waits_four_hours_for_the_others(ahead: Progress)
     assert gang.hung_within(1)
 
 
-def test_a_loop_that_has_told_something_has_four_hours_until_the_next_time() -> None:
+def test_a_loop_that_has_reported_has_four_hours_until_its_next_report() -> None:
     gang = Watched(in_function(1, warm=True), in_function(1, warm=True), limit_s=None)
     assert not gang.hung_within(4 * HOUR_S)
     assert gang.hung_within(1)
@@ -154,7 +154,7 @@ LIMIT_S = 60
 
 
 class Gang:
-    """Two ranks that train and stand still."""
+    """Two ranks in training that make no steps, and the watch over them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -176,7 +176,7 @@ class Gang:
             assert self.waits(1) is None
 
     def waits(self, seconds: int) -> str | None:
-        """The verdict, asked for every second."""
+        """Ask for the verdict every second, `seconds` times; return the first failure's message, or None."""
         for _ in range(seconds):
             self.now += 1
             if failure := self.rounds.failure():

@@ -1,4 +1,4 @@
-"""The checks of a node, each as the process that it is."""
+"""The health checks of a node, each in its process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def found(tmp_path: Path, **plan: Any) -> list[NodeProblem]:
 
 def test_a_healthy_node_has_no_problem_and_says_so_at_once(tmp_path: Path) -> None:
     assert found(tmp_path) == []
-    assert smallest(lambda: timeit(lambda: found(tmp_path), number=1), limit=1) < 1  # milliseconds are usual
+    assert smallest(lambda: timeit(lambda: found(tmp_path), number=1), limit=1) < 1  # it usually takes milliseconds
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -70,7 +70,7 @@ def test_a_clock_that_differs_from_the_file_servers_is_wrong(tmp_path: Path, mon
     text = found(tmp_path)[0].text
     assert unnamed(text, "clock", "behind", tmp_path / "run" / "trials" / "1") == []
     (late_s,) = re.findall(r"(\d+) s\b", text)
-    assert 3300 < int(late_s) <= 3600  # its time goes on while the file is looked at
+    assert 3300 < int(late_s) <= 3600  # time passes while the file is written and read
 
 
 def test_a_node_without_memory_is_ill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_gpus_are_asked_for_where_slots_are_gpus(tmp_path: Path, monkeypatch: py
 
 
 def test_a_check_that_hangs_is_named_and_keeps_nobody_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait, within_s = select.select, iter([0.2, None])  # the healthy one may be let run later than that
+    wait, within_s = select.select, iter([0.2, None])  # on a busy machine the healthy check may take longer than 0.2 s
     monkeypatch.setattr(select, "select", lambda read, write, urgent, left_s: wait(read, write, urgent, next(within_s)))
     began = time.monotonic()
     checks = {"/scratch": lambda: time.sleep(60), "memory": lambda: NodeProblem("none left")}
@@ -93,7 +93,7 @@ def test_a_check_that_hangs_is_named_and_keeps_nobody_else_waiting(monkeypatch: 
     assert unnamed(hangs.text, "/scratch", "0.2 s") == []
     assert answered == NodeProblem("none left")
     assert time.monotonic() - began < 50
-    os.waitpid(-1, 0)  # the one that was killed: an agent reaps it at its end
+    os.waitpid(-1, 0)  # reap the killed check, which an agent does at its end
 
 
 def test_a_check_that_breaks_is_a_problem() -> None:
@@ -117,7 +117,7 @@ def test_the_wrong_clock_is_the_one_that_most_others_contradict() -> None:
 
 
 class Nvml:
-    """Each device is a UUID, or None for another job's; `mig` are parts of the first one."""
+    """A stand-in for NVML. A device is a UUID, or None if it belongs to another job; `mig`: parts of the first one."""
 
     def __init__(self, *uuids: str | None, mig: tuple[str, ...] = (), used: dict[str, float] | None = None) -> None:
         self._uuids = uuids

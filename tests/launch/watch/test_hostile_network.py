@@ -1,4 +1,4 @@
-"""Whatever comes to the ports of a gang's agents, its training goes on: two real agents, whose ranks have no torch."""
+"""No input to the ports of a gang's agents disturbs its training: two real agents with ranks without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NONCE = 32
 
 
 class Target:
-    """A gang on two nodes, in training."""
+    """A gang on two nodes that trains."""
 
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
@@ -37,7 +37,7 @@ class Target:
         return socket.create_connection((self.meeting.host, self.meeting.agents_port), DEADLINE_S)
 
     def trains_on(self) -> None:
-        """It hears of a stop, saves on both nodes, and reports its exit."""
+        """Fail unless the gang still trains, obeys a stop request, saves on both nodes and exits."""
         assert [agent.poll() for agent in self._agents] == [None, None], self._gang.printed.read_text()
         request_stop(self._gang.trial.stop, attempt=1, reason="pause", source="a test", deadline=None)
         assert [agent.wait(DEADLINE_S) for agent in self._agents] == [0, 0]
@@ -54,7 +54,7 @@ def target(gang: Gang) -> Iterator[Target]:
 
 
 def is_hung_up(stranger: socket.socket) -> bool:
-    """Waiting for that; all that is said before is a nonce."""
+    """Wait for the end of the connection; return whether at most a nonce came before it."""
     heard = b""
     with suppress(ConnectionError):
         while piece := stranger.recv(4096):
@@ -81,7 +81,7 @@ def test_packets_that_are_no_handshake_are_hung_up_on(target: Target) -> None:
 
 
 def test_a_gigabyte_without_an_end_is_hung_up_on(target: Target) -> None:
-    """Long before it has arrived."""
+    """The listener closes the connection long before all of it has arrived."""
     with target.connect() as stranger, pytest.raises(ConnectionError):
         send_gigabyte(stranger)
 
@@ -99,12 +99,12 @@ def test_hundreds_of_idle_and_of_slow_callers_keep_nobody_out(target: Target) ->
                 with suppress(ConnectionError):
                     caller.send(bytes([byte]))
             time.sleep(0.01)
-        hung_up = [is_hung_up(caller) for caller in idle]  # the last of them when their time is over
+        hung_up = [is_hung_up(caller) for caller in idle]  # the last ones when their time is over
         assert all(hung_up)
 
 
 def test_a_recorded_handshake_and_a_guessed_key_open_nothing(target: Target) -> None:
-    """Also the right key, for a node that is there already."""
+    """The right key does not either, for a node that is already connected."""
     said = b'{"role": "agent", "node": 1}'
     for key in (b"", bytes(32), key_of(target.meeting.secret[:-1]), key_of(target.meeting.secret)):
         with target.connect() as stranger:

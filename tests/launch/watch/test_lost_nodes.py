@@ -1,4 +1,4 @@
-"""Nodes that are lost, in every phase of an attempt: two real agents, whose ranks have no torch, on two networks."""
+"""Lost nodes in every phase of an attempt: two real agents with ranks without torch, on two networks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.wait import DEADLINE_S, wait_for
 pytestmark = pytest.mark.integration
 
 SOON_S = 3
-"""Instead of 15: the limit of these agents."""
+"""Seconds after which these agents take a silent node for lost, instead of 15."""
 SHORTER = f"import hpc_det.launch.watch.peers as peers\npeers.LOST_S = {SOON_S}\n"
 
 
@@ -62,7 +62,7 @@ DEAF = f"{RANKS} deaf"
 
 
 def before_the_ranks_meet(nodes: TwoNodes) -> list[int]:
-    """As torchrun on the first node, which waits for the second one."""
+    """Return the processes before any rank exists, as with a torchrun that waits for the second node."""
     nodes.start(
         "echo $$ >pid-$HPC_DET_NODE_RANK.part; mv pid-$HPC_DET_NODE_RANK.part pid-$HPC_DET_NODE_RANK; sleep 600"
     )
@@ -77,15 +77,15 @@ def in_training(nodes: TwoNodes) -> list[int]:
 
 
 def in_a_save(nodes: TwoNodes) -> list[int]:
-    """Ranks were told to stop, and have not left yet."""
+    """Return the ranks, which were asked to stop and have not exited yet."""
     ranks = in_training(nodes)
     request_stop(nodes.gang.trial.stop, attempt=1, reason="pause", source="a test", deadline=None)
-    time.sleep(1.5)  # agents look every second; whether they have makes no difference here
+    time.sleep(1.5)  # agents look every second; the result is the same whether they have or not
     return ranks
 
 
 def at_exit(nodes: TwoNodes) -> list[int]:
-    """The ranks of the first node are done."""
+    """Return the rank of the second node; that of the first one has finished."""
     nodes.start(f"[ $HPC_DET_NODE_RANK = 1 ] && {DEAF}; exit 0")
     return nodes.gang.wait_for_ranks(1)
 
@@ -119,7 +119,7 @@ def test_a_lost_node_ends_the_gang_in_seconds_and_is_named(
     assert time.monotonic() - began < 10 * SOON_S
     found = two_nodes.verdict()
     assert (found.host, found.node_lost, found.rank) == ("node2", True, None)
-    two_nodes.code(1)  # it has heard nothing of node 0 either
+    two_nodes.code(1)  # node 1 is cut off from node 0 as well
     wait_for(lambda: not any(is_there(rank) for rank in ranks))
     assert [failure.host for failure in failures(two_nodes.gang.trial, 1)] == ["node2"]
 
@@ -133,7 +133,7 @@ def test_where_node_0_is_lost_the_others_end_their_ranks_and_blame_nobody(two_no
 
 
 def test_a_gang_that_was_suspended_goes_on(two_nodes: TwoNodes) -> None:
-    """Not all at the same moment, and for longer than a lost node is waited for."""
+    """The agents are suspended at different moments, and for longer than the limit for a lost node."""
     in_training(two_nodes)
     for agent in two_nodes.agents:
         agent.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""When node 0 asks the scheduler about nodes that do not come."""
+"""Node 0's questions to the scheduler about nodes that do not arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Answers:
-    """sinfo's, one after the other; the last again and again."""
+    """A stand-in for sinfo: each call returns the next answer, or raises it; the last one is repeated."""
 
     def __init__(self, *answers: str | CommandError) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""Agents that watch over their gang: two nodes are two real agents on this machine, their ranks have no torch."""
+"""Agents as supervisors of their gang: two nodes are two real agents on this machine, with ranks without torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.launch.watch.suspension import Suspension
 from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
-# Says hello, makes a few steps and stands still: `stuck` is where rank 1 hangs.
+# Says hello, makes a few steps and then no more; `stuck` is the function in which rank 1 hangs.
 RANK = """
 import os, re, sys, time
 from hpc_det.node.heartbeat import Heartbeat, Progress
@@ -116,11 +116,11 @@ def test_nobody_is_watched_where_the_limit_is_0(two_nodes: Gang) -> None:
     assert two_nodes.start_agent().wait(timeout=DEADLINE_S) == 0
 
 
-# --- nodes that are ill
+# --- unhealthy nodes
 
 
 def a_late_clock(folder: Path) -> str:
-    """For PYTHONPATH: every Python that starts with it is an hour late."""
+    """Return a folder for PYTHONPATH with which the clock of every Python is an hour behind."""
     (folder / "sitecustomize.py").write_text("import time\nreal = time.time\ntime.time = lambda: real() - 3600\n")
     return str(folder)
 
@@ -132,7 +132,7 @@ def test_an_ill_node_is_named_before_any_rank_trains_there(gang: Gang, tmp_path:
     assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [1, 1]
     found = verdict(gang)
     assert (found.host, found.unhealthy, found.rank) == ("node2", True, None)
-    # As it was when the file had been written and looked at, which may take a while.
+    # The offset is measured after the file was written and read, which may take a while.
     assert unnamed(found.sentence(), "node2", "clock", "behind") == []
     assert re.search(r"\b(3600|3[2-5]\d\d) s\b", found.sentence())
     assert not (gang.code / "started-1").exists()
@@ -204,7 +204,7 @@ class Node0:
         return False
 
     def close(self) -> None:
-        """Unless it has left already."""
+        """Close everything, unless that was done already."""
         if self.is_open:
             self.is_open = False
             self.supervisor.close()
@@ -221,7 +221,7 @@ def node_0(gang: Gang) -> Iterator[Node0]:
 
 
 def arrives(node_0: Node0, node: int, clock_s: float = 0) -> Line:
-    """The end of the line at another node, which has passed its checks."""
+    """Return the other node's end of a line, after that node has reported that its checks passed."""
     identity = {"role": "agent", "node": node}
     address = ("127.0.0.1", node_0.rendezvous.agents_port)
     with ThreadPoolExecutor() as threads:
@@ -248,7 +248,7 @@ def test_a_node_that_does_not_come_is_named(gang: Gang, node_0: Node0, monkeypat
 
 @pytest.mark.integration
 def test_a_node_that_does_not_come_and_is_down_is_lost(gang: Gang, node_0: Node0, stub: Stub) -> None:
-    """The scheduler knows before the time to arrive is over."""
+    """The scheduler reports the node as down before the time to arrive is over."""
     stub("sinfo", "echo node3")
     line = arrives(node_0, 1)
     assert node_0.supervisor._arrivals
@@ -307,7 +307,7 @@ def test_the_exit_of_an_agent_that_has_failed_ends_the_gang_and_blames_no_node(g
     node_0.until(lambda: node_0.ended)
     node_0.supervisor.report_exit(1)
     while (message := other.receive()) is not None and "exit" not in message.head:
-        pass  # node 0 may have asked for progress
+        pass  # node 0 may have requested the progress
     assert message == ({"exit": 1}, b"")
     other.send({"exit": 1})
     node_0.close()
@@ -320,7 +320,7 @@ def test_a_node_that_was_lost_goes_before_the_ranks_that_complain_of_it(gang: Ga
     line = arrives(node_0, 1)
     note_failure(gang.trial, 1, failure_now(0, "RuntimeError: connection closed by peer"))
     line.close()
-    node_0.close()  # since a rank has failed
+    node_0.close()  # as the agent does when a rank has failed
     assert (verdict(gang).host, verdict(gang).node_lost) == ("node2", True)
 
 
@@ -329,7 +329,7 @@ def test_a_node_that_was_lost_goes_before_the_ranks_that_complain_of_it(gang: Ga
 
 @pytest.fixture
 def suspension(monkeypatch: pytest.MonkeyPatch) -> Suspension:
-    """Before node 0's clocks begin."""
+    """Return the simulated suspension, installed before node 0's clocks begin."""
     return Suspension(monkeypatch)
 
 
@@ -349,7 +349,7 @@ def test_a_node_that_was_lost_while_the_job_was_suspended_is_named_at_once(
 def test_agents_that_were_suspended_have_as_long_to_settle_as_others(
     gang: Gang, suspension: Suspension, node_0: Node0
 ) -> None:
-    """Where all agents are killed at the same time, none of them is to blame."""
+    """If all agents were killed at the same time, no node may be blamed."""
     lines = [arrives(node_0, 1), arrives(node_0, 2)]
     lines[1].close()
     node_0.until(lambda: node_0.supervisor._lost)

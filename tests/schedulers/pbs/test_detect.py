@@ -1,4 +1,4 @@
-"""What PBS says about a site, recorded on OpenPBS 23.06."""
+"""Detection of a PBS site, from answers recorded on OpenPBS 23.06."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = "pbs-23.06"
 
 
 def site(sched: str | None = None, **queue: Any) -> Site:
-    """The recording, with these attributes of the queue `low`."""
+    """Return the recorded site, with these attributes of the queue `low`."""
     queues = json.loads(said(FOLDER, "queues.json"))
     queues["Queue"]["low"] |= queue
     scheduler = parse_scheduler(said(FOLDER, "sched.txt") if sched is None else sched)

@@ -1,4 +1,4 @@
-"""Processes on the hosts of a job, and their environment; tests/launch/test_on_nodes.py starts some."""
+"""Processes on the hosts of a job, and their environment; tests/launch/test_on_nodes.py starts real ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_a_host_sets_itself_counts_there(name: str) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS"])
 def test_what_the_shell_lets_nobody_set_ends_no_script(name: str) -> None:
-    """On many systems /bin/sh is bash in its POSIX mode."""
+    """On many systems /bin/sh is bash in POSIX mode, in which setting a read-only variable ends the script."""
     script = exports({name: "5", "ZEBRA": "set"}).decode() + "printf %s $ZEBRA"
     assert subprocess.check_output(["bash", "--posix", "-c", script], env={}, text=True) == "set"
 
@@ -87,7 +87,7 @@ def test_a_gang_that_shares_a_host_has_gpus_of_its_own(visible: str | None, gpus
 
 @pytest.mark.integration
 def test_orders_that_cannot_be_read_for_now_end_nothing(tmp_path: Path) -> None:
-    """As where a file server is restarted."""
+    """This happens while a file server is restarted."""
     (tmp_path / ORDERS).mkdir()
     on_host = [sys.executable, "-m", "hpc_det.schedulers.pbs.on_host", str(tmp_path), "3"]
     subprocess.run([*on_host, "sh", "-c", "sleep 0.1; exit 7"], check=True)

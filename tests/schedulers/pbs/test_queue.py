@@ -1,4 +1,4 @@
-"""PBS' queue, as recorded on OpenPBS 23.06."""
+"""The queue of PBS, from answers recorded on OpenPBS 23.06."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_only_a_hold_of_the_user_is_one_to_lift(jobs: dict[str, QueuedJob]) -> N
 
 
 def test_a_start_is_what_pbs_expects(jobs: dict[str, QueuedJob]) -> None:
-    """Sites that estimate starts say so as qstat -f does; the text of it is that of all its times."""
+    """Sites that estimate starts report them in qstat -f, in the text format of its other times."""
     said = json.loads((RECORDED / "list-all.json").read_text())
     said["Jobs"]["48.pbshead"]["estimated"] = {"start_time": "Fri Nov 20 10:44:00 2026"}
     job = next(job for job in QUEUE.jobs(lambda command: json.dumps(said)) if job.name == "bigwait")

@@ -1,4 +1,4 @@
-"""PBS: what was recorded on OpenPBS 23.06, read; and the flags that a plan becomes."""
+"""PBS: parsing of answers recorded on OpenPBS 23.06, and the flags for a plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORDED = Path(__file__).parent / "recorded"
 SCRIPT = Path("/home/ada/hpc_det/experiments/12/jobs/1.sh")
 VERSION = "pbs_version = 23.06.06\n"
 MORNING = datetime(2026, 11, 20, 8, 44, 42).timestamp()
-"""When the recorded job 47 began, with a limit of 5 min."""
+"""Start of the recorded job 47, which has a limit of 5 min."""
 
 
 def said(name: str) -> str:
@@ -36,7 +36,7 @@ def said(name: str) -> str:
 
 
 def answers(name: str, exit_code: int = 0) -> Run:
-    """A `run` that says what was recorded, as run_command would."""
+    """Return a `run` that returns the recorded answer, or raises its error, as run_command does."""
 
     def run(command: Sequence[str]) -> str:
         if exit_code:
@@ -50,7 +50,7 @@ def answers(name: str, exit_code: int = 0) -> Run:
 
 
 def changed(name: str, **attributes: Any) -> Run:
-    """The one job of a recording, with these attributes."""
+    """Return a `run` that returns the recorded answer about one job, with these attributes changed."""
     answer = json.loads(said(name))
     (job,) = answer["Jobs"].values()
     job.update(attributes)
@@ -132,7 +132,7 @@ def test_a_state_from_a_newer_pbs_is_unknown_and_no_crash() -> None:
 
 
 class Qstat:
-    """As qstat answers for several jobs: all that are known with -E, and without it the first of them in JSON."""
+    """Answers like qstat about several jobs: in JSON, all known ones with -E, only the first one without it."""
 
     def __init__(self, *known: str, forbidden: str = "") -> None:
         self._known = known
@@ -340,7 +340,7 @@ def test_a_refused_qdel_is_an_error(stub: Stub) -> None:
 
 
 class Recorder:
-    """Answers each command as told, and keeps what was run after that."""
+    """Answers the commands in `answers`, and records all others."""
 
     def __init__(self, **answers: str) -> None:
         self._answers = answers
@@ -521,7 +521,7 @@ def test_texts_that_no_quotes_can_hold_are_refused_all_at_once() -> None:
 
 
 def submit(run: Run, **changes: Any) -> list[str]:
-    """The words of the command line before the script."""
+    """Return the words of the command line between qsub and the script."""
     array = JobArray(first=0, count=changes.pop("count", 1), at_once=changes.pop("at_once", None))
     return Pbs().submit_command(Submission(script="1.sh", array=array, **changes), run)[1:-1]
 
@@ -579,7 +579,7 @@ def test_nodes_that_the_server_does_not_reach_are_down() -> None:
 
 
 def test_the_nodes_that_are_left_are_named_and_free_ones_first() -> None:
-    """pbsn1 is busy, pbsn2 is free, pbsn3 is down."""
+    """In the recording, pbsn1 is busy, pbsn2 is free and pbsn3 is down."""
     nodes = answers("pbsnodes-one-down")
     assert named_hosts(("1:ncpus=4:ngpus=4", None), ["pbsn9"], nodes) == "1:ncpus=4:ngpus=4:host=pbsn2"
     assert named_hosts(("2:ncpus=4:ngpus=4", None), ["pbsn3.site.org"], nodes) == (

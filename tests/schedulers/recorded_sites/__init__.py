@@ -1,4 +1,4 @@
-"""What schedulers said, and a `run` that says it again."""
+"""Recorded answers of schedulers, and a `run` that replays them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def said(folder: str, file: str) -> str:
 
 
 def replay(folder: str, commands: Mapping[tuple[str, ...], str], **answers: str) -> Run:
-    """Answers as recorded; `answers` by the name of a command come first, and all else is refused."""
+    """Return a `run` that replays recordings. `answers`, by command, take precedence; others are not found."""
 
     def run(command: Sequence[str]) -> str:
         if command[0] in answers:

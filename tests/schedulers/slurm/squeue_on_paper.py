@@ -1,4 +1,4 @@
-"""A squeue that answers as Slurm 22.05 does, and whose answers can be cut off on their way."""
+"""A stand-in for squeue that answers like Slurm 22.05, and whose answers can be truncated."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from hpc_det.schedulers.scheduler import CommandError, array_of
 
 KNOWS_NONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
-"""Shell text of a squeue that is asked for one job."""
+"""Shell code of a squeue that is asked for one job and does not know it."""
 
 
 class SqueueOnPaper:
     def __init__(self, lines: str, cut: Callable[[str, int], str] = lambda answer, number: answer) -> None:
-        """`cut`: what of an answer arrives; its number begins with 0."""
+        """`cut`: the part of an answer that arrives, from the answer and its number, which begins at 0."""
         self._lines = lines.splitlines(keepends=True)
         self._cut = cut
         self.asked: list[Sequence[str]] = []

@@ -1,4 +1,4 @@
-"""What Slurm says about a site. The recordings follow its manual pages and two real sites' shape."""
+"""Detection of a Slurm site. The recordings follow Slurm's manual pages and the shape of two real sites."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pools(site: Site) -> dict[str, FoundPool]:
 
 
 def atlas(**config: str) -> Site:
-    """The larger recording, with these settings of Slurm."""
+    """Return the larger recorded site, with these settings of Slurm."""
     folder = "slurm-24.05"
     return site_of(
         parse_config(said(folder, "config.txt")) | config,
@@ -47,7 +47,7 @@ def test_a_small_site_with_two_tiers() -> None:
 def test_of_nodes_that_differ_the_most_common_ones_with_gpus_are_taken() -> None:
     gpu = pools(atlas())["gpu"]
     assert (gpu.slots_per_node, gpu.gpu_type, gpu.cpus_per_slot) == (4, "a100", 16)
-    assert gpu.max_nodes == 8  # MaxNodes, of 12 such nodes
+    assert gpu.max_nodes == 8  # limited by MaxNodes; there are 12 such nodes
     assert not unnamed(gpu.remark, 12, 64, "4 a100", 4, 96, "8 h100")
     assert pools(atlas())["scavenge"].max_nodes == 12
 
@@ -129,7 +129,7 @@ def test_a_slurm_that_does_not_answer_is_an_error() -> None:
 
 @pytest.mark.parametrize("file", SLURM.values())
 def test_an_answer_that_ends_within_a_line_is_an_error(file: str) -> None:
-    """Else a node with 16 GPUs may be taken for one with 1."""
+    """Otherwise a node with 16 GPUs could be taken for a node with 1."""
     (command,) = (command for command in SLURM if SLURM[command] == file)
     whole = replay("slurm-24.05", SLURM)
     with refused(CommandError, command[0]):

@@ -1,4 +1,4 @@
-"""Slurm's queue, as recorded on Slurm 22.05.8 (another user's name and working folder put in), and what moves a job."""
+"""Slurm's queue, recorded on 22.05.8 with user name and working folder replaced, and commands that move jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUEUE = SlurmQueue()
 
 
 def recorded(command: Sequence[str]) -> str:
-    """As squeue answers: with the mark that it was asked for."""
+    """Return the recorded answer of squeue, with the mark that the command requests."""
     assert "squeue" in command
     return RECORDED.replace("<mark>", mark_in(command))
 
@@ -34,7 +34,7 @@ def mark_in(command: Sequence[str]) -> str:
 
 @pytest.fixture
 def jobs() -> dict[str, QueuedJob]:
-    """By id; a job of two partitions as in the second."""
+    """Return the recorded jobs by id; a job of two partitions as it is in the second one."""
     return {job.named: job for job in QUEUE.jobs(recorded)}
 
 

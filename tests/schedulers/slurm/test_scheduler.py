@@ -1,4 +1,4 @@
-"""Slurm's answers, as recorded, and the commands as processes; the real Slurm where it matters."""
+"""Slurm: parsing of recorded answers, commands as processes, and the real Slurm where it matters."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_without_an_end_no_time_limit_can_be_near(stub: Stub, end: str) -> None:
     [
         ("COMPLETING", "None", 0, Cause.CANCELLED),  # scancel
         ("CANCELLED", "None", 0, Cause.CANCELLED),
-        ("COMPLETING", "None", 1, Cause.PREEMPTED),  # put back by a preemption without grace, or by `scontrol requeue`
+        ("COMPLETING", "None", 1, Cause.PREEMPTED),  # requeued: by a preemption without grace, or `scontrol requeue`
         ("COMPLETING", "TimeLimit", 0, Cause.TIME_LIMIT),
         ("COMPLETING", "NodeDown", 0, Cause.NODE_LOST),
     ],

@@ -14,7 +14,7 @@ from tests.submit.submitit_pbs.site import StubSite
 
 @pytest.fixture(autouse=True)
 def _installed() -> None:
-    """submitit finds us by what pip wrote down."""
+    """submitit finds the plugin by the entry points that pip has recorded."""
     names = {point.name for point in importlib.metadata.entry_points(group="submitit") if "submitit_pbs" in point.value}
     if names != {"executor", "job_environment"}:
         pytest.fail("this environment does not know submitit's plugin yet: pip install -e .", pytrace=False)

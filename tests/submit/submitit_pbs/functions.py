@@ -1,4 +1,4 @@
-"""What the tests submit; tasks import it."""
+"""Functions that the tests submit; tasks import this module."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def fail() -> None:
 
 
 def who() -> tuple[Any, ...]:
-    """What a task knows of itself."""
+    """Return the rank of the task, its node and the size of the job."""
     env = submitit.JobEnvironment()
     return env.global_rank, env.local_rank, env.node, env.num_tasks, env.num_nodes, tuple(env.hostnames)
 
 
 def environment(name: str) -> tuple[str | None, str]:
-    """A variable, and the folder it runs in."""
+    """Return a variable of the task's environment, and its working folder."""
     return os.environ.get(name), os.getcwd()
 
 
 def wait_for(path: str) -> str:
-    """Says that it runs, in a file beside `path`, and returns when there is such a file."""
+    """Write the job's id into `path`.running, and return once `path` exists."""
     job_id: str = submitit.JobEnvironment().job_id
     Path(f"{path}.running").write_text(job_id)
     while not Path(path).exists():
@@ -50,7 +50,7 @@ def second_fails() -> str:
 
 
 class Counts(submitit.helpers.Checkpointable):
-    """Counts its lives until there is `path`. Task 0 says that it runs, and that it has saved, in files beside it."""
+    """Counts its starts until `path` exists. Task 0 creates `path`.running and renames it to `path`.saved on a save."""
 
     def __init__(self, path: str, lives: int = 0) -> None:
         self.path = path
@@ -70,7 +70,7 @@ class Counts(submitit.helpers.Checkpointable):
 
 
 class LeavesLate(Counts):
-    """Has saved, and does not leave before there is a file beside `path`."""
+    """Saves, but does not exit before `path`.leave exists."""
 
     def __call__(self) -> int:
         try:
@@ -85,7 +85,7 @@ class LeavesLate(Counts):
 
 
 def prints_until(path: str) -> str:
-    """Prints without a pause, into a buffer, until there is `path`; its pid is in a file beside it, by its rank."""
+    """Write its pid to `path`.RANK, and print into a buffer without a pause until `path` exists."""
     Path(f"{path}.{submitit.JobEnvironment().global_rank}").write_text(str(os.getpid()))
     with open(sys.stderr.fileno(), "w", buffering=64, closefd=False) as log:
         while not Path(path).exists():

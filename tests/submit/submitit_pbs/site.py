@@ -1,4 +1,4 @@
-"""PBS' commands, which note what they are told and answer what a test wants; and a script run as a node would."""
+"""Stubs of PBS' commands, which record their calls and give a test's answers; and scripts run as on a node."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.stub import Stub
 from tests.wait import DEADLINE_S
 
 COPIES = 'copy=$(mktemp -p "${PBS_TMPDIR:-${TMPDIR:-/var/tmp}}") && rm "$copy" || exit 1'
-"""qsub copies the script first."""
+"""Shell code that copies a file into a temporary folder, as qsub does with the script."""
 
 
 class StubSite:
     def __init__(self, folder: Path, stub: Stub) -> None:
         self._folder = folder
         folder.mkdir()
-        noted = f"printf '%s\\n' \"$(basename $0) $*\" >>'{folder}/told'"
+        noted = f"printf '%s\\n' \"$(basename $0) $*\" >>'{folder}/calls'"
         version = '[ "$1" = --version ] && echo "pbs_version = 23.06.06" && exit'
         stub(
             "qsub",
@@ -35,14 +35,14 @@ class StubSite:
         self.answer({})
 
     def next_id(self, pbs_id: str) -> None:
-        """Of what is submitted next."""
+        """Set the id of the next submission."""
         (self._folder / "id").write_text(f"{pbs_id}\n")
 
     def refuse_qsub(self) -> None:
         (self._folder / "id").unlink()
 
     def answer(self, jobs: dict[str, Any], said: str = "", code: int = 0) -> None:
-        """What qstat does."""
+        """Set the output, the text on stderr and the exit code of qstat."""
         self.answer_text(json.dumps({"timestamp": 1, "Jobs": jobs}), said, code)
 
     def answer_text(self, text: str, said: str = "", code: int = 0) -> None:
@@ -52,21 +52,21 @@ class StubSite:
     def refuse_qdel(self, code: int) -> None:
         (self._folder / "qdel").write_text(str(code))
 
-    def told(self, command: str) -> list[str]:
-        """The arguments of all calls of a command."""
-        path = self._folder / "told"
+    def calls(self, command: str) -> list[str]:
+        """Return the arguments of each call of the command."""
+        path = self._folder / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == command]
 
     def start(
-        self, script: Path, pbs_id: str, nodes: str = "n1", goes_on_for: str | None = None, **more: str
+        self, script: Path, pbs_id: str, nodes: str = "n1", successor_of: str | None = None, **more: str
     ) -> Running:
-        """`nodes`: the lines of PBS_NODEFILE. In a session of its own, as PBS' processes are."""
+        """Start the script in a new session, as PBS does. `nodes`: the lines of PBS_NODEFILE."""
         nodefile = self._folder / f"nodes.{pbs_id}"
         nodefile.write_text("".join(f"{node}\n" for node in nodes.split()))
         env = {name: os.environ[name] for name in ("PATH", "HOME", "HPC_DET_TEST_ID")}
         env |= {"PBS_JOBID": pbs_id, "PBS_NODEFILE": str(nodefile)}
-        env |= {"SUBMITIT_PBS_JOB_ID": goes_on_for} if goes_on_for else {}
+        env |= {"SUBMITIT_PBS_JOB_ID": successor_of} if successor_of else {}
         env |= more
         return Running(subprocess.Popen(["bash", script], env=env, cwd="/", start_new_session=True))
 
@@ -76,7 +76,7 @@ class Running:
         self._process = process
 
     def term(self) -> None:
-        """As PBS ends jobs: to every process of the first node."""
+        """Send TERM to every process of the first node, as PBS does."""
         os.killpg(self._process.pid, signal.SIGTERM)
 
     def end(self) -> int:

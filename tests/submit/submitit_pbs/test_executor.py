@@ -46,7 +46,7 @@ def test_a_folder_that_no_script_can_hold_is_refused(site: StubSite, tmp_path: P
     executor.folder.mkdir()
     with refused(ValueError, repr(str(executor.folder))[1:-1]):
         executor.submit(add, 1, 2)
-    assert site.told("qsub") == []
+    assert site.calls("qsub") == []
 
 
 def test_a_batch_is_an_array(executor: PbsExecutor, site: StubSite) -> None:
@@ -55,7 +55,7 @@ def test_a_batch_is_an_array(executor: PbsExecutor, site: StubSite) -> None:
     jobs = executor.map_array(add, [1, 2, 3], [4, 5, 6])
     assert [job.job_id for job in jobs] == ["54_0", "54_1", "54_2"]
     assert [DelayedSubmission.load(job.paths.submitted_pickle).args for job in jobs] == [(1, 4), (2, 5), (3, 6)]
-    assert site.told("qsub")[-1].startswith("-J 0-2%2 -o ")
+    assert site.calls("qsub")[-1].startswith("-J 0-2%2 -o ")
     assert jobs[2].paths.submission_file.name == "54_submission.sh"
     assert jobs[2].paths.submission_file.exists()
 
@@ -65,13 +65,13 @@ def test_an_array_that_nothing_limits_names_no_limit(executor: PbsExecutor, site
     with executor.batch():
         jobs = [executor.submit(add, 1, 2) for _ in range(3)]
     assert jobs[0].job_id == "54_0"
-    assert site.told("qsub")[-1].startswith("-J 0-2 -o ")
+    assert site.calls("qsub")[-1].startswith("-J 0-2 -o ")
 
 
 def test_a_batch_of_one_is_a_job(executor: PbsExecutor, site: StubSite) -> None:
     (job,) = executor.map_array(add, [1], [2])
     assert job.job_id == "12"
-    assert "-J" not in site.told("qsub")[-1]
+    assert "-J" not in site.calls("qsub")[-1]
 
 
 def test_a_job_after_an_array_is_none(executor: PbsExecutor, site: StubSite) -> None:
@@ -79,7 +79,7 @@ def test_a_job_after_an_array_is_none(executor: PbsExecutor, site: StubSite) -> 
     executor.map_array(add, [1, 2], [3, 4])
     site.next_id("55.pbshead")
     assert executor.submit(add, 1, 2).job_id == "55"
-    assert "-J" not in site.told("qsub")[-1]
+    assert "-J" not in site.calls("qsub")[-1]
 
 
 def test_what_qsub_says_reaches_the_program(executor: PbsExecutor, stub: Stub) -> None:

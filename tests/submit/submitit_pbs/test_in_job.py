@@ -41,7 +41,7 @@ def test_the_environment_of_the_program_is_that_of_its_tasks(
 def test_other_nodes_than_asked_for_are_refused(executor: PbsExecutor, site: StubSite) -> None:
     job = executor.submit(functions.add, 1, 2)
     assert site.start(job.paths.submission_file, "12.pbshead", nodes="n1 n2").end() == 1
-    assert not unnamed(str(job.stderr()), 1, "['n1', 'n2']")
+    assert not unnamed(str(job.stderr()), 1, "n1, n2")
 
 
 def test_a_task_that_fails_on_another_node_is_the_jobs_failure(executor: PbsExecutor, site: StubSite) -> None:
@@ -54,7 +54,7 @@ def test_a_task_that_fails_on_another_node_is_the_jobs_failure(executor: PbsExec
 def test_tasks_of_other_nodes_are_started_by_what_the_site_has_and_their_exit_codes_are_seen(
     executor: PbsExecutor, site: StubSite, stub: Stub
 ) -> None:
-    """pbsdsh comes before pbs_tmrsh, hands on no environment, and tells nothing of how a process ended."""
+    """pbsdsh is preferred to pbs_tmrsh; it passes on no environment and returns no exit code of a process."""
     own = 'PBS_JOBID="$PBS_JOBID" HPC_DET_TEST_ID="$HPC_DET_TEST_ID"'
     stub("pbsdsh", f'[ "$2" = 2 ] || exit; shift 3; env -i PATH=/bin:/usr/bin {own} "$@"; exit 0')
     executor.update_parameters(nodes=2)
@@ -90,7 +90,7 @@ def test_what_the_user_ends_does_not_come_back(
         job.cancel()
     running.term()
     running.end()
-    assert len(site.told("qsub")) == 1
+    assert len(site.calls("qsub")) == 1
     site.answer({}, GONE, 153)
     with refused(UncompletedJobError, "FAILED"):
         job.result()
@@ -102,7 +102,7 @@ def test_a_plain_function_whose_time_is_over_says_so(executor: PbsExecutor, site
     site.start(job.paths.submission_file, "12.pbshead").end()
     with refused(FailedJobError, "timed-out and not checkpointable"):
         job.result()
-    assert len(site.told("qsub")) == 1
+    assert len(site.calls("qsub")) == 1
 
 
 def test_a_task_that_works_on_after_the_first_is_done_has_all_of_its_time(
@@ -146,7 +146,7 @@ def test_preemptions_are_not(site: StubSite, tmp_path: Path) -> None:
 def test_another_job_is_submitted_where_the_temporary_folder_of_the_job_is_gone(
     name: str, executor: PbsExecutor, site: StubSite, tmp_path: Path
 ) -> None:
-    """As after a preemption by deletion, where the nodes share the folder."""
+    """This happens after a preemption by deletion, where the nodes share the folder."""
     job = executor.submit(functions.Counts(str(tmp_path / "enough")))
     (tmp_path / "gone").mkdir()
     running = site.start(job.paths.submission_file, "12.pbshead", **{name: str(tmp_path / "gone")})
@@ -176,9 +176,9 @@ def test_a_job_that_another_goes_on_for_does_not_run_again(executor: PbsExecutor
     job = executor.submit(functions.add, 1, 2)
     (job.paths.folder / "12_next").write_text("13\n14\n")
     assert site.start(job.paths.submission_file, "12.pbshead").end() == 0
-    assert site.start(job.paths.submission_file, "13.pbshead", goes_on_for="12").end() == 0
+    assert site.start(job.paths.submission_file, "13.pbshead", successor_of="12").end() == 0
     assert not job.paths.result_pickle.exists()
-    site.start(job.paths.submission_file, "15.pbshead", goes_on_for="12").end()  # not written down yet
+    site.start(job.paths.submission_file, "15.pbshead", successor_of="12").end()  # not recorded in 12_next yet
     assert job.result() == 3
 
 
@@ -209,12 +209,12 @@ def test_the_end_of_a_job_takes_nothing_from_the_one_that_goes_on_already(
     site.next_id("13.pbshead")
     first.term()
     wait_for(lambda: PbsJobPaths(executor.folder, job_id="12").chain() == ["12", "13"])
-    second = site.start(job.paths.submission_file, "13.pbshead", nodes="n1 n2", goes_on_for="12")
+    second = site.start(job.paths.submission_file, "13.pbshead", nodes="n1 n2", successor_of="12")
     wait_for((tmp_path / "enough.running").exists)
     (tmp_path / "enough.leave").touch()
     first.end()
     assert (executor.folder / "12_ready").exists()
-    time.sleep(2 * POLL_S)  # in which the other node would see that its folder is gone
+    time.sleep(2 * POLL_S)  # in this time the other node would notice that its folder is gone
     (tmp_path / "enough").touch()
     assert second.end() == 0
     assert job.task(0).result() == 2
@@ -245,7 +245,7 @@ def test_a_signal_of_the_users_choice(
 
 
 def test_a_term_in_the_middle_of_a_print_is_no_error(executor: PbsExecutor, site: StubSite, tmp_path: Path) -> None:
-    """A handler that prints would fail there (reentrant call)."""
+    """A signal handler that prints would fail there (reentrant call)."""
     executor.update_parameters(tasks_per_node=2)
     job = executor.submit(functions.prints_until, str(tmp_path / "enough"))
     running = site.start(job.paths.submission_file, "12.pbshead")

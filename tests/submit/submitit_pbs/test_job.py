@@ -62,7 +62,7 @@ def test_one_question_for_all_jobs(site: StubSite, tmp_path: Path) -> None:
     jobs: list[PbsJob[Any]] = [PbsJob(tmp_path, number) for number in ("54_0", "54_2", "54_7", "48")]
     jobs[0].get_info()
     assert [job.get_info("cache")["State"] for job in jobs] == ["COMPLETED", "RUNNING", "PENDING", "COMPLETED"]
-    assert site.told("qstat") == ["-f -F json -E -t 48 54[]"]
+    assert site.calls("qstat") == ["-f -F json -E -t 48 54[]"]
 
 
 def test_a_job_that_is_done_is_not_asked_about_again(site: StubSite, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_job_that_is_done_is_not_asked_about_again(site: StubSite, tmp_path: P
     job: PbsJob[Any] = PbsJob(tmp_path, "48")
     assert job.done(force_check=True)
     assert job.done(force_check=True)
-    assert len(site.told("qstat")) == 1
+    assert len(site.calls("qstat")) == 1
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_a_job_that_pbs_has_forgotten_ended_as_its_result_says(
 def test_the_history_is_asked_of_a_job_that_has_just_finished(site: StubSite, tmp_path: Path) -> None:
     site.answer(recorded("finished-qdel"), "qstat: 47.pbshead Job has finished, use -x or -H to obtain it", 35)
     assert PbsJob(tmp_path, "47").state == "CANCELLED"
-    assert site.told("qstat") == ["-f -F json -E -t 47", "-f -F json -E -x -t 47.pbshead"]
+    assert site.calls("qstat") == ["-f -F json -E -t 47", "-f -F json -E -x -t 47.pbshead"]
 
 
 def test_the_job_that_goes_on_for_another_is_asked_about_in_its_place(site: StubSite, tmp_path: Path) -> None:
     (tmp_path / "12_next").write_text("13")
     site.answer({"13.pbshead": {"job_state": "R"}})
     assert PbsJob(tmp_path, "12").state == "RUNNING"
-    assert site.told("qstat") == ["-f -F json -E -t 13"]
+    assert site.calls("qstat") == ["-f -F json -E -t 13"]
 
 
 def test_the_next_job_may_be_written_down_while_pbs_answers(
@@ -152,7 +152,7 @@ def test_cancelling_deletes_the_job_that_runs_now(site: StubSite, tmp_path: Path
     (tmp_path / "12_3_next").write_text("14")
     PbsJob(tmp_path, "12_3").cancel()
     PbsJob(tmp_path, "12_4").cancel()
-    assert site.told("qdel") == ["14", "12[4]"]
+    assert site.calls("qdel") == ["14", "12[4]"]
 
 
 @pytest.mark.parametrize("code", [35, 153])

@@ -1,4 +1,4 @@
-"""Programs with submitit on a PBS that runs their jobs for real."""
+"""Programs that use submitit, on a PBS that really runs their jobs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_preempted_job_comes_back_with_its_work(
 
 def test_a_job_at_its_time_limit_comes_back_with_its_work(any_pbs: PbsLab, executor: object, tmp_path: Path) -> None:
     own = PbsExecutor(tmp_path / "jobs")
-    almost_over = f"[ -e {tmp_path}/enough.saved ] || SECONDS=550"  # bash counts on from there
+    almost_over = f"[ -e {tmp_path}/enough.saved ] || SECONDS=550"  # bash counts up from this value
     own.update_parameters(timeout_min=10, setup=[almost_over])
     job = own.submit(functions.Counts(str(tmp_path / "enough")))
     wait_for((tmp_path / "jobs" / f"{job.job_id}_next").exists)

@@ -1,4 +1,4 @@
-"""submitit finds us, and what it asks of every plugin holds."""
+"""submitit finds the PBS plugin, and the plugin meets submitit's requirements."""
 
 from __future__ import annotations
 

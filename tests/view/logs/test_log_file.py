@@ -34,7 +34,7 @@ def test_nothing_is_read_behind_the_first_lines() -> None:
 
 
 def write(log: Path, text: str, time: float, *, noted: bool = True) -> None:
-    """To the end of the log, at `time`. `noted`: somebody has looked since."""
+    """Append to the log at `time`. `noted`: record that time in the index, as an agent does."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
         file.write(text)
@@ -54,22 +54,22 @@ def log(path: Path) -> LogFile:
     return LogFile(path, Source(rank=0))
 
 
-def told(log: LogFile, *, final: bool = False) -> list[tuple[float, list[str]]]:
+def passages(log: LogFile, *, final: bool = False) -> list[tuple[float, list[str]]]:
     return [(passage.time, passage.lines) for passage in log.passages(final=final)]
 
 
 def test_lines_that_were_written_between_two_looks_are_a_passage(path: Path, log: LogFile) -> None:
-    assert told(log) == []
+    assert passages(log) == []
     write(path, "one\ntwo\n", 10)
     write(path, "\nfour\n", 20)
-    assert told(log) == [(10, ["one", "two"]), (20, ["", "four"])]
-    assert told(log, final=True) == []
+    assert passages(log) == [(10, ["one", "two"]), (20, ["", "four"])]
+    assert passages(log, final=True) == []
 
 
-def test_what_nobody_has_looked_at_was_written_when_the_log_was_written_last(path: Path, log: LogFile) -> None:
+def test_lines_that_are_not_in_the_index_have_the_time_of_the_last_write(path: Path, log: LogFile) -> None:
     write(path, "one\n", 10)
     write(path, "two\n", 20, noted=False)
-    assert told(log) == [(10, ["one"]), (20, ["two"])]
+    assert passages(log) == [(10, ["one"]), (20, ["two"])]
 
 
 def test_a_log_without_times_is_one_passage_without_a_place_in_time(path: Path, log: LogFile) -> None:
@@ -86,34 +86,34 @@ def test_while_more_may_come_a_log_has_its_place_before_anybody_has_looked_at_it
 
 def test_a_line_without_an_end_waits_for_it_or_for_the_end_of_all(path: Path, log: LogFile) -> None:
     write(path, "one\ntw", 10)
-    assert told(log) == [(10, ["one"])]
+    assert passages(log) == [(10, ["one"])]
     write(path, "o\nthr", 20)
-    assert told(log) == [(10, ["two"])]
-    assert told(log, final=True) == [(20, ["thr"])]
+    assert passages(log) == [(10, ["two"])]
+    assert passages(log, final=True) == [(20, ["thr"])]
 
 
 def test_a_line_belongs_to_the_moment_at_which_it_began(path: Path, log: LogFile) -> None:
     write(path, "one\ntw", 10)
     write(path, "o\nthree\n", 20)
-    assert told(log) == [(10, ["one", "two"]), (20, ["three"])]
+    assert passages(log) == [(10, ["one", "two"]), (20, ["three"])]
 
 
 def test_a_log_that_is_replaced_is_read_from_its_top(path: Path, log: LogFile) -> None:
     write(path, "one\n", 10, noted=False)
-    told(log)
+    passages(log)
     write_atomic(path, "two\nthree\n")
-    assert [lines for _, lines in told(log)] == [["two", "three"]]
+    assert [lines for _, lines in passages(log)] == [["two", "three"]]
 
 
 def test_bytes_that_are_no_text_are_shown_as_such(path: Path, log: LogFile) -> None:
     path.write_bytes(b"\xff\r\n")
-    assert [lines for _, lines in told(log)] == [["\ufffd\r"]]
+    assert [lines for _, lines in passages(log)] == [["\ufffd\r"]]
 
 
 def test_long_logs_come_in_pieces_and_none_is_lost(path: Path, log: LogFile) -> None:
     lines = [f"line {number} " + "x" * (number % 300) for number in range(3000)]
     write(path, "".join(f"{line}\n" for line in lines), 10)
-    pieces = told(log)
+    pieces = passages(log)
     assert len(pieces) > 3
     assert [line for _, piece in pieces for line in piece] == lines
 
@@ -121,7 +121,7 @@ def test_long_logs_come_in_pieces_and_none_is_lost(path: Path, log: LogFile) -> 
 def test_a_line_of_many_blocks_is_one_line(path: Path, log: LogFile) -> None:
     write(path, "x" * 300_000, 10)
     write(path, "\nend\n", 20)
-    assert told(log) == [(10, ["x" * 300_000]), (20, ["end"])]
+    assert passages(log) == [(10, ["x" * 300_000]), (20, ["end"])]
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
@@ -130,7 +130,7 @@ def test_the_last_lines_are_found_from_the_end(path: Path, log: LogFile, count: 
     lines = [f"line {number}" for number in range(20_000)]
     write(path, "\n".join(lines) + end, 10)
     assert log.skip_to_last(count)
-    found = [line for _, piece in told(log, final=True) for line in piece]
+    found = [line for _, piece in passages(log, final=True) for line in piece]
     assert found[len(found) - count :] == lines[len(lines) - count :]
     assert len(found) <= count + 1
 
@@ -139,7 +139,7 @@ def test_a_log_may_have_fewer_lines_than_asked_for(path: Path, log: LogFile) -> 
     assert not log.skip_to_last(5)
     write(path, "one\ntwo\n", 10)
     assert not log.skip_to_last(5)
-    assert told(log) == [(10, ["one", "two"])]
+    assert passages(log) == [(10, ["one", "two"])]
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def test_what_was_written_before_a_time_is_left_out(path: Path, log: LogFile, si
     write(path, "one\ntw", 10)
     write(path, "o\nthree\n", 20)
     log.skip_before(since)
-    assert [line for _, lines in told(log) for line in lines] == left
+    assert [line for _, lines in passages(log) for line in lines] == left
 
 
 def test_a_log_without_times_is_left_out_only_where_all_of_it_is_older(path: Path, log: LogFile) -> None:
     write(path, "one\ntwo\n", 10, noted=False)
     log.skip_before(5)
-    assert told(log) == [(10, ["one", "two"])]
+    assert passages(log) == [(10, ["one", "two"])]

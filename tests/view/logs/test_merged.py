@@ -1,4 +1,4 @@
-"""The logs of a trial merged by time: files as ranks write them, and their times as agents note them."""
+"""The logs of a trial merged by time: files as ranks write them, and times as agents record them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def begins(trial: TrialFolder, attempt: int, time: float) -> None:
     write(trial.job_log, f"hpc-det: 10:00:00 attempt {attempt} begins\n", time)
 
 
-def told(logs: TrialLogs, *, final: bool = False) -> list[str]:
+def lines_of(logs: TrialLogs, *, final: bool = False) -> list[str]:
     return [
         f"{passage.source.attempt}/{'job' if passage.source.rank is None else passage.source.rank}: {line}"
         for passage in logs.passages(final=final)
@@ -33,7 +33,7 @@ def told(logs: TrialLogs, *, final: bool = False) -> list[str]:
 
 
 def read(trial: TrialFolder, **wanted: float | str) -> list[str]:
-    return told(TrialLogs(trial, Wanted(**wanted)), final=True)  # type: ignore[arg-type]
+    return lines_of(TrialLogs(trial, Wanted(**wanted)), final=True)  # type: ignore[arg-type]
 
 
 def test_lines_of_all_ranks_and_the_job_are_merged_by_time(trial: TrialFolder) -> None:
@@ -56,8 +56,10 @@ def test_lines_of_all_ranks_and_the_job_are_merged_by_time(trial: TrialFolder) -
 def test_lines_of_the_same_moment_stay_together_and_come_by_rank(trial: TrialFolder) -> None:
     for rank in (10, 2):
         write(trial.rank_log(1, rank), "Traceback (most recent call last):\nValueError: x\n", 20)
-    told = [f"1/{rank}: {line}" for rank in (2, 10) for line in ("Traceback (most recent call last):", "ValueError: x")]
-    assert read(trial) == told
+    expected = [
+        f"1/{rank}: {line}" for rank in (2, 10) for line in ("Traceback (most recent call last):", "ValueError: x")
+    ]
+    assert read(trial) == expected
 
 
 def test_an_attempt_comes_after_the_one_before_whatever_its_times_say(trial: TrialFolder) -> None:
@@ -79,18 +81,18 @@ def test_logs_without_times_come_first_one_after_the_other(trial: TrialFolder) -
 def test_a_rank_whose_first_line_is_not_noted_yet_comes_after_what_was_said_before(trial: TrialFolder) -> None:
     write(trial.rank_log(1, 0), "zero\n", 10)
     write(trial.rank_log(1, 1), "one\n", 11, noted=False)
-    assert told(TrialLogs(trial, Wanted())) == ["1/0: zero", "1/1: one"]
+    assert lines_of(TrialLogs(trial, Wanted())) == ["1/0: zero", "1/1: one"]
 
 
 def test_each_call_gives_what_is_new_and_logs_may_come_late(trial: TrialFolder) -> None:
     logs = TrialLogs(trial, Wanted())
-    assert told(logs) == []
+    assert lines_of(logs) == []
     write(trial.rank_log(1, 0), "zero\nno e", 10)
-    assert told(logs) == ["1/0: zero"]
+    assert lines_of(logs) == ["1/0: zero"]
     write(trial.rank_log(1, 1), "one\n", 11)
     write(trial.rank_log(1, 0), "nd\n", 12)
-    assert told(logs) == ["1/0: no end", "1/1: one"]
-    assert told(logs, final=True) == []
+    assert lines_of(logs) == ["1/0: no end", "1/1: one"]
+    assert lines_of(logs, final=True) == []
 
 
 def test_a_rank_that_was_killed_in_the_middle_of_a_line_is_heard_when_the_next_attempt_begins(
@@ -98,9 +100,9 @@ def test_a_rank_that_was_killed_in_the_middle_of_a_line_is_heard_when_the_next_a
 ) -> None:
     logs = TrialLogs(trial, Wanted())
     write(trial.rank_log(1, 0), "last wo", 10)
-    assert told(logs) == []
+    assert lines_of(logs) == []
     write(trial.rank_log(2, 0), "resumed\n", 20)
-    assert told(logs) == ["1/0: last wo", "2/0: resumed"]
+    assert lines_of(logs) == ["1/0: last wo", "2/0: resumed"]
 
 
 def test_lines_of_one_rank_are_also_those_that_a_launcher_of_the_users_own_has_marked(trial: TrialFolder) -> None:
@@ -133,7 +135,7 @@ def last(trial: TrialFolder, count: int, **wanted: float | str) -> list[str]:
 
 @pytest.fixture
 def attempts(trial: TrialFolder) -> TrialFolder:
-    """Two of them, with two ranks, whose lines are numbered in the order of time."""
+    """Write two attempts of two ranks, with lines numbered in the order of time."""
     for attempt in (1, 2):
         begins(trial, attempt, attempt * 100)
         for number in range(20):
@@ -163,4 +165,4 @@ def test_after_the_last_lines_come_those_that_are_new(attempts: TrialFolder) -> 
     logs = TrialLogs(attempts, Wanted())
     logs.last(1)
     write(attempts.rank_log(2, 1), "more\n", 260)
-    assert told(logs) == ["2/1: more"]
+    assert lines_of(logs) == ["2/1: more"]

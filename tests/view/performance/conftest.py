@@ -9,7 +9,7 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
 @pytest.fixture
 def trial(tmp_path: Path) -> TrialFolder:
-    """One without any file."""
+    """Return a trial's folder without files."""
     folder = ExperimentFolder(tmp_path / "12").trial(7)
     folder.path.mkdir(parents=True)
     return folder

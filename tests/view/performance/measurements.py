@@ -1,4 +1,4 @@
-"""Measurements of an experiment on four slots, and what came of them."""
+"""Measurements of an experiment on four slots, and their results."""
 
 from __future__ import annotations
 

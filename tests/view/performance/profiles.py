@@ -12,7 +12,7 @@ from hpc_det.store.folders import TrialFolder
 
 BEGAN = 1_795_000_000.0
 BATCHES, WALL_S = 100, 10.0
-"""Of a stretch."""
+"""Batches and seconds of a stretch, which is one line of a rank."""
 SECONDS = {"dataloader_next": 0.2, "to_device": 0.1, "train_batch": 9.4, "reduce_metrics": 0.1}
 SAMPLE: dict[str, Any] = {
     "cpu_util": 40.0,
@@ -39,7 +39,7 @@ def stretch(
     wall_s: float = WALL_S,
     seconds: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
-    """A line of a rank, whose clock began at BEGAN. `seconds` change those of SECONDS."""
+    """Append a line of a rank whose clock began at BEGAN. `seconds` override those of SECONDS."""
     make_folder(folder.profile)
     line = {
         "time": BEGAN + batches * WALL_S / BATCHES if end is None else end,
@@ -58,19 +58,19 @@ def stretch(
 
 
 def sample(folder: TrialFolder, node: int = 0, *, at: float, attempt: int = 1, host: str = "n1", **values: Any) -> None:
-    """A line of a node, `at` seconds after BEGAN. `values` change those of SAMPLE."""
+    """Append a line of a node, `at` seconds after BEGAN. `values` override those of SAMPLE."""
     make_folder(folder.profile)
     line = {"time": BEGAN + at, "attempt": attempt, "host": host, **SAMPLE, **values}
     append_line(folder.system_metrics(node), line, durable=False)
 
 
 def gpus(**utils: float) -> dict[str, dict[str, float]]:
-    """By UUID: how busy each is; 20 GiB of each are free."""
+    """Return samples of GPUs by UUID, with these utilisations and 20 GiB of free memory each."""
     return {f"GPU-{name}": {"util": util, "memory_free": 20 * 2**30} for name, util in utils.items()}
 
 
 def profiled(folder: TrialFolder, *, stretches: int = 4, hosts: tuple[str, ...] = ("n1",)) -> None:
-    """Two ranks on each host that wait for their data, and a sample of each node every second."""
+    """Write lines of two data-bound ranks per host, and a sample of each node every second."""
     for batches in range(BATCHES, (stretches + 1) * BATCHES, BATCHES):
         for rank in range(2 * len(hosts)):
             seconds = {"dataloader_next": 6.2 + rank / 10, "train_batch": 3.4 - rank / 10}

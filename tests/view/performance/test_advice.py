@@ -1,4 +1,4 @@
-"""What to try: settings that there are, in numbers that follow from what was measured."""
+"""Advice: it names existing settings, with values that follow from the measurements."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_verdict_has_advice_whose_settings_exist(profiled: TrialFolder, ki
 
 
 def _exists(path: str) -> bool:
-    """Below a key that is the user's own, anything does."""
+    """Return whether this is a key of the configuration; below a free-form key, every key is."""
     *above, key = path.split(".")
     known = keys_at(Experiment, above)
     return key in known if known is not None else _exists(".".join(above))

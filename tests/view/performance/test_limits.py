@@ -1,4 +1,4 @@
-"""What training waits for, by the numbers of its ranks and nodes."""
+"""Bottlenecks of training, from the profiles of ranks and nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def judged(trial: TrialFolder) -> list[Verdict]:
     return verdicts(measured(trial))
 
 
-def told(trial: TrialFolder, **changes: Any) -> dict[str, Any]:
+def explained(trial: TrialFolder, **changes: Any) -> dict[str, Any]:
     return recorded(measured(trial), Conditions(**{**vars(CONDITIONS), **changes}))
 
 
@@ -84,7 +84,7 @@ def test_waiting_for_one_ranks_data_loader_is_no_communication(trial: TrialFolde
     assert verdict.share == pytest.approx(0.55)
     assert verdict.rank is not None
     assert (verdict.rank.rank, verdict.rank.host) == (2, "n2")
-    assert not unnamed(told(trial)["why"], "55%", "rank 2 on n2", "53%")
+    assert not unnamed(explained(trial)["why"], "55%", "rank 2 on n2", "53%")
 
 
 def test_where_waiting_is_not_measured_it_is_seen_by_the_rank_that_computes_least(trial: TrialFolder) -> None:
@@ -104,7 +104,7 @@ def test_a_rank_that_computes_longer_than_all_others_is_named(trial: TrialFolder
     (verdict,) = judged(trial)
     assert verdict.kind is Kind.SLOW_RANK
     assert verdict.share == pytest.approx(0.3, abs=0.02)
-    assert not unnamed(told(trial)["why"], "30%", "rank 3 on n2")
+    assert not unnamed(explained(trial)["why"], "30%", "rank 3 on n2")
 
 
 def test_ranks_that_wait_about_the_same_time_are_not_told_apart(trial: TrialFolder) -> None:
@@ -121,7 +121,7 @@ def test_gpus_that_idle_while_training_runs_are_a_verdict(trial: TrialFolder) ->
     (verdict,) = judged(trial)
     assert verdict.kind is Kind.IDLE_GPUS
     assert verdict.share == pytest.approx(0.65)
-    (first, *_) = told(trial)["advice"]
+    (first, *_) = explained(trial)["advice"]
     assert not unnamed(first["text"], "20.0 GiB")
     assert first["setting"] == "hyperparameters.global_batch_size: 64"
 
@@ -139,19 +139,19 @@ def test_gpus_of_a_node_that_the_trial_does_not_have_do_not_count(trial: TrialFo
 
 
 def test_a_trial_that_was_not_profiled_is_told_how_to_be(trial: TrialFolder) -> None:
-    found = told(trial, config={})
+    found = explained(trial, config={})
     assert (found["verdict"], found["share"], found["timings"], found["nodes"]) == ("not measured", None, [], [])
     assert [each["setting"] for each in found["advice"]] == ["profiling.enabled: true"]
 
 
 def test_a_few_batches_are_too_few(trial: TrialFolder) -> None:
     stretch(trial, batches=5, count=5, seconds={"dataloader_next": 6.2, "train_batch": 3.4})
-    found = told(trial)
+    found = explained(trial)
     assert (found["verdict"], unnamed(found["why"], "5 batches", 20)) == ("not measured", [])
 
 
 def _trains_without_a_profile(trial: TrialFolder) -> None:
-    """100 batches in 40 s, 10 of which it validates, and saves 20 s."""
+    """Write the metrics of 100 batches in 40 s, of which it validates for 10 s and saves for 20 s."""
     lines: list[dict[str, Any]] = [
         {"kind": "begins", "trained": 0, "validated": 0, "time": BEGAN},
         {"kind": "validation", "steps": 100, "metrics": {}, "seconds": 10.0, "time": BEGAN + 20},
@@ -167,7 +167,7 @@ def test_saves_and_validations_tell_of_themselves_without_a_profile(trial: Trial
         (Kind.CHECKPOINT, 0.5),
         (Kind.VALIDATION, 0.25),
     ]
-    found = told(trial, config={"checkpoint_policy": "all"})
+    found = explained(trial, config={"checkpoint_policy": "all"})
     assert not unnamed(found["why"], "50%", "checkpoints", "1 save", "20.0 s")
     settings = [its["setting"] for its in found["advice"]]
     assert settings[:2] == ["checkpoint_policy: best", "checkpoint_interval: auto"]
@@ -176,17 +176,17 @@ def test_saves_and_validations_tell_of_themselves_without_a_profile(trial: Trial
 
 def test_saves_that_came_too_late_are_counted(trial: TrialFolder) -> None:
     _trains_without_a_profile(trial)
-    assert not told(trial)["notes"]
+    assert not explained(trial)["notes"]
     write_save(trial.saves, replace(save(began=BEGAN + 60), postponed=True))
-    (note,) = told(trial)["notes"]
+    (note,) = explained(trial)["notes"]
     assert not unnamed(note, "1 of 2 saves")
 
 
 def test_ranks_without_a_file_are_named(trial: TrialFolder) -> None:
     for rank in (0, 2):
         stretch(trial, rank, exposed_s=0.1)
-    each_names(told(trial, slots=4)["notes"], ["2 of 4 ranks", "1, 3"])
-    (note,) = told(trial, slots=10**15)["notes"]
+    each_names(explained(trial, slots=4)["notes"], ["2 of 4 ranks", "1, 3"])
+    (note,) = explained(trial, slots=10**15)["notes"]
     assert not unnamed(note, "1, 3, 4, 5, 6, 7, 8, 9 and more")
 
 
@@ -194,7 +194,7 @@ def test_what_makes_the_numbers_less_reliable_is_reported(trial: TrialFolder) ->
     for rank in (0, 1):
         stretch(trial, rank)
     sample(trial, at=1, gpus=gpus(a=95.0, b=95.0))
-    notes = told(trial, slots=2, shares_nodes=True, config={"profiling": {"sync_timings": False}})["notes"]
+    notes = explained(trial, slots=2, shares_nodes=True, config={"profiling": {"sync_timings": False}})["notes"]
     each_names(notes, ["optimizations.aggregation_frequency"], ["profiling.sync_timings"], ["whole nodes"])
 
 

@@ -1,4 +1,4 @@
-"""What a trial trained with, as its experiment's files say."""
+"""The conditions of a trial's training, from its experiment's files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_job_with_a_part_of_each_node_or_several_trials_shares_them(
 
 def test_hyperparameters_are_those_that_the_trial_got(tmp_path: Path) -> None:
     life = Life.submitted(tmp_path)
-    assert found(life).hparams == {}, "nobody has begun it"
+    assert found(life).hparams == {}, "the trial has not begun"
     life.begins()
     assert found(life).hparams["width"] == 64
 

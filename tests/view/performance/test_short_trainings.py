@@ -43,7 +43,7 @@ TREE: dict[str, Any] = {
 }
 
 
-def test_the_experiment_as_configured_is_one_short_training_that_nobody_is_told_of() -> None:
+def test_the_configured_experiment_is_one_short_training_without_notifications() -> None:
     tree = BASELINE.config(TREE, batches=200)
     assert tree["name"] == "digits: as configured"
     assert tree["labels"] == ["baseline", "throughput"]

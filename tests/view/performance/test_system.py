@@ -1,4 +1,4 @@
-"""What the samples of nodes say."""
+"""Results from the samples of nodes."""
 
 from __future__ import annotations
 

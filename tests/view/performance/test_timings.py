@@ -1,4 +1,4 @@
-"""What the lines of ranks add up to."""
+"""Sums over the profile lines of ranks."""
 
 from __future__ import annotations
 
