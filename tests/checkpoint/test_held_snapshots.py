@@ -1,4 +1,4 @@
-"""What a node agent does with the snapshots that it makes durable."""
+"""A node agent writes the snapshots in its memory to the disk."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def buffers() -> Iterator[list[Buffer]]:
 
 
 def held(number: int, buffer: Buffer, content: bytes) -> Held:
-    """As ranks have written it."""
+    """Return a snapshot as ranks write it to memory."""
     os.ftruncate(buffer.descriptor, len(content))
     os.pwrite(buffer.descriptor, content, 0)
     return Held(number, buffer, {"epochs_done": 0, "calls": number}, [])
 
 
 def state(run: RunFolder) -> tuple[int, bytes]:
-    """Of the newest on the disk."""
+    """Return the number of calls and the content of the newest snapshot on the disk."""
     found = newest(run)
     assert found is not None
     return found.calls, found.state.read_bytes()
@@ -60,7 +60,7 @@ def test_a_buffer_is_written_as_it_is_however_it_grows_and_shrinks(run: RunFolde
 
 
 class Disk:
-    """It holds each snapshot up at its first byte, until `goes_on`."""
+    """A disk on which each snapshot stops at its first byte until `goes_on` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_reached, self.goes_on = threading.Event(), threading.Event()
