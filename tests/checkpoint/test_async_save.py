@@ -63,8 +63,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_training_goes_on_before_the_disk_has_it(folder: Path, disk: SlowDisk) -> None:
-    context, weights, heard = CheckpointContext(folder, Distributed()), torch.zeros(1000), []
-    uuid = context.begin(40, {"state.pth": weights}, then=lambda: heard.append(len(committed(folder))))
+    context, weights, at_end = CheckpointContext(folder, Distributed()), torch.zeros(1000), []
+    uuid = context.begin(40, {"state.pth": weights}, then=lambda: at_end.append(len(committed(folder))))
     weights.fill_(7)
     assert context.in_flight
     assert not context.settled(wait=False)
@@ -73,7 +73,7 @@ def test_training_goes_on_before_the_disk_has_it(folder: Path, disk: SlowDisk) -
     assert context.settled(wait=True)
     assert not context.in_flight
     (found,) = committed(folder)
-    assert (found.uuid, found.steps, heard) == (uuid, 40, [1])
+    assert (found.uuid, found.steps, at_end) == (uuid, 40, [1])
     assert torch.equal(load(found.path / "state.pth"), torch.zeros(1000)), "as it was at the save"
     assert found.damage() == []
     assert [path.name for path in folder.iterdir()] == [uuid]

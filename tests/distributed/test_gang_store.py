@@ -71,7 +71,7 @@ def test_ranks_that_one_launcher_has_started_have_no_store_that_others_could_rea
         assert int(port) not in [each.port for each in found]
         assert all(each.is_loopback for each in found)
         assert total == [2]
-    assert [path.name for path in tmp_path.iterdir()] == ["store-0-2"], "that of the group before is gone with it"
+    assert [path.name for path in tmp_path.iterdir()] == ["store-0-2"], "the previous store is removed"
 
 
 def twice(distributed: Distributed, environment: dict[str, str]) -> list[float]:

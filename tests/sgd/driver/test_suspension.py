@@ -61,7 +61,7 @@ def wait_in_vain(gang: RankGang) -> None:
     gang.nodes._drop_silent()
 
 
-def goes_on(gang: RankGang) -> bool:
+def is_running(gang: RankGang) -> bool:
     gang.poll()
     return not gang.nodes.are_suspended
 
@@ -90,7 +90,7 @@ def test_a_silent_node_of_a_suspended_job_is_not_lost() -> None:
             assert gang.nodes.are_suspended
             nodes.job_is_suspended = False
             wait_in_vain(gang)  # the job is resumed, but no heartbeat has arrived yet
-        wait_for(lambda: goes_on(gang))
+        wait_for(lambda: is_running(gang))
         assert its.train()["epoch"] == 2
         assert gang.nodes.generation == 1
 
@@ -123,7 +123,7 @@ def test_ranks_of_a_suspended_job_do_not_hang() -> None:
                 watch._next_look = 0.0
                 watch._clock._looked_at -= 2  # seconds in which the driver runs
                 watch.look()
-        wait_for(lambda: goes_on(gang))
+        wait_for(lambda: is_running(gang))
         assert its.train()["epoch"] == 2
         assert gang.nodes.generation == 1
 
@@ -147,5 +147,5 @@ def test_ranks_of_a_suspended_job_may_come_late(monkeypatch: pytest.MonkeyPatch)
             patch.setattr("hpc_det.sgd.driver.gang.time", clock)
             patch.setattr(gang.nodes, "hear", hear)
             gang._await_ranks()
-        wait_for(lambda: goes_on(gang))
+        wait_for(lambda: is_running(gang))
         assert its.train()["epoch"] == 2
