@@ -1,4 +1,4 @@
-"""A save that is killed before each of its lines, as a program: it has loaded little, and so it forks at once."""
+"""Kill a save before each of its lines. This program imports little, so that a fork is fast."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = {"state_dict.pth": b"weights" * 5000, "progress.pth": b"steps", "rank-0.
 
 
 def save(folder: Path, steps: int) -> Committed:
-    """A checkpoint whose every file says at how many batches it was made."""
+    """Commit a checkpoint in which every file records its number of batches."""
     staging = new_staging(folder)
     entries: dict[str, Any] = {}
     for name, content in PARTS.items():
@@ -46,7 +46,7 @@ def assert_whole(checkpoint: Committed, steps: int) -> None:
 
 
 def kill_before_line(number: int) -> None:
-    """End this process, as kill -9 does, before the n-th line of the modules that write."""
+    """End this process by SIGKILL before the n-th line of the modules that write."""
     lines = count(1)
 
     def on_line(frame: FrameType, event: str, argument: Any) -> Any:
@@ -58,7 +58,7 @@ def kill_before_line(number: int) -> None:
 
 
 def kill_everywhere(folder: Path) -> list[int]:
-    """The newest good steps after a kill before each line of a save; the last one was not killed."""
+    """Return the newest good steps after a kill before each line of a save; the last save was not killed."""
     found = []
     for number in count(1):
         shutil.rmtree(folder)

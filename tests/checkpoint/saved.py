@@ -1,4 +1,4 @@
-"""A checkpoint as the loop leaves it."""
+"""Write a checkpoint with the files that the training loop writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def save(
     began: float = 1e9,
     size_bytes: int = 1,
 ) -> Save:
-    """A line of saves.jsonl."""
+    """Return a line of saves.jsonl."""
     return Save(
         batches=batches,
         began=began,

@@ -1,4 +1,4 @@
-"""Checkpoints that are written behind the training."""
+"""Checkpoints that are written while training continues."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.wait import DEADLINE_S, wait_for
 
 
 class SlowDisk:
-    """No write ends before `go` is set."""
+    """A disk on which no write ends before `go` is set."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
         self.awaited = threading.Event()
-        """A write has begun."""
+        """Set once a write has begun."""
         self.error: OSError | None = None
         self._write = os.pwrite
         patch.setattr(os, "pwrite", self._pwrite)
@@ -63,8 +63,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_training_goes_on_before_the_disk_has_it(folder: Path, disk: SlowDisk) -> None:
-    context, weights, heard = CheckpointContext(folder, Distributed()), torch.zeros(1000), []
-    uuid = context.begin(40, {"state.pth": weights}, then=lambda: heard.append(len(committed(folder))))
+    context, weights, at_end = CheckpointContext(folder, Distributed()), torch.zeros(1000), []
+    uuid = context.begin(40, {"state.pth": weights}, then=lambda: at_end.append(len(committed(folder))))
     weights.fill_(7)
     assert context.in_flight
     assert not context.settled(wait=False)
@@ -73,7 +73,7 @@ def test_training_goes_on_before_the_disk_has_it(folder: Path, disk: SlowDisk) -
     assert context.settled(wait=True)
     assert not context.in_flight
     (found,) = committed(folder)
-    assert (found.uuid, found.steps, heard) == (uuid, 40, [1])
+    assert (found.uuid, found.steps, at_end) == (uuid, 40, [1])
     assert torch.equal(load(found.path / "state.pth"), torch.zeros(1000)), "as it was at the save"
     assert found.damage() == []
     assert [path.name for path in folder.iterdir()] == [uuid]
@@ -93,7 +93,7 @@ def test_one_that_is_given_up_leaves_nothing_that_could_be_taken_for_a_checkpoin
     assert not context.in_flight
     assert committed(folder) == []
     uuid = context.save(50, {"state.pth": 1})
-    assert [path.name for path in folder.iterdir()] == [uuid], "what it had written is gone"
+    assert [path.name for path in folder.iterdir()] == [uuid], "its partial files were removed"
 
 
 def test_one_that_is_given_up_too_late_is_a_checkpoint(folder: Path) -> None:
@@ -146,7 +146,9 @@ def test_a_rank_that_fails_leaves_when_its_checkpoint_is_whole(folder: Path, dis
 
 
 class DiskTime:
-    """A clock that runs by what is written: each write takes a quarter of what a rank that fails waits without any."""
+    """A clock that advances with the writes: each takes a quarter of the time that a failing rank waits without
+    progress.
+    """
 
     now = 0.0
 
@@ -257,7 +259,7 @@ def save_behind(distributed: Distributed, folder: Path) -> tuple[bool, list[int]
             context.settled(wait=True)
             context.begin(steps, {f"rank-{distributed.rank}.pth": torch.full((1000,), distributed.rank + steps)})
             early = context.settled(wait=False)
-            distributed.barrier()  # training goes on, and has collectives of its own
+            distributed.barrier()  # training continues and uses collectives during the save
             disk.go.set()
         context.settled(wait=True)
     newest = context.newest()
@@ -273,7 +275,7 @@ def test_ranks_write_apart_and_rank_0_commits_when_all_have(on_ranks: OnRanks, f
 
 
 def save_without_rank_1(distributed: Distributed, folder: Path, *, is_gone: bool) -> str:
-    """What rank 0 says of the save then."""
+    """Return the error of rank 0 when rank 1 does not write its part."""
     context = CheckpointContext(folder, distributed)
     if distributed.is_chief:
         with pytest.MonkeyPatch.context() as patch:
@@ -283,7 +285,7 @@ def save_without_rank_1(distributed: Distributed, folder: Path, *, is_gone: bool
                 context.settled(wait=True)
         distributed.barrier()
         return str(error.value).replace(uuid, "UUID")
-    context._new({}, makes_folder=False)  # it begins, and never writes
+    context._new({}, makes_folder=False)  # rank 1 begins the save, but does not write
     if is_gone:
         distributed.leave()
     distributed.barrier()
@@ -299,7 +301,7 @@ def test_a_save_waits_for_no_rank_without_a_limit_and_names_it(on_ranks: OnRanks
 
 
 def writes_for_long(distributed: Distributed, folder: Path) -> int:
-    """How many reports rank 0 has got, or another rank of the save as a whole."""
+    """Return the number of reports that rank 0 received from rank 1, or that another rank received from rank 0."""
     context = CheckpointContext(folder, distributed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(async_save, "REPORT_S", 0.0)

@@ -83,7 +83,7 @@ def test_ranks_agree_on_the_newest_good_one(on_ranks: OnRanks, folder: Path) -> 
 
 
 def files_of_ranks(distributed: Distributed, folder: Path) -> list[int | None]:
-    """The batches of the newest one after damage to a file of each rank."""
+    """Return the batches of the newest good checkpoint, initially and after damage to a file of each rank."""
     checkpoints = CheckpointContext(folder, distributed)
     batches: list[int | None] = []
     for steps in (10, 20, 30):
@@ -146,7 +146,7 @@ def test_files_whose_checksums_are_known_are_not_read_again(folder: Path) -> Non
 def test_of_two_of_the_same_batch_the_later_one_is_kept_whatever_the_clocks_say(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An attempt on a node whose clock is ahead has saved the first one."""
+    """The clock of the node that saved the first one is ahead."""
     monkeypatch.setattr("time.time", lambda: 2e9)
     CheckpointContext(folder, Distributed()).save(20, {"a.pth": "before the validation"})
     monkeypatch.setattr("time.time", lambda: 1e9)

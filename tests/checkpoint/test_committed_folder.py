@@ -1,4 +1,4 @@
-"""What somebody may have put into the folder of a checkpoint, or done to it, is seen before anything is opened."""
+"""Foreign or modified files in the folder of a checkpoint are detected before any file is opened."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With an older checkpoint, which is good."""
+    """Return a folder that contains an older, good checkpoint."""
     folder = tmp_path / "checkpoints"
     folder.mkdir(mode=0o700)
     saved(folder, 10)
@@ -51,7 +51,7 @@ def fifo(path: Path) -> None:
 
 
 def link(path: Path) -> None:
-    """To the same bytes elsewhere, as somebody could change them later."""
+    """Replace the file by a link to the same bytes elsewhere, where they could be changed later."""
     elsewhere = path.parents[2] / path.name
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
@@ -118,14 +118,14 @@ def test_what_nfs_and_a_killed_removal_leave_is_no_damage(newer: Committed) -> N
 
 
 def test_in_a_closed_folder_modes_do_not_matter_since_nobody_comes_to_it(newer: Committed) -> None:
-    """So older versions have left their files, after an umask of 002 or 000."""
+    """Older versions wrote such files under an umask of 002 or 000."""
     (newer.path / "state.pt").chmod(0o666)
     assert newer.damage() == []
 
 
 @AS_ROOT
 def test_a_colleague_reads_what_is_shared_with_a_group(newer: Committed, folder: Path) -> None:
-    """Files of one owner, below a folder of the same."""
+    """The files have one owner, who also owns the folder above."""
     for path in (folder, newer.path, *newer.path.rglob("*")):
         os.chown(path, 1234, 1234)
     assert any("1234" in problem for problem in newer.damage()), "not shared"
@@ -224,7 +224,7 @@ def test_what_no_checkpoint_can_hold_is_refused_when_it_is_written(folder: Path,
 
 
 def test_code_is_what_a_trial_brings_and_nothing_else(folder: Path) -> None:
-    """A folder `code` of others' checkpoints is data, of which a damaged bit counts."""
+    """A folder named `code` in a checkpoint without a trial is data, and a damaged bit in it counts as damage."""
     entry = FileEntry(size=1, crc32=1)
     found = Committed(path=folder, steps=1, time=1.0, files={"code/a": entry})
     assert (found.state, found.code) == ({"code/a": entry}, {})

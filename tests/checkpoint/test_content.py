@@ -87,7 +87,7 @@ def test_the_generators_of_determined_come_back(tmp_path: Path) -> None:
 
 
 def rewritten(path: Path, old: bytes, new: bytes) -> None:
-    """The pickle in a file of torch.save, changed; names stand in it as lines of text."""
+    """Replace bytes in the pickle of a torch.save file, in which names are lines of text."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     changed = {name: content.replace(old, new) for name, content in members.items()}
@@ -136,7 +136,7 @@ def test_arrays_of_derived_classes_are_not_plain() -> None:
 
 
 class Pickled:
-    """A pickle that says what the test wants."""
+    """An object whose pickle calls `function` with `arguments`."""
 
     def __init__(self, function: Any, *arguments: Any, state: Any = None) -> None:
         self.reduced = (function, arguments, state) if state is not None else (function, arguments)
@@ -151,11 +151,11 @@ def pickled_array(content: bytes, shape: tuple[int, ...], dtype: Any) -> Pickled
 
 
 HAS_OBJECTS = (3, "<", None, None, None, -1, -1, 63)
-"""A dtype's state; the last number are its flags."""
+"""The state of a dtype; the last number contains its flags."""
 
 
 def test_flags_that_would_make_pointers_of_numbers_are_ignored(tmp_path: Path) -> None:
-    """numpy itself takes them (a negative control), and follows the pointers when the array goes."""
+    """numpy accepts these flags (negative control) and follows the pointers when the array is freed."""
     dtype: Any = np.dtype("f8", False, True)
     dtype.__setstate__(HAS_OBJECTS)
     assert dtype.hasobject
@@ -193,11 +193,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def saved_function() -> None:
-    """Nobody may save it."""
+    """A function, which a checkpoint must not contain."""
 
 
 class Evil:
-    """Unpickled, it would make a file."""
+    """Would create a file if it were unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -256,7 +256,7 @@ REFUSED = {
 
 
 def rows(value: Any) -> Any:
-    """Comparable with ==."""
+    """Return the value in a form that == can compare."""
     if isinstance(value, dict):
         return type(value), [(key, rows(item)) for key, item in value.items()]
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What a node agent does with the snapshots that it makes durable."""
+"""A node agent writes the snapshots in its memory to the disk."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def buffers() -> Iterator[list[Buffer]]:
 
 
 def held(number: int, buffer: Buffer, content: bytes) -> Held:
-    """As ranks have written it."""
+    """Return a snapshot as ranks write it to memory."""
     os.ftruncate(buffer.descriptor, len(content))
     os.pwrite(buffer.descriptor, content, 0)
     return Held(number, buffer, {"epochs_done": 0, "calls": number}, [])
 
 
 def state(run: RunFolder) -> tuple[int, bytes]:
-    """Of the newest on the disk."""
+    """Return the number of calls and the content of the newest snapshot on the disk."""
     found = newest(run)
     assert found is not None
     return found.calls, found.state.read_bytes()
@@ -60,15 +60,15 @@ def test_a_buffer_is_written_as_it_is_however_it_grows_and_shrinks(run: RunFolde
 
 
 class Disk:
-    """It holds each snapshot up at its first byte, until `goes_on`."""
+    """A disk on which each snapshot stops at its first byte until `may_continue` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_reached, self.goes_on = threading.Event(), threading.Event()
+        self.is_reached, self.may_continue = threading.Event(), threading.Event()
         real = Partial.write
 
         def write(*arguments: Any) -> HmacEntry:
             self.is_reached.set()
-            assert self.goes_on.wait(60)
+            assert self.may_continue.wait(60)
             return real(*arguments)
 
         monkeypatch.setattr(Partial, "write", write)
@@ -82,7 +82,7 @@ def test_a_snapshot_on_its_way_is_given_up_for_a_newer_one(
     keeper.begin(held(1, buffers[0], b"older"))
     assert disk.is_reached.wait(60)
     keeper.begin(held(2, buffers[1], b"newer"))
-    disk.goes_on.set()
+    disk.may_continue.set()
     keeper.settle(None)
     assert told == [{"kept": 2}]
     assert [path.name for path in run.snapshots.iterdir()] == ["2"]
@@ -96,7 +96,7 @@ def test_without_its_driver_the_newest_is_what_counts(
     keeper = Keeper(run, told.append)
     keeper.begin(held(1, buffers[0], b"older"))
     assert disk.is_reached.wait(60)
-    disk.goes_on.set()
+    disk.may_continue.set()
     keeper.settle(held(2, buffers[1], b"newer"))
     assert state(run) == (2, b"newer")
 

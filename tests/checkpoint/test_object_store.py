@@ -1,4 +1,4 @@
-"""Checkpoints here and in a store: a folder stands for the bucket, and an object for its bad days."""
+"""Checkpoints on the disk and in an object store: a folder serves as the bucket, and one class simulates failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.facts import refused, unnamed
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """The folder that stands for a bucket."""
+    """Return the folder that serves as the bucket."""
     return tmp_path / "bucket" / "runs"
 
 
@@ -39,7 +39,7 @@ def mine(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """The checkpoints of the same trial on a machine that has seen none."""
+    """Return the empty checkpoint folder of the same trial on another machine."""
     folder = tmp_path / "other"
     folder.mkdir()
     return folder

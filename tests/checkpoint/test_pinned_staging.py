@@ -26,7 +26,7 @@ def saved(content: Any) -> bytes:
 
 
 def everything() -> dict[str, Any]:
-    """What a checkpoint may hold."""
+    """Return one of each kind of content that a checkpoint may hold."""
     tied = torch.randn(10)
     shared = [1, 2]
     model = torch.nn.Linear(3, 4)
@@ -85,7 +85,7 @@ def test_the_next_copy_is_in_the_same_memory(tmp_path: Path, in_folder: bool) ->
 
 
 def test_what_was_expected_has_its_memory_when_it_comes() -> None:
-    """And what is larger than that takes memory for the rest alone."""
+    """Content that is larger than expected allocates memory only for the excess."""
     copies, content = PinnedStaging(), [torch.randn(7), torch.randn(3_000_000)]
     copies.allocate(content[1:])
     copies.allocate(content)
@@ -100,14 +100,16 @@ def test_what_was_expected_has_its_memory_when_it_comes() -> None:
 
 
 def page_faults() -> int:
-    """Of this thread, that took no disk."""
+    """Return the number of page faults of this thread that read no disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_keeps_the_place_of_copies_free_and_costs_no_page() -> None:
-    """Otherwise it would unmap what has taken that place when it frees the copies, and end with a SIGSEGV."""
+    """Otherwise freeing the copies would unmap whatever has been mapped there since, and the process would get a
+    SIGSEGV.
+    """
     copies, content = PinnedStaging(), [torch.ones(3_000_000)]
     place = copies.copy(content)[0].data_ptr()
     if not (child := os.fork()):
@@ -122,7 +124,7 @@ def test_a_forked_process_keeps_the_place_of_copies_free_and_costs_no_page() -> 
 
 
 def is_mapped(address: int) -> bool:
-    """In this process (proc(5))."""
+    """Return whether the address is mapped in this process (proc(5))."""
     ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
     return any(int(first, 16) <= address < int(end, 16) for first, end in ranges)
 
@@ -209,7 +211,7 @@ def test_a_rank_starts_no_more_threads_than_torch_may_use_and_memory_is_worth(
 
 @pytest.mark.usefixtures("torch_threads")
 def test_no_thread_copies_on_when_the_copy_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory may be freed then."""
+    """Afterwards the caller may free the memory."""
     torch.set_num_threads(3)
     threads: list[threading.Thread] = []
 

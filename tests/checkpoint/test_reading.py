@@ -32,7 +32,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, call: str, code: int, times: int, about: str) -> None:
-    """`os.CALL` raises so many times, where its first argument is a descriptor or names `about`."""
+    """Let the first `times` calls of `os.CALL` raise, if their first argument is a descriptor or contains `about`."""
     former: Callable[..., Any] = getattr(os, call)
     left = [times]
 
@@ -96,7 +96,7 @@ def test_a_full_disk_does_not_keep_a_damaged_one_from_being_set_aside(
 def test_one_that_cannot_be_renamed_now_is_no_mistake_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """Which would end the trial."""
+    """A user's error would end the trial."""
 
     def fails(*_: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -113,7 +113,7 @@ SIZES = {"empty": 0, "short": 5, "whole blocks": 200, "code/longer": 1234}
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, FileEntry]:
-    """In blocks of 100 bytes, which are read in pieces of 30."""
+    """Write files that are checksummed in blocks of 100 bytes and read in pieces of 30 bytes."""
     monkeypatch.setattr(CRC, "read_bytes", 100)
     monkeypatch.setattr(reading, "_PIECE_BYTES", 30)
     (tmp_path / "code").mkdir()
@@ -130,7 +130,7 @@ def found_in(folder: Path, files: dict[str, FileEntry]) -> list[tuple[Block, Fou
 def test_files_that_are_as_they_were_have_no_difference(tmp_path: Path, files: dict[str, FileEntry]) -> None:
     found = found_in(tmp_path, files)
     assert len(found) == 1 + 1 + 2 + 13
-    random.Random(1).shuffle(found)  # as if many had read them
+    random.Random(1).shuffle(found)  # as if several readers had read them
     assert differences(files, found, CRC) == {}
 
 
@@ -170,7 +170,7 @@ MIB = 1 << 20
 def test_a_file_is_in_memory_when_all_of_it_is(tmp_path: Path) -> None:
     file = tmp_path / "a.pth"
     with file.open("wb", buffering=0) as opened:
-        opened.truncate(4 * MIB)  # a hole is in no memory, be it of a disk or of a memory file system
+        opened.truncate(4 * MIB)  # a hole is never in memory, neither on a disk nor on a memory file system
         assert not is_in_memory(file)
         opened.write(os.urandom(2 * MIB))
         assert not is_in_memory(file)
@@ -192,7 +192,7 @@ def test_an_empty_file_is_not_worth_it(tmp_path: Path) -> None:
 
 
 def test_what_little_was_put_out_is_read_again(tmp_path: Path) -> None:
-    with tempfile.NamedTemporaryFile(dir="/var/tmp") as opened:  # on a disk, as no memory file system puts out
+    with tempfile.NamedTemporaryFile(dir="/var/tmp") as opened:  # a disk: memory file systems do not evict
         opened.write(os.urandom(8 * MIB))
         opened.flush()
         os.fsync(opened.fileno())

@@ -40,7 +40,7 @@ def kept(
     return sorted(checkpoint.steps for checkpoint in every if checkpoint not in gone)
 
 
-# Upstream's own table of two trials; each checkpoint's number is its steps.
+# The table of two trials in Determined's own test; each checkpoint's number is its steps.
 TRIAL_1 = ([1, 2, 3, 4, 5], {3: 0.6, 4: 0.5, 5: 0.4})
 TRIAL_2 = ([6, 7, 8, 9, 10], {7: 0.2, 8: 0.3})
 
@@ -125,7 +125,7 @@ def test_nothing_to_keep_and_nothing_there() -> None:
 
 
 def test_what_no_trial_resumes_from_pushes_nothing_out() -> None:
-    """Its owner removed files of the newest; what is trained anew has fewer batches."""
+    """The owner removed files of the newest checkpoint; the trial then trains the lost batches again."""
     partial, *whole = newest_first([10, 20, 30])
     every = [replace(partial, removed=("state_dict.pth",)), *whole]
     gone = superfluous(every, {}, smaller_is_better=True, best=0, latest=1)
@@ -137,7 +137,7 @@ Prepare = Callable[..., ExperimentFolder]
 
 @pytest.fixture
 def prepare(tmp_path: Path) -> Prepare:
-    """Upstream's two trials, each checkpoint with its number as its batches."""
+    """Return a function that creates Determined's two trials; each checkpoint has as many batches as its number."""
 
     def prepare(best: int = 0, trial_best: int = 0, trial_latest: int = 0, **more: Any) -> ExperimentFolder:
         experiment = ExperimentFolder(tmp_path / "experiments" / "12")
@@ -233,7 +233,7 @@ def test_a_point_of_a_multirun_has_a_policy_of_its_own(prepare: Prepare) -> None
 
 
 def begins_with(checkpoint: Committed, root: Path) -> Life:
-    """Another experiment, of one trial."""
+    """Return another experiment with one trial that starts from this checkpoint."""
     life = Life.submitted(root)
     write_json(life.folder.warm_start, {"checkpoint": str(checkpoint.path)})
     return life

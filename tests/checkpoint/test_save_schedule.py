@@ -1,4 +1,4 @@
-"""When rank 0 decides to save: a gang of one, and a clock that the test moves."""
+"""The times at which rank 0 saves, for a gang of one rank and a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GUESSED_S = best_interval_s(UNMEASURED_STALL_S, UNKNOWN_MEAN_TIME_S)
 
 
 class Training:
-    """Batches and saves that take as long as the test says."""
+    """A training in which batches and saves take as long as the test specifies."""
 
     def __init__(self, path: Path, steps: int = 0, **settings: Any) -> None:
         path.mkdir(exist_ok=True)
@@ -37,7 +37,7 @@ class Training:
         self.pace.begin(steps)
 
     def train(self, batches: int, batch_s: float, save_s: float = 1.0) -> None:
-        """As the loop does it: no further than to the next look."""
+        """Train in steps that end at the next look of the schedule, as the loop does."""
         end = self.steps + batches
         while self.steps < end:
             count = int(min(end, self.pace.next_look)) - self.steps
@@ -182,7 +182,7 @@ def test_a_first_save_is_always_tried(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("left_s", "expected"),
     [
-        (35, LastSave.AFTER_THE_ONE_IN_FLIGHT),  # 15 s for the rest of it, and 20 s
+        (35, LastSave.AFTER_THE_ONE_IN_FLIGHT),  # 15 s for the rest of the save in flight, and 20 s for the last one
         (34, LastSave.INSTEAD),
         (20, LastSave.INSTEAD),
         (19, LastSave.NONE),

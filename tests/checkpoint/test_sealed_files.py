@@ -75,7 +75,7 @@ def test_a_tensor_of_any_type_is_written_in_bytes(tmp_path: Path) -> None:
 
 
 class WithoutDirect:
-    """A file system without O_DIRECT, which refuses it when it is set, or at the first write as some do."""
+    """A file system without O_DIRECT, which refuses it when it is set, or, as some do, at the first write."""
 
     def __init__(self, patch: pytest.MonkeyPatch, where: object, call: str) -> None:
         self.refused = 0
@@ -114,7 +114,7 @@ def test_a_refusal_of_two_writes_at_once_ends_none_of_them(tmp_path: Path, monke
     def refused(descriptor: int, data: memoryview, offset: int) -> int:
         if is_past_the_cache(descriptor):
             both.wait(10)
-            if offset:  # only when the first block's thread has left O_DIRECT
+            if offset:  # wait until the thread of the first block has switched O_DIRECT off
                 wait_for(lambda: not is_past_the_cache(descriptor))
             raise OSError(22, "Invalid argument")
         return real(descriptor, data, offset)
@@ -172,7 +172,7 @@ def test_torch_does_not_hide_what_went_wrong(tmp_path: Path, monkeypatch: pytest
 
 @pytest.fixture
 def memory() -> Iterator[memoryview]:
-    """It begins with a page, as O_DIRECT wants it."""
+    """Yield memory that is aligned to a page, as O_DIRECT requires."""
     mapped = mmap.mmap(-1, len(LONG))
     mapped.write(LONG)
     with memoryview(mapped) as content:
@@ -240,7 +240,7 @@ def test_other_threads_run_meanwhile() -> None:
 
 
 def others_steps(work: Callable[[], object]) -> int:
-    """How often another thread ran during 200 calls of `work`: none is interrupted, each lets others run."""
+    """Return how often another thread ran during 200 calls of `work`; the interpreter switches no threads by time."""
     steps, ends = 0, threading.Event()
 
     def count() -> None:
@@ -271,7 +271,7 @@ def others_steps(work: Callable[[], object]) -> int:
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    """On a disk: a memory file system may know no O_DIRECT, and minds no part of a page."""
+    """Yield a file on a disk: a memory file system may have no O_DIRECT, and accepts unaligned writes."""
     with tempfile.TemporaryFile(dir="/var/tmp") as opened:
         past_the_cache(opened.fileno())
         yield opened.fileno()

@@ -17,11 +17,11 @@ from hpc_det.checkpoint.seals import CRC, E, FileEntry, HmacEntry, HmacSeal, Sea
 KEY = bytes(range(32))
 HMAC = HmacSeal(KEY)
 LONG = bytes(range(256)) * (2**14) * 2 + b"12345"
-"""Three blocks of an HMAC."""
+"""Three blocks of an HMAC; the last one is short."""
 
 
 def entry(seal: Seal[E], content: bytes) -> E:
-    """The entry of a file with this content."""
+    """Return the entry of a file with this content."""
     parts = [content[offset : offset + seal.read_bytes] for offset in range(0, len(content), seal.read_bytes)]
     return seal.entry((len(part), seal.digest([memoryview(part)])) for part in parts)
 
@@ -79,7 +79,7 @@ MEMORY[:] = (b"checkpoint" * len(MEMORY))[: len(MEMORY)]
 
 @pytest.fixture(params=["isal", "zlib"])
 def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """With isal where this machine has it, and without."""
+    """Return the module with isal, if it is installed, and without."""
     if request.param == "zlib":
         monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
     spec = importlib.util.find_spec(seals.__name__)

@@ -1,4 +1,4 @@
-"""Durable snapshots: what a driver that comes back finds, whatever ended the one before."""
+"""Durable snapshots: a restarted driver finds the newest complete one, whatever ended its predecessor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def copied(partial: Partial, state: bytes) -> HmacEntry:
-    """As a node agent does it."""
+    """Copy the state as a node agent does."""
     return partial.write(memoryview(state))
 
 
@@ -100,7 +100,7 @@ class Killed(Exception):
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Nothing is written any more from the given one of the steps that reach the disk on."""
+    """Let every disk operation from number `step` on raise Killed."""
     left = [step]
 
     def until_then(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,7 +202,7 @@ def test_snapshots_of_another_key_are_refused(run: RunFolder, caplog: pytest.Log
 
 
 def test_what_a_rank_writes_does_not_pass_for_a_manifest(run: RunFolder) -> None:
-    """Its seal stands in the open, in the manifest of its snapshot."""
+    """A rank can read the seal of its state in the manifest of its snapshot."""
     honest = taken(run, 1)
     claim = {**json.loads((honest.path / "snapshot.json").read_text()), "calls": 99}
     del claim["mac"]

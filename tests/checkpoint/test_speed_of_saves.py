@@ -1,5 +1,6 @@
-"""What a checkpoint costs beside a bare copy and a bare read of as many bytes: `python -m tests.benchmarks
-checkpoint` has the numbers, these are their gates.
+"""Gates on the cost of a checkpoint, relative to a bare copy and a bare read of the same number of bytes.
+
+`python -m tests.benchmarks checkpoint` measures the figures.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from tests.machine import smallest
 
 MB = 64
 OF_A_COPY = 2.0
-"""Training may stand still so many times as long. torch.save into memory takes four times as long and more."""
+"""Upper limit of the stall of training, in durations of a copy. torch.save into memory takes four times as long or
+more.
+"""
 
 
 def state() -> dict[str, Any]:
@@ -33,7 +36,7 @@ def state() -> dict[str, Any]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """The copy is made by the thread that trains."""
+    """Limit torch to one thread, because the training thread makes the copy."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -49,8 +52,8 @@ def copy_s(weights: dict[str, torch.Tensor], copies: list[torch.Tensor]) -> floa
 
 @pytest.mark.integration
 def test_training_stands_still_for_little_more_than_a_copy(tmp_path: Path, one_thread: None) -> None:
-    """In processor time, beside a copy at the same moment, since others may use this machine. That it waits for no disk
-    is shown in test_async_save.
+    """Measured in processor time, relative to a copy at the same moment, because the machine may be shared.
+    test_async_save shows that it does not wait for a disk.
     """
     content, context = state(), CheckpointContext(tmp_path, Distributed())
     weights = content["models_state_dict"][0]
@@ -63,7 +66,7 @@ def test_training_stands_still_for_little_more_than_a_copy(tmp_path: Path, one_t
         context.settled(wait=True)
         return stall_s / copy_s(weights, copies)
 
-    copies_of_time()  # has memory from now on
+    copies_of_time()  # the first save allocates the memory
     assert smallest(copies_of_time, OF_A_COPY) < OF_A_COPY
 
 
@@ -77,12 +80,12 @@ def test_the_first_save_takes_no_new_memory_while_training_stands_still(tmp_path
 
 
 def page_faults() -> int:
-    """Of this thread, that took no disk."""
+    """Return the number of page faults of this thread that read no disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
 def bytes_read() -> int:
-    """By system calls of this process, wherever they came from (proc(5))."""
+    """Return the bytes that system calls of this process have read, from any source (proc(5))."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 

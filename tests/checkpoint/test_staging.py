@@ -37,7 +37,7 @@ def test_the_newest_is_first(folder: Path) -> None:
     assert [checkpoint.steps for checkpoint in committed(folder)] == [30, 20, 10]
     assert newest_steps(folder) == 30
     again = save(folder, 30)
-    assert committed(folder)[0] == again, "of equal steps the later one"
+    assert committed(folder)[0] == again, "the later of two with equal steps"
 
 
 def test_no_folder_holds_no_checkpoint(tmp_path: Path) -> None:
@@ -81,13 +81,13 @@ def test_every_step_is_on_disk_before_the_next(folder: Path, monkeypatch: pytest
 
 
 def content(folder: Path) -> Any:
-    """What a reader of the checkpoint learns; None where it is no good one."""
+    """Return what a reader of the newest good checkpoint sees, or None without one."""
     newest, _ = newest_good(folder)
     return newest and (newest.steps, newest.time, newest.files)
 
 
 def places() -> list[tuple[str, float]]:
-    """Fifty places, as (file, how far into it), and the ends of each file."""
+    """Return fifty random places, as (file, relative offset), and the first and last byte of each file."""
     chance = random.Random(5)
     names = [*(name for name in PARTS), "callback/note", MANIFEST]
     anywhere = [(chance.choice(names), chance.random()) for _ in range(50)]
@@ -102,7 +102,7 @@ def test_one_flipped_bit_is_detected(folder: Path, name: str, place: float) -> N
         flipped = bytearray(data)
         flipped[int(place * len(data))] ^= 1 << bit
         path.write_bytes(flipped)
-        # white space between JSON's tokens may change, what it says may not
+        # white space between JSON's tokens may change; the data may not
         assert content(folder) is None or (name == MANIFEST and content(folder) == good)
 
 

@@ -18,7 +18,7 @@ from tests.facts import refused
 
 @pytest.fixture
 def trial(tmp_path: Path) -> TrialFolder:
-    """Of an experiment whose bucket is a folder."""
+    """Return a trial of an experiment whose bucket is a folder."""
     experiment = ExperimentFolder(tmp_path / "12")
     experiment.path.mkdir()
     write_json(experiment.storage, {"url": f"file://{tmp_path}/bucket"})

@@ -61,7 +61,7 @@ def as_node(distributed: Distributed) -> Distributed:
 
 
 def noted_reads(patch: pytest.MonkeyPatch) -> list[str]:
-    """The blocks that are read from now on, as name@offset."""
+    """Record the blocks that are read from now on, as name@offset, in the list that is returned."""
     read: list[str] = []
 
     def noted(folder: Path, files: dict[str, FileEntry], blocks: list[Block], seal: CrcSeal) -> list[Found]:
@@ -144,7 +144,7 @@ def test_an_odd_manifest_of_one_that_was_told_is_named(tmp_path: Path) -> None:
 
 
 def unseen(distributed: Distributed, folder: Path) -> str:
-    """One rank does not see what the others do."""
+    """Return the error when rank 1 does not see the checkpoint that rank 0 sees."""
     checkpoints = CheckpointContext(folder, distributed)
     checkpoints.save(1, {f"rank-{distributed.rank}.pth": 1})
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Programs in Pythons of their own, since what is imported once stays imported."""
+"""Run Python programs in separate processes, because an imported module stays imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.wait import DEADLINE_S
 
 HOOKED = ("-m", "hpc_det.compat")
 
-# A Python that has imported torch, what we import of it, and nothing of ours. Each program gets a copy of it.
+# A Python process that has imported torch and the torch modules that hpc_det uses, but not hpc_det. Each program runs
+# in a fork of it.
 COPIES = """
 import json, os, sys, traceback
 import torch.distributed.fsdp
@@ -38,14 +39,16 @@ def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Com
 
 
 def printed(code: str, *, before: tuple[str, ...] = HOOKED) -> str:
-    """What `code` prints; it must end well and say nothing on stderr."""
+    """Return the stdout of `code`; the program must exit with 0 and write nothing to stderr."""
     done = python(*before, "-c", code)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.strip()
 
 
 class Copies:
-    """A hooked Python with torch for many programs: importing torch is most of the time of each."""
+    """A Python process with the import hook and torch that forks for each program: importing torch takes most of the
+    time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._output = folder / "output"
@@ -53,19 +56,19 @@ class Copies:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def printed(self, code: str) -> str:
-        """As `printed` has it."""
+        """Return the output of `code`, which must exit with 0."""
         returned, said = self._run(code)
         assert returned == 0, said
         return said.strip()
 
     def refusal(self, code: str) -> str:
-        """The last line of the traceback that `code` ends with."""
+        """Return the last line of the traceback of `code`, which must fail."""
         returned, said = self._run(code)
         assert returned == 1, said
         return said.splitlines()[-1]
 
     def _run(self, code: str) -> tuple[int, str]:
-        """Its exit code, and what it prints to stdout and stderr."""
+        """Return the exit code of `code`, and its stdout and stderr."""
         assert self._process.stdin
         assert self._process.stdout
         print(json.dumps([code, str(self._output)]), file=self._process.stdin, flush=True)

@@ -23,7 +23,7 @@ SHOW = "import determined as det; info = det.get_cluster_info(); print("
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
-    """The second of two nodes with four slots each, before the first checkpoint."""
+    """Return the attempt on the second of two nodes with four slots each; it has no checkpoint yet."""
     attempt = replace(ATTEMPT, folder=str(tmp_path))
     spec = {"experiment_id": 12, "trial_id": 1, "trial_seed": 5, "hparams": {"lr": 0.1}}
     write_json(attempt.trial.trial, {**spec, "config": {"data": {"url": "here"}}})
@@ -33,7 +33,7 @@ def attempt(tmp_path: Path) -> Attempt:
 
 @pytest.fixture
 def inside(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """What an expression of `info` is in a process of that attempt."""
+    """Return a function that evaluates an expression of `info` in a process with the environment of the attempt."""
     for name, value in attempt.to_env().items():
         monkeypatch.setenv(name, value)
     return lambda expression: printed(f"{SHOW}{expression})")

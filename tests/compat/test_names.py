@@ -1,4 +1,4 @@
-"""What `import determined` gives, and what it says of what it cannot give."""
+"""The names that `import determined` provides, and the errors for the names that it does not provide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trial and its experiment file as they were written for Determined, through the real command line."""
+"""An unmodified Determined trial with its experiment file, run by the real command line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_unmodified_trial_trains_on_two_slots(tmp_path: Path, monkeypatch: py
     assert "trial 1 of experiment 1" in story.trial.rank_log(1, 0).read_text()
     (newest, *_) = committed(story.trial.checkpoints)
     assert (newest.path / "diary.txt").read_text() == "6 epochs\n"
-    monkeypatch.chdir(tmp_path)  # where the trial, which is built once more, downloads its data to
+    monkeypatch.chdir(tmp_path)  # load_trial_from_checkpoint_path builds the trial, which downloads its data here
     load = f"from determined import pytorch; trial = pytorch.load_trial_from_checkpoint_path({str(newest.path)!r})"
     assert printed(f"{load}; print(trial.model[0].out_channels)") == "8"
 

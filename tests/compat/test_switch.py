@@ -1,4 +1,4 @@
-"""The ways to switch it on, and how far each reaches."""
+"""The ways to enable the `determined` import hook, and the processes that each way covers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_installed_twice_it_is_there_once() -> None:
 
 @pytest.fixture
 def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed `determined`."""
+    """Install a stand-in for the `determined` package and return the path of its `__init__.py`."""
     (tmp_path / "determined").mkdir()
     (tmp_path / "determined" / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The messages of a gang whose ranks are threads of one process, over real connections."""
+"""Connect the messages of a gang whose ranks are threads of one process, over real connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEY = bytes(range(32))
 
 @contextmanager
 def connected(size: int, key: bytes = KEY) -> Iterator[list[GangMessages]]:
-    """By rank."""
+    """Yield the messages of each rank, by rank."""
     with ExitStack() as ends:
         if size == 1:
             yield [ends.enter_context(closing(GangMessages()))]

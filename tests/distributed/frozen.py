@@ -1,6 +1,6 @@
-"""The last that the fork server imports: what is there by then stays, and no rank looks through it for garbage.
+"""Freeze the garbage collector. The fork server imports this module last, so that no rank scans the objects before it.
 
-That would be a copy of each page of it, too, in each rank.
+A scan would copy each of their pages into each rank.
 """
 
 from __future__ import annotations

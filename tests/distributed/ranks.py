@@ -1,4 +1,4 @@
-"""Functions on real gloo ranks: processes forked from one that has loaded torch, so that a gang starts at once."""
+"""Run functions on real gloo ranks: forks of a process that has loaded torch, so that a gang starts at once."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from tests.wait import DEADLINE_S
 
 PRELOAD = [
     "hpc_det.pytorch.deepspeed",
-    "deepspeed.module_inject.auto_ep_layer",  # every engine imports that one
-    "deepspeed.runtime.zero.muon.muon_optimizer",  # ZeRO that one, and with it torch's compiler, for over a second
+    "deepspeed.module_inject.auto_ep_layer",  # every engine imports this module
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # imported by ZeRO; loads torch's compiler, over 1 s
     "hpc_det.pytorch.loop.harness",
     "hpc_det.sgd.rank.runner",
     "hypothesis",
     "pytest",
-    "torch._dynamo",  # DDP imports that one, for seconds
+    "torch._dynamo",  # DDP imports this one, which takes seconds
     "tests.distributed.frozen",
 ]
 
 OnRanks = Callable[..., list[Any]]
-"""on_ranks(size, function, *arguments, deadline_s=DEADLINE_S, on_a_gpu=False): what `function(distributed, *arguments)`
-returned, by rank.
+"""on_ranks(size, function, *arguments, deadline_s=DEADLINE_S, on_a_gpu=False): the results of `function(distributed,
+*arguments)` by rank.
 """
 
 
@@ -61,10 +61,10 @@ def on_ranks(_fork_server: None) -> OnRanks:
 def run_on_ranks(
     size: int, function: Callable[..., Any], *arguments: Any, deadline_s: float = DEADLINE_S, on_a_gpu: bool = False
 ) -> list[Any]:
-    """The first failure of any rank ends all and fails the test with that rank's traceback. Ranks that are not done at
-    the deadline show their stacks.
+    """Return the results by rank. The first failure of a rank ends all ranks and fails the test with its traceback; at
+    the deadline, the test fails with the stacks of the unfinished ranks.
 
-    `on_a_gpu`: all on the first one, each as if it were a node, over gloo, since NCCL refuses that.
+    `on_a_gpu`: all ranks use the first GPU, each as if it were a node, over gloo, because NCCL refuses that.
     """
     context = multiprocessing.get_context("forkserver")
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -106,16 +106,16 @@ def _result(line: Connection, rank: int) -> Any:
     try:
         result, failure = pickle.loads(line.recv_bytes())
     except EOFError:
-        pytest.fail(f"rank {rank} died without a word")
+        pytest.fail(f"rank {rank} died without a result")
     if failure:
         pytest.fail(f"rank {rank}:\n{failure}", pytrace=False)
     return result
 
 
 def _stacks(process: BaseProcess, shown: Path) -> str:
-    """Ends the process."""
+    """End the process and return the stacks that it wrote."""
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGABRT)  # see faulthandler.enable
+    os.kill(process.pid, signal.SIGABRT)  # faulthandler writes the stacks, see faulthandler.enable
     process.join(DEADLINE_S)
     return shown.read_text()
 
@@ -132,10 +132,10 @@ def _rank(
 ) -> None:
     faulthandler.enable((stacks / str(rank)).open("w"))
     torch.set_num_threads(1)
-    torch.manual_seed(0)  # by itself it goes on where the fork server stands, which depends on what was imported
+    torch.manual_seed(0)  # otherwise its state is that of the fork server, which depends on the imported modules
     if not on_a_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # As in a rank that a launcher has started; a child of the fork server would have it start its workers, too.
+    # As in a rank that a launcher started. With the start method of the fork server, workers would be its children.
     multiprocessing.set_start_method("fork", force=True)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     os.environ.update(HPC_DET_SECRET="the secret of these ranks")

@@ -1,4 +1,4 @@
-"""Two nodes, as far as the network goes: a network namespace for each of two ranks, with a cable between them."""
+"""Ranks on two simulated nodes: each rank has a network namespace, and a virtual cable connects them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Nodes:
     names: list[str]
     addresses: list[str]
     elsewhere: str
-    """Another address of the first node, for example in the network that users log in from."""
+    """Another address of the first node, for example in the network of the login nodes."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def ip(*words: str) -> None:
 
 @contextmanager
 def on_node(name: str) -> Iterator[None]:
-    """This thread, and those that it starts, are on that node."""
+    """Move this thread, and the threads that it starts, to that node."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     there = os.open(f"/run/netns/{name}", os.O_RDONLY)
     _enter(there)
@@ -70,13 +70,13 @@ def _enter(namespace: int) -> None:
 
 
 def listened_on(distributed: Distributed, nodes: Nodes, ports: list[int]) -> tuple[list[Listening], list[list[object]]]:
-    """Of this rank; and what rank 0 got by messages."""
+    """Return the addresses on which this rank listens, and the messages that rank 0 gathered."""
     theirs = {
         "MASTER_ADDR": nodes.addresses[0],
         "MASTER_PORT": str(ports[0]),
         "LOCAL_WORLD_SIZE": "1",
         "LOCAL_RANK": "0",
-        "GLOO_SOCKET_IFNAME": "cable",  # as the agent says it
+        "GLOO_SOCKET_IFNAME": "cable",  # as the agent sets it
     }
     rank = distributed.rank
     distributed.barrier()

@@ -48,7 +48,7 @@ def test_every_rank_gets_what_all_gave(on_ranks: OnRanks, size: int) -> None:
 
 
 class Item:
-    """Nothing that JSON or torch knows."""
+    """An object that neither JSON nor torch can serialise."""
 
     def __init__(self, content: Any) -> None:
         self.content = content
@@ -99,7 +99,7 @@ def test_alone_an_object_is_given_back_as_it_is() -> None:
 
 
 def local_collectives(distributed: Distributed, local_size: int) -> list[Any]:
-    """As many nodes as it takes, with `local_size` ranks each."""
+    """Return the results of the local collectives for nodes with `local_size` ranks each."""
     rank = distributed.rank
     nodes = distributed.size // local_size
     distributed = with_secret(distributed, local_rank=rank % local_size, local_size=local_size, nodes=nodes)
@@ -122,7 +122,7 @@ def test_a_rank_alone_on_its_node_has_only_itself(on_ranks: OnRanks) -> None:
 
 
 def one_node_only(distributed: Distributed) -> list[int] | None:
-    """Ranks 0 and 1 have something to tell each other, and 2 and 3 have not."""
+    """Only ranks 0 and 1 call the collective; ranks 2 and 3, on the other node, do not."""
     distributed = with_secret(distributed, local_rank=distributed.rank % 2, local_size=2, nodes=2)
     return distributed.allgather_local(distributed.rank) if distributed.rank < 2 else None
 
@@ -202,22 +202,22 @@ def res_options(distributed: Distributed) -> str:
 
 
 def test_a_store_is_opened_with_little_patience_for_look_ups(on_ranks: OnRanks) -> None:
-    """A lost answer costs the resolver's 5 s otherwise, for each rank that connects."""
+    """Otherwise a lost answer costs the resolver's 5 s for each rank that connects."""
     assert on_ranks(2, res_options) == ["timeout:1 attempts:1"] * 2
 
 
 REUSED = 50
-"""Groups one after the other."""
+"""Number of groups that are created and destroyed, in sequence."""
 
 
 @dataclass
 class Seen:
     opened: list[Listening]
-    """While the group was made."""
+    """Ports that were open while the group was created."""
     still_open: list[Listening]
     refuses: bool
     total: float
-    """Of ones, summed in the group."""
+    """The sum of ones over the group."""
 
 
 def is_refused(port: int) -> bool:
@@ -231,7 +231,7 @@ def is_refused(port: int) -> bool:
 def in_a_group(distributed: Distributed, is_lazy: bool) -> Seen:
     if is_lazy:
         os.environ[LAZY] = "1"
-    own = socket.create_server(("127.0.0.1", 0))  # of the user, and not gloo's
+    own = socket.create_server(("127.0.0.1", 0))  # a socket of the user, not of gloo
     before = listening(os.getpid())
     with closed_once_connected():
         group = dist.new_group([0, 1], backend="gloo")

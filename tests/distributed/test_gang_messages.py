@@ -161,7 +161,7 @@ def test_what_a_rank_has_sent_counts_once_whoever_sends_it_again() -> None:
             for listener in (other, zero):
                 with socket.create_connection((listener.host, listener.port), DEADLINE_S) as again:
                     again.sendall(between.recorded["to listener"])
-                    while again.recv(4096):  # until it hangs up
+                    while again.recv(4096):  # until the listener closes the connection
                         pass
             assert other._arrivals["kind"] == 1
         assert "kind" not in zero._values
@@ -184,7 +184,7 @@ def test_nothing_runs_any_more_after_the_end() -> None:
 
 @pytest.mark.integration
 def test_a_forked_child_keeps_no_connection() -> None:
-    """A DataLoader's worker that outlives its rank would hide that the rank is gone."""
+    """Otherwise a DataLoader's worker that outlives its rank would hide that the rank has ended."""
     with connected(2) as (zero, one):
         go, tell = os.pipe()
         pid = os.fork()

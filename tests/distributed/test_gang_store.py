@@ -1,4 +1,4 @@
-"""Where the ranks meet, and who else can come there."""
+"""The rendezvous of the ranks, and the access of other processes to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.wait import DEADLINE_S, wait_for
 
 @contextmanager
 def started_with(distributed: Distributed, **environment: str) -> Iterator[Distributed]:
-    """The ranks of these tests, without the store that their test has for them: started as by another launcher."""
+    """Restart the ranks without the store that the test fixture created, as if another launcher had started them."""
     distributed.barrier()
     distributed.stop()
     os.environ.update({"TORCHELASTIC_USE_AGENT_STORE": "False", **environment})
@@ -71,7 +71,7 @@ def test_ranks_that_one_launcher_has_started_have_no_store_that_others_could_rea
         assert int(port) not in [each.port for each in found]
         assert all(each.is_loopback for each in found)
         assert total == [2]
-    assert [path.name for path in tmp_path.iterdir()] == ["store-0-2"], "that of the group before is gone with it"
+    assert [path.name for path in tmp_path.iterdir()] == ["store-0-2"], "the previous store is removed"
 
 
 def twice(distributed: Distributed, environment: dict[str, str]) -> list[float]:
@@ -90,13 +90,13 @@ def test_a_gang_may_start_again(on_ranks: OnRanks, tmp_path: Path, in_file: bool
 
 
 def callers(port: int) -> set[int]:
-    """The ports from which this process's store is connected to."""
+    """Return the remote ports that are connected to this process's store."""
     found = psutil.Process().net_connections("tcp")
     return {each.raddr.port for each in found if each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED}
 
 
 def later_than_rank_1(distributed: Distributed, port: int) -> list[float]:
-    """Rank 0 closes its first store only when rank 1 has come to it for the second."""
+    """Let rank 0 close its first store only after rank 1 has connected to it for the second start."""
     with started_with(distributed, MASTER_PORT=str(port)) as again:
         before = callers(port) if again.is_chief else set()
         again.barrier()
@@ -113,24 +113,24 @@ def test_a_rank_that_starts_again_early_waits_for_the_store_of_this_start(on_ran
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("heard", [0, 4])
+@pytest.mark.parametrize("answered", [0, 4])
 def test_the_store_of_the_start_before_may_end_while_a_rank_comes_to_it(
-    monkeypatch: pytest.MonkeyPatch, heard: int
+    monkeypatch: pytest.MonkeyPatch, answered: int
 ) -> None:
-    """`heard`: the bytes of its answers by then; 4 are all that it says before it takes the rank for there."""
+    """`answered`: bytes that the old store sends before its connection ends. It counts the rank only after 4 bytes."""
     monkeypatch.setattr("hpc_det.distributed.gang_store._starts", itertools.repeat(2))
     before = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port := free_port())}
-    with relay(("127.0.0.1", before.port), cut("to client", heard), port) as wire, ThreadPoolExecutor() as threads:
+    with relay(("127.0.0.1", before.port), cut("to client", answered), port) as wire, ThreadPoolExecutor() as threads:
         one = threads.submit(gang_store, 1, 2, 1, env)
-        wait_for(lambda: len(wire.recorded["to client"]) > heard)
-        zero = gang_store(0, 1, 1, env)  # of a gang of one, so that it waits for nobody
+        wait_for(lambda: len(wire.recorded["to client"]) > answered)
+        zero = gang_store(0, 1, 1, env)  # a gang of one rank, which waits for no other rank
         zero.set("from rank 0", "to this start")
         assert one.result(DEADLINE_S).get("from rank 0") == b"to this start"
 
 
 def counting_restarts(distributed: Distributed, port: int) -> list[float]:
-    """As two nodes whose torchrun agents have started the ranks anew for different reasons."""
+    """Sum over ranks of two nodes whose torchrun agents have counted a different number of restarts."""
     of_a_node = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": str(distributed.rank)}
     with started_with(distributed, MASTER_PORT=str(port), **of_a_node) as again:
         del os.environ["TORCHELASTIC_RESTART_COUNT"]  # the ranks of these tests are on one node afterwards
@@ -142,7 +142,7 @@ def test_ranks_of_nodes_that_count_restarts_differently_meet(on_ranks: OnRanks) 
 
 
 def called_from_elsewhere(distributed: Distributed, port: int) -> list[str]:
-    """What a connection to rank 0's ports from another address of this machine comes to."""
+    """Return whether rank 0's ports accept or refuse a connection to another address of this machine."""
     with started_with(distributed, MASTER_PORT=str(port)) as again:
         answers = []
         for each in listening(os.getpid()) if again.is_chief else []:
@@ -160,7 +160,9 @@ def test_nobody_is_let_in_by_another_address_of_the_machine(on_ranks: OnRanks) -
 
 
 def with_strangers(distributed: Distributed, port: int, each: int, file: Path) -> int:
-    """How many files this rank has open when both ranks have called so often at the store; then it writes one."""
+    """Connect `each` times to the store from both ranks; rank 0 then creates `file`. Return this rank's number of open
+    files.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2 * each, most))
     with started_with(distributed, MASTER_PORT=str(port)) as again, ExitStack() as strangers:
@@ -195,7 +197,7 @@ def test_between_nodes_rank_0_listens_at_the_address_that_the_others_are_given(o
 
 
 def used(distributed: Distributed, folder: Path) -> list[int]:
-    """How many keys are in the store of the ranks' process group, before and after a little of everything."""
+    """Return the number of keys in the store of the process group, before and after typical operations of hpc_det."""
     store = dist.distributed_c10d._get_default_store()
     distributed.barrier()
     counts = [store.num_keys()]
@@ -232,13 +234,13 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_a_host_whose_name_leads_to_loopback_is_found_by_the_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Debian's stock /etc/hosts gives a host's own name the address 127.0.1.1."""
+    """Debian's default /etc/hosts maps the host's name to 127.0.1.1."""
     answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
     monkeypatch.setattr("hpc_det.distributed.gang_store.own_address", lambda nodes, wanted: ("10.1.2.3", None))
     assert address_of_rank_0("debian", 2) == "10.1.2.3"
     assert address_of_rank_0("debian", 1) == "127.0.1.1"
-    assert address_of_rank_0("localhost", 2) == "127.0.1.1", "whoever says so means this machine"
+    assert address_of_rank_0("localhost", 2) == "127.0.1.1", "an explicit loopback name is kept"
 
 
 def test_an_interface_that_the_user_names_is_taken() -> None:

@@ -25,7 +25,7 @@ ALONE = Distributed()
 
 
 class OnDevice(torch.Tensor):
-    """Says that it is on another device, where reading it would wait for the work that makes it."""
+    """A tensor that claims to be on another device, where reading it would wait for the computation of its value."""
 
     reads = 0
     is_cpu = property(lambda self: False)
@@ -43,7 +43,7 @@ def on_device(value: Any, dtype: torch.dtype = torch.float32) -> OnDevice:
 
 
 PLACES: list[Callable[[float], Any]] = [float, torch.tensor, on_device]
-"""Where a metric's value may be."""
+"""The places in which the value of a metric may be."""
 
 
 def batch_metrics(window: MetricWindow, distributed: Distributed) -> list[dict[str, float | None]]:
@@ -290,7 +290,7 @@ def test_the_windows_of_a_larger_gang_add_up() -> None:
 
 
 def batch_by_batch(distributed: Distributed, *states: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A window that a gang of four has begun, on two ranks: rank 0 takes over all of it."""
+    """Reduce, on two ranks, a window that a gang of four began: rank 0 restores all of its states."""
     window = MetricWindow(keep_batches=True)
     if distributed.is_chief:
         window.restore(*states)
@@ -343,7 +343,7 @@ def test_values_pass_between_ranks_unchanged(on_ranks: OnRanks) -> None:
 
 
 def complaint(distributed: Distributed, names: list[list[str]]) -> str:
-    """What every rank says about metrics of these names by rank."""
+    """Return the error on this rank when the ranks report metrics with these names, listed by rank."""
     window = MetricWindow({"loss": Reducer.AVG})
     if names[distributed.rank]:
         window.add(dict.fromkeys(names[distributed.rank], 1.0))

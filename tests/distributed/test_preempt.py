@@ -20,14 +20,14 @@ from tests.facts import refused
 from tests.wait import DEADLINE_S, wait_for
 
 LONGEST = 20_000
-"""Ticks: a gang that was asked to stop is never this late."""
+"""Ticks within which a gang always stops after a request."""
 
 Step = Callable[[int, int, StopAgreement], bool]
 """(rank, tick, agreement) -> whether to stop: one call of should_stop."""
 
 
 class Gang:
-    """Ranks as threads, each at its own speed, none more than a tick ahead of another, as with DDP."""
+    """Ranks as threads, each at its own speed; no rank is more than one tick ahead of another, as with DDP."""
 
     def __init__(self, messages: list[GangMessages], seed: int) -> None:
         size = len(messages)
@@ -41,7 +41,7 @@ class Gang:
             agreement.close()
 
     def run(self, step: Step) -> list[int | None]:
-        """The tick at which each rank left; None for one that did not."""
+        """Return the tick at which each rank left; None for a rank that did not leave."""
         threads = [threading.Thread(target=self._train, args=(rank, step)) for rank in range(len(self.agreements))]
         for thread in threads:
             thread.start()
@@ -167,14 +167,14 @@ def test_a_rank_that_is_gone_ends_the_agreement_on_every_other_and_is_named() ->
 
 def test_rank_0_that_is_gone_ends_the_agreement() -> None:
     with agreements(2) as ([_, one], messages):
-        one._stop_at = 1  # a proposal, whose verdict does not come
+        one._stop_at = 1  # a proposal whose confirmation does not come
         messages[0].close()
         with refused(RankGone, "rank 0"):
             one.should_stop()
 
 
 def stop_of_processes(distributed: Distributed, notice_by: int, notice_at: int) -> int:
-    """The tick at which this rank left; a collective in every step, as the gradients' own."""
+    """Return the tick at which this rank left. Every step has a collective, as the exchange of gradients is one."""
     agreement = StopAgreement(distributed.messages)
     for tick in range(1, LONGEST):
         if tick == notice_at and distributed.rank == notice_by:
@@ -192,7 +192,7 @@ def test_processes_stop_at_the_same_tick(on_ranks: OnRanks, notice_by: int, noti
 
 
 def closes(distributed: Distributed) -> tuple[bool, bool]:
-    """Whether a rank at the end of training takes itself for stopped, and whether its thread still runs."""
+    """Return whether a rank counts as stopped at the end of training, and whether its thread still runs."""
     agreement = StopAgreement(distributed.messages)
     for _ in range(5):
         agreement.should_stop()

@@ -1,4 +1,4 @@
-"""Ranks that hear of a stop: real processes, real signals."""
+"""Ranks that receive a stop request: real processes, real signals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.facts import unnamed
 from tests.wait import DEADLINE_S
 
 FD_SETSIZE = 1024
-"""select(2) takes no descriptor from here on."""
+"""select(2) accepts only file descriptors below this number."""
 
 
 def signalled_by_hand(distributed: Distributed, number: signal.Signals) -> bool:
@@ -38,7 +38,7 @@ def test_without_an_agent_a_signal_is_a_notice(on_ranks: OnRanks, number: signal
 
 
 def signalled_with_many_files(distributed: Distributed) -> bool:
-    """As in a gang of a thousand ranks, where each has a connection to every other."""
+    """Each rank of a gang of a thousand ranks has a connection to every other, and so as many open files."""
     allow_many_files()
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(FD_SETSIZE)]
     try:
@@ -54,7 +54,9 @@ def test_a_signal_is_a_notice_with_more_open_files_than_select_takes(on_ranks: O
 
 
 def signalled_under_an_agent(distributed: Distributed) -> tuple[Message | None, bool, float | None]:
-    """What the agent received, whether notice was given before it told the ranks to stop, and their deadline."""
+    """Return the message that the agent received, whether the rank had notice before the agent's stop, and the
+    deadline.
+    """
     notices: queue.Queue[float | None] = queue.Queue()
     agent, line = map(line_over, socket.socketpair())
     StopListener(SignalPipe(STOP_SIGNALS), line, notices.put)
@@ -63,7 +65,7 @@ def signalled_under_an_agent(distributed: Distributed) -> tuple[Message | None, 
     agent.send({"something": "else"})
     agent.send({"stop": "preempted", "deadline": 12.5})
     deadline = notices.get(timeout=DEADLINE_S)
-    agent.connection.detach()  # stays open to the end of the process, which the end of the line would bring about
+    agent.connection.detach()  # keep it open: the process would end with the connection
     return received, before, deadline
 
 
@@ -72,7 +74,7 @@ def test_a_signal_is_sent_to_the_agent_which_tells_all_to_stop(on_ranks: OnRanks
 
 
 def orphaned(distributed: Distributed) -> tuple[int, str]:
-    """Exit code and last words of a rank whose agent is gone."""
+    """Return the exit code and the stderr of a rank whose agent has ended."""
     read, write = os.pipe()
     child = os.fork()
     if not child:

@@ -19,7 +19,7 @@ def own_generators() -> Iterator[None]:
 
 
 def draws() -> list[float]:
-    """Of every generator; gauss keeps a spare value, which must survive, too."""
+    """Return draws of every generator; gauss keeps a spare value, which must be saved too."""
     return [
         random.random(),
         random.gauss(0, 1),

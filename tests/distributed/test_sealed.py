@@ -20,7 +20,7 @@ from tests.facts import refused, unnamed
 
 
 def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What it gives, or the words in which it refuses."""
+    """Return the result of the function, or the text of its HpcDetError."""
     try:
         return function(*arguments)
     except HpcDetError as error:
@@ -31,7 +31,7 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Trap:
-    """Unpickled, it makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Trap:
 
 
 class Forger(SealedGroup):
-    """Takes part in everything, and knows all but the secret."""
+    """A member that takes part in all collectives without knowing the secret."""
 
     def __init__(self, distributed: Distributed) -> None:
         super().__init__(range(distributed.size), distributed.rank, b"a guess")
@@ -68,7 +68,7 @@ def test_what_a_stranger_sends_is_never_unpickled(on_ranks: OnRanks, tmp_path: P
 
 
 class Repeating(SealedGroup):
-    """Sends its first message again and again, as somebody could who has recorded it."""
+    """A member that sends its first message repeatedly, as an attacker who has recorded it could."""
 
     recorded: bytearray | None = None
 
@@ -91,7 +91,7 @@ def test_a_message_counts_once(on_ranks: OnRanks) -> None:
 
 
 def under_another_rank(distributed: Distributed) -> Any:
-    """Ranks 1 and 2 both say that they are rank 1."""
+    """Ranks 1 and 2 both claim to be rank 1."""
     group = SealedGroup(range(3), distributed.rank, b"the secret")
     group._rank = min(distributed.rank, 1)
     return outcome(group.gather, distributed.rank)
@@ -102,7 +102,7 @@ def test_a_message_counts_for_its_sender_only(on_ranks: OnRanks) -> None:
 
 
 def in_two_runs(distributed: Distributed) -> bool:
-    """Two runs with the same secret, as two scripts of one user."""
+    """Return whether two runs with the same secret, such as two scripts of one user, seal a text alike."""
     runs = [SealedGroup(range(2), distributed.rank, b"the secret") for _ in range(2)]
     first, second = (run._sealed("same") for run in runs)
     return first == second

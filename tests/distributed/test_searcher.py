@@ -1,4 +1,4 @@
-"""A gang's line to the search: rank 0 reads and writes, and all ranks get the same answers."""
+"""A gang's connection to the search: rank 0 reads and writes, and all ranks get the same answers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_trial_that_wants_no_more_has_completed(halving: ExperimentFolder) -> 
 
 
 def lives(distributed: Distributed, folder: ExperimentFolder) -> list[Any]:
-    """Only rank 0 knows the metric."""
+    """Return the answers of the search on this rank; only rank 0 knows the metric."""
     searcher = SearcherContext(folder.trial(), 0, distributed)
     value = 0.1 if distributed.is_chief else None
     return [searcher.until(), searcher.report(value), searcher.report(value), searcher.may_come_back()]

@@ -1,4 +1,4 @@
-"""What ranks exchange over gloo, as torch's profiler sees it."""
+"""Record the collectives of ranks over gloo with torch's profiler."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 WIDTHS = {"float": 4, "c10::Half": 2, "unsigned char": 1, "int": 4, "long int": 8}
 
 Exchange = tuple[str, int]
-"""Which collective, and the bytes that this rank gave."""
+"""The name of a collective and the bytes that this rank sent."""
 
 
 def exchanged(work: Callable[[], Any]) -> list[Exchange]:
-    """All collectives of this rank while it does `work`, the smallest first: gloo's threads keep no order."""
+    """Return all collectives of this rank during `work`, sorted by size, because gloo's threads have no fixed order."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         work()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""A trial with what a resume can get wrong on a GPU: draws there, an optimizer's state there, scaled losses."""
+"""A trial with state that a resume could lose on a GPU: random draws, optimizer state and scaled losses."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class Images(PyTorchTrial):
-    """44 images in batches of 8: six batches an epoch, the last a short one."""
+    """44 images in batches of 8: six batches an epoch, the last one short."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
-        if os.environ.get("CUBLAS_WORKSPACE_CONFIG"):  # without it torch refuses matrix products
+        if os.environ.get("CUBLAS_WORKSPACE_CONFIG"):  # otherwise torch refuses matrix products
             torch.use_deterministic_algorithms(True)
         if dtype := TYPES.get(context.get_hparam("amp")):
             context.experimental.use_amp(dtype)
@@ -58,6 +58,6 @@ class Images(PyTorchTrial):
 
     def _obey(self, batch_idx: int) -> None:
         hparams = self.context.get_hparams()
-        time.sleep(hparams.get("batch_s", 0))  # so that a test can act in the middle of a run
+        time.sleep(hparams.get("batch_s", 0))  # lets a test act in the middle of a run
         if hparams.get("too_large_at") == batch_idx:
             torch.empty(2**50, dtype=torch.uint8, device=self.context.device)

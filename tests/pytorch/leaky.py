@@ -1,4 +1,4 @@
-"""A trial that resumes exactly, and others that differ from it in one thing."""
+"""A trial that resumes exactly, and trials that differ from it in one aspect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpc_det.pytorch import DataLoader, LRScheduler, MetricReducer, PyTorchCallb
 
 
 class Points(Dataset[Any]):
-    """24 of them, in batches of 4."""
+    """24 points; the trial uses batches of 4."""
 
     def __init__(self, noise: Callable[[], float] = lambda: 0.0) -> None:
         self.noise = noise
@@ -48,16 +48,16 @@ class Sound(PyTorchTrial):
         self.begin()
 
     def prepare(self) -> None:
-        """Before anything is wrapped."""
+        """Override to change the context before it wraps the model."""
 
     def layer(self) -> nn.Module:
         return nn.Identity()
 
     def begin(self) -> None:
-        """Everything is wrapped."""
+        """Override to create state after the model and the optimizer are wrapped."""
 
     def factor(self) -> Any:
-        """Of the loss of a batch."""
+        """Return the factor of the loss of a batch."""
         return 1.0
 
     def after_batch(self, loss: torch.Tensor) -> None: ...
@@ -124,7 +124,7 @@ class Counter(Sound):
 
 
 class Average(Sound):
-    """In the validation alone."""
+    """The lost state affects only the validation."""
 
     def begin(self) -> None:
         self.average = 0.0
@@ -178,7 +178,7 @@ class UnwrappedScaler(Sound):
 
 
 class OwnScaler(Sound):
-    """Like a GradScaler, and none."""
+    """Has the function of a GradScaler, but another class."""
 
     class Scale:
         def __init__(self) -> None:
@@ -280,7 +280,7 @@ class ClassAttribute(Sound):
 
 
 class Cycle(Sound):
-    """Nobody can look into one."""
+    """The position of an itertools.cycle cannot be read."""
 
     def begin(self) -> None:
         self.factors = itertools.cycle([1, 2, 3, 4, 5, 6, 7])
@@ -298,7 +298,7 @@ class NoisyData(Sound):
 
 
 class NoiseOfWorkers(Sound):
-    """Their generator begins anew with them."""
+    """A new worker process starts with a new generator."""
 
     workers = 1
 
@@ -341,7 +341,7 @@ class Time(Sound):
 
 
 class NoisyKernel(Sound):
-    """Its gradients differ a little, as those of a sum do that is added up in no fixed order."""
+    """The gradients vary slightly, as a sum does that is added up in no fixed order."""
 
     class Sum(nn.Module):
         class Noisy(torch.autograd.Function):
@@ -361,7 +361,7 @@ class NoisyKernel(Sound):
 
 
 class NoisyKernelAndAverage(NoisyKernel):
-    """An attribute that nothing depends on is not to blame."""
+    """An attribute that influences nothing must not be reported as the cause."""
 
     def begin(self) -> None:
         self.count = 0
@@ -417,7 +417,7 @@ class CallbackWithState(CallbackWithoutState):
 
 
 class NoiseOfTorch(Sound):
-    """From the generators that are seeded for each worker, and saved for each rank."""
+    """Noise from generators that are seeded for each worker and saved for each rank."""
 
     workers = 1
 
@@ -429,7 +429,9 @@ class NoiseOfTorch(Sound):
 
 
 class WithReducers(Sound):
-    """One keeps the values of the last validation, which no checkpoint holds; checkpoints hold those of training."""
+    """One reducer keeps the values of the last validation, which no checkpoint contains; the values of training are
+    saved.
+    """
 
     class Collected(MetricReducer):
         def __init__(self) -> None:
@@ -459,7 +461,7 @@ class WithReducers(Sound):
 
 
 class Everyday(Sound):
-    """Keeps what programs keep, which differs from run to run, and trains the same each time."""
+    """Keeps typical objects that differ from run to run, and still trains identically."""
 
     def begin(self) -> None:
         self.started, self.tick, self.elapsed = time.time(), time.monotonic(), 0.0

@@ -1,4 +1,4 @@
-"""Gangs that go on with another number of ranks: not bit for bit, but with the same records and the same sums."""
+"""Gangs that resume with another number of ranks: not bit-equal, but with the same records and the same sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.pytorch.trials import Life, StopAt
 
 
 class Summing(PyTorchTrial):
-    """One weight, whose gradient is the mean of the records' numbers, so that everything can be worked out by hand."""
+    """One weight, whose gradient is the mean of the records' numbers, so that all results can be calculated by hand."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
@@ -67,7 +67,7 @@ def test_a_window_that_one_gang_began_another_ends(on_ranks: OnRanks, tmp_path: 
     (weight,) = life.newest["state_dict.pth"]["models_state_dict"][0].values()
     assert weight.item() == -23.5, "the mean of 0 .. 47, which every record has a part in"
     (report,) = [metrics for kind, _, metrics in life.series if kind == "training"]
-    # Batches weigh alike on every rank: two by ranks of the one gang, two by those of the other.
+    # Batches of all ranks have the same weight: two batches are from the first gang, two from the second.
     first, second = 11.5, 35.5
     assert report["mean"] == pytest.approx((first * before + second * after) / (before + after))
     assert report["seen"] == list(range(48)), "nothing twice, nothing left out"
@@ -80,7 +80,7 @@ class StopsAtValidation(Summing):
 
 
 def test_a_stop_at_a_validation_reports_what_a_smaller_gang_has_trained(on_ranks: OnRanks, tmp_path: Path) -> None:
-    """It is stopped as the validation of batch 2 begins; of the two ranks after it only one knows of open batches."""
+    """The stop is at the start of the validation of batch 2; in the next gang of two ranks, one has open batches."""
     life = Life.begin(
         tmp_path,
         StopsAtValidation,

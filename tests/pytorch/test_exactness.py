@@ -1,4 +1,4 @@
-"""What a resume must bring back beside weights and generators: one small trial for each thing."""
+"""State that a resume must restore beside weights and generators: one small trial for each kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
 
 class AsksInValidation(Tiny):
-    """Its validation depends on where training is."""
+    """Its validation depends on the position of the training."""
 
     def evaluate_batch(self, batch: Any) -> dict[str, Any]:
         where = self.context.current_train_batch() + 100 * self.context.current_train_epoch()
@@ -32,7 +32,7 @@ class AsksInValidation(Tiny):
 
 
 class Thawing(PyTorchCallback):
-    """Thaws the first layer in the second epoch, and keeps a dropout in eval mode in each."""
+    """Unfreezes the first layer in the second epoch, and keeps a dropout in eval mode in each."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -48,7 +48,7 @@ class GraduallyThawed(Tiny):
 
 
 class Drawing(PyTorchCallback):
-    """Draws random numbers wherever somebody might: to log samples, say."""
+    """Draws random numbers in every hook in which a user might, for example to log samples."""
 
     def draw(self, *arguments: Any, **named: Any) -> None:
         random.random()
@@ -65,7 +65,7 @@ class Draws(Tiny):
 
 
 class AccumulatesByHand(Tiny):
-    """Leaves its gradients where they are for two batches."""
+    """Accumulates gradients over three batches itself."""
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         inputs, targets = batch
@@ -77,7 +77,7 @@ class AccumulatesByHand(Tiny):
 
 
 class OwnLoaders(Tiny):
-    """By the guide's recipe for loaders that are not hpc_det's."""
+    """Uses the guide's recipe for loaders that hpc_det does not provide."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
@@ -97,7 +97,7 @@ class OwnLoaders(Tiny):
 
 
 class SumOfWeights(MetricReducer):
-    """Looks at the model itself, whatever is trained between two looks."""
+    """Reads the model itself, independently of the training in between."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -138,7 +138,7 @@ class SlowedByValidation(Tiny):
 
 
 class DoublePrecision(Tiny):
-    """Its optimizer keeps float32 beside float64."""
+    """Its optimizer keeps float32 state beside float64 state."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
@@ -175,7 +175,7 @@ def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, trial: type[Tiny], ev
 
 
 class OwnBuffers(Tiny):
-    """Its ranks do not share the running means of a batch norm, but for those of a second model, which is frozen."""
+    """The ranks have different running means of a batch norm, except for those of a second, frozen model."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
@@ -212,7 +212,7 @@ class Watched(nn.Sequential):
 
 
 def test_a_save_looks_through_the_buffers_of_a_model_once() -> None:
-    """All training waits for it."""
+    """Training waits for this."""
     model = Watched(nn.BatchNorm1d(5), nn.Linear(5, 5), nn.BatchNorm1d(5))
     spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 1, "hparams": {}, "config": {}}
     context = PyTorchTrialContext(spec, Distributed(size=2))
@@ -222,7 +222,7 @@ def test_a_save_looks_through_the_buffers_of_a_model_once() -> None:
 
 
 class Branching(nn.Module):
-    """One layer is used in every second batch only."""
+    """One layer is used only in every second batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class Branching(nn.Module):
 
 
 class Centred(nn.Linear):
-    """Subtracts a running mean, in training too."""
+    """Subtracts a running mean, also during training."""
 
     mean: torch.Tensor
 
@@ -249,7 +249,7 @@ class Centred(nn.Linear):
 
 
 class Aggregating(Tiny):
-    """A model that each case sets, with the options of DDP that it goes with."""
+    """A trial whose model and DDP options are set by each case."""
 
     model: nn.Module
     new_model: Callable[[], nn.Module]
@@ -324,7 +324,7 @@ class MortalDraws(Draws):
 
 
 def test_hooks_of_a_checkpoint_may_draw_random_numbers(tmp_path: Path) -> None:
-    """The undisturbed run goes on after them in the same process, the other one from the file."""
+    """The undisturbed run continues after the hooks in the same process, the other one from the file."""
     undisturbed, life = (Life.begin(tmp_path / name, MortalDraws) for name in ("undisturbed", "killed"))
     undisturbed.attempt()
     MortalDraws.dies_at = 9
@@ -357,7 +357,7 @@ def test_what_cannot_be_saved_is_refused_before_the_first_batch(tmp_path: Path) 
 
 
 class Together(Tiny):
-    """Its ranks exchange something in each validation batch, of which they have four."""
+    """The ranks use a collective in each of their four validation batches."""
 
     def build_validation_data_loader(self) -> DataLoader:
         return self.loader(8)

@@ -1,4 +1,4 @@
-"""What only a GPU can show: its generators, its streams, its memory in checkpoints, and NCCL."""
+"""Tests that need a GPU: its generators, streams, memory in checkpoints, and NCCL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.pytorch.trials import Life, StopAt, assert_same
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # DataLoader's fork
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # fork of the DataLoader
 ]
 
 GPU = torch.device("cuda", 0)
@@ -70,7 +70,7 @@ def live(distributed: Distributed, undisturbed: Life, stopped: Life) -> list[boo
 
 @pytest.mark.parametrize(("amp", "aggregation"), [(None, 1), ("float16", 4)])
 def test_stops_change_no_bit_of_a_gang(on_ranks: OnRanks, tmp_path: Path, amp: str | None, aggregation: int) -> None:
-    """In DDP, with its buckets and buffers on the GPU."""
+    """The model is in DDP, with its buckets and buffers on the GPU."""
     undisturbed, stopped = (begin(tmp_path / name, aggregation, amp=amp) for name in ("a", "b"))
     assert on_ranks(2, live, undisturbed, stopped, on_a_gpu=True) == [[True, True, False]] * 2
     assert_same(stopped, undisturbed)
@@ -128,7 +128,7 @@ def test_between_reports_nothing_waits_for_the_gpu(
 
 
 def test_a_prefetched_batch_is_whole_until_the_gpu_is_done_with_it() -> None:
-    """It is given up at once, as in training, while the kernels that read it still wait behind others."""
+    """The batch is released at once, as in training, while the kernels that read it are still queued."""
     batches = (torch.full((1000, 1000), float(number)).pin_memory() for number in range(12))
     sums = []
     for batch in prefetched(batches, ToDevice(GPU), GPU):
@@ -149,7 +149,7 @@ def test_autocast_computes_in_float16_by_default_and_gives_float32() -> None:
     context.experimental.use_amp()
     model = context.wrap_model(nn.Linear(4, 2))
     computed_in = []
-    # runs before the hook that ends autocast: it was registered with prepend
+    # prepend: runs before the hook that ends autocast
     model.register_forward_hook(lambda _, inputs, output: computed_in.append(output.dtype), prepend=True)
     assert model(torch.ones(3, 4, device=context.device)).dtype == torch.float32
     assert computed_in == [torch.float16]
@@ -161,7 +161,7 @@ def test_autocast_computes_in_float16_by_default_and_gives_float32() -> None:
 
 @pytest.fixture
 def _group() -> Iterator[None]:
-    """Of one rank: NCCL wants a GPU for each."""
+    """Create a group of one rank, because NCCL requires a GPU for each rank."""
     dist.init_process_group("cpu:gloo,cuda:nccl", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

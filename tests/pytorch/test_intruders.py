@@ -1,4 +1,4 @@
-"""A gang that trains and saves while somebody else on the machine does what they can to its ports."""
+"""A gang trains and saves while another process on the machine attacks its ports."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.wait import DEADLINE_S, wait_for
 
 BATCHES, PERIOD = 60, 4
 IDLE = 300
-"""Connections on which nothing is said; a rank has far fewer."""
+"""Number of idle connections; a rank has far fewer."""
 
 
 def trains(distributed: Distributed, root: Path, port: int) -> str:
-    """A fingerprint of the weights after some batches and saves, as ranks that a launcher of ours has started."""
+    """Return a fingerprint of the weights after some batches and saves, on ranks with hpc_det's launch variables."""
     ours = {"MASTER_PORT": str(port), "HPC_DET_MASTER_PORT": str(port), "HPC_DET_STORE": str(root / "store")}
     configuration = {"searcher": {"metric": "loss"}}
     with (
@@ -47,11 +47,11 @@ def trains(distributed: Distributed, root: Path, port: int) -> str:
 
 
 class Intruder:
-    """Talks to all ports of rank 0 until the end."""
+    """Opens idle connections to all ports of rank 0, and sends garbage to the ports until the end."""
 
     def __init__(self, root: Path) -> None:
         self.sent = 0
-        """Connections on which garbage was sent."""
+        """Number of connections on which garbage was sent."""
         self._root = root
         self._is_over = threading.Event()
         self._idle: list[socket.socket] = []
@@ -93,9 +93,9 @@ def test_somebody_at_the_ports_of_a_gang_changes_nothing_and_holds_up_nobody(on_
         root.mkdir()
     (alone / "go").touch()
     undisturbed = on_ranks(2, trains, alone, free_port())
-    with intruder(disturbed) as somebody:
+    with intruder(disturbed) as attacker:
         assert on_ranks(2, trains, disturbed, free_port()) == undisturbed
-    assert somebody.sent
+    assert attacker.sent
     for root in (alone, disturbed):
         (folder,) = (root / "local").iterdir()
         checkpoints = committed(TrialFolder(folder).checkpoints)

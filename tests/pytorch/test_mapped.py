@@ -1,4 +1,4 @@
-"""A state is mapped while it is restored, and nothing of the map is left when training goes on."""
+"""The file of a state is mapped while the state is restored, and unmapped before training continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_mapped() -> bool:
 
 
 class KeepsTensors(PyTorchCallback):
-    """All that it is given."""
+    """A callback that keeps the tensors that it receives."""
 
     mapped_at_load = False
 
@@ -44,7 +44,7 @@ class KeepsTheCheckpoint(KeepsTensors):
 
 
 class Remembering(nn.Module):
-    """It keeps the very tensor that it is given."""
+    """Keeps the tensor object that it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Remembering(nn.Module):
 
 
 class Averaging(Tiny):
-    """Its optimizer, its callback and a module have a state of tensors."""
+    """Its optimizer, its callback and a module have tensors in their state."""
 
     callback: type[KeepsTensors] = KeepsTensors
     mapped_in_training = False
@@ -95,7 +95,7 @@ def test_a_resume_maps_the_state_and_lets_go_of_it_before_the_first_batch(
     life.attempt(StopAt(5))
     KeepsTensors.mapped_at_load = False
     life.attempt()
-    assert KeepsTensors.mapped_at_load == (trial_class is Averaging), "who hears of the whole state has a copy of it"
+    assert KeepsTensors.mapped_at_load == (trial_class is Averaging), "a hook that receives the whole state gets a copy"
     assert not trial_class.mapped_in_training
     assert_same(life, undisturbed)
 

@@ -1,4 +1,4 @@
-"""That each of `optimizations` has its effect: on what ranks exchange, or on the numbers."""
+"""Each of `optimizations` has its effect: on the collectives of the ranks, or on the numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def new_model() -> nn.Module:
 def exchanged_in_batches(
     distributed: Distributed, optimizations: dict[str, Any], ddp_options: dict[str, Any]
 ) -> list[list[Exchange]]:
-    """In each of three batches."""
+    """Return the collectives in each of three batches."""
     context = new_context(distributed, **optimizations)
     model = context.wrap_model(new_model(), **ddp_options)
     optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -74,7 +74,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], list[list[Exchange]]]] = [
     ({"tensor_fusion_threshold": 0}, {"bucket_cap_mb": 1}, [WHOLE] * 3),
     ({"tensor_fusion_threshold": 0}, {"bucket_cap_mb_list": [1]}, [WHOLE] * 3),
 ]
-"""`optimizations`, the trial's own options of DDP, and what each of three batches exchanges."""
+"""`optimizations`, the DDP options of the trial, and the collectives in each of three batches."""
 
 
 def test_gradients_are_exchanged_as_the_experiment_says_and_nothing_else_is(on_ranks: OnRanks) -> None:
@@ -83,7 +83,7 @@ def test_gradients_are_exchanged_as_the_experiment_says_and_nothing_else_is(on_r
 
 
 def reported(distributed: Distributed, averages: bool) -> tuple[float, bool, bool]:
-    """The metric; whether this rank's own sums were asked for; and the stop that rank 1 wants."""
+    """Return the metric, whether the sums of this rank were read, and whether rank 1's request to stop arrived."""
     context = new_context(distributed, average_training_metrics=averages)
     context.set_stop_requested(distributed.rank == 1)
     report = TrainingReport(context, make_data_parallel_mpu(distributed), [0, 1], Callbacks({}))

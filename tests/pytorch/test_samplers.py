@@ -147,7 +147,7 @@ def make_batch_sampler(
     batch_size: int,
     skip: int,
 ) -> Any:
-    """Of the PyTorch API guide, "Customize a Reproducible Dataset"."""
+    """Copied from the PyTorch API guide, "Customize a Reproducible Dataset"."""
     if isinstance(sampler_or_dataset, torch.utils.data.Sampler):
         sampler = sampler_or_dataset
     else:
@@ -180,7 +180,7 @@ def recipe(mode: str, num_workers: int, rank: int, skip: int = 0) -> torch.utils
 
 
 def trained(ranks: int, skip: int, count: int) -> list[list[list[int]]]:
-    """By global batch and rank."""
+    """Return the records by global batch and rank."""
 
     def of_rank(rank: int) -> Iterator[Any]:
         data = training_data(recipe("training", ranks, rank, skip), rank=rank, size=ranks, seed=0)

@@ -1,4 +1,4 @@
-"""The loop costs next to nothing: a gate on what `tests/benchmarks` measures in full."""
+"""A gate on the loop's overhead; `tests/benchmarks` measures it in full."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.distributed.ranks import OnRanks
 pytestmark = pytest.mark.integration
 
 MOST_ADDED = 0.4
-"""Of a bare batch, in a good round: 25 of 61 microseconds. It is 0.05 to 0.2; the rest is for busy machines."""
+"""Upper limit of the overhead, as a share of a bare batch: 25 of 61 us. Typical: 0.05 to 0.2; the rest is for load."""
 ROUNDS, PERIODS = 5, 12
 OWN_FILES = tracemalloc.Filter(True, str(Path(hpc_det.__file__).parent / "*"))
 
@@ -40,8 +40,8 @@ def test_the_gate_sees_what_slows_the_loop(tmp_path: Path, monkeypatch: pytest.M
 
 
 def added(folder: Path) -> float:
-    """In a thread, which has a stack of its own: Python allocates frames in chunks, and a call across the edge of one
-    costs microseconds. The frames of pytest could put that edge right under either loop.
+    """Measure in a new thread, whose stack is empty: Python allocates frames in chunks, and a call across the edge of a
+    chunk costs microseconds. The frames of pytest could put that edge directly below either loop.
     """
 
     def cost() -> Cost:
@@ -56,7 +56,7 @@ def added(folder: Path) -> float:
 
 
 class Numbered:
-    """Batches, and the number of the one that was asked for last."""
+    """Batches, with the number of the batch that was requested last."""
 
     def __init__(self, count: int) -> None:
         self.asked = -1
@@ -77,7 +77,7 @@ COLLECTIVES = [name for name, value in vars(dist).items() if name.startswith(FAM
 
 
 def exchanges(distributed: Distributed, folder: Path) -> dict[int, set[str]]:
-    """What the ranks exchanged beside gradients, by the number of the last batch."""
+    """Return the collectives of the ranks other than those of gradients, by the number of the last batch."""
     batches, seen = Numbered(250), dict[int, set[str]]()
 
     def counted(name: str) -> Any:
@@ -102,7 +102,7 @@ def test_between_reports_ranks_exchange_nothing_but_gradients(on_ranks: OnRanks,
 
 
 class Weighed(Numbered):
-    """What the package's own lines hold in memory when a batch is asked for, by its number."""
+    """Measures the memory that the package's lines hold when a batch is requested, by the number of the batch."""
 
     def __init__(self, count: int, *places: int) -> None:
         super().__init__(count)
@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_the_batches(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_traced")
 def test_the_check_sees_what_a_callback_has_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The values of each batch, until the report: what that one gets."""
+    """A callback keeps the values of each batch until the report, which receives them."""
     monkeypatch.setattr(loops.Watching, "on_training_workload_end", lambda self, *metrics: None, raising=False)
     within, over_all = grown(tmp_path / "trial")
     assert within > 10_000
@@ -140,9 +140,9 @@ def test_the_check_sees_what_a_callback_has_kept(tmp_path: Path, monkeypatch: py
 
 
 def grown(folder: Path) -> tuple[int, int]:
-    """Bytes, over 80 batches between two reports, and over 1600 with reports."""
-    # From batch 2390 on: before it, Python fills its free lists of numbers, which are not the package's. Memory for the
-    # first save is looked at after 2048 and 4096 batches.
+    """Return the growth in bytes over 80 batches between two reports, and over 1600 batches with reports."""
+    # Start at batch 2390: before it, Python fills its free lists of numbers, which do not belong to the package. The
+    # memory for the first save is checked after 2048 and 4096 batches.
     batches = Weighed(4000, 2390, 2410, 2490, 3990)
     loops.train_trial(folder, batches, 4000)
     early, after_a_report, before_the_next, late = batches.bytes.values()

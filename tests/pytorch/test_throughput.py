@@ -1,4 +1,4 @@
-"""Short runs that measure the throughput: they only train, on the data or on its first batch over and over."""
+"""Short runs that measure the throughput: they only train, on the data or repeatedly on its first batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _own_generators() -> Iterator[None]:
 
 
 class Watched(Tiny):
-    """What it was given, as the sum of each batch."""
+    """Records the sum of each batch that it receives."""
 
     seen: list[float]
     loaded: list[int]
@@ -64,7 +64,7 @@ class Watched(Tiny):
 def measured(
     root: Path, monkeypatch: pytest.MonkeyPatch, trains_on: TrainsOn, batch_size: int = 4
 ) -> tuple[Watched, TrialFolder]:
-    """A script that says a length of its own."""
+    """Run a script that specifies a length itself; return the trial and its folder."""
     monkeypatch.setenv("HPC_DET_ROOT", str(root))
     monkeypatch.setattr(Watched, "seen", [], raising=False)
     monkeypatch.setattr(Watched, "loaded", [], raising=False)

@@ -1,4 +1,4 @@
-"""Small trials, and the life of one: attempts that are stopped, killed and resumed."""
+"""Small trials, and a class that runs their attempts, which are stopped, killed and resumed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CONFIG: dict[str, Any] = {
 
 
 class StopAt:
-    """The agreement to stop at a tick that is known beforehand; a validation before it hears of it at its `look`."""
+    """An agreement to stop at a known tick; in a validation before it, `noticed` becomes true at look number `look`."""
 
     def __init__(self, tick: float = math.inf, look: int = 1) -> None:
         self.ticks = 0
@@ -74,7 +74,7 @@ class StopAt:
         return nullcontext()
 
     def step(self) -> None:
-        """Nobody watches."""
+        """Do nothing, since no agent watches the progress."""
 
     @property
     def noticed(self) -> bool:
@@ -83,7 +83,7 @@ class StopAt:
 
 
 class Counting(PyTorchCallback):
-    """What it saw is part of every checkpoint."""
+    """Counts epochs and validations, and saves the counts in every checkpoint."""
 
     def __init__(self) -> None:
         self.seen = {"epochs": 0, "validations": 0}
@@ -103,7 +103,7 @@ class Counting(PyTorchCallback):
 
 
 class Watching(Counting):
-    """Lowers the learning rate by the validation, too."""
+    """Also lowers the learning rate after validations."""
 
     def __init__(self, plateau: lr_scheduler.ReduceLROnPlateau) -> None:
         super().__init__()
@@ -115,8 +115,8 @@ class Watching(Counting):
 
 
 class Tiny(PyTorchTrial):
-    """22 records in batches of 4: six batches an epoch, the last a short one. It has all that a resume must bring back:
-    dropout, momentum, schedulers, draws from every generator, a layer that is in eval mode at first.
+    """22 records in batches of 4: six batches an epoch, the last one short. It has all kinds of state that a resume
+    must restore: dropout, momentum, schedulers, draws from every generator, and a layer that starts in eval mode.
     """
 
     rate = 0.05
@@ -174,7 +174,7 @@ class Tiny(PyTorchTrial):
 
 @dataclass
 class Life:
-    """One trial, from attempt to attempt."""
+    """One trial and its attempts."""
 
     folder: TrialFolder
     trial_class: type[Trial] = Tiny
@@ -183,14 +183,14 @@ class Life:
     attempts: int = 0
     tensorboard: bool = False
     pace: Mapping[str, Any] = field(default_factory=dict)
-    """How the attempts' SaveSchedule is made."""
+    """Arguments of the SaveSchedule of each attempt."""
     weights: Path | None = None
-    """The checkpoint whose weights it begins with."""
+    """The checkpoint whose weights the trial starts with."""
     retention: Callable[[], Policy] | None = None
-    """How many checkpoints the experiment keeps, as of now."""
+    """Returns the retention policy of the experiment at the moment of the call."""
     asynchronous: bool = True
     code: Path | None = None
-    """What checkpoints take along."""
+    """The code that checkpoints contain."""
 
     @classmethod
     def begin(cls, path: Path, trial_class: type[Trial] = Tiny, hparams: Any = None, **config: Any) -> Life:
@@ -201,7 +201,9 @@ class Life:
         )
 
     def attempt(self, stop: Any = None, distributed: Distributed | None = None, worker: int | None = None) -> Loop:
-        """Everything anew, as in a new process, and run as far as it goes. `worker`: of the experiment's search."""
+        """Create all objects as in a new process and run the attempt to its end. `worker`: number in the experiment's
+        search.
+        """
         self.attempts += 1
         stop = stop or StopAt()
         spec: dict[str, Any] = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5}
@@ -245,13 +247,13 @@ class Life:
 
     @property
     def checkpoints(self) -> list[int]:
-        """Batches at each, the oldest first."""
+        """Batches of each checkpoint, the oldest first."""
         return sorted(checkpoint.steps for checkpoint in committed(self.folder.checkpoints))
 
     @property
     def newest(self) -> dict[str, Any]:
-        """Everything in the newest checkpoint that training has made, but for its event files, of which each process
-        has its own.
+        """Content of the newest checkpoint that training has written, without event files, which differ between
+        processes.
         """
         checkpoint, skipped = newest_good(self.folder.checkpoints)
         assert checkpoint is not None
@@ -267,13 +269,13 @@ class Life:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Also of what is no number: scaled gradients overflow now and then."""
+    """Return whether all bits are equal, including those of NaN, which overflows of scaled gradients cause."""
     first, second = (value.detach().flatten().contiguous().view(torch.uint8) for value in (one, other))
     return one.shape == other.shape and torch.equal(first, second)
 
 
 def differences(one: Any, other: Any, where: str = "") -> list[str]:
-    """Where two nested values differ in any bit."""
+    """Return the paths at which two nested values differ in any bit."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.is_meta and other.is_meta:
             return [] if (one.dtype, one.shape) == (other.dtype, other.shape) else [where]
@@ -286,8 +288,8 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
 
 
 def assert_same(life: Life, undisturbed: Life) -> None:
-    """The full series of metrics, and every bit that the last checkpoint holds."""
+    """Check that all metrics and all bits of the last checkpoint are the same."""
     assert life.series == undisturbed.series
-    assert "NaN" not in str(life.series), "what has diverged shows nothing"
+    assert "NaN" not in str(life.series), "a diverged run proves nothing"
     found = differences(life.newest, undisturbed.newest)
     assert not found, found

@@ -1,4 +1,4 @@
-"""The folder of an experiment with nothing but a search."""
+"""Create the folder of an experiment that contains only a search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpc_det.store.folders import ExperimentFolder
 
 
 def experiment(folder: Path, **searcher: Any) -> ExperimentFolder:
-    """Hyperparameters, seed and this searcher, with the defaults that an effective config has."""
+    """Create an experiment with hyperparameters, a seed and this searcher, with the defaults of an effective config."""
     found = ExperimentFolder(folder)
     found.search.mkdir(parents=True)
     defaults = {

@@ -1,4 +1,4 @@
-"""Search methods as users write them, as the texts of their files."""
+"""The source code of user-defined search methods."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ from hpc_det.search.method import FixedSearch
 
 
 class Population(FixedSearch):
-    """Generations of trials. Each trial of a later one goes on with a good one's weights, and a step from its lr."""
+    """Generations of trials. Later trials continue from the weights of a good one, with a step from its lr."""
 
     def __init__(self, max_trials, max_length, smaller_is_better, seed, size=2):
         super().__init__(max_trials, max_length)

@@ -46,7 +46,7 @@ def take(method: SearchMethod) -> Work:
         (3, 50, [4, 3], [35, 15]),
         (4, 50, [3, 2], [37, 13]),
         (4, 100, [4, 3, 2], [70, 22, 8]),
-        (4, 3, [5, 2, 1], [1, 1, 1]),  # rounding up to one each makes no trial too many
+        (4, 3, [5, 2, 1], [1, 1, 1]),  # rounding up to one trial per bracket must not exceed max_trials
     ],
 )
 def test_trials_of_brackets(divisor: int, max_trials: int, rungs: list[int], trials: list[int]) -> None:
@@ -54,7 +54,7 @@ def test_trials_of_brackets(divisor: int, max_trials: int, rungs: list[int], tri
 
 
 def test_the_trials_of_brackets_are_the_same_in_every_version_of_python() -> None:
-    """The login node and a container may have different ones. Here the last bits of a sum decide."""
+    """The login node and a container may run different versions. The last bits of a sum decide this case."""
     assert bracket_trials(439, 3.5, [5, 4, 3]) == [296, 104, 39]
 
 
@@ -106,7 +106,7 @@ def test_brackets_are_filled_up_to_their_shares_in_turn() -> None:
         *(Work(1, 100), Work(2, 100)),
         *(Work(3, 300), Work(4, 300)),
         *(Work(5, 900), Work(6, 900)),
-        *(Work(7, 100), Work(8, 100)),  # a worker more than the shares: the first bracket with work
+        *(Work(7, 100), Work(8, 100)),  # above the shares: the first bracket with work
     ]
     method.report(4, 0.5)
     assert take(method) == Work(9, 300)

@@ -14,7 +14,7 @@ NAN = math.nan
 
 
 def promoting(trials: int = 9, *, smaller_is_better: bool = True) -> AsyncHalving:
-    """Rungs 1, 3 and 9, of which the best third goes on."""
+    """Return a method with rungs 1, 3 and 9 that promotes the best third of each rung."""
     return AsyncHalving([1, 3, 9], trials, divisor=3, smaller_is_better=smaller_is_better, stop_once=False)
 
 
@@ -30,7 +30,7 @@ def take(method: AsyncHalving) -> Work:
 
 
 def train(method: AsyncHalving, *values: float) -> None:
-    """Take a work for each value and report it."""
+    """For each value, take one unit of work and report the value."""
     for value in values:
         method.report(take(method).trial, value)
 
@@ -42,7 +42,7 @@ def train(method: AsyncHalving, *values: float) -> None:
         (4, 2, 10, [1, 2, 5, 10]),
         (3, 3, 900, [100, 300, 900]),
         (1, 4, 50, [50]),
-        (5, 4, 16, [1, 4, 16]),  # 0 and 0 and 1 would be three rungs of one batch
+        (5, 4, 16, [1, 4, 16]),  # lengths 0, 0 and 1 would make three rungs of one batch
         (3, 2.5, 10, [1, 4, 10]),
     ],
 )
@@ -56,13 +56,13 @@ def test_lengths_of_rungs(rungs: int, divisor: float, max_length: int, lengths: 
 def test_a_trial_is_promoted_once_it_is_among_the_best_third() -> None:
     method = promoting()
     train(method, 0.5, 0.3)
-    assert method.next_work() == Work(3, 1)  # a third of two trials is none
+    assert method.next_work() == Work(3, 1)  # a third of two trials is less than one trial
     train(method, 0.4)
-    assert method.next_work() == Work(2, 3)  # of three it is the best one
+    assert method.next_work() == Work(2, 3)  # trial 2 is the best of three
     train(method, 0.9)
     assert method.next_work() == Work(4, 1)
     train(method, 0.1)
-    assert method.next_work() == Work(4, 3)  # of four it is the best one, and trial 2 has gone on already
+    assert method.next_work() == Work(4, 3)  # trial 2 is the best of four, and has been promoted already
     train(method, 0.6)
     assert method.next_work() == Work(5, 1)
 
@@ -73,11 +73,11 @@ def test_a_paused_trial_is_promoted_when_its_rung_fills() -> None:
     assert take(method) == Work(1, 3)
     for work in [take(method) for _ in range(3)]:
         method.report(work.trial, 0.8)
-    assert take(method) == Work(2, 3)  # the second of six
+    assert take(method) == Work(2, 3)  # the second best of six
     for work, value in zip([take(method) for _ in range(3)], (0.1, 0.2, 0.9), strict=True):
         method.report(work.trial, value)
     assert [take(method), take(method)] == [Work(7, 3), Work(8, 3)]
-    assert method.next_work() is None  # the third of nine is trial 1
+    assert method.next_work() is None  # the third best of nine is trial 1
 
 
 def test_the_highest_rung_is_promoted_from_first() -> None:
@@ -153,7 +153,7 @@ def test_a_paused_trial_may_end() -> None:
     train(method, 1, 2)
     method.end(1, Exit.FAILED)
     train(method, 3)
-    assert method.next_work() is None  # trial 1 keeps its rank: the best third is no other
+    assert method.next_work() is None  # trial 1 keeps its rank: the best third has not changed
     assert method.finished
 
 
@@ -196,17 +196,17 @@ def test_work_given_back_is_named_again_before_anything_else() -> None:
 def test_a_trial_stops_unless_it_is_among_the_best_third_when_it_arrives() -> None:
     method = stopping()
     train(method, 0.5)
-    assert method.next_work() == Work(1, 3)  # the best of one goes on
+    assert method.next_work() == Work(1, 3)  # the best of one trial is promoted
     assert take(method) == Work(1, 3)
     train(method, 0.6)
     assert method.is_closed(2)
     train(method, 0.4)
     assert take(method) == Work(3, 3)
     train(method, 0.45, 0.55)
-    assert method.is_closed(4)  # the second of four
+    assert method.is_closed(4)  # the second best of four
     assert method.is_closed(5)
     train(method, 0.42)
-    assert take(method) == Work(6, 3)  # the second of six
+    assert take(method) == Work(6, 3)  # the second best of six
 
 
 def test_a_worker_goes_on_with_the_trial_that_it_has() -> None:
@@ -234,7 +234,7 @@ def test_failures_and_invalid_trials_where_trials_stop() -> None:
     assert take(method) == Work(2, 3)
     method.end(2, Exit.INVALID_HP)
     train(method, 0.7)
-    assert take(method) == Work(3, 3)  # of the failed one and itself it is the best
+    assert take(method) == Work(3, 3)  # the best of two: the failed trial and itself
     method.give_back(3)
     method.end(3, Exit.FAILED)
     assert take(method) == Work(4, 1)
@@ -262,7 +262,7 @@ VALUES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats())
 @pytest.mark.integration
 @given(st.lists(st.tuples(EVENTS, VALUES, st.integers(0, 99)), max_size=80), st.floats(1.1, 4))
 def test_a_rung_ranks_as_a_plain_list_does(story: list[tuple[str, float, int]], divisor: float) -> None:
-    """The model: [value, trial] in order of arrival, sorted anew at each question; Python's sort keeps that order."""
+    """The model is a list of [value, trial] in order of arrival, sorted at each query; Python's sort is stable."""
     rung, arrived, paused = Rung(1), dict[int, float](), set[int]()
 
     def ranked() -> list[int]:

@@ -1,4 +1,4 @@
-"""Which trial of a search is the best one."""
+"""The choice of the best trial of a search."""
 
 from __future__ import annotations
 

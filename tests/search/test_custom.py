@@ -1,4 +1,4 @@
-"""Search methods of users': classes in the code of a trial, replayed by every process, and wrong in every way."""
+"""User-defined search methods: classes in the code of a trial that every process replays, and invalid ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def custom_experiment(folder: Path, text: str, **changes: Any) -> ExperimentFold
 
 
 def line(text: str, part: str) -> int:
-    """The number of the line that has this part."""
+    """Return the number of the line that contains this part."""
     return text[: text.index(part)].count("\n") + 1
 
 

@@ -1,4 +1,4 @@
-"""What every search method keeps, whatever happens in whatever order."""
+"""Invariants of every search method, for any order of events."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def method_of(name: str) -> SearchMethod:
 
 @dataclass
 class Search:
-    """A method, what everybody does for it, and what must be true of it."""
+    """A search method with its simulated workers, and checks of its invariants."""
 
     method: SearchMethod
     working: dict[int, Work] = field(default_factory=dict)
     reached: dict[int, list[int]] = field(default_factory=dict)
-    """The lengths that a trial reported at."""
+    """The lengths at which each trial reported."""
     ended: set[int] = field(default_factory=set)
     replaced: int = 0
     progress: float = 0.0
@@ -107,7 +107,7 @@ class Search:
         self.progress = self.method.progress
 
     def finish(self, value: Callable[[int], float] = float) -> None:
-        """Take and report until there is nothing more."""
+        """Take work and report values until the method has finished."""
         while not self.method.finished:
             self.take()
             if self.working and (len(self.working) > 3 or self.method.next_work() is None):
@@ -153,7 +153,7 @@ def test_nobody_skips_a_rung(name: str, story: list[Any]) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), VALUES, st.integers(0, 99)), max_size=150), st.booleans())
 def test_every_promotion_is_of_one_of_the_best(story: list[tuple[bool, float, int]], smaller_is_better: bool) -> None:
-    """Counted anew at each promotion, from all values that were reported at the rung below."""
+    """The test counts at each promotion, from all values that were reported at the rung below."""
     method = search_method({**SEARCHERS["async_halving"], "smaller_is_better": smaller_is_better, "max_trials": 40})
     values: dict[int, list[tuple[int, float]]] = {}
     reached: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Optuna's choices as workers share them: a study that several processes ask, and a journal that has the last word."""
+"""Optuna's choices, shared by workers: several processes ask one study, and the journal decides."""
 
 from __future__ import annotations
 

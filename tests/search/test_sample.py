@@ -94,13 +94,13 @@ def axis(**spec: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("low", "high", "count", "points"),
     [
-        (0, 5, 3, [0, 3, 5]),  # half away from zero
+        (0, 5, 3, [0, 3, 5]),  # half is rounded away from zero
         (-5, 0, 3, [-5, -3, 0]),
         (-4, 6, 4, [-4, -1, 3, 6]),
-        (1, 3, 10, [1, 2, 3]),  # no more points than there are numbers
+        (1, 3, 10, [1, 2, 3]),  # the range has only three integers
         (0, 5, 1, [3]),
         (-5, 0, 1, [-3]),
-        (2**62, 2**62 + 4, 3, [2**62, 2**62 + 2, 2**62 + 4]),  # exact where a float is not
+        (2**62, 2**62 + 4, 3, [2**62, 2**62 + 2, 2**62 + 4]),  # exact beyond the integers that a float can represent
     ],
 )
 def test_points_of_an_int(low: int, high: int, count: int, points: list[int]) -> None:
@@ -220,6 +220,6 @@ def test_numbers_of_a_range_are_numpys(seed: int, low: float, high: float) -> No
 
 @pytest.mark.parametrize("seed", [0, 1, 777, 2**31 - 1, 2**32 - 1])
 def test_a_long_stream_is_numpys(seed: int) -> None:
-    """Longer than the generator's state, which is then made anew."""
+    """Longer than the generator's state, so that the state is regenerated."""
     ours, theirs = NumpyRandom(seed), np.random.RandomState(seed)
     assert [ours.uint32() for _ in range(2000)] == theirs.randint(0, 2**32, 2000, dtype=np.uint32).tolist()

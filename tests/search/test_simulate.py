@@ -38,7 +38,7 @@ def test_trials_train_side_by_side() -> None:
 
 
 def test_decisions_are_taken_one_after_the_other() -> None:
-    """Two workers begin at 1 and 2 s, end at 11 and 12 s, and get their second work a second later."""
+    """Two workers begin at 1 and 2 s, end at 11 and 12 s, and each gets its second work a second later."""
     played = simulate(random_search(4), at_random(), workers=2, latency_s=1)
     assert played.decisions == 6
     assert played.seconds == 23
@@ -46,7 +46,7 @@ def test_decisions_are_taken_one_after_the_other() -> None:
 
 
 def test_decisions_queue_up_behind_slow_storage() -> None:
-    """Trials train 0.1 s: begun at 1, 2, 3 and 4 s."""
+    """Each trial trains for 0.1 s; the trials begin at 1, 2, 3 and 4 s."""
     played = simulate(random_search(4), at_random(), workers=2, unit_s=0.01, latency_s=1)
     assert played.seconds == pytest.approx(4.1)
 
@@ -58,7 +58,9 @@ def test_a_play_may_be_cut_off() -> None:
 
 
 def test_a_trial_goes_on_where_it_was() -> None:
-    """With the first trial the best and one worker: 3 trials of 1, one on to 3, and so on."""
+    """With one worker, and the first trial as the best: three trials train to 1, one of them is promoted to 3, and so
+    on.
+    """
     played = simulate(halving(9), lambda work: float(work.trial), workers=1)
     assert sorted(played.reached.items()) == [(1, 9), (2, 3), (3, 3), *((trial, 1) for trial in range(4, 10))]
     assert played.seconds == 9 + 3 + 3 + 6
@@ -66,7 +68,7 @@ def test_a_trial_goes_on_where_it_was() -> None:
 
 
 def test_an_idle_worker_gets_work_as_soon_as_there_is_some() -> None:
-    """Ten workers for three trials: one goes on to the end, the others wait until it is over."""
+    """Ten workers for three trials: one trial continues to the end while the other workers wait."""
     played = simulate(halving(3), lambda work: float(work.trial), workers=10)
     assert played.reached == {1: 3, 2: 1, 3: 1}
     assert played.seconds == 3
@@ -88,7 +90,7 @@ def test_a_search_by_halving_finds_the_best_trial(stop_once: bool) -> None:
 
 
 def test_many_workers_stay_busy_behind_slow_storage() -> None:
-    """The benchmark `search` at a tenth of its size; there the share is above 99.9 %."""
+    """The benchmark `search` at a tenth of its size; in the full benchmark the share is above 99.9 %."""
     searcher = {**ADAPTIVE, "max_length": {"batches": 60 * 256}, "max_trials": 10_000, "max_concurrent_trials": 50}
     played = simulate(
         search_method({**searcher, "divisor": 4}), at_random(), workers=50, latency_s=0.05, ends_s=4 * 3600
@@ -99,7 +101,7 @@ def test_many_workers_stay_busy_behind_slow_storage() -> None:
 
 @pytest.mark.parametrize("stop_once", [False, True])
 def test_a_decision_among_thousands_of_trials_takes_no_longer_than_among_few(stop_once: bool) -> None:
-    """The goal is 5 ms at 10,000 trials."""
+    """The goal is 5 ms per decision at 10,000 trials."""
     method, draws, seconds = halving(10_000, stop_once=stop_once), at_random(), []
     while not method.finished:
         began = time.process_time()

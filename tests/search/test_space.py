@@ -12,7 +12,7 @@ LOG = {"type": "log", "minval": -4, "maxval": -2}
 
 
 def problems(searcher: str = "random", **spec: Any) -> list[str]:
-    """Of a hyperparameter h in the map `optimizer`, as "key: what; remedy"."""
+    """Return the problems of the hyperparameter `optimizer.h`, each as "key: problem; remedy"."""
     found = list(space_problems({"optimizer": {"h": spec}}, searcher))
     assert all(path.startswith("hyperparameters.optimizer.h.") for path, _, _ in found)
     return [f"{path.rpartition('.')[2]}: {what}; {remedy}" for path, what, remedy in found]

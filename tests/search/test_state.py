@@ -1,4 +1,4 @@
-"""A search as its workers share it: what the entries of its journal make of it, in every process the same."""
+"""The state of a search that its workers share: every process derives the same state from the journal."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_where_nobody_waits_any_more_the_worker_goes_on_itself(random_search: Ex
     assert first is not None
     assert second is not None
     assert search.report(1, second, 0.5) == Work(3, 100)
-    assert search.report(0, first, 0.5) is None, "there is no fourth"
+    assert search.report(0, first, 0.5) is None, "max_trials is 3"
 
 
 def test_workers_that_share_an_allocation_stay_in_it(random_search: ExperimentFolder) -> None:
@@ -243,7 +243,7 @@ SEARCHERS = st.sampled_from([RANDOM, ASHA, {**ASHA, "name": "adaptive_asha", "mo
 
 
 def shown(state: SearchState) -> Any:
-    """Everything that two replays must agree on."""
+    """Return everything in which two replays must agree."""
     return (
         state.open,
         state.trials,
@@ -257,7 +257,7 @@ def shown(state: SearchState) -> Any:
 
 
 def happens(search: SearchJournal, event: str, worker: int, value: float) -> None:
-    """What a worker that is alive may write; nothing where this event cannot be."""
+    """Write this event for a living worker, if it is possible in the current state."""
     state = search.state()
     work = state.open.get(worker)
     if event == "ask":
@@ -304,7 +304,7 @@ def test_any_order_of_events_ends_well_and_every_replay_agrees(
 
 
 def finish(search: SearchJournal) -> None:
-    """Whoever has work does it, then all five workers begin anew as long as there is something to do."""
+    """Report all open work, then let all five workers ask for work until the search has finished."""
     for _ in range(200):
         if search.state().finished:
             return
@@ -382,7 +382,7 @@ def test_trials_under_way_go_on_though_no_others_come(tmp_path: Path) -> None:
 
 
 def test_a_search_of_other_rules_is_not_replayed(random_search: ExperimentFolder) -> None:
-    """After an update in its middle, say: other decisions would be taken on the same facts."""
+    """For example after an update during the search: the new rules would decide differently on the same facts."""
     submitted = {"event": "submitted", "first": 0, "count": 3, "stay": False, "rules": 0}
     SharedLog(random_search.search).append(submitted)
     with refused(HpcDetError, "version 0 of the search rules", "version 1", "hpc-det experiment fork"):

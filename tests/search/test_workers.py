@@ -1,4 +1,4 @@
-"""A search whose workers are killed at any point: no decision is lost, and no work is done by two at once."""
+"""A search whose workers are killed at random times: no decision is lost, and no two workers do the same work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Claims:
-    """Files that say who does a work now, and who did it; made without any help of the search."""
+    """Files that record the worker that does a work now, and the works that are done, independently of the search."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Claims:
             os.write(descriptor, f"{worker}".encode())
             os.close(descriptor)
         except FileExistsError:
-            # Empty: the claim of this very worker, which was killed in the middle of it, or else of one that is at it.
+            # Empty: this worker was killed while it wrote its claim, or another worker is writing one now.
             if (self._path(work, "doing").read_text() or f"{worker}") != f"{worker}":
                 self._path(work, f"also-done-by-{worker}").touch()
 
@@ -49,7 +49,7 @@ class Claims:
         self._path(work, "part").replace(self._path(work, "done"))
 
     def drop(self, work: Work) -> None:
-        """Whoever did it is gone for good."""
+        """Remove the claim of a worker that does not come back."""
         self._path(work, "doing").unlink(missing_ok=True)
 
     def names(self, suffix: str) -> set[str]:
@@ -60,14 +60,14 @@ class Claims:
 
 
 def loss(folder: ExperimentFolder, work: Work) -> float:
-    """Best for the trial with the learning rate next to 0.01, and always better where a longer training ended."""
+    """Return the loss: lowest for the learning rate closest to 0.01, and lower for a longer training."""
     assert work.until is not None
     lr: float = SearchJournal(folder).sample(work.trial).hparams["lr"]
     return abs(lr - 0.01) / 10 + 1 / work.until
 
 
 def works(folder: ExperimentFolder, number: int, job: str, claims: Claims) -> None:
-    """A worker that trains with nothing but a file."""
+    """Run a worker whose training only writes files."""
     search = SearchJournal(folder)
     work = search.ask(number, job)
     while work is not None:
@@ -79,7 +79,7 @@ def works(folder: ExperimentFolder, number: int, job: str, claims: Claims) -> No
 
 
 class Team:
-    """All workers as processes, each replaced under its number when it is killed."""
+    """All workers as processes; a killed worker is replaced under the same number."""
 
     def __init__(self, folder: ExperimentFolder, claims: Claims) -> None:
         self._folder = folder
@@ -89,7 +89,9 @@ class Team:
         self.processes = {number: self._start(number) for number in range(WORKERS)}
 
     def kill(self, number: int, *, for_good: bool) -> None:
-        """`for_good`: the search is told that this job is gone, and the next one under the number is a new worker."""
+        """Kill a worker and start another one. `for_good`: report the job as lost, so that the next one is a new
+        worker.
+        """
         self.processes[number].kill()
         self.processes[number].join()
         if for_good:
@@ -114,7 +116,7 @@ class Team:
 
 
 def replay(folder: ExperimentFolder) -> tuple[SearchState, list[tuple[int, Work]]]:
-    """The state that follows from the journal, and every work that was given, to whom, in their order."""
+    """Return the state that follows from the journal, and every work that was given, with its worker, in order."""
     state, given = SearchJournal(experiment(folder.path / "replay", **LENGTH, **ADAPTIVE)).state(), []
     for entry in SharedLog(folder.search).new():
         before = dict(state.open)
@@ -128,7 +130,7 @@ LENGTH = {"max_length": {"batches": 256}}
 
 @pytest.mark.long
 def test_32_workers_killed_at_random_lose_no_decision_and_do_no_work_twice(tmp_path: Path) -> None:
-    """Search after search, until there were as many kills: how many one of them sees, the machine's speed decides."""
+    """Run searches until there were enough kills: the kills per search depend on the speed of the machine."""
     generator, kills, searches = random.Random(5), 0, 0
     while kills <= KILLS / 2:
         searches += 1
@@ -137,7 +139,7 @@ def test_32_workers_killed_at_random_lose_no_decision_and_do_no_work_twice(tmp_p
 
 
 def one_stormy_search(tmp_path: Path, generator: random.Random) -> int:
-    """How many workers were killed in it."""
+    """Return the number of workers that were killed during the search."""
     folder = experiment(tmp_path / "experiment", **LENGTH, **ADAPTIVE)
     claims = Claims(tmp_path / "claims")
     team, kills = Team(folder, claims), 0
@@ -148,7 +150,7 @@ def one_stormy_search(tmp_path: Path, generator: random.Random) -> int:
                 break
             team.kill(generator.choice(alive), for_good=generator.random() < 0.3)
             kills += 1
-            time.sleep(generator.uniform(0, 0.03))  # nothing is waited for: the kill may come at any point
+            time.sleep(generator.uniform(0, 0.03))  # so that a kill may come at any point
         for process in team.processes.values():
             process.join(timeout=DEADLINE_S)
             assert process.exitcode == 0

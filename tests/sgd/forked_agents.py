@@ -1,4 +1,4 @@
-"""Node agents forked from a process that has loaded torch, and their fork servers from them: a gang stands at once."""
+"""Fork node agents from a process that has loaded torch, and fork servers from the agents, so that gangs start fast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_det.sgd.rank import fork_server
 
 
 class Forked:
-    """As much of a subprocess.Popen as is asked of an agent or a fork server."""
+    """The part of subprocess.Popen that callers of an agent or a fork server use."""
 
     def __init__(self, process: BaseProcess) -> None:
         process.start()
@@ -41,13 +41,13 @@ class Forked:
 
 
 def start_agent(arguments: Sequence[str], log: Path) -> Forked:
-    """As `python3 -m hpc_det.sgd.elastic.node` with these arguments would be. Needs the fork server."""
+    """Start the equivalent of `python3 -m hpc_det.sgd.elastic.node` with these arguments. Needs the fork server."""
     its = (arguments, log, dict(os.environ), Path.cwd())
     return Forked(multiprocessing.get_context("forkserver").Process(target=_agent, args=its))
 
 
 def _agent(arguments: Sequence[str], log: Path, env: dict[str, str], folder: Path) -> None:
-    # Otherwise a child of the fork server has it start its workers, too.
+    # Otherwise the workers of this process would be started by the fork server.
     multiprocessing.set_start_method("fork", force=True)
     os.setsid()
     log_to(log)

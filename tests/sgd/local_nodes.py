@@ -1,4 +1,4 @@
-"""Agents on this machine, each as if it were a node: a capacity whose nodes tests take away and give back."""
+"""Agents on this machine, each of which represents a node: a capacity whose nodes a test removes and returns."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class LocalNodes:
     def __init__(self, count: int, slots_each: int = 1) -> None:
         self.slots = count * slots_each
         self.count, self.slots_each = count, slots_each
-        self.agents: list[Any] = []  # processes, as far as the calls below go
+        self.agents: list[Any] = []  # real or forked processes, with the same methods
         self.is_full = True
-        """Whether a node that is gone comes back."""
+        """Whether a lost node returns."""
         self.renewals = 0
 
     def start(self, run: Path, wanted: int) -> None:
@@ -51,7 +51,7 @@ class LocalNodes:
             kill_tree(agent)
 
     def take(self, number: int) -> None:
-        """As if the node had lost its power: the agent and all that it has started, at once."""
+        """Kill the agent and all its descendants at once, as if the node had lost its power."""
         self.is_full = False
         kill_tree(self.agents[number])
 

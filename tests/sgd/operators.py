@@ -1,4 +1,4 @@
-"""Operators that the tests train."""
+"""Operators for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Classifier(TrainingOperator):
-    """Of 4 numbers into 3 classes; config["scheduler"]: with a StepLR that halves the learning rate."""
+    """Classifies 4 numbers into 3 classes; with config["scheduler"], a StepLR halves the learning rate."""
 
     def setup(self, config: dict[str, Any]) -> None:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Runners of an operator whose every kind of state matters: momentum, schedule, dropout, augmentation, its own."""
+"""Runners of an operator with every kind of state: momentum, schedule, dropout, augmentation and custom state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpc_det.sgd.rank.runner import Runner
 
 
 class Augmented(Dataset[Any]):
-    """y = 2 x + 5; each x a little off."""
+    """y = 2 x + 5, with a small random offset of each x."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -64,7 +64,7 @@ class Regression(TrainingOperator):
         return super().validate_batch(batch[:2], batch_info)
 
     def state_dict(self) -> dict[str, Any]:
-        """Each rank has another one."""
+        """Return a state that differs between ranks."""
         return {"seen": list(self.seen)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""TorchTrainer on a PBS: in the job that the driver runs in, and in a job of its own that is taken away."""
+"""TorchTrainer on a PBS: in the job of the driver, and in a separate job that is preempted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ with TorchTrainer(training_operator_cls=Linear, num_workers=2, config={"fatal": 
 """
 
 
-@pytest.mark.skipif(not can_have_hosts(), reason="hosts with names of their own need root")
+@pytest.mark.skipif(not can_have_hosts(), reason="simulated hosts with different names need root")
 def test_a_driver_in_a_job_finds_its_hosts_and_survives_a_rank(pbs_lab: PbsLab, tmp_path: Path) -> None:
     (tmp_path / "driver.py").write_text(DRIVER)
     run = f'exec {sys.executable} "{tmp_path}/driver.py" "{tmp_path}"'
@@ -68,7 +68,7 @@ def test_a_job_that_is_preempted_is_followed_by_another_and_no_bit_is_lost(pbs_l
         first = [job.job_id for job in gang._jobs]
         pbs_lab.set_preempt_order("D")
         other = pbs_lab.preempt(seconds=0)
-        while [job.job_id for job in gang._jobs] == first:  # PBS takes it in a scheduling cycle of its own
+        while [job.job_id for job in gang._jobs] == first:  # PBS preempts it in a separate scheduling cycle
             found.append(its.train())
     with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=LocalNodes(1, 2)) as undisturbed:
         assert [undisturbed.train() for _ in found] == found
@@ -88,7 +88,7 @@ def test_a_job_that_is_suspended_for_long_goes_on_with_the_same_ranks(pbs_lab: P
         wait_for(lambda: all(map(is_stopped, ranks)))
         nodes = its._open_gang._nodes
         patience = nodes._patience
-        nodes._patience = replace(patience, heartbeat_timeout_s=0.5)  # for long is as long as that
+        nodes._patience = replace(patience, heartbeat_timeout_s=0.5)  # half a second of silence then counts as long
 
         def resume() -> None:
             wait_for(lambda: nodes.are_suspended)

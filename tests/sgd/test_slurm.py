@@ -1,4 +1,4 @@
-"""TorchTrainer on the nodes of a real Slurm: nodes that are taken away, a pool that grows, a job that comes back."""
+"""TorchTrainer on the nodes of a real Slurm: nodes fail, a pool grows, and a job is preempted and requeued."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ with TorchTrainer(
     for epoch in trainer.remaining(epochs):
         result = trainer.train()
         size = len(trainer.apply_all_workers(os.getpid))
-        with (folder / "told").open("a") as file:
+        with (folder / "output").open("a") as file:
             file.write(f"{epoch} {size} {result['train_loss']!r}\\n")
         while (folder / f"wait-{size}").exists():
             time.sleep(0.05)
@@ -45,14 +45,14 @@ with TorchTrainer(
 """
 
 
-class Told:
-    """What the driver has written: a line for each epoch."""
+class DriverOutput:
+    """The output of the driver: a line for each epoch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def lines(self) -> list[list[str]]:
-        path = self.folder / "told"
+        path = self.folder / "output"
         return [line.split(" ", 2) for line in path.read_text().splitlines()] if path.exists() else []
 
     def sizes(self) -> list[int]:
@@ -66,30 +66,32 @@ class Told:
         return [log for log in logs if word in log]
 
 
-def prepared(lab: SlurmLab, *, waits_with: int) -> Told:
-    """The driver waits after each epoch on so many ranks, until it is let go."""
+def prepared(lab: SlurmLab, *, waits_with: int) -> DriverOutput:
+    """Write the driver, which waits after each epoch on `waits_with` ranks until the test deletes a file."""
     folder = lab.folder()
     (folder / "driver.py").write_text(DRIVER)
     (folder / f"wait-{waits_with}").touch()
-    return Told(folder)
+    return DriverOutput(folder)
 
 
-def submitted(lab: SlurmLab, told: Told, nodes: int, epochs: int, *flags: str) -> str:
-    """A job whose batch script is the driver."""
-    script = told.folder / "job.sh"
-    script.write_text(f"#!/bin/bash\nexec {sys.executable} {told.folder}/driver.py {told.folder} {nodes} {epochs}\n")
+def submitted(lab: SlurmLab, output: DriverOutput, nodes: int, epochs: int, *flags: str) -> str:
+    """Submit a job whose batch script is the driver and return its ID."""
+    script = output.folder / "job.sh"
+    script.write_text(
+        f"#!/bin/bash\nexec {sys.executable} {output.folder}/driver.py {output.folder} {nodes} {epochs}\n"
+    )
     where = ["--parsable", "--partition=low", f"--nodes={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1"]
     said = [
         f"--chdir={REPOSITORY}",
         f"--export=ALL,PYTHONPATH={REPOSITORY}",
-        f"--output={told.folder}/job.log",
+        f"--output={output.folder}/job.log",
         "--open-mode=append",
     ]
     return lab.run("sbatch", *where, *said, *flags, str(script)).strip()
 
 
 def is_up(lab: SlurmLab, name: str) -> bool:
-    """Raised again by hand; Slurm may do it itself when the node reports, and refuses then."""
+    """Return whether the node is up, and resume it otherwise. Slurm refuses that if it has done so itself."""
     if "DOWN" not in lab.run("sinfo", "--noheader", f"--nodes={name}", "--format=%T").upper():
         return True
     with suppress(RuntimeError):
@@ -99,29 +101,29 @@ def is_up(lab: SlurmLab, name: str) -> bool:
 
 @pytest.mark.long
 def test_a_node_that_loses_its_power_is_done_without_until_it_is_back(slurm_lab: SlurmLab) -> None:
-    told = prepared(slurm_lab, waits_with=2)
-    job = submitted(slurm_lab, told, 2, 100000, "--no-kill")
-    wait_for(lambda: told.sizes() == [2], DEADLINE_S, told.logs)
+    output = prepared(slurm_lab, waits_with=2)
+    job = submitted(slurm_lab, output, 2, 100000, "--no-kill")
+    wait_for(lambda: output.sizes() == [2], DEADLINE_S, output.logs)
     driver_host = slurm_lab.job(job)["BatchHost"]
     hosts = slurm_lab.run("scontrol", "show", "hostnames", slurm_lab.job(job)["NodeList"]).split()
     (other,) = [int(host.removeprefix("node")) for host in hosts if host != driver_host]
     slurm_lab.fail_node(other)
-    (told.folder / "wait-2").unlink()
-    wait_for(lambda: told.sizes()[-1] == 1, DEADLINE_S, told.logs)
+    (output.folder / "wait-2").unlink()
+    wait_for(lambda: output.sizes()[-1] == 1, DEADLINE_S, output.logs)
     slurm_lab.repair_node(other)
-    wait_for(lambda: told.sizes()[-1] == 2, DEADLINE_S, told.logs)
-    losses = [float(line[2].removeprefix("np.float64(").removesuffix(")")) for line in told.lines()]
+    wait_for(lambda: output.sizes()[-1] == 2, DEADLINE_S, output.logs)
+    losses = [float(line[2].removeprefix("np.float64(").removesuffix(")")) for line in output.lines()]
     assert losses[-1] < losses[0] / 2
-    assert [int(line[0]) for line in told.lines()] == list(range(len(losses)))  # no epoch lost, none made twice
-    (told.folder / "stop").touch()
+    assert [int(line[0]) for line in output.lines()] == list(range(len(losses)))  # no epoch was lost or trained twice
+    (output.folder / "stop").touch()
     slurm_lab.wait_for_state(job, "COMPLETED")
 
 
 @pytest.mark.long
 def test_a_pool_shrinks_with_nodes_that_are_down_and_grows_with_those_that_are_up(slurm_lab: SlurmLab) -> None:
-    told = prepared(slurm_lab, waits_with=3)
-    command = [sys.executable, str(told.folder / "driver.py"), str(told.folder), "3", "100000"]
-    with open(told.folder / "driver.log", "wb") as log:
+    output = prepared(slurm_lab, waits_with=3)
+    command = [sys.executable, str(output.folder / "driver.py"), str(output.folder), "3", "100000"]
+    with open(output.folder / "driver.log", "wb") as log:
         driver = subprocess.Popen(
             command,
             env=os.environ | slurm_lab.env | {"PYTHONPATH": str(REPOSITORY)},
@@ -130,33 +132,33 @@ def test_a_pool_shrinks_with_nodes_that_are_down_and_grows_with_those_that_are_u
             stdin=subprocess.DEVNULL,
         )
     try:
-        wait_for(lambda: 3 in told.sizes(), DEADLINE_S, told.logs)
+        wait_for(lambda: 3 in output.sizes(), DEADLINE_S, output.logs)
         for name in ("node2", "node3"):
             slurm_lab.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=taken away")
-        (told.folder / "wait-3").unlink()
-        wait_for(lambda: told.sizes()[-1] == 1, DEADLINE_S, told.logs)
+        (output.folder / "wait-3").unlink()
+        wait_for(lambda: output.sizes()[-1] == 1, DEADLINE_S, output.logs)
         wait_for(lambda: all(is_up(slurm_lab, name) for name in ("node2", "node3")))
-        wait_for(lambda: told.sizes()[-1] == 3, DEADLINE_S, told.logs)
-        (told.folder / "stop").touch()
-        assert driver.wait(DEADLINE_S) == 0, told.logs()
+        wait_for(lambda: output.sizes()[-1] == 3, DEADLINE_S, output.logs)
+        (output.folder / "stop").touch()
+        assert driver.wait(DEADLINE_S) == 0, output.logs()
     finally:
         driver.kill()
         driver.wait()
-    wait_for(lambda: not slurm_lab.run("squeue", "--noheader").split(), DEADLINE_S, told.logs)
+    wait_for(lambda: not slurm_lab.run("squeue", "--noheader").split(), DEADLINE_S, output.logs)
 
 
 def test_a_preempted_driver_and_its_ranks_come_back_and_lose_nothing(slurm_lab: SlurmLab) -> None:
     undisturbed = prepared(slurm_lab, waits_with=0)
     first = submitted(slurm_lab, undisturbed, 2, 4)
     slurm_lab.wait_for_state(first, "COMPLETED")
-    told = prepared(slurm_lab, waits_with=2)
-    job = submitted(slurm_lab, told, 2, 4, "--requeue")
-    wait_for(lambda: told.sizes() == [2], DEADLINE_S, told.logs)
+    output = prepared(slurm_lab, waits_with=2)
+    job = submitted(slurm_lab, output, 2, 4, "--requeue")
+    wait_for(lambda: output.sizes() == [2], DEADLINE_S, output.logs)
     slurm_lab.preempt(nodes=3, seconds=2)
-    wait_for(lambda: len(told.logs_with("SIGTERM")) == 2, DEADLINE_S, told.logs)  # an agent's on each node
-    (told.folder / "wait-2").unlink()
+    wait_for(lambda: len(output.logs_with("SIGTERM")) == 2, DEADLINE_S, output.logs)  # the log of an agent on each node
+    (output.folder / "wait-2").unlink()
     wait_for(lambda: slurm_lab.job(job)["Restarts"] == "1", DEADLINE_S)
     slurm_lab.wait_for_state(job, "PENDING")
     Slurm().release(job, lambda command, **_: slurm_lab.run(*command))
     slurm_lab.wait_for_state(job, "COMPLETED")
-    assert told.lines() == undisturbed.lines()
+    assert output.lines() == undisturbed.lines()

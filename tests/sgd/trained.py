@@ -15,7 +15,7 @@ from hpc_det.sgd import BATCH_SIZE, TorchTrainer, TrainingOperator
 
 
 class Linear(TrainingOperator):
-    """y = 2 x + 5, with dropout so that generators matter, and momentum so that the optimizer's state does."""
+    """y = 2 x + 5, with dropout so that generators matter, and momentum so that the optimizer's state matters."""
 
     def setup(self, config: dict[str, Any]) -> None:
         torch.manual_seed(config.get("seed", 0))
@@ -39,7 +39,7 @@ class Linear(TrainingOperator):
         self.fatal = config.get("fatal")
 
     def train_batch(self, batch: Any, batch_info: Mapping[str, Any]) -> dict[str, Any]:
-        """`fatal`: (rank, global step, file): KILL that rank before that step, once."""
+        """`fatal`: (rank, global step, file): kill that rank before that step, once."""
         if self.fatal:
             rank, step, once = self.fatal
             if self.world_rank == rank and batch_info["global_step"] == step and not os.path.exists(once):
@@ -54,6 +54,6 @@ class Linear(TrainingOperator):
 
 
 def weights(its: TorchTrainer) -> dict[str, torch.Tensor]:
-    """Of the one model, by name."""
+    """Return a copy of the weights of the only model, by name."""
     state = its.state_dict()["models"][0]
     return {name: value.clone() for name, value in state.items()}

@@ -18,7 +18,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def source(*statements: str, config: str | None = None) -> str:
-    """An app whose function does this with `cfg`; `config` names its file in the folder conf."""
+    """Return the source of an app that executes `statements` with `cfg`; `config` names its file in the folder conf."""
     where = f'config_path="conf", config_name="{config}"' if config else "config_path=None"
     body = "\n    ".join(statements)
     return f"""
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class App:
-    """A Hydra app in a folder of its own, started as a user starts it, with jobs on this machine."""
+    """A Hydra app in its folder, started by the same command as a user's app, with jobs on this machine."""
 
     folder: Path
     root: Path
@@ -59,19 +59,19 @@ class App:
         )
 
     def succeed(self, *overrides: str) -> str:
-        """The output."""
+        """Run the app, which must exit with 0, and return its output."""
         code, output = self._run(*overrides)
         assert code == 0, output
         return output
 
     def fail(self, *overrides: str) -> str:
-        """The output."""
+        """Run the app, which must exit with 1, and return its output."""
         code, output = self._run(*overrides)
         assert code == 1, output
         return output
 
     def points(self) -> list[dict[str, Any]]:
-        """As `hpc-det sweep status --json` shows them."""
+        """Return the points as `hpc-det sweep status --json` prints them."""
         code, output = self.hpc_det("sweep", "status", "out", "--json")
         assert code == 0, output
         found: list[dict[str, Any]] = json.loads(output)

@@ -1,4 +1,4 @@
-"""What a Slurm is asked for: its sbatch is a stand-in that keeps what it gets."""
+"""The sbatch calls and scripts of a sweep on Slurm; a stand-in for sbatch records them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROFILE = "{name: lab, scheduler: slurm, slots_per_node: 4, slot_type: gpu, max_
 
 @pytest.fixture
 def scripts(app: App, tmp_path: Path, state_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the scripts lie that were submitted: 1, 2, ..."""
+    """Return the folder of the submitted scripts, which are named 1, 2, ..."""
     folder, commands = tmp_path / "scripts", tmp_path / "bin"
     for made in (folder, commands, state_folder / "conf" / "cluster"):
         made.mkdir(parents=True)

@@ -18,7 +18,7 @@ from hydra_plugins.hpc_launcher.launchers import HpcSlurmConf
 
 @pytest.fixture(autouse=True)
 def version_base() -> Iterator[None]:
-    """Hydra's tests mean the one of an app that names none; somebody else in this process may have named one."""
+    """Set Hydra's default version base, which its tests expect: an app in the same process may have set another one."""
     held = VersionBase.instance()
     before = held.version_base
     held.setbase(__compat_version__)

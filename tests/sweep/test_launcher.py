@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 DOUBLES = source("return cfg.x * 2")
 WHEN_TOLD = 'while not os.path.exists("go"): time.sleep(0.05)'
 
-# A sweeper that needs values: it goes where the value falls.
+# A sweeper that needs return values: it moves to the neighbour with the lower value.
 DESCENDS = """
 from dataclasses import dataclass
 from hydra.core.config_store import ConfigStore
@@ -136,7 +136,7 @@ def test_ctrl_c_ends_the_waiting_and_not_the_sweep(app: App) -> None:
     waiting = app.start("+x=1")
     wait_for(app.experiment().trial().rank_log(1, 0).exists, DEADLINE_S)
     assert waiting.stdout
-    assert any("Submitted" in line for line in waiting.stdout)  # the rank may be quicker
+    assert any("Submitted" in line for line in waiting.stdout)  # the rank may have written to the log first
     waiting.send_signal(signal.SIGINT)
     output, _ = waiting.communicate(timeout=DEADLINE_S)
     assert waiting.returncode == 130
@@ -176,7 +176,7 @@ def test_hostile_values_reach_the_app_as_they_are(app: App) -> None:
 
 
 def quoted(value: str) -> str:
-    """In Hydra's grammar, where a backslash counts before a quote only."""
+    """Return `value` quoted in Hydra's grammar, in which a backslash is special only before a quote."""
     escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", value)
     trailing = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{trailing * chr(92)}'"
@@ -269,7 +269,9 @@ def test_a_return_value_that_cannot_travel_is_a_failure_that_says_so(app: App) -
 
 
 def test_pickles_that_this_user_has_not_sealed_are_not_read(app: App, tmp_path: Path) -> None:
-    """Whoever can write into the folder has no code run: not on a node, and not where the results are read."""
+    """A user who can write into the folder must not get code executed, neither on a node nor by the reader of the
+    results.
+    """
     app.write("app.py", DOUBLES)
     app.succeed("+x=1,2")
     files = SweepFiles(app.experiment())
@@ -294,7 +296,7 @@ def test_pickles_that_this_user_has_not_sealed_are_not_read(app: App, tmp_path: 
 
 @dataclass
 class Touches:
-    """Makes a file where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     path: str
 

@@ -1,4 +1,4 @@
-"""Points composed quickly are what Hydra composes of each."""
+"""The fast composition of points gives the same configs as Hydra."""
 
 from __future__ import annotations
 

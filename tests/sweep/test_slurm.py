@@ -1,4 +1,4 @@
-"""Hydra apps on a real Slurm: a job array of gangs, preempted and back."""
+"""Hydra apps on a real Slurm: a job array of gangs that are preempted and requeued."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slurm]
 
 @pytest.fixture
 def folder(slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """For an app, where all nodes see it."""
+    """Return a folder for the app that all nodes share."""
     use(slurm_lab, monkeypatch)
     return slurm_lab.folder()
 

@@ -1,4 +1,4 @@
-"""A preempted app saves by its own checkpoint(), and goes on from what it finds in its output folder."""
+"""A preempted app saves by its checkpoint() method and resumes from the files in its output folder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def checkpoint():
 
 
 def preempt(trial: TrialFolder, attempt: int, ranks: int = 1) -> None:
-    """As a scheduler tells the agent, once the app of every rank has something to save."""
+    """Send the agent a SIGTERM, as a scheduler does, once the app of every rank has something to save."""
     logs = [trial.rank_log(attempt, rank) for rank in range(ranks)]
     wait_for(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs), DEADLINE_S)
     os.kill(agent_of(trial), signal.SIGTERM)
@@ -90,7 +90,7 @@ def test_a_preempted_app_goes_on_where_its_checkpoint_was(app: App, ranks: int) 
 
 
 def test_an_app_that_waits_for_a_program_saves_all_the_same(app: App) -> None:
-    """Its main thread is in a system call, where nothing but a signal handler gets control."""
+    """Its main thread is in a system call, which only a signal handler can interrupt."""
     waits = COUNTS.replace("import os, time", "import os, subprocess, time").replace("{hook}", HOOK)
     app.write("app.py", waits.replace("time.sleep(0.01)", 'begin or subprocess.run(["sleep", "600"])'))
     trial = app.experiment().trial()

@@ -1,6 +1,6 @@
 # ruff: noqa: UP006, UP035
 # mypy: ignore-errors
-"""The digits that ship inside scikit-learn, behind the face of a download."""
+"""The digits that scikit-learn includes, behind the interface of a download."""
 
 import os
 from typing import Tuple

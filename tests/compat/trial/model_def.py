@@ -1,6 +1,6 @@
 # ruff: noqa: I001, UP006, UP007, UP035
 # mypy: ignore-errors
-"""Handwritten digits, as somebody wrote it for Determined 0.19. Nothing in this file knows of hpc_det."""
+"""Classify handwritten digits, written for Determined 0.19. This file does not refer to hpc_det."""
 
 import logging
 import os

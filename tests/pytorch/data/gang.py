@@ -1,4 +1,4 @@
-"""All ranks of a gang in one process: each is told at once what the others would tell it."""
+"""Simulate all ranks of a gang in one process: each receives at once the messages that the other ranks would send."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ Data = TypeVar("Data")
 
 @dataclass(frozen=True, kw_only=True)
 class Gang(Distributed):
-    told: Sequence[Any] = ()
+    gathered: Sequence[Any] = ()
 
     def gather_json(self, data: Any) -> list[Any]:
-        assert json.loads(json.dumps(data)) == self.told[self.rank]
-        return [*self.told]
+        assert json.loads(json.dumps(data)) == self.gathered[self.rank]
+        return [*self.gathered]
 
 
 def by_ranks(
     make: Callable[..., Data], *loaders: Any, parts: Sequence[int] | None = None, **options: Any
 ) -> list[Data]:
-    """What `make` (training_data, validation_data) gives to each rank; `parts`: their data-parallel ranks."""
+    """Return the data that `make` (training_data or validation_data) creates for each rank. `parts`: data-parallel
+    ranks.
+    """
     parts = parts or range(len(loaders))
     shapes = [None if loader is None else asdict(shape_of(loader)) for loader in loaders]
-    told = json.loads(json.dumps([*zip(parts, shapes, strict=True)]))
+    gathered = json.loads(json.dumps([*zip(parts, shapes, strict=True)]))
     return [
         make(
             loader,
             rank=part,
             size=max(parts) + 1,
             seed=3,
-            gang=Gang(rank=rank, size=len(loaders), told=told),
+            gang=Gang(rank=rank, size=len(loaders), gathered=gathered),
             **options,
         )
         for rank, (loader, part) in enumerate(zip(loaders, parts, strict=True))

@@ -71,7 +71,7 @@ def test_a_rank_that_loads_nothing_has_no_batch(kind: str) -> None:
 
 
 class Shrinking(Sampler[int]):
-    """Its epochs are one record shorter than its len(), from the second one on."""
+    """From the second epoch on, it yields one record less than its len()."""
 
     epoch = 0
 

@@ -28,11 +28,11 @@ SEEDS = st.integers(0, 2**31)
 
 Batch = list[int]
 Make = Callable[[int, int], DataLoader]
-"""A loader of so many records and batches of that size, as the trial makes one in every attempt."""
+"""Creates a loader from a number of records and a batch size, as the trial does in every attempt."""
 
 
 class Stateful(Sampler[int]):
-    """Its order depends on how often it was iterated, to the end, and on what it then drew."""
+    """The order depends on the number of its complete iterations and on the numbers that they drew."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -77,7 +77,7 @@ def gang(loader: Callable[[], DataLoader], size: int, seed: int) -> list[Trainin
 
 
 def batches(ranks: list[TrainingData], position: Position, count: int) -> tuple[Position, list[list[Batch]]]:
-    """The next global batches by rank, and the position after them."""
+    """Return the next global batches, each split by rank, and the position after them."""
     parts = [[batch.tolist() for batch in islice(data.batches(position), count)] for data in ranks]
     for _ in range(count):
         position = ranks[0].after(position)
@@ -89,7 +89,7 @@ def records(found: list[list[Batch]]) -> list[int]:
 
 
 def undisturbed_records(kind: str, length: int, seed: int) -> Iterator[int]:
-    """Epoch after epoch, as one rank that never stops sees them."""
+    """Yield the records in the order of a single rank that never stops, epoch after epoch."""
     (rank,) = gang(lambda: KINDS[kind](length, length), 1, seed)
     for epoch in rank.batches(Position()):
         yield from epoch.tolist()
@@ -137,7 +137,7 @@ def test_with_drop_last_batches_are_full_and_epochs_end_with_the_last_full_one(
             assert new == epoch_order(seed, before.epoch, length)[np.arange(len(new))].tolist()
             ended = length - len(new) < batch_size * size
             assert (position.epoch > before.epoch) == ended
-            if ended and position.done:  # after a resume, filled up
+            if ended and position.done:  # a resume inside the epoch has filled up its last batch
                 seen[position.epoch] = records([batch])[length - before.done :]
 
 

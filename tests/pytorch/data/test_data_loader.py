@@ -27,7 +27,7 @@ from tests.facts import refused
 
 
 class Records(Dataset[Any]):
-    """Each record is its number."""
+    """Each record is its index."""
 
     def __init__(self, length: int) -> None:
         self._length = length

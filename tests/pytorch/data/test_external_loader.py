@@ -41,7 +41,7 @@ class SizedStream(Stream):
 
 
 class Once:
-    """An iterable that has more for the first iteration than for later ones, and says how often it was asked."""
+    """An iterable with more batches in the first iteration than in later ones, which counts its iterations."""
 
     def __init__(self, *batches: list[int]) -> None:
         self._batches = list(batches)

@@ -31,12 +31,12 @@ def loader(rest: str, length: int, batch_size: int) -> DataLoader:
 def gang(made: DataLoader, size: int, per_batch: int) -> list[TrainingData]:
     try:
         return [training_data(made, rank=rank, size=size, seed=3, per_batch=per_batch) for rank in range(size)]
-    except UsageError:  # too few for so many ranks or micro batches, see below
+    except UsageError:  # too few records for the ranks or micro batches, see the tests of refusals below
         reject()
 
 
 def after(data: TrainingData, position: Position, batches: int) -> Position:
-    """One by one; where epochs are too small for what a resume has left of one, that is refused."""
+    """Return the position after more batches, counted one by one; reject examples in which an epoch is too small."""
     for _ in range(batches):
         try:
             position = data.after(position)
@@ -46,7 +46,7 @@ def after(data: TrainingData, position: Position, batches: int) -> Position:
 
 
 def trained(ranks: list[TrainingData], position: Position, micro_batches: int) -> list[list[int]]:
-    """What all ranks together get in each micro batch."""
+    """Return the records that all ranks together get in each micro batch."""
     parts = [[batch.tolist() for batch in islice(data.batches(position), micro_batches)] for data in ranks]
     return [[record for part in micro_batch for record in part] for micro_batch in zip(*parts, strict=True)]
 
@@ -94,7 +94,7 @@ def test_whole_batches_can_be_taken_at_once(
     start = position = Position(2, done)
     count = data.whole_batches(start)
     for number in range(count):
-        assert position.epoch == start.epoch, "so far none has ended it"
+        assert position.epoch == start.epoch, "no earlier batch may end the epoch"
         position = after(data, position, 1)
         assert data.after(start, number + 1) == position
     if count and position.epoch == start.epoch:
@@ -114,9 +114,10 @@ def test_no_batch_ends_two_epochs_and_an_epoch_has_as_many_as_it_says(
         assert position.epoch - before.epoch in (0, 1)
         ends += [batch] * (position.epoch - before.epoch)
     assert data.batches_per_epoch is not None
-    # With a batch sampler the last batch of one rank may be of the next epoch, too, and is counted as a whole one.
-    told = ends[:1] if rest == "batch_sampler" else ends
-    assert told == [math.ceil(data.batches_per_epoch * epochs) for epochs in range(1, len(told) + 1)]
+    # With a batch sampler the last batch of a rank may contain records of the next epoch and then counts as a whole
+    # batch.
+    comparable = ends[:1] if rest == "batch_sampler" else ends
+    assert comparable == [math.ceil(data.batches_per_epoch * epochs) for epochs in range(1, len(comparable) + 1)]
 
 
 # --- by example

@@ -1,4 +1,4 @@
-"""All seeds of the statistics are fixed, so that a test that passes once passes always."""
+"""The statistical tests use fixed seeds, so that their results never change."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def whole(order: Order, length: int) -> Numbers:
 
 
 def is_like_chance(counts: Numbers, expected: float) -> bool:
-    """Whether chi-squared is within six standard deviations of its mean.
+    """Return whether chi-squared is within six standard deviations of its mean.
 
-    Square: counts of records at positions, where each row and column adds up to the number of epochs.
+    A square array contains counts of records at positions: each row and column adds up to the number of epochs.
     """
     chi_squared = float(((counts - expected) ** 2 / expected).sum())
     cells = len(counts) - 1
@@ -212,7 +212,7 @@ def drawn(sampler: Any, seed: int = 1) -> Drawn:
 
 
 class Noisy(Sampler[int]):
-    """Draws from every global generator while it is iterated, a number at a time, and keeps nothing."""
+    """Draws from every global generator for each item, and keeps no state."""
 
     def __len__(self) -> int:
         return 30
@@ -223,7 +223,7 @@ class Noisy(Sampler[int]):
 
 
 class Counting(Sampler[int]):
-    """Counts its iterations when they are over, and yields what the count says."""
+    """Counts its complete iterations, and yields items that depend on the count."""
 
     def __init__(self) -> None:
         self.iterations = 0

@@ -21,7 +21,7 @@ LENGTHS = st.integers(1, 60)
 
 
 class Lengths(Records):
-    """Epochs of different lengths, over and over."""
+    """Epochs with different lengths, which repeat in a cycle."""
 
     def __init__(self, *lengths: int) -> None:
         super().__init__(lengths[0], None)
@@ -49,7 +49,9 @@ def shares(draw: st.DrawFn, rest: Rest | None = None, lengths: st.SearchStrategy
 
 @st.composite
 def lives(draw: st.DrawFn, rest: Rest | None = None) -> list[tuple[Share, int]]:
-    """Attempts of one trial, each on its own number of slots and with its own batch size: their cuts and batches."""
+    """Generate the attempts of a trial as (cut, number of batches), each with a different number of slots and batch
+    size.
+    """
     length = draw(LENGTHS)
     rest = rest or draw(st.sampled_from(Rest))
     cuts = draw(st.lists(shares(rest, st.just(length)), min_size=1, max_size=5))
@@ -57,7 +59,7 @@ def lives(draw: st.DrawFn, rest: Rest | None = None) -> list[tuple[Share, int]]:
 
 
 def trained(life: list[tuple[Share, int]]) -> list[tuple[Share, Position, list[Stretch], Position]]:
-    """Every batch of a life, as (cut, before, items, after)."""
+    """Return every batch of the attempts as (cut, position before, items, position after)."""
     position, batches = Position(), []
     for cut, count in life:
         for _ in range(count):
@@ -225,7 +227,7 @@ def test_also_in_a_later_epoch() -> None:
 
 
 BLOCKS = st.sampled_from([1, 7, 8192])
-"""Items looked up at once: the batches are the same for any number."""
+"""Number of items that are looked up at once; it must not change the batches."""
 
 
 @given(cut=shares(), done=st.integers(0, 12), block=BLOCKS, shuffled=st.booleans())

@@ -1,4 +1,4 @@
-"""Validations that all ranks make together, and iterators that the trial itself takes batches from."""
+"""Validations in which all ranks take part together, and iterators from which the trial takes batches itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = st.integers(1, 5)
 
 
 def evaluated(data: ValidationData, per_round: int = 1) -> list[tuple[list[Any], bool]]:
-    """By round, what a trial that takes so many gets, and whether it counts."""
+    """Return, by round, the batches of a trial that takes `per_round` batches, and whether they count."""
     found = []
     for batches, counts in data.rounds(data.batches()):
         taken = list(islice(batches, per_round))

@@ -35,7 +35,7 @@ def loader(dataset: Dataset[Any], **options: Any) -> ClosableLoader:
 
 
 class Numbers(Dataset[Any]):
-    """Those of its process."""
+    """Each record is the ID of the process that loads it."""
 
     def __len__(self) -> int:
         return 40
@@ -49,12 +49,12 @@ class Numbers(Dataset[Any]):
 
 class Hangs:
     tries = 0
-    """So many times the first worker hangs before it comes to any line of its own."""
+    """Number of starts in which the first worker hangs before it executes any code of hpc_det."""
 
 
 @pytest.fixture
 def hangs(monkeypatch: pytest.MonkeyPatch) -> Hangs:
-    """Workers that do begin have all the time that they want for it."""
+    """Return the control of hanging workers; workers that do not hang may take as long as the test to start."""
     hangs = Hangs()
     begin, listened = worker._worker_loop, workers._listened
 
@@ -144,7 +144,7 @@ def test_the_end_of_a_worker_that_hangs_in_its_fork_is_no_signal_to_the_rank() -
 
 
 class Immortal(Numbers):
-    """Sends its own worker process every stop signal before it gives a record."""
+    """Sends every stop signal to its worker process before it returns a record."""
 
     def __getitem__(self, index: int) -> int:
         for number in STOP_SIGNALS:
@@ -281,7 +281,7 @@ def test_closing_ends_the_workers_of_iterations_that_were_left(persistent: bool)
     numbers.close()
     assert not any(worker.is_alive() for worker in workers)
     numbers.close()
-    assert len(list(numbers)) == 40, "it can be iterated anew"
+    assert len(list(numbers)) == 40, "it can be iterated again"
     numbers.close()
 
 

@@ -1,4 +1,4 @@
-"""Small engines of every kind, and what they do in a few batches."""
+"""Create small engines of every kind and train them for a few batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MICRO = 2
 
 
 class Net(torch.nn.Module):
-    """With dropout, a buffer that changes, a frozen parameter and sizes that no number of ranks divides."""
+    """A module with dropout, a changing buffer, a frozen parameter, and sizes that no number of ranks divides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def new_engine(
     net: type[torch.nn.Module] = Net,
     groups: Callable[[Any], list[dict[str, Any]]] | None = None,
 ) -> Any:
-    """One whose files go through a ShardFiles, as wrap_model_engine makes it. With `groups`, AdamW is the client's."""
+    """Return an engine with ShardFiles, as wrap_model_engine sets it up. With `groups`, the test creates the AdamW."""
     prepare(distributed)
     torch.manual_seed(seed)
     model = net()
@@ -86,7 +86,7 @@ def _loss(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def batches(engine: Any, first: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """This rank's micro batches from the global batch numbered `first` on, whatever the number of ranks."""
+    """Yield this rank's micro batches from global batch `first` on; the global batches do not depend on the ranks."""
     everything = torch.Generator().manual_seed(7)
     records = torch.randn(RECORDS, FEATURES, generator=everything)
     wanted = records.sum(1)
@@ -102,7 +102,7 @@ def batches(engine: Any, first: int) -> Iterator[tuple[torch.Tensor, torch.Tenso
 
 
 def train(engine: Any, first: int, count: int) -> list[float]:
-    """The loss of each micro batch on this rank; of each batch for a pipeline."""
+    """Train and return the loss of each micro batch on this rank, or of each batch for a pipeline."""
     source = batches(engine, first)
     if hasattr(engine, "num_stages"):
         return [engine.train_batch(source).item() for _ in range(count)]

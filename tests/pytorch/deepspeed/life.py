@@ -1,4 +1,4 @@
-"""The life of a DeepSpeedTrial: attempts of real ranks, and what is left of them."""
+"""Run the attempts of a DeepSpeedTrial on real ranks, and read their checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.pytorch.trials import CONFIG, Life
 
 
 def life_of(distributed: Distributed, path: Path, trial_class: type[Trial], hparams: Any = None, **config: Any) -> Life:
-    """Collective: all ranks live in the same folder."""
+    """Return the trial's attempts in `path`. Collective: all ranks use the same folder."""
     folder = TrialFolder(path)
     if distributed.is_chief:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ def life_of(distributed: Distributed, path: Path, trial_class: type[Trial], hpar
 
 
 def newest(life: Life) -> dict[str, Any]:
-    """All that the newest checkpoint holds of training, by file."""
+    """Return the state of training in the newest checkpoint, by file."""
     checkpoint = committed(life.folder.checkpoints)[0]
     assert not checkpoint.damage()
     shards = ShardFiles()
@@ -38,7 +38,7 @@ def newest(life: Life) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """With the attributes of DeepSpeed's own objects, which do not compare themselves."""
+    """Replace DeepSpeed's objects, which have no comparison, by their attributes."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Trials that note what the loop does with them."""
+"""Trials that record the calls of the loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.pytorch.deepspeed.trials import WIDTH, WithData, Zero
 
 
 class Noting(Zero):
-    """`noted`: what happened, in order."""
+    """Records all calls in `noted`, in order."""
 
     noted: ClassVar[list[Any]] = []
 
@@ -150,7 +150,7 @@ class InFull(Zero):
 
 
 class Shared(Zero):
-    """Both ranks have one copy of the model between them, of which nobody checks that they train it alike."""
+    """Both ranks share one copy of the model; no check compares the training on them."""
 
     noted: ClassVar[list[Any]] = []
 
@@ -186,7 +186,7 @@ class Shared(Zero):
 
 
 class ReturnsNone(Shared):
-    """As `Shared`, but it is asked for loaders on all ranks."""
+    """Like `Shared`, but both ranks have to build data loaders."""
 
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         super().__init__(context)
@@ -225,7 +225,9 @@ class NoEngine(Zero):
 
 
 class _OneCopy:
-    """What deepspeed.initialize wants to know of a model that all ranks share (deepspeed/utils/groups.py)."""
+    """The part of a model parallel unit that deepspeed.initialize needs if all ranks share a model
+    (deepspeed/utils/groups.py).
+    """
 
     def __init__(self) -> None:
         ranks = range(torch.distributed.get_world_size())
@@ -253,7 +255,7 @@ class _OneCopy:
 
 
 class ReportsNothing(Shared):
-    """As `Shared`; the rank whose metrics do not count returns none."""
+    """Like `Shared`; the rank whose metrics do not count returns None."""
 
     def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> Any:
         metrics = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
@@ -265,7 +267,7 @@ class ReportsNothing(Shared):
 
 
 class NotSavable(Noting):
-    """Its schedule counts from a day on, which is no number."""
+    """The state of its schedule contains a date, which a checkpoint cannot hold."""
 
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         super().__init__(context)
@@ -273,7 +275,7 @@ class NotSavable(Noting):
 
 
 class Thawed(Zero):
-    """Its first layer is frozen when the engine is made, and thawed in the second batch."""
+    """The first layer is frozen when the engine is created, and unfrozen in the second batch."""
 
     noted: ClassVar[list[Any]] = []
 

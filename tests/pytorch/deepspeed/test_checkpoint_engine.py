@@ -25,11 +25,11 @@ from tests.pytorch.deepspeed.engines import config, new_engine, new_pipeline, tr
 TAG = "model0"
 
 
-def goes_on(distributed: Distributed, folder: Path, stage: int, pipeline: bool) -> list[str]:
-    """The kinds of engine that did not go on, bit for bit, as they would have without a stop."""
+def differing_kinds(distributed: Distributed, folder: Path, stage: int, pipeline: bool) -> list[str]:
+    """Return the kinds of engine that, after a resume, differ in any bit from an engine without a stop."""
     new = new_pipeline if pipeline else new_engine
     wrong = []
-    # a pipeline of bf16 without ZeRO fails in DeepSpeed's own load: KeyError
+    # a bf16 pipeline without ZeRO fails in DeepSpeed's load with a KeyError
     for dtype, gas in (("fp32", 1), ("fp32" if pipeline and stage == 0 else "bf16", 4)):
         kind = f"{dtype}, accumulation {gas}"
         undisturbed = new(distributed, config(stage, dtype=dtype, gas=gas))
@@ -44,16 +44,18 @@ def goes_on(distributed: Distributed, folder: Path, stage: int, pipeline: bool) 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_stage_goes_on_to_the_bit(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
-    assert on_ranks(2, goes_on, tmp_path, stage, False) == [[], []]
+    assert on_ranks(2, differing_kinds, tmp_path, stage, False) == [[], []]
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_pipelines_go_on_to_the_bit(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
-    assert on_ranks(2, goes_on, tmp_path, stage, True) == [[], []]
+    assert on_ranks(2, differing_kinds, tmp_path, stage, True) == [[], []]
 
 
-def goes_on_while_it_is_written(distributed: Distributed, folder: Path) -> list[bool]:
-    """Whether each engine that is loaded trains as the saved one did, which trained on at once."""
+def trains_alike_during_a_write(distributed: Distributed, folder: Path) -> list[bool]:
+    """Return, for each engine, whether the loaded engine trains like the saved one, which kept training during the
+    write.
+    """
     same = []
     for new, stage in ((new_engine, 1), (new_engine, 3), (new_pipeline, 1)):
         engine = new(distributed, config(stage, dtype="bf16"))
@@ -75,14 +77,14 @@ def goes_on_while_it_is_written(distributed: Distributed, folder: Path) -> list[
 
 
 def test_an_engine_may_go_on_while_its_files_are_written(on_ranks: OnRanks, tmp_path: Path) -> None:
-    assert on_ranks(2, goes_on_while_it_is_written, tmp_path) == [[True] * 3] * 2
+    assert on_ranks(2, trains_alike_during_a_write, tmp_path) == [[True] * 3] * 2
     first = committed(tmp_path)[0]
     assert not first.damage()
     assert len([name for name in first.files if name.endswith(".pt")]) >= 4
 
 
 def names_put(distributed: Distributed, folder: Path) -> list[list[str]]:
-    """Of each engine's files."""
+    """Return the names of the files that each engine saves on this rank."""
     files, names = ShardFiles(), []
     for engine in (new_engine(distributed, config(3)), new_pipeline(distributed, config(1))):
         engine.checkpoint_engine = files
@@ -100,7 +102,7 @@ def test_every_shard_is_put_into_the_checkpoint_by_one_rank(on_ranks: OnRanks, t
         names = [*of_ranks[0], *of_ranks[1]]
         assert len(names) == len({*names}) == (4 if engine == 0 else 8)
     assert not list(tmp_path.glob(f"{TAG}/*.pt"))
-    assert len(list(tmp_path.glob("later/*.pt"))) == 8, "what is saved elsewhere is written by itself"
+    assert len(list(tmp_path.glob("later/*.pt"))) == 8, "a save to another folder is written without `put`"
 
 
 class Wide(torch.nn.Module):
@@ -113,8 +115,8 @@ class Wide(torch.nn.Module):
 
 
 def memory_to_save(distributed: Distributed, folder: Path) -> list[tuple[int, int, int]]:
-    """How much more than before this process held at once, in bytes, for each stage: while files are written, while
-    they are copied; and the size of these.
+    """Return for each stage the additional peak memory of this process, in bytes: while files are written, and while
+    they are copied; and the size of the copies.
     """
     needed = []
     for stage in (0, 1, 2, 3):
@@ -135,7 +137,7 @@ def memory_to_save(distributed: Distributed, folder: Path) -> list[tuple[int, in
 
 
 def memory_for(save: Callable[[], object]) -> int:
-    Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak (proc(5))
     before = peak_memory()
     save()
     return peak_memory() - before
@@ -147,7 +149,7 @@ def peak_memory() -> int:
 
 
 def test_a_save_takes_one_copy_of_the_state_at_most(on_ranks: OnRanks, tmp_path: Path) -> None:
-    """A state is three models or so: with the momenta and, of one, the weights in float32."""
+    """A state has the size of about three models: the momenta and, for one model, the weights in float32."""
     model = 8 * 1024 * 1025 * 4
     for of_rank in on_ranks(2, memory_to_save, tmp_path):
         for written, copied, size in of_rank:
@@ -175,7 +177,7 @@ def test_plain_content_comes_back(tmp_path: Path) -> None:
 
 
 class Named:
-    """Pickled as an attribute of something."""
+    """An object that is pickled as an attribute of another one."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self._call = getattr, (owner, name)
@@ -186,7 +188,7 @@ class Named:
 
 def test_the_stage_of_a_file_of_any_python_is_read(tmp_path: Path) -> None:
     path = tmp_path / "shard.pt"
-    stages = [ZeroStageEnum.weights, Named(ZeroStageEnum, "weights")]  # the second: Python 3.11.2, which Debian 12 has
+    stages = [ZeroStageEnum.weights, Named(ZeroStageEnum, "weights")]  # the second: Python 3.11.2, as in Debian 12
     torch.save({"zero_stage": stages}, path)
     assert refused_names(path) == []
     assert ShardFiles().load(str(path)) == {"zero_stage": [ZeroStageEnum.weights] * 2}

@@ -1,4 +1,4 @@
-"""overwrite_deepspeed_config and get_ds_config_from_hparams."""
+"""The functions overwrite_deepspeed_config and get_ds_config_from_hparams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a DeepSpeedTrial asks of its context and wraps in it, with real engines on real ranks."""
+"""The methods of the context of a DeepSpeedTrial, with real engines on real ranks."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_settings_that_fit_are_taken_and_others_refused(on_ranks: OnRanks) -> No
 
 
 def off_cluster(distributed: Distributed) -> dict[str, Any]:
-    """As in the documentation of from_config, without what has launched this rank."""
+    """Run the example in the documentation of from_config, outside the gang of this rank."""
     space = {"lr": {"type": "double", "minval": 0.1, "maxval": 0.2}, "deepspeed_config": "ds_config.json"}
     context = DeepSpeedTrialContext.from_config({"hyperparameters": space})
     engine = context.wrap_model_engine(new_engine(context.distributed, config(1)))
@@ -197,9 +197,9 @@ def test_a_gang_of_copies_agrees_on_the_batch_or_says_why_not(on_ranks: OnRanks)
 
 
 def pipelines(distributed: Distributed, stages: int, others: int | None) -> dict[str, Any]:
-    """`others`: the stages of a second engine."""
+    """Return the facts about a context with a pipeline. `others`: the stages of a second engine."""
     context = new_context(distributed)
-    plain = new_engine(distributed, config(0))  # DeepSpeed makes none after a pipeline
+    plain = new_engine(distributed, config(0))  # DeepSpeed cannot create one after a pipeline
     context.wrap_model_engine(new_pipeline(distributed, config(1, micro=2, gas=3), stages=stages))
     context.check()
     said: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A gang of another size goes on where the former one was, with the same records and the same state."""
+"""A gang of another size resumes a checkpoint, with the same records and the same state."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.facts import unnamed
 from tests.pytorch.trials import StopAt
 
 GLOBAL = 12
-"""Records of a batch, on any number of ranks."""
+"""Records of a batch, for any number of ranks."""
 AFTER_A_REPORT = 5
-"""A tick; in a report the batches of each rank weigh the same, so that one of two gangs is none of one."""
+"""A tick after a report: a report that combines batches of two gang sizes would weigh them differently."""
 LENGTH = {"searcher": {"max_length": {"batches": 7}}}
 
 
 def attempted(distributed: Distributed, folder: Path, stage: int, stop: int | None) -> Any:
-    """The series of metrics after an attempt in `folder`, which others may have begun; or why there was none."""
+    """Return the series of metrics after an attempt in `folder`, which may contain earlier attempts, or the error."""
     from hpc_det.store.folders import TrialFolder
     from tests.pytorch.deepspeed import trials
     from tests.pytorch.deepspeed.life import life_of
@@ -49,7 +49,7 @@ def attempted(distributed: Distributed, folder: Path, stage: int, stop: int | No
 def test_training_goes_on_with_other_ranks(
     on_ranks: OnRanks, tmp_path: Path, stage: int, ranks: tuple[int, int]
 ) -> None:
-    """With another accumulation, too: batches have the same records. Sums are added in another order."""
+    """The number of accumulated micro batches changes too: batches have the same records, sums another order."""
     undisturbed = on_ranks(ranks[0], attempted, tmp_path / "whole", stage, None)[0]
     on_ranks(ranks[0], attempted, tmp_path / "stopped", stage, AFTER_A_REPORT)
     resumed = on_ranks(ranks[1], attempted, tmp_path / "stopped", stage, None)[0]
@@ -66,7 +66,7 @@ def test_another_stage_is_refused_before_anything_changes(on_ranks: OnRanks, tmp
 
 
 def counted(distributed: Distributed, folder: Path, stop: float) -> list[float]:
-    """`batches` of each report."""
+    """Return `batches` of each training report."""
     from tests.pytorch.deepspeed import trials
     from tests.pytorch.deepspeed.life import life_of
 
@@ -78,6 +78,6 @@ def counted(distributed: Distributed, folder: Path, stop: float) -> list[float]:
 
 @pytest.mark.long
 def test_reducers_of_all_ranks_go_on_of_a_pipeline_too(on_ranks: OnRanks, tmp_path: Path) -> None:
-    """Two batches of four ranks, of which two report, and two of two."""
+    """Two batches of four ranks, of which two report, and two batches of two ranks, which both report."""
     on_ranks(4, counted, tmp_path, 3)
     assert on_ranks(2, counted, tmp_path, math.inf)[0] == [2 * 4 + 2 * 2]

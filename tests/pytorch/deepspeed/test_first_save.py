@@ -1,4 +1,4 @@
-"""The memory for what engines save is there before the first save."""
+"""The memory for copies of an engine's state is allocated before the first save."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = [*((Layered, stage) for stage in range(4)), *((InBf16, stage) for stage 
 
 
 def in_stalls(distributed: Distributed, root: Path) -> list[set[str]]:
-    """The threads that were given memory, by case."""
+    """Return the names of the threads that allocated memory, by case."""
     found = []
     for number, (trial_class, stage) in enumerate(CASES):
         life = life_of(distributed, root / str(number), trial_class, {"stage": stage}, **AT_THE_END)

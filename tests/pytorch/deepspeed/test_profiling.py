@@ -1,4 +1,4 @@
-"""Timings of a DeepSpeedTrial, on the same loop."""
+"""Timings of a DeepSpeedTrial, measured by the common loop."""
 
 from __future__ import annotations
 

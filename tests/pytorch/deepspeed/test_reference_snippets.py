@@ -1,6 +1,6 @@
-"""The code that Determined's reference shows for DeepSpeedTrial, completed, on two ranks.
+"""The code for DeepSpeedTrial in Determined's reference, completed, on two ranks.
 
-Its lines stand as they do there, in classes that add only what it leaves out.
+Its lines are unchanged; the classes around them add only the parts that the reference omits.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ BASE = {
 
 
 class AttrDict(dict[str, Any]):
-    """As the package attrdict has it, which no longer works."""
+    """A replacement for the class of the package attrdict, which no longer works."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
 
 
 class Classifier(torch.nn.Module):
-    """Scores; of a batch of records and labels the loss."""
+    """Returns scores, or the loss for a batch of records and labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Classifier(torch.nn.Module):
 
 
 class WithData(DeepSpeedTrial):
-    """64 records for training, 32 for validation; the label says whether their sum is positive."""
+    """64 records for training, 32 for validation; the label is whether their sum is positive."""
 
     def build_training_data_loader(self) -> DataLoader:
         return self.loader(64)
@@ -186,7 +186,7 @@ class OwnMpu(DataParallel):
 
 
 def with_base(folder: Path) -> Path:
-    """The file of the base config."""
+    """Write the base config and return its path."""
     path = folder / "ds_config.json"
     path.write_text(json.dumps(BASE))
     return path
@@ -198,13 +198,13 @@ def with_base(folder: Path) -> Path:
 def trained(
     distributed: Distributed, trial_class: type[DeepSpeedTrial], root: Path, batches: int = 20, **options: Any
 ) -> TrialFolder:
-    """The folder of a run with a learning rate that is put over that of the file."""
+    """Train and return the folder of the run; its learning rate overrides that of the file."""
     os.environ["HPC_DET_ROOT"] = str(root / f"{trial_class.__name__}-{batches}")
     hparams = {
         "deepspeed_config": str(with_base(root)),
         "overwrite_deepspeed_args": {"optimizer": {"params": {"lr": 0.1}}},
     }
-    torch.manual_seed(1)  # the seed of the trial, too
+    torch.manual_seed(1)  # also the seed of the trial
     with init(hparams=hparams, distributed=distributed) as context:
         trial = trial_class(context)
         Trainer(trial, context).fit(
@@ -215,10 +215,12 @@ def trained(
 
 
 def all_trained(distributed: Distributed, root: Path) -> dict[str, TrialFolder]:
-    """By the names of the classes; and `Resumed`, from a checkpoint after 10 of the 20 batches."""
+    """Train all trials and return their folders by class name; `Resumed` starts from the checkpoint after 10 of 20
+    batches.
+    """
     (checkpoint,) = trained(distributed, WithOwnSave, root, batches=10).checkpoints.iterdir()
     resumed = trained(distributed, WithOwnSave, root, latest_checkpoint=checkpoint)
-    classes = (DataParallel, WithReducer, WithWriter, WithProfiler, OwnMpu, Pipelined)  # after which all are pipelines
+    classes = (DataParallel, WithReducer, WithWriter, WithProfiler, OwnMpu, Pipelined)  # pipelines last
     others = {trial_class.__name__: trained(distributed, trial_class, root) for trial_class in classes}
     return {**others, "Resumed": resumed}
 
@@ -269,5 +271,5 @@ def outside_of_a_run(distributed: Distributed, base: Path) -> list[float]:
 
 def test_a_context_from_a_config_trains_in_a_loop_of_ones_own(on_ranks: OnRanks, tmp_path: Path) -> None:
     [losses] = on_ranks(1, outside_of_a_run, with_base(tmp_path))
-    first, _, last = [sum(losses[batch : batch + 8]) for batch in (0, 8, 16)]  # of each epoch
+    first, _, last = [sum(losses[batch : batch + 8]) for batch in (0, 8, 16)]  # the sums of the losses of each epoch
     assert last < first * 2 / 3

@@ -1,4 +1,4 @@
-"""Stopped at any batch and gone on, an engine ends with the same bits as one that was never stopped."""
+"""An engine that is stopped at any batch and resumed ends with the same bits as one that was not stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEW_BATCHES = {"searcher": {"max_length": {"batches": 9}}}
 
 
 def resumed(distributed: Distributed, folder: Path, kind: str, hparams: dict[str, Any], stops: list[int]) -> list[str]:
-    """Where the stopped life differs from the undisturbed one, with what an undisturbed one saves."""
+    """Return the values that differ between the stopped and the undisturbed run, which must save the same things."""
     from tests.pytorch.deepspeed import trials
     from tests.pytorch.deepspeed.life import life_of, newest
 
@@ -59,7 +59,7 @@ def test_stops_change_no_bit(on_ranks: OnRanks, tmp_path: Path, kind: str, stage
 
 @pytest.mark.parametrize(("kind", "stage"), [("Zero", 2), ("Piped", 1)])
 def test_stops_of_four_ranks_change_no_bit(on_ranks: OnRanks, tmp_path: Path, kind: str, stage: int) -> None:
-    """The pipeline has two stages, twice."""
+    """Two pipelines of two stages each."""
     assert on_ranks(4, resumed, tmp_path, kind, {"stage": stage, "accumulation": 2}, [4]) == [[]] * 4
 
 
@@ -78,7 +78,7 @@ def test_stops_in_bf16_change_no_bit(on_ranks: OnRanks, tmp_path: Path, stage: i
 
 @pytest.mark.parametrize("stage", [0, 2])
 def test_what_was_frozen_on_the_way_stays_so(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
-    """46 records in batches of 12 are four batches an epoch, or almost."""
+    """46 records in batches of 12 are almost four batches per epoch."""
     assert on_ranks(2, resumed, tmp_path, "Freezing", {"stage": stage, "accumulation": 2}, [7]) == [[], []]
 
 

@@ -42,7 +42,7 @@ def test_one_rank_needs_no_launcher_and_leaves_no_process_group(on_ranks: OnRank
 
 def compiled(distributed: Distributed, extensions: Path) -> tuple[bool, list[Any]]:
     os.environ["TORCH_EXTENSIONS_DIR"] = str(extensions)
-    os.environ["PATH"] = "/nowhere"  # no ninja, no compiler
+    os.environ["PATH"] = "/nowhere"  # without ninja and a compiler
     train(new_engine(distributed, config(1)), 0, 1)
     return dist.is_initialized(), [*extensions.rglob("*")]
 
@@ -54,7 +54,7 @@ def test_no_operator_is_compiled(on_ranks: OnRanks, tmp_path: Path) -> None:
 def accelerator_after(distributed: Distributed) -> tuple[str, str]:
     from deepspeed.accelerator import cuda_accelerator, real_accelerator
 
-    real_accelerator.ds_accelerator = cuda_accelerator.CUDA_Accelerator()  # chosen before this process forked
+    real_accelerator.ds_accelerator = cuda_accelerator.CUDA_Accelerator()  # as if chosen before the fork
     prepare(distributed)
     return real_accelerator.get_accelerator().device_name(), os.environ["DS_ACCELERATOR"]
 
@@ -161,7 +161,7 @@ WITHOUT_OPTIMIZER = ("no optimizer", "an op that cannot be compiled")
 
 
 def provoked(distributed: Distributed) -> dict[str, str | None]:
-    """What `in_our_words` makes of each."""
+    """Provoke each failure and return the message of `in_our_words`."""
     prepare(distributed)
     os.environ["PATH"] = "/nowhere"  # without ninja
     get_accelerator().is_fp16_supported = lambda: False  # some CPUs can compute in fp16

@@ -1,4 +1,4 @@
-"""The loop costs next to nothing beside an engine: a gate on what `tests/benchmarks` measures in full."""
+"""A gate on the loop's overhead beside an engine; `tests/benchmarks` measures it in full."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.distributed.ranks import OnRanks
 from tests.pytorch.test_speed import COLLECTIVES
 
 MOST_ADDED = 0.065
-"""Of a bare batch of four micro batches, in a good round: 100 of 1525 microseconds. It is 0.01 to 0.04."""
+"""Upper limit of the overhead, as a share of a bare batch of four micro batches: 100 of 1525 us. Typical: 0.01 to 0.04.
+"""
 ROUNDS, PERIODS, TURN = 3, 4, 10
 ACCUMULATING = Case("ZeRO 0, accumulation 4", accumulation=4)
 
@@ -36,7 +37,7 @@ def test_the_gate_sees_what_slows_the_loop(on_ranks: OnRanks, tmp_path: Path) ->
 
 
 def added(distributed: Distributed, root: Path) -> list[float]:
-    """In rounds, up to a good one."""
+    """Return the overhead of each round; measure until a round is below the limit."""
     rounds: list[float] = []
     for number in range(ROUNDS):
         rounds.append(added_in_a_round(distributed, root / f"trial-{number}"))
@@ -64,7 +65,7 @@ BATCHES = 120
 
 
 def exchanged(distributed: Distributed, root: Path, case: Case) -> tuple[Counter[str], list[Counter[str]]]:
-    """By an engine in a batch of a bare script, and by all in each batch of our loop, up to the next one."""
+    """Return the collectives of an engine in a batch of a bare script, and those in each batch of hpc_det's loop."""
     seen: dict[Any, Counter[str]] = defaultdict(Counter)
     now: list[Any] = ["bare"]
 
@@ -82,7 +83,7 @@ def exchanged(distributed: Distributed, root: Path, case: Case) -> tuple[Counter
 
     Watched.case = case
     bare = BareEngine(case, distributed)
-    bare.train(1)  # the first one may set up more
+    bare.train(1)  # the first batch may create more groups
     for name in COLLECTIVES:
         setattr(dist, name, counted(name, getattr(dist, name)))
     bare.train(1)

@@ -1,4 +1,4 @@
-"""What the loop does with engines: micro batches, metrics, hooks, data of several ranks, refusals."""
+"""The loop with engines: micro batches, metrics, hooks, data of several ranks, refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORT = {"searcher": {"max_length": {"batches": 4}}, "scheduling_unit": 2}
 
 
 def lived(distributed: Distributed, folder: Path, name: str, hparams: dict[str, Any]) -> dict[str, Any]:
-    """One attempt of the trial class with this name: what it noted, its metrics; or why it was refused."""
+    """Run an attempt of the trial class with this name; return its recorded calls and metrics, or the error."""
     from tests.pytorch.deepspeed import noting
     from tests.pytorch.deepspeed.life import life_of
 
@@ -39,7 +39,7 @@ def noted(ranks: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def said(ranks: list[dict[str, Any]]) -> str:
-    """The same on all ranks."""
+    """Return the error, which must be the same on all ranks."""
     (one,) = {rank["said"] for rank in ranks}
     return str(one)
 
@@ -96,11 +96,11 @@ def test_two_engines_train_and_are_saved_each(on_ranks: OnRanks, tmp_path: Path)
 
 
 def test_in_zero_3_all_ranks_evaluate_equally_often(on_ranks: OnRanks, tmp_path: Path) -> None:
-    """5 validation records in batches of 2: one rank has two batches, the other one, which it evaluates again."""
+    """5 validation records in batches of 2: one rank has two batches; the other has one and evaluates it twice."""
     ranks = on_ranks(2, lived, tmp_path, "FewToValidate", {"stage": 3})
     counts = [Counter(kind for kind, *_ in notes)["evaluate"] for notes in noted(ranks)]
     assert counts[0] == counts[1]
-    assert ranks[0]["series"][-1][2]["records"] == 5, "of a reducer: none is lost, none counts twice"
+    assert ranks[0]["series"][-1][2]["records"] == 5, "the reducer counts each record once"
 
 
 def test_evaluating_the_full_dataset_is_for_engines_that_one_rank_can_use(on_ranks: OnRanks, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_evaluating_the_full_dataset_is_for_engines_that_one_rank_can_use(on_ran
 
 
 def test_of_a_model_that_ranks_share_only_those_that_should_load_and_report(on_ranks: OnRanks, tmp_path: Path) -> None:
-    """Two ranks, one copy of the model, as a custom ModelParallelUnit says."""
+    """Two ranks share one copy of the model, as a custom ModelParallelUnit defines."""
     ranks = on_ranks(2, lived, tmp_path, "Shared", {})
     assert [{note for note in rank["noted"] if note[0] == "loader"} for rank in ranks] == [
         {("loader", "training"), ("loader", "validation")},

@@ -1,4 +1,4 @@
-"""What a class must have to be a DeepSpeedTrial, and its own ways to save and load."""
+"""The methods that a DeepSpeedTrial must implement, and its methods for saving and loading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.pytorch.deepspeed.engines import config, new_engine, train
 
 
 class Whole(DeepSpeedTrial):
-    """Implements what it must, and nothing else."""
+    """Implements only the required methods."""
 
     def build_training_data_loader(self) -> None: ...
 

@@ -22,12 +22,12 @@ EVERY = ["fp32-0", "fp32-1", "fp32-2", "fp32-3", "bf16-0", "bf16-1", "bf16-2", "
 
 
 def tolerance(kind: str) -> float:
-    """How far apart losses may be: another number of ranks adds up gradients in another order."""
+    """Return the relative tolerance of losses: another number of ranks adds up gradients in another order."""
     return 1e-2 if kind.startswith("bf16") else 1e-5
 
 
 class TwoGroups(Net):
-    """The parameters of the last layer have settings of their own."""
+    """The parameters of the last layer have different settings."""
 
     def groups(self) -> list[dict[str, Any]]:
         return [
@@ -37,7 +37,7 @@ class TwoGroups(Net):
 
 
 def engine_of(distributed: Distributed, kind: str, seed: int) -> Any:
-    """`kind`: fp32-1, bf16-3, pipeline-1, groups-3..., with the ZeRO stage."""
+    """Create an engine. `kind` is fp32-1, bf16-3, pipeline-1, groups-3..., with the ZeRO stage."""
     what, stage = kind.split("-")
     if what == "pipeline":
         settings = config(int(stage), micro=GLOBAL_BATCH // (distributed.size // 2))
@@ -51,33 +51,33 @@ def engine_of(distributed: Distributed, kind: str, seed: int) -> Any:
 
 
 def losses(distributed: Distributed, engine: Any, first: int) -> list[float]:
-    """Of three global batches."""
+    """Train three global batches and return the mean loss of each."""
     of_ranks = torch.tensor(distributed.gather_json(train(engine, first, 3)))
     return [float(loss) for loss in of_ranks.mean(0)]
 
 
 def seen(engine: Any) -> list[float]:
-    """What the loop's numbers and a model's buffers depend on."""
+    """Return the counters of the engine, its learning rates and the buffers of its module."""
     counted = [engine.global_steps, engine.global_samples, *engine.get_lr()]
     return [*counted, *(float(buffer) for buffer in engine.module.buffers())]
 
 
 def save(distributed: Distributed, folder: Path, kinds: list[str]) -> dict[str, Any]:
-    """By kind: facts, what there is to see, the losses that follow."""
-    told = {}
+    """Save an engine of each kind; return its facts, counters and buffers, and the losses of the following batches."""
+    saved = {}
     for kind in kinds:
         engine = engine_of(distributed, kind, seed=1)
         train(engine, 0, 3)
         engine.save_checkpoint(str(folder / kind), tag=TAG)
-        told[kind] = {"facts": engine_facts(engine), "seen": seen(engine), "losses": losses(distributed, engine, 3)}
-    return told
+        saved[kind] = {"facts": engine_facts(engine), "seen": seen(engine), "losses": losses(distributed, engine, 3)}
+    return saved
 
 
-def load(distributed: Distributed, folder: Path, told: dict[str, Any]) -> dict[str, Any]:
+def load(distributed: Distributed, folder: Path, saved: dict[str, Any]) -> dict[str, Any]:
     aside = folder / "aside"
     found = {}
-    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # as users set it, who load old files
-    for kind, of_it in told.items():
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # as users set it to load old files
+    for kind, of_it in saved.items():
         engine = engine_of(distributed, kind, seed=2)
         load_engine(engine, folder / kind / TAG, of_it["facts"], distributed, aside=aside)
         found[kind] = {"seen": seen(engine), "losses": losses(distributed, engine, 3)}
@@ -90,7 +90,7 @@ def load(distributed: Distributed, folder: Path, told: dict[str, Any]) -> dict[s
 @pytest.mark.parametrize(
     ("before", "after", "kinds"),
     [
-        # Whatever has a ZeRO stage is converted in a process of its own, for seconds.
+        # Each kind with a ZeRO stage is converted in a separate process, which takes seconds.
         pytest.param(2, 1, ["fp32-0", "bf16-2"], id="fewer"),
         pytest.param(1, 2, ["groups-3"], id="more", marks=pytest.mark.long),
         pytest.param(4, 2, ["pipeline-0", "pipeline-1"], id="pipelines"),
@@ -101,10 +101,10 @@ def load(distributed: Distributed, folder: Path, told: dict[str, Any]) -> dict[s
 def test_training_goes_on_with_another_number_of_ranks(
     on_ranks: OnRanks, tmp_path: Path, before: int, after: int, kinds: list[str]
 ) -> None:
-    told = on_ranks(before, save, tmp_path, kinds)[0]
+    saved = on_ranks(before, save, tmp_path, kinds)[0]
     whole = {path: checksum(path) for path in tmp_path.rglob("*.pt")}
-    for found in on_ranks(after, load, tmp_path, told):
-        for kind, of_it in told.items():
+    for found in on_ranks(after, load, tmp_path, saved):
+        for kind, of_it in saved.items():
             assert found[kind]["seen"] == pytest.approx(of_it["seen"]), kind
             assert found[kind]["losses"] == pytest.approx(of_it["losses"], rel=tolerance(kind)), kind
     assert {path: checksum(path) for path in tmp_path.rglob("*.pt")} == whole
@@ -114,7 +114,7 @@ def test_training_goes_on_with_another_number_of_ranks(
 
 
 def result(engine: Any) -> float:
-    """What the module makes of records that are the same for every number of ranks."""
+    """Return the output of the module for records that do not depend on the number of ranks."""
     generator = torch.Generator().manual_seed(3)
     records = torch.randn(GLOBAL_BATCH, 8, generator=generator)
     wanted = torch.ones(GLOBAL_BATCH)
@@ -126,29 +126,29 @@ def result(engine: Any) -> float:
 
 
 def save_trained(distributed: Distributed, folder: Path, kinds: list[str]) -> dict[str, tuple[Facts, float]]:
-    told = {}
+    saved = {}
     for kind in kinds:
         engine = engine_of(distributed, kind, seed=1)
         train(engine, 0, 3)
-        told[kind] = engine_facts(engine), result(engine)
+        saved[kind] = engine_facts(engine), result(engine)
         engine.save_checkpoint(str(folder / kind), tag=TAG)
-    return told
+    return saved
 
 
-def load_weights(distributed: Distributed, folder: Path, told: dict[str, tuple[Facts, float]]) -> dict[str, Any]:
+def load_weights(distributed: Distributed, folder: Path, saved: dict[str, tuple[Facts, float]]) -> dict[str, Any]:
     found = {}
-    for kind, (facts, _) in told.items():
+    for kind, (facts, _) in saved.items():
         engine = engine_of(distributed, kind, seed=2)
         load_engine(engine, folder / kind / TAG, facts, distributed, aside=folder / "aside", weights_alone=True)
         first = result(engine)
         steps = engine.global_steps
-        train(engine, 0, 1)  # its optimizer has taken the weights, too
+        train(engine, 0, 1)  # shows that the optimizer uses the loaded weights
         found[kind] = first, steps, abs(result(engine) - first) < 1
     return found
 
 
 NOT_CONVERTED = ["fp32-0", "fp32-1", "fp32-2", "bf16-2"]
-"""For their weights alone."""
+"""Kinds of engine whose weights are loaded without a conversion."""
 
 
 @pytest.mark.parametrize(
@@ -160,15 +160,15 @@ NOT_CONVERTED = ["fp32-0", "fp32-1", "fp32-2", "bf16-2"]
     ],
 )
 def test_weights_alone_are_the_same_to_the_bit(on_ranks: OnRanks, tmp_path: Path, after: int, kinds: list[str]) -> None:
-    told = on_ranks(2, save_trained, tmp_path, kinds)[0]
-    for found in on_ranks(after, load_weights, tmp_path, told):
-        assert found == {kind: (value, 0, True) for kind, (_, value) in told.items()}
+    saved = on_ranks(2, save_trained, tmp_path, kinds)[0]
+    for found in on_ranks(after, load_weights, tmp_path, saved):
+        assert found == {kind: (value, 0, True) for kind, (_, value) in saved.items()}
 
 
 def test_weights_alone_of_a_pipeline_are_the_same_to_the_bit(on_ranks: OnRanks, tmp_path: Path) -> None:
-    told = on_ranks(2, save_trained, tmp_path, ["pipeline-0", "pipeline-1"])[0]
-    for found in on_ranks(2, load_weights, tmp_path, told):
-        assert found == {kind: (value, 0, True) for kind, (_, value) in told.items()}
+    saved = on_ranks(2, save_trained, tmp_path, ["pipeline-0", "pipeline-1"])[0]
+    for found in on_ranks(2, load_weights, tmp_path, saved):
+        assert found == {kind: (value, 0, True) for kind, (_, value) in saved.items()}
 
 
 # --- what is refused
@@ -251,7 +251,7 @@ def test_a_refusal_says_where_it_would_go_on(on_ranks: OnRanks, tmp_path: Path) 
 
 
 class Touch:
-    """Unpickled, it would leave a file."""
+    """Would create a file if it were unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -260,9 +260,9 @@ class Touch:
         return Path.touch, (self.path,)
 
 
-def load_and_fail(distributed: Distributed, folder: Path, told: dict[str, Any]) -> list[str]:
+def load_and_fail(distributed: Distributed, folder: Path, saved: dict[str, Any]) -> list[str]:
     said = []
-    for kind, of_it in told.items():
+    for kind, of_it in saved.items():
         with pytest.raises(HpcDetError) as raised:
             load_engine(engine_of(distributed, kind, 2), folder / kind / TAG, of_it["facts"], distributed, aside=folder)
         said.append(str(raised.value))
@@ -270,9 +270,9 @@ def load_and_fail(distributed: Distributed, folder: Path, told: dict[str, Any]) 
 
 
 def test_conversion_runs_no_code_of_a_shard_and_leaves_nothing_behind(on_ranks: OnRanks, tmp_path: Path) -> None:
-    told = on_ranks(2, save, tmp_path, ["fp32-2"])[0]
+    saved = on_ranks(2, save, tmp_path, ["fp32-2"])[0]
     shard = tmp_path / "fp32-2" / TAG / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     torch.save({**torch.load(shard, weights_only=False), "more": Touch(tmp_path / "touched")}, shard)
-    [[said]] = on_ranks(1, load_and_fail, tmp_path, told)
+    [[said]] = on_ranks(1, load_and_fail, tmp_path, saved)
     assert unnamed(said, f"{shard.parent}: ", "data-parallel ranks", shard.name, "pathlib.PosixPath", "tensors") == []
     assert [path.name for path in tmp_path.iterdir()] == ["fp32-2"]

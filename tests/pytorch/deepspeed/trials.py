@@ -1,4 +1,4 @@
-"""Small trials with engines, one for each way that DeepSpeed trains here."""
+"""Small trials with engines, one for each way in which DeepSpeed trains in these tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH = 6
 
 
 class CountingRank(Counting):
-    """Of each rank its own."""
+    """Has a different state on each rank."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ class WithData(DeepSpeedTrial):
 
 
 class Zero(WithData):
-    """Dropout, batch norm, momentum and a schedule: all that a resume must bring back on each rank.
+    """Dropout, batch norm, momentum and a schedule: a resume must restore all of them on each rank.
 
-    No parameter has an odd number of elements: ZeRO-3 pads those with what happens to be in memory, and saves that.
+    No parameter has an odd number of elements: ZeRO-3 pads and saves those with uninitialised memory.
     """
 
     norm: ClassVar[Any] = nn.BatchNorm1d
@@ -97,7 +97,7 @@ class InBf16(Zero):
 
 
 class Skipping(Zero):
-    """Takes batch 2 and does nothing with it, as trials do with outliers."""
+    """Takes batch 2 without training on it, as trials do with outliers."""
 
     def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         if batch_idx == 2 and dataloader_iter is not None:
@@ -106,7 +106,7 @@ class Skipping(Zero):
 
 
 class Freezing(Zero):
-    """Its first layer is trained in the first epoch only."""
+    """The first layer is trained only in the first epoch."""
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
         return {"freezing": _Freezing(next(self.engine.module.children()))}
@@ -121,7 +121,7 @@ class _Freezing(PyTorchCallback):
 
 
 class InParts(Zero):
-    """Without dropout and batch norm: the same on any number of ranks, up to the order of sums."""
+    """No dropout and no batch norm: the same for any number of ranks, except for the order of sums."""
 
     training_records = 48
     norm = nn.LayerNorm
@@ -129,7 +129,7 @@ class InParts(Zero):
 
 
 class Piped(WithData):
-    """Two stages."""
+    """A pipeline of two stages."""
 
     training_records = 48
 
@@ -158,7 +158,7 @@ class PipedInBf16(Piped):
 
 
 class Counted(Piped):
-    """Each rank counts its batches, also those that report no metrics."""
+    """Each rank counts its batches, including those without metrics."""
 
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         super().__init__(context)

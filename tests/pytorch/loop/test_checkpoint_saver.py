@@ -1,4 +1,4 @@
-"""Saves of `checkpoint_interval: auto` and at a deadline, in real training."""
+"""Saves with `checkpoint_interval: auto` and before a deadline, in real training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEEP_ALL = {"save_trial_latest": 99}
 
 
 class Hurry:
-    """A clock on which so much time goes by that a save is due at every look."""
+    """A clock that advances enough for a save to be due at every look."""
 
     def __init__(self) -> None:
         self._s = 1e9
@@ -42,12 +42,12 @@ class Hurry:
 
 
 def begin(path: Path) -> Life:
-    """Saved at the end only."""
+    """Create a trial that saves only at its end."""
     return Life.begin(path, min_checkpoint_period={"batches": 0}, checkpoint_policy="none")
 
 
 def live(distributed: Distributed, undisturbed: Life, auto: Life) -> int:
-    """How often the one with `auto` has saved in its first attempt."""
+    """Run both trials and return the number of saves in the first attempt of the one with `auto`."""
     undisturbed.attempt(StopAt(), distributed)
     auto.pace = {"auto": True, "clock": Hurry()}
     auto.attempt(StopAt(12), distributed)
@@ -61,7 +61,7 @@ def live(distributed: Distributed, undisturbed: Life, auto: Life) -> int:
 def test_saves_of_auto_change_no_bit_also_not_across_a_resume(
     on_ranks: OnRanks, tmp_path: Path, ranks: int, behind: bool, at_least: int
 ) -> None:
-    """None begins before the one before is committed: behind the training there are fewer where the disk is slow."""
+    """A save begins only after the previous commit: with asynchronous saves, a slow disk causes fewer of them."""
     undisturbed, auto = (begin(tmp_path / name) for name in ("undisturbed", "auto"))
     auto.asynchronous = behind
     for count in on_ranks(ranks, live, undisturbed, auto):
@@ -69,7 +69,7 @@ def test_saves_of_auto_change_no_bit_also_not_across_a_resume(
     assert_same(auto, undisturbed)
     measured = read_saves(auto.folder.saves)
     assert measured is not None
-    assert measured.count > count + (0 if behind else 2)  # the second attempt goes on counting
+    assert measured.count > count + (0 if behind else 2)  # the second attempt continues the count
     assert measured.batch_s is not None
     assert measured.size_bytes > 1000
 
@@ -117,7 +117,7 @@ EVERY_7: dict[str, Any] = {
 
 
 class Disk:
-    """Nothing is written to it before so many batches are trained."""
+    """A disk on which writes wait until `go` is set."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
@@ -222,7 +222,7 @@ def saves_are_done() -> bool:
 
 
 class OnVerySlowDisk(Tiny):
-    """Saved after 7 of its 18 batches; the disk begins to write in batch 15, and is done in it."""
+    """Saved after 7 of its 18 batches; the disk begins and finishes writing in batch 15."""
 
     disk: Disk
 
@@ -253,7 +253,7 @@ def test_a_periodic_save_is_postponed_while_the_one_before_is_written(
 def test_a_checkpoint_of_just_this_batch_is_waited_for(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is the best so far, say: a later one would not have its weights."""
+    """For example the best checkpoint: a later one would not have its weights."""
     monkeypatch.setattr(checkpoint_saver, "WAIT_S", 0.0)
     life = Life.begin(tmp_path, **{**EVERY_7, "checkpoint_policy": "all"}, min_validation_period={"batches": 8})
     threading.Timer(0.2, disk.go.set).start()
@@ -323,7 +323,7 @@ def test_no_save_reads_the_manifests_of_others_again(tmp_path: Path, monkeypatch
     monkeypatch.setattr(checkpoints_module, "committed_at", noted)
     life = Life.begin(tmp_path, **{**EVERY_7, "min_checkpoint_period": {"batches": 1}, "checkpoint_storage": KEEP_ALL})
     life.attempt(StopAt(12))
-    assert not read, "what this process has committed it knows"
+    assert not read, "this process keeps the manifests of its commits in memory"
     kept = len(life.checkpoints)
     assert kept > 5
     life.attempt()
@@ -341,7 +341,7 @@ class WithAdam(Tiny):
 
 
 def in_the_stall(distributed: Distributed, life: Life, tick: float) -> list[str]:
-    """The threads that were given memory."""
+    """Return the names of the threads that allocated memory for copies."""
     threads, touch = [], _Chunk.fault_in
 
     def noted(chunk: _Chunk) -> None:
@@ -358,7 +358,7 @@ def in_the_stall(distributed: Distributed, life: Life, tick: float) -> list[str]
 @pytest.mark.parametrize("tick", [3, math.inf])
 @pytest.mark.parametrize("aggregation", [1, 2])
 def test_memory_is_handed_out_behind_the_training(tmp_path: Path, aggregation: int, tick: float) -> None:
-    """Also where the first save is that of a preemption."""
+    """Including the case in which a preemption causes the first save."""
     optimizations = {"aggregation_frequency": aggregation}
     life = Life.begin(tmp_path, WithAdam, **AT_THE_END, optimizations=optimizations)
     assert {*in_the_stall(Distributed(), life, tick)} == {"allocate"}

@@ -29,7 +29,7 @@ def function(): ...
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that modules are imported from, forgotten afterwards."""
+    """Yield a folder from which modules are imported; remove these modules afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
     (tmp_path / "a_model_def.py").write_text(GOOD)

@@ -1,4 +1,4 @@
-"""The checkpoint that is begun before the last validation: what fails there costs no training."""
+"""The checkpoint that begins before the last validation: an error in that validation loses no training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_THE_END: dict[str, Any] = {
     "min_checkpoint_period": {"batches": 0},
     "checkpoint_storage": {"save_trial_latest": 9},
 }
-"""The periods by default: one validation."""
+"""The default periods, with which the trial validates only at its end."""
 BATCHES = 18
 
 
@@ -91,7 +91,7 @@ class ValidatesOnSlowDisk(Tiny):
 
 
 def test_the_validation_runs_while_it_is_written(tmp_path: Path, disk: Disk) -> None:
-    """Nothing is written before a batch of it is evaluated."""
+    """The disk writes nothing before a validation batch is evaluated."""
     ValidatesOnSlowDisk.disk = disk
     life = Life.begin(tmp_path, ValidatesOnSlowDisk, **AT_THE_END)
     life.attempt()

@@ -57,7 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def keep_the_last(config: dict[str, Any]) -> dict[str, Any]:
-    """So that there is something to compare."""
+    """Return the config with a checkpoint kept at the end, so that the final states can be compared."""
     return {**config, "checkpoint_storage": {**config.get("checkpoint_storage", {}), "save_trial_latest": 1}}
 
 
@@ -101,7 +101,7 @@ class Killed(Exception):
 
 
 class Mortal(Tiny):
-    """Dies in the batch that the test says, once."""
+    """Dies once, in the batch that the test sets."""
 
     dies_at: int | None = None
 
@@ -139,7 +139,7 @@ def test_a_stop_changes_no_bit_with_workers(tmp_path: Path) -> None:
 
 
 class Noticing(Tiny):
-    """Gives notice itself, from within a batch."""
+    """Gives notice of a stop during a batch."""
 
     stop: StopAgreement
     at = -1
@@ -147,7 +147,7 @@ class Noticing(Tiny):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         if batch_idx == Noticing.at:
             give_notice(Noticing.stop._messages)
-            wait_for(lambda: Noticing.stop._settled)  # the agreement is quick or slow, but reached in this batch
+            wait_for(lambda: Noticing.stop._settled)  # without this, the agreement might be reached in a later batch
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
@@ -197,7 +197,7 @@ GAN = yaml.safe_load(data_path("docs/examples/gan/gan.yaml").read_text())
 
 @pytest.fixture
 def gan(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[PyTorchTrial]]:
-    """The class that the example's config names."""
+    """Load the trial class of the example's config."""
     monkeypatch.syspath_prepend(str(data_path("docs/examples/gan")))
     monkeypatch.delitem(sys.modules, "model_def", raising=False)
     trial_class = load_trial_class(GAN["entrypoint"].split()[-1])
@@ -268,7 +268,7 @@ KEEP_ALL = {"checkpoint_storage": {"save_trial_best": 99, "save_trial_latest": 9
 
 
 class Scripted(Tiny):
-    """Validations of eight batches, one every second batch, with the losses that the test says."""
+    """A validation after every second of eight batches, with the losses that the test sets."""
 
     losses: tuple[float, ...] = ()
 
@@ -334,7 +334,7 @@ def test_a_finished_trial_keeps_what_its_storage_says(tmp_path: Path, best: int,
 
 @pytest.mark.parametrize(("tick", "kept"), [(12, [4, 5]), (18, [6, 8])])
 def test_a_stopped_trial_keeps_the_two_newest_to_resume_from(tmp_path: Path, tick: int, kept: list[int]) -> None:
-    """Also when the stop comes in the last validation: it is done again."""
+    """This includes a stop in the last validation, which is then repeated."""
     storage = {"save_trial_best": 0, "save_trial_latest": 0}
     life = Scripted.begin(tmp_path, (0.5, 0.2, 0.4, 0.6), checkpoint_policy="all", checkpoint_storage=storage)
     assert life.attempt(StopAt(tick)).end == "stopped"
@@ -345,7 +345,7 @@ def test_a_stopped_trial_keeps_the_two_newest_to_resume_from(tmp_path: Path, tic
 
 
 class Satisfied(Tiny):
-    """Has enough after nine batches; of several ranks only the last one knows."""
+    """Requests a stop after nine batches; in a gang, only the last rank does."""
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         distributed = self.context.distributed
@@ -358,7 +358,7 @@ class Satisfied(Tiny):
 def test_a_trial_that_asks_to_stop_finishes_with_a_validation_and_a_checkpoint(tmp_path: Path) -> None:
     life, never = Life.begin(tmp_path / "undisturbed", Satisfied), StopAt()
     assert life.attempt(never).end == "finished"
-    assert life.steps("training") == [4, 8, 10], "the request is heard at the next report or validation"
+    assert life.steps("training") == [4, 8, 10], "the request takes effect at the next report or validation"
     assert life.steps("validation") == [5, 10]
     assert life.checkpoints[-1] == 10
     for tick in range(1, never.ticks + 1):
@@ -376,7 +376,7 @@ def test_one_rank_that_asks_to_stop_speaks_for_all(on_ranks: OnRanks, tmp_path: 
 
 
 class Hopeful(Tiny):
-    """Asks rank 0 to stop when it likes a validation, as a callback for early stopping does."""
+    """Requests a stop on rank 0 after a validation, as a callback for early stopping does."""
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
         return {"hopeful": Hope(self.context)}
@@ -400,7 +400,7 @@ def test_a_validation_can_end_the_training_at_once(on_ranks: OnRanks, tmp_path: 
 
 
 class Weary(PyTorchCallback):
-    """Asks to stop at the first report of training."""
+    """Requests a stop at the first training report."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self._context = context
@@ -434,7 +434,7 @@ def test_a_bare_tensor_is_the_loss(tmp_path: Path) -> None:
 
 
 class TensorRate(BareLoss):
-    """As torch.compile wants it: a scheduler changes it in place."""
+    """The learning rate is a tensor, which torch.compile requires and a scheduler changes in place."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
@@ -455,7 +455,7 @@ def test_a_learning_rate_is_reported_as_the_batch_had_it(tmp_path: Path) -> None
 
 
 class OwnLoader(Tiny):
-    """Not hpc_det's, of as many records as the hyperparameter says."""
+    """Uses a loader that hpc_det does not provide; a hyperparameter sets the number of records."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
@@ -477,7 +477,7 @@ def test_an_epoch_that_is_shorter_after_a_resume_ends_for_schedulers_too(tmp_pat
 
 
 class Forgotten(Tiny):
-    """Sees at the load of a batch what is left of the one before."""
+    """When a batch is loaded, records which objects of the previous batch still exist."""
 
     def loader(self, records: int, shuffle: bool = False) -> DataLoader:
         loader = super().loader(records)
@@ -538,7 +538,7 @@ def test_hooks_are_called_in_the_order_of_the_loop(tmp_path: Path) -> None:
 
 
 class Modes(Tiny):
-    """Notes whether its model trains, and whether gradients are on."""
+    """Records whether its model is in training mode, and whether gradients are enabled."""
 
     seen: set[tuple[str, bool, bool]] = set()  # noqa: RUF012
 
@@ -573,7 +573,7 @@ def test_validating_more_often_changes_no_weight(tmp_path: Path) -> None:
 
 
 class Steady(Tiny):
-    """Without the callback that lowers the rate by the validation."""
+    """Without the callback that lowers the learning rate after a validation."""
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
         return {}
@@ -595,7 +595,7 @@ def test_the_four_keys_of_the_state_dict(tmp_path: Path) -> None:
 
 
 class Edited(Tiny):
-    """One model more, and a scheduler less."""
+    """Has an additional model, and one scheduler less."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
@@ -625,7 +625,7 @@ def test_a_callback_that_is_new_starts_anew(tmp_path: Path) -> None:
 
 
 def several(distributed: Distributed, life: Life, stop_at: float) -> tuple[list[int], int, bool]:
-    """One attempt; this rank's generator at its end, the ticks it has counted, and whether it was stopped."""
+    """Run one attempt; return this rank's final generator state, its number of ticks, and whether it was stopped."""
     stop = StopAt(stop_at)
     life.attempt(stop, distributed)
     return torch.get_rng_state().tolist(), stop.ticks, stop.stopped
@@ -658,7 +658,7 @@ def test_a_resume_on_more_ranks_gives_each_its_own_noise(on_ranks: OnRanks, tmp_
 
 
 class Dropping(Steady):
-    """A validation loader with drop_last, which evaluates every record nevertheless."""
+    """A validation loader with drop_last; every record is still evaluated."""
 
     def build_validation_data_loader(self) -> DataLoader:
         return DataLoader(TensorDataset(torch.ones(5, 5), torch.ones(5, 1)), batch_size=2, drop_last=True)

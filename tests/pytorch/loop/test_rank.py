@@ -1,4 +1,4 @@
-"""A rank as a real process, with the agent's end of the line in the test."""
+"""A rank as a real process; the test is the agent at the other end of its connection."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Unwrapped(Tiny):
 
 
 class Agent:
-    """What a node agent does for one rank."""
+    """The part of a node agent that serves one rank."""
 
     def __init__(self, folder: Path, private: Path) -> None:
         self.experiment = ExperimentFolder(folder)
@@ -72,16 +72,17 @@ class Agent:
         self._ranks.on_signal = self._on_heard
 
     def run(self, trial_name: str, *, fresh: bool = False, **config: Any) -> int:
-        """Train a trial on rank 0 of 1; its exit code."""
+        """Train a trial on rank 0 of 1 and return its exit code."""
         program, variables = ["-m", "hpc_det.launch.rank", trial_name], {"RANK": "0", "WORLD_SIZE": "1"}
         return self.serve(program, variables, fresh=fresh, **config)
 
     def serve(
         self, program: list[str], variables: Mapping[str, str], *, ranks: int = 1, fresh: bool = False, **config: Any
     ) -> int:
-        """Start Python with this program and serve it until it is gone; its exit code. `ranks`: of the node.
+        """Run Python with these arguments, serve it until it ends, and return its exit code. `ranks`: number of ranks
+        of the node.
 
-        `fresh`: not forked from a process that has loaded torch.
+        `fresh`: do not fork it from a process that has loaded torch.
         """
         spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {"global_batch_size": 4, "workers": 0}}
         write_json(self.trial.trial, {**spec, "config": {**CONFIG, **config}})
@@ -112,7 +113,7 @@ class Agent:
         finally:
             rank.kill()
             code = rank.wait()
-        while self._serve(0):  # its last words, and the end of the line
+        while self._serve(0):  # its last messages, and the end of the connection
             pass
         assert self._ranks.ranks == ({0: rank.pid} if ranks == 1 else {})
         return code
@@ -136,7 +137,7 @@ class Agent:
         self._ranks.send_stop("signal")
 
     def _serve(self, timeout: float) -> bool:
-        """Whether there was anything to hear."""
+        """Handle the available messages and return whether there were any."""
         ready = self._selector.select(timeout)
         for key, _ in ready:
             key.data()

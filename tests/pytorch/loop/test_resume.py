@@ -1,4 +1,4 @@
-"""A run that is stopped anywhere and resumed has the bits of one that was not: over every way to train."""
+"""A run that is stopped anywhere and resumed has the same bits as an undisturbed one, for every way to train."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
 
 class Augmented(Dataset[Any]):
-    """Records with noise from every generator that people use for it."""
+    """Records with noise from every common random generator."""
 
     def __init__(self, records: int) -> None:
         self._inputs = torch.randn(records, 5, generator=torch.Generator().manual_seed(records))
@@ -37,7 +37,7 @@ class Augmented(Dataset[Any]):
 
 
 class EveryWay(Tiny):
-    """The hyperparameters say how it trains."""
+    """A trial whose hyperparameters select the way to train."""
 
     rate = 0.01
 
@@ -64,7 +64,7 @@ EVERY_TWO = {
     (4, True, 2, 4, False),
     (4, False, 0, 1, True),
 }
-"""Of the ways, so many that every two settings meet in one of them."""
+"""A selection of ways to train in which every pair of settings occurs together."""
 
 
 def begin(path: Path, hparams: dict[str, Any], aggregation: int) -> Life:
@@ -73,7 +73,7 @@ def begin(path: Path, hparams: dict[str, Any], aggregation: int) -> Life:
 
 
 def live(distributed: Distributed, undisturbed: Life, stopped: Life, ticks: list[int]) -> list[bool]:
-    """The one life without a stop, the other in as many attempts as there are stops, and one more."""
+    """Run one trial without a stop, and the other one with a stop in all attempts except the last."""
     undisturbed.attempt(StopAt(), distributed)
     return [stopped.attempt(StopAt(tick, look=2), distributed).end == "stopped" for tick in [*ticks, math.inf]]
 
@@ -88,7 +88,7 @@ def test_stops_at_random_batches_change_no_bit(
     hparams = {"shuffle": shuffle, "workers": workers, "amp": amp}
     undisturbed, stopped = (begin(tmp_path / name, hparams, aggregation) for name in ("undisturbed", "stopped"))
     draws = random.Random(f"{ranks} {shuffle} {workers} {aggregation} {amp}")
-    # 18 batches: one stop before the first validation's end, inside an aggregation window or not, and one after it.
+    # 18 batches: one stop up to the first validation, inside an aggregation window or not, and one after the resume.
     ticks = [draws.randint(1, 6), draws.randint(1, 9)]
     for answers in on_ranks(ranks, live, undisturbed, stopped, ticks):
         assert answers == [True, True, False]

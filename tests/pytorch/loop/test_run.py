@@ -1,4 +1,4 @@
-"""The gang of a script that nothing but torchrun has started, and whose process group is the script's own or ours."""
+"""The gang of a script that torchrun alone has started, and the owner of its process group: the script or hpc_det."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def threads() -> set[str]:
 
 
 class Terminated(Tiny):
-    """Rank 1 gets the signal."""
+    """Rank 1 receives a SIGTERM."""
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         if batch_idx == 2 and self.context.distributed.get_rank() == 1:
@@ -41,7 +41,7 @@ class Terminated(Tiny):
 
 
 def stopped(distributed: Distributed, root: Path) -> tuple[int, bool, set[str]]:
-    """Batches of this rank, whether the process group is there after the block, and the threads that are."""
+    """Return the batches of this rank; after the block, whether the process group exists, and the running threads."""
     os.environ["HPC_DET_ROOT"] = str(root)
     with init(hparams=HPARAMS, exp_conf=CONFIG) as context:
         Trainer(Terminated(context), context).fit(max_length=Batch(100_000))
@@ -103,7 +103,7 @@ def test_a_group_that_does_not_go_with_the_variables_is_refused(
 
 
 def trained(root: Path, **config: Any) -> Any:
-    """The outcome of two batches, in this process."""
+    """Train two batches in this process and return the outcome."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPC_DET_ROOT", str(root))
         with init(hparams=HPARAMS, exp_conf={**CONFIG, **config}) as context:

@@ -1,4 +1,4 @@
-"""A script of the Trainer form as a rank of an attempt, with the agent's end of the line in the test."""
+"""A script of the Trainer form as a rank of an attempt; the test is the agent at the other end of the connection."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def run(
     variables: dict[str, str] = UNDER_A_LAUNCHER,
     ranks: int = 1,
 ) -> int:
-    """The exit code of a script with these arguments of `fit`, and statements before and after it. One that has no
-    launcher is a fresh process.
+    """Run a script with these arguments of `fit` and statements before and after it; return its exit code. Without a
+    launcher's variables, it runs in a fresh process.
     """
     parts = {"BEFORE": before, "FIT": fit, "AFTER": after, "AGGREGATION": str(aggregation)}
     script = SCRIPT
@@ -77,7 +77,7 @@ def test_arguments_of_the_script_come_before_the_experiment_which_says_what_chec
     assert steps(agent, "training") == [2, 4, 5]
     assert agent.log.splitlines()[0] == "batch size 4 aggregation 2"
     assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 5, "saved": True}
-    assert len([*agent.trial.checkpoints.glob("*/manifest.json")]) == 1, "of the five, the newest is the best, too"
+    assert len([*agent.trial.checkpoints.glob("*/manifest.json")]) == 1, "the newest of the five is also the best"
 
 
 def test_the_variable_of_a_test_shortens_what_a_script_says(agent: Agent) -> None:

@@ -1,4 +1,4 @@
-"""The loop under a search: it goes on, pauses, comes back elsewhere, and nothing of that shows in the result."""
+"""The loop under a search: a trial continues, pauses and resumes elsewhere without any effect on the result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Hopeless(Tiny):
 
 
 class Searched:
-    """Trial 1 of a search in which one of two trials is trained on: for 6 batches, then up to 12."""
+    """Trial 1 of a search that promotes one of two trials from 6 to 12 batches."""
 
     def __init__(
         self, folder: Path, trial_class: type[PyTorchTrial] = Tiny, max_length: dict[str, int] | None = None
@@ -64,7 +64,7 @@ class Searched:
 
 @pytest.fixture
 def undisturbed(tmp_path: Path) -> Searched:
-    """It is promoted the moment it reports, and goes on in the same process."""
+    """Run trial 1, which is promoted as soon as it reports, and continues in the same process."""
     searched = Searched(tmp_path / "undisturbed")
     searched.the_other_one_fails(worker=1)
     assert searched.life.attempt(worker=0).end == "finished"
@@ -119,7 +119,7 @@ def test_a_stop_anywhere_changes_nothing(undisturbed: Searched, tmp_path: Path, 
 def test_a_trial_that_was_killed_after_its_report_goes_on_to_the_next_length(
     undisturbed: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was due at the batch of the report is not done again, so the checkpoint comes before the report."""
+    """The actions due at the batch of the report are not repeated, so the checkpoint precedes the report."""
     searched = Searched(tmp_path / "killed")
     searched.the_other_one_fails(worker=1)
     report = SearchJournal.report

@@ -54,7 +54,7 @@ class Steady(Tiny):
 def trained(
     root: Path, exp_conf: dict[str, Any] | None = None, trial: type[Tiny] = Steady, **options: Any
 ) -> TrialFolder:
-    """The folder of a run with these options of `fit`."""
+    """Train with these options of `fit` and return the folder of the run."""
     before = {*(root / "local").glob("*")}
     with init(hparams=HPARAMS, exp_conf=SEARCHER if exp_conf is None else exp_conf) as context:
         Trainer(trial(context), context).fit(**options)
@@ -236,7 +236,7 @@ def test_the_seed_of_the_script_is_the_seed_of_the_trial(root: Path) -> None:
 
 
 def drawn(distributed: Distributed, root: str, experiment_seed: int | None) -> list[float]:
-    """What a script draws outside a job, whose ranks begin with different generators."""
+    """Return random draws of a script outside a job; the ranks begin with different generators."""
     os.environ["HPC_DET_ROOT"] = root
     seed_everything(distributed.rank + int.from_bytes(os.urandom(3), "big"))
     exp_conf = {} if experiment_seed is None else {"reproducibility": {"experiment_seed": experiment_seed}}
@@ -284,7 +284,7 @@ def test_a_context_of_another_making_is_refused(root: Path) -> None:
 
 
 class Loose(Steady):
-    """Trains a weight of its loss that belongs to no model."""
+    """Trains a weight that belongs to no model."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)

@@ -1,4 +1,4 @@
-"""Both forms of evaluation through the loop, on one rank and on several."""
+"""Both forms of evaluation in the loop, on one rank and on several."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_reducers_must_name_exactly_the_metrics(tmp_path: Path) -> None:
 
 
 class Normalized(Steady):
-    """With buffers, which DDP exchanges in every forward pass, in eval mode too."""
+    """A model with buffers, which DDP exchanges in every forward pass, even in eval mode."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
@@ -111,7 +111,7 @@ def test_ranks_with_more_batches_than_others_validate_a_model_with_buffers(on_ra
 
 
 class WithGradients(Normalized):
-    """Looks at gradients in its validation."""
+    """Computes gradients during its validation."""
 
     def evaluate_batch(self, batch: Any) -> dict[str, Any]:
         inputs, _ = batch
@@ -215,7 +215,7 @@ class ForeignLoader(Steady):
 
 
 class EmptyForeign(Steady):
-    """A loader of its own, of which nobody knows beforehand that it gives nothing."""
+    """An external loader without a length, which yields nothing."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
@@ -329,7 +329,7 @@ def test_a_batch_without_a_length_is_refused(batch: Any) -> None:
 
 
 class Texts(Steady):
-    """Batches that only the trial can count and move."""
+    """Batches that only the trial can count and move to a device."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)

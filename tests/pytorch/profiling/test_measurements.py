@@ -31,7 +31,7 @@ HPARAMS = {"global_batch_size": 4, "workers": 0}
 
 
 class Records(Dataset[Any]):
-    """24 of them, and each takes a while."""
+    """24 records, each of which takes `takes_s` to load."""
 
     def __init__(self, takes_s: float) -> None:
         self._takes_s = takes_s
@@ -56,7 +56,7 @@ class SlowCallback(PyTorchCallback):
 
 
 class Slow(Tiny):
-    """Six batches of four records an epoch, and each of its parts takes long."""
+    """Six batches of four records an epoch, in which each part takes a long time."""
 
     def build_training_data_loader(self) -> DataLoader:
         return DataLoader(Records(SLOW_S / 4), batch_size=4)
@@ -151,7 +151,7 @@ def test_a_resume_continues_the_files_and_trains_lost_batches_again(tmp_path: Pa
 
 
 class Dying(StopAt):
-    """Instead of an agreed stop."""
+    """Dies in place of an agreed stop."""
 
     def should_stop(self) -> bool:
         if super().should_stop():
@@ -183,7 +183,7 @@ def measured_gang(
 
 
 def test_the_slow_loader_of_another_rank_shows_as_waiting_for_gradients(on_ranks: OnRanks, tmp_path: Path) -> None:
-    # The first of the six epochs has several stretches: the loop looks what the first save will have.
+    # Without the first of the six epochs, which has several lines: the loop prepares the first save in it.
     waiting, slow = (lines[-5:] for lines in on_ranks(2, measured_gang, tmp_path / "trial"))
     assert [line["count"] for line in waiting] == [line["count"] for line in slow] == 5 * [6]
     loading_s = [line["seconds"]["dataloader_next"] for line in slow]
@@ -197,13 +197,13 @@ def test_the_slow_loader_of_another_rank_shows_as_waiting_for_gradients(on_ranks
 
 
 def _median_share(timing: str, lines: Sequence[dict[str, Any]], of_s: Sequence[float]) -> float:
-    """Over epochs: in one of them a process may stand still."""
+    """Return the median over epochs, because a busy machine may delay one of them."""
     shares: list[float] = [line["seconds"][timing] / each for line, each in zip(lines, of_s, strict=True)]
     return statistics.median(shares)
 
 
 def measured_while_buckets_are_tuned(distributed: Distributed, folder: Path) -> list[float]:
-    """What each look at the exchange has found: at batches 10 and 20, when buckets are resized, and at 30 and 40."""
+    """Return the time of each measured exchange: at batches 10 and 20, when buckets are resized, and at 30 and 40."""
     fusion.SIZES_MB = (0.0001, 0.001)  # type: ignore[assignment]
     changes = {"searcher": {"max_length": {"epochs": 7}}, "optimizations": {"auto_tune_tensor_fusion": True}}
     lines = measured_gang(distributed, folder, changes)

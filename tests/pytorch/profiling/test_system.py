@@ -1,4 +1,4 @@
-"""System metrics of this machine, and of GPUs that a stand-in for NVIDIA's library has."""
+"""System metrics of this machine, and of GPUs that a replacement of NVIDIA's library simulates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FACTS = {"attempt": 2, "host": "n1"}
 
 
 class Nvml(SimpleNamespace):
-    """Two GPUs, of which the second is cut into MIG devices; its answers are those of pynvml."""
+    """Two GPUs, the second of which is split into MIG devices; the answers have the form of pynvml's."""
 
     class NVMLError(Exception):
         pass

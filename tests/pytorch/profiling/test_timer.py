@@ -12,7 +12,7 @@ from tests.facts import refused
 
 
 class Clock:
-    """Time passes where somebody says so."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0

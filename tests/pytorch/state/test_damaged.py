@@ -1,4 +1,4 @@
-"""A trial whose checkpoints are damaged between its attempts: nothing that was trained is lost for it."""
+"""A trial whose checkpoints are damaged between its attempts loses no training that an intact checkpoint contains."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ QUIET: dict[str, Any] = {
     "min_validation_period": {"batches": 100},
     "min_checkpoint_period": {"batches": 100},
 }
-"""Only a stop makes a checkpoint, and the end."""
+"""Only a stop and the end of the training save a checkpoint."""
 
 
 def stop_at(life: Life, batches: int) -> None:
-    """The next attempt trains up to there."""
+    """Run the next attempt, which stops after this batch."""
     life.attempt(StopAt(batches - newest_whole(life) + 1))
 
 
@@ -36,7 +36,7 @@ def newest_whole(life: Life) -> int:
 
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
-    """A trial that was stopped twice: checkpoints at 5 and 10 of 18 batches."""
+    """Return a trial that was stopped twice: checkpoints at 5 and 10 of 18 batches."""
     life = Life.begin(tmp_path / "trial", **QUIET)
     life.code = tmp_path / "code"
     (life.code / "models").mkdir(parents=True)
@@ -53,7 +53,7 @@ def newest(life: Life) -> Committed:
 
 
 def flip_a_bit(path: Path) -> None:
-    """Where it is: other links to the file are damaged, too."""
+    """Flip a bit of the file in place, so that other links to the file are damaged too."""
     mode = path.stat().st_mode
     path.chmod(0o600)
     with path.open("r+b") as file:
@@ -81,7 +81,7 @@ def test_code_of_which_no_good_copy_is_left_is_named_and_stays_damaged(
 ) -> None:
     assert life.code
     flip_a_bit(newest(life).path / "code" / "models" / "net.py")
-    (life.code / "models" / "net.py").write_text("layers = 4")  # the trial's own work
+    (life.code / "models" / "net.py").write_text("layers = 4")  # as if the trial had changed it
     stop_at(life, 12)
     assert life.checkpoints == [10, 12]
     assert unnamed(capfd.readouterr().out, "models/net.py", "damaged") == []

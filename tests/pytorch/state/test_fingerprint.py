@@ -1,4 +1,4 @@
-"""The same text means the same bits."""
+"""Values have the same fingerprint text only if they have the same bits."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_objects_that_refer_to_themselves_have_an_end() -> None:
 
 @pytest.mark.parametrize("shared", [[0.1], {"rate": [0.1]}, torch.ones(9), random.Random(1)])
 def test_a_value_that_two_others_share_has_the_same_texts_as_two_copies(shared: Any) -> None:
-    """A checkpoint brings back copies."""
+    """A checkpoint restores copies."""
     assert texts_of("v", [[shared], {"it": shared}]) == texts_of("v", [[shared], {"it": copy.deepcopy(shared)}])
     assert texts_of("v", [[shared], {"it": shared}]) != texts_of("v", [[shared], {}])
 
@@ -179,7 +179,7 @@ def test_state_in_functions_classes_and_iterators_is_seen(kind: str) -> None:
 
 
 class Lazy(Mapping[str, int]):
-    """As of a file: to look at its values would read all of them."""
+    """A mapping like that of a file, in which looking at the values would read the whole file."""
 
     def __getitem__(self, key: str) -> int:
         raise AssertionError

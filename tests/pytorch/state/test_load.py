@@ -59,7 +59,7 @@ LAYERS = (
 
 
 class Trial(PyTorchTrial):
-    """The same without any other module."""
+    """The trial of `model_def` without imports of other modules."""
 
     def __init__(self, context: CheckpointLoadContext, extra: str | None = None) -> None:
         self.context = context
@@ -82,7 +82,7 @@ def own_generators() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_imports() -> Iterator[None]:
-    """Every load leaves Python's imports as they were."""
+    """Check that every load leaves Python's imports unchanged."""
     path, modules, bytecode = [*sys.path], {*sys.modules}, sys.dont_write_bytecode
     yield
     assert sys.path == path
@@ -101,7 +101,7 @@ def state_of(trial: Any) -> dict[str, Any]:
 
 
 def trained(width: int = 3) -> dict[str, Any]:
-    """The state of a trial after a few steps."""
+    """Return the state of a trial after a few steps."""
     trial = Trial(CheckpointLoadContext({"width": width}))
     for _ in range(3):
         trial.model(torch.randn(4, 2, device=trial.context.device)).square().sum().backward()
@@ -122,7 +122,7 @@ def code_folder(path: Path, word: str, **more: str) -> Path:
 def saved(
     path: Path, state: dict[str, Any], *, word: str = "", is_trainer: bool = False, cls: str = "", **more: str
 ) -> Path:
-    """A checkpoint of ours, with its code."""
+    """Save a checkpoint of hpc_det with its code and return its path."""
     named = type("_Named", (PyTorchTrial,), {})
     named.__module__, _, named.__qualname__ = (cls or "model_def:Outer.Trial").partition(":")
     spec = {
@@ -203,7 +203,7 @@ def test_what_was_imported_before_is_there_again(tmp_path: Path, monkeypatch: py
 
 
 def test_folders_of_data_hide_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither one that is loaded, nor one that only could be, and then stays."""
+    """This covers packages that are imported already, and packages that could be imported; the latter stay imported."""
     (tmp_path / "site" / "installed").mkdir(parents=True)
     (tmp_path / "site" / "installed" / "__init__.py").write_text("WORD = 'installed'")
     folder = saved(tmp_path, trained(), late="import torch, installed\nWORD = torch.__name__ + installed.WORD\n")
@@ -218,7 +218,7 @@ def test_folders_of_data_hide_no_package(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_module_named_as_one_of_python_does_not_stay(tmp_path: Path) -> None:
-    """Python's own comes first where it is loaded; this one is not."""
+    """A module of the standard library has precedence only if it is imported already; this one is not."""
     before = sys.modules.pop("sndhdr", None)
     assert before is None
     folder = saved(tmp_path, trained(), late="import sndhdr\nWORD = sndhdr.WORD\n", sndhdr="WORD = 'ours'\n")
@@ -255,7 +255,7 @@ def test_torch_may_be_told_how_to_load(tmp_path: Path, options: dict[str, Any], 
 
 
 def determined(path: Path, place: str, state: dict[str, Any], about: dict[str, Any] | None = None) -> Path:
-    """A folder as Determined leaves it: no manifest, and generators in the state."""
+    """Write a folder as Determined does: no manifest, and generators in the state."""
     generators = {
         "cpu_rng_state": torch.get_rng_state(),
         "np_rng_state": np.random.get_state(),
@@ -271,7 +271,7 @@ def determined(path: Path, place: str, state: dict[str, Any], about: dict[str, A
 
 
 def with_prefix(state: dict[str, Any]) -> dict[str, Any]:
-    """As DDP's own state_dict, with the versions of modules."""
+    """Return the state with the key prefix of DDP's state_dict and the versions of modules."""
     model = state["models_state_dict"][0]
     prefixed = OrderedDict((f"module.{name}", value) for name, value in model.items())
     prefixed._metadata = {"": {}, **{f"module.{name}".rstrip("."): v for name, v in model._metadata.items()}}  # type: ignore[attr-defined]
@@ -317,7 +317,7 @@ def test_a_model_def_that_imports_determined_is_told_what_to_do_and_then_runs(tm
 
 
 class Wrapping(nn.Module):
-    """Has a child of the name that DDP uses."""
+    """Has a child with the name that DDP uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -392,7 +392,7 @@ def test_a_torn_load_data_is_named(tmp_path: Path, text: str) -> None:
 
 
 class Evil:
-    """Unpickled, it would make a folder."""
+    """Would create a folder if it were unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -43,7 +43,7 @@ class Outer:
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """A snapshot as a submission leaves it."""
+    """Return a code snapshot as a submission writes it."""
     code = tmp_path / "experiment" / "code"
     (code / "models").mkdir(parents=True)
     (code / "model_def.py").write_text("import models.net")
@@ -171,7 +171,7 @@ def test_where_there_are_no_hard_links_files_are_copied(
 
 
 def test_what_the_trial_does_in_its_folder_harms_no_checkpoint(tmp_path: Path, code: Path) -> None:
-    """The folder of the code is where a trial works."""
+    """The folder of the code is the working directory of the trial."""
     before = files(code)
     keep_code(code)
     with (code / "model_def.py").open("a") as file:

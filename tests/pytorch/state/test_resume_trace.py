@@ -1,6 +1,6 @@
-"""Trials that resume exactly, and trials that do not, each for one known reason: what is found out about them.
+"""The resume check on trials that resume exactly, and on trials that each lose one known state.
 
-Each attempt is made in a process of its own where the state outlives a trial.
+Each attempt runs in a separate process if the state outlives the trial.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.pytorch.trials import CONFIG
 pytestmark = pytest.mark.integration
 
 BATCHES, STOP = 12, 5
-"""Of two epochs."""
+"""Two epochs; the stop is in the first one."""
 SETTINGS: dict[str, Any] = {
     **CONFIG,
     "searcher": {**CONFIG["searcher"], "metric": "error", "max_length": {"batches": BATCHES}},
@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def train(distributed: Distributed, folder: TrialFolder, trial: str, stops: frozenset[int], attempt: int) -> str:
-    """As `TrialRun.of_attempt` and `train_by_name` do; how it ended."""
+    """Run an attempt as `TrialRun.of_attempt` and `train_by_name` do, and return how it ended."""
     seed_everything(5)
     stop = ForcedStop(distributed.messages)
     run = TrialRun(
@@ -59,7 +59,9 @@ def train(distributed: Distributed, folder: TrialFolder, trial: str, stops: froz
 
 
 def checked(path: Path, trial: str, *stops: int, on_ranks: OnRanks | None = None) -> Comparison:
-    """Two trainings of it, one of which is stopped. `on_ranks`: each attempt in a process of its own."""
+    """Compare an undisturbed training of the trial with a stopped one. `on_ranks`: run each attempt in a separate
+    process.
+    """
     folders = [TrialFolder(path / name / "trials" / "1") for name in ("undisturbed", "stopped")]
     for folder, places in zip(folders, ((), stops), strict=True):
         folder.checkpoints.mkdir(parents=True)
@@ -92,7 +94,7 @@ LOST = {
     "NoiseOfWorkers": ("data", STOP, "data", None),
     "Buffer": ("state", STOP, "not restored", "model 0: 2.mean"),
 }
-"""Of each trial: what differs first and where, the kind of its likeliest cause, and the value that it is about."""
+"""By trial: the first difference and its batch, the kind of the likeliest cause, and the value that it concerns."""
 
 
 @pytest.mark.parametrize("trial", LOST)
@@ -122,7 +124,7 @@ UNEQUAL = {
     "UnseededGenerator": ("data", 0, "generator"),
     "UnseededWorker": ("data", 0, "data"),
 }
-"""Of trials that differ without any stop, too: where, and the kind of the only cause."""
+"""Trials that differ even without a stop: the first difference, its batch, and the kind of the only cause."""
 
 
 @pytest.mark.parametrize("stops", [(), (STOP,)])
@@ -160,7 +162,7 @@ def test_timers_loggers_files_and_caches_are_no_difference(tmp_path: Path) -> No
 
 
 def test_what_reducers_keep_of_a_validation_is_no_difference(tmp_path: Path) -> None:
-    """The second stop comes after the validation at batch 6, and nobody needs its values any more."""
+    """The second stop comes after the validation at batch 6, when its values are no longer needed."""
     found = checked(tmp_path, "WithReducers", 3, 8)
     assert found.is_identical
     assert found.lost == ()

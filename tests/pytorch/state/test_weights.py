@@ -1,4 +1,4 @@
-"""A trial that begins with the weights of another one's checkpoint."""
+"""A trial that starts with the weights of another trial's checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BIAS = "0.bias"
 
 
 class Seen(Tiny):
-    """Its own learning rate, and a note of what each batch begins with."""
+    """Has a different learning rate, and records the state at the beginning of each batch."""
 
     rate = 0.01
     batches: list[tuple[int, float, list[float]]]

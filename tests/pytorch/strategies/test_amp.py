@@ -22,7 +22,7 @@ def context() -> PyTorchTrialContext:
 
 
 class Probe(nn.Module):
-    """A linear layer that notes in what type it computed."""
+    """A linear layer that records the type in which it computed."""
 
     layer: nn.Linear
 

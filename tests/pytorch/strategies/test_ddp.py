@@ -37,7 +37,7 @@ Wrap = Callable[[nn.Module, torch.device, dict[str, Any]], nn.Module]
 
 
 def gradients(distributed: Distributed, wrap: Wrap, options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Of one batch, with the same weights: at the first iteration of a process, and at a later one."""
+    """Return the gradients of one batch for the same weights, in the first iteration of a process and a later one."""
     torch.manual_seed(1)
     model = LastFirst()
     inputs = torch.randn(distributed.size, 16, 13)[distributed.rank] * (10.0**distributed.rank)
@@ -66,12 +66,12 @@ def test_the_first_gradients_of_a_process_have_the_bits_of_later_ones(
 
 
 def test_those_of_plain_ddp_do_not(on_ranks: OnRanks) -> None:
-    """The control: without this difference the test above would show nothing."""
+    """Control for the test above, which would otherwise prove nothing."""
     assert not all(same(first, later) for first, later in on_ranks(3, gradients, plain, {}))
 
 
 def freshly_wrapped(distributed: Distributed) -> tuple[bool, bool, bool, bool]:
-    """What wrapping must leave alone: weights, gradients, the class's forward, the generator."""
+    """Return whether wrapping leaves the weights, the gradients, the output and the generator unchanged."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     for parameter in model[0].parameters():
@@ -127,7 +127,7 @@ def test_a_model_with_one_free_parameter_trains(on_ranks: OnRanks) -> None:
 
 
 class Patched(torch.nn.Module):
-    """What people do to models: a patched forward, a pre-hook that reads its argument, a sparse table."""
+    """A model with a patched forward, a pre-hook that reads its argument, and optionally a sparse table."""
 
     def __init__(self, *, sparse: bool) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Patched(torch.nn.Module):
 
 
 def trained_once(distributed: Distributed, sparse: bool) -> tuple[bool, bool]:
-    """Whether the patch is still there, and whether the weights moved by wrapping."""
+    """Return whether the patch is still present, and whether wrapping changed the weights."""
     model = Patched(sparse=sparse)
     before = model.table.weight.detach().clone()
     forward = model.forward
@@ -186,7 +186,7 @@ def test_a_wrapped_models_own_attributes_are_in_reach(on_ranks: OnRanks) -> None
 
 
 def evaluated(distributed: Distributed) -> float:
-    """Rank 0 evaluates twice, rank 1 not at all; then both exchange something."""
+    """Rank 0 evaluates twice, rank 1 not at all; then both use a collective."""
     torch.manual_seed(distributed.rank)
     model = Named()
     wrapped = data_parallel(model, distributed.device, {})
@@ -226,7 +226,7 @@ def test_compressed_gradients_are_those_of_half_precision(on_ranks: OnRanks) -> 
 
 
 def through_the_context(distributed: Distributed, config: dict[str, Any], fp16: bool) -> bool:
-    """Whether gradients were rounded to half precision on their way."""
+    """Return whether gradients were rounded to half precision in the exchange."""
     spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 1, "hparams": {}, "config": config}
     context = PyTorchTrialContext(spec, distributed)
     model = context.wrap_model(nn.Linear(1, 1, bias=False))
@@ -253,7 +253,7 @@ def test_batch_norm_over_all_ranks_needs_gpus() -> None:
 
 
 def wrapped_oddly(distributed: Distributed) -> tuple[bool, str, float]:
-    """A teacher that nobody trains, a static graph, and one model with two optimizers that both compress."""
+    """Wrap a frozen teacher, a static graph, and a model with two optimizers that compress; return the results."""
     spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 1, "hparams": {}}
     aggregating = PyTorchTrialContext({**spec, "config": {"optimizations": {"aggregation_frequency": 2}}}, distributed)
     try:

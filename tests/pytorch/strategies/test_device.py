@@ -60,7 +60,7 @@ def test_a_bare_value_is_mapped() -> None:
 
 
 class Outputs(OrderedDict[str, Any]):
-    """As model libraries return them: a dict whose items are attributes, too."""
+    """An output type of model libraries: a dict whose items are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Parameters that are frozen and thawed after their model is wrapped: ranks go on to exchange what is trained."""
+"""Parameters that are frozen and unfrozen after their model is wrapped: ranks exchange exactly the trained ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 from tests.wait import DEADLINE_S
 
 Change = dict[int, tuple[str, bool]]
-"""By batch: which layer requires gradients from then on, or no longer."""
+"""By batch: the layer that changes, and whether it requires gradients afterwards."""
 
 RECORDS, BATCHES = 12, 6
 
@@ -59,7 +59,7 @@ def model_state(model: nn.Module) -> Any:
 def trained(
     distributed: Distributed, changes: Change, options: dict[str, Any], aggregation: int, shards: bool = False
 ) -> dict[str, Any]:
-    """The weights after some batches, of which each rank has its share. Head alone is trained at first."""
+    """Return the weights after some batches, which the ranks share. Only the head is trained at first."""
     torch.manual_seed(1)
     model = Two().double()
     model.body.requires_grad_(False)
@@ -129,13 +129,13 @@ class Thaws(PyTorchCallback):
         self._model = model
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
-        """The first layer is thawed in the second epoch, the last one frozen in the third."""
+        """Unfreeze the first layer in the second epoch, and freeze the last layer in the third."""
         self._model.get_submodule("0").requires_grad_(epoch_idx > 0)
         self._model.get_submodule("4").requires_grad_(epoch_idx < 2)
 
 
 class Thawed(Tiny):
-    """Thawed between optimizer steps, too: six batches make an epoch, four a step."""
+    """Layers also change between optimizer steps: six batches make an epoch, four a step."""
 
     options: ClassVar[dict[str, Any]] = {}
 
@@ -190,7 +190,9 @@ def test_a_stop_before_and_after_a_thaw_changes_no_bit(
 
 
 def flipped_in_each_batch(distributed: Distributed) -> tuple[list[bytes], int]:
-    """As a GAN freezes its discriminator while the generator is trained, and how often DDP was set up anew."""
+    """Train as a GAN that freezes its discriminator for the generator's step; return the weights and DDP's
+    re-creations.
+    """
     torch.manual_seed(1)
     judge, maker = nn.Linear(3, 1), nn.Linear(2, 3)
     context = new_context(distributed)
@@ -245,7 +247,7 @@ def changed_by_one(distributed: Distributed) -> str:
     if distributed.rank == 1:
         distributed.messages.from_rank_0("refused", "refused", limit_s=DEADLINE_S, is_it=lambda value: True)
         own = torch.zeros(2, dtype=torch.int64)
-        dist.all_gather([torch.zeros_like(own), torch.zeros_like(own)], own)  # what rank 0 has begun
+        dist.all_gather([torch.zeros_like(own), torch.zeros_like(own)], own)  # the collective that rank 0 has begun
         return ""
     model.body.requires_grad_(True)
     ddp._WORTH_A_LINE_S = ddp._LIMIT_S = 0
@@ -263,7 +265,9 @@ def test_a_rank_that_thaws_alone_says_so(on_ranks: OnRanks) -> None:
 
 
 def thawed_bare(distributed: Distributed) -> tuple[str, str]:
-    """Without anything to train, a model is not in DDP: in a trial, and in an operator."""
+    """Return the errors for a model without trainable parameters, which DDP does not wrap: in a trial, and in an
+    operator.
+    """
     context, texts = new_context(distributed), []
     teacher = context.wrap_model(Two().requires_grad_(False))
     optimizer = context.wrap_optimizer(torch.optim.SGD(teacher.parameters(), lr=0.1))
@@ -356,7 +360,7 @@ def test_what_changes_in_each_batch_is_warned_of_once(on_ranks: OnRanks) -> None
 
 
 def seconds_to_look(distributed: Distributed) -> float:
-    """Processor time of the look at a model of 500 parameters in which nothing has changed."""
+    """Return the processor time of the check of a model with 500 unchanged parameters."""
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(250)))
     wrapped = data_parallel(model, distributed.device, {})
     best = float("inf")
@@ -369,5 +373,5 @@ def seconds_to_look(distributed: Distributed) -> float:
 
 
 def test_looking_at_500_parameters_takes_microseconds(on_ranks: OnRanks) -> None:
-    """A forward and a backward pass through as many takes thousands of them."""
+    """A forward and a backward pass through such a model takes thousands of microseconds."""
     assert min(on_ranks(2, seconds_to_look)) < 100e-6

@@ -1,6 +1,6 @@
-"""The size of DDP's buckets, found out by the first batches.
+"""The size of DDP's buckets is tuned in the first batches.
 
-The models are small, and so are the sizes; a clock that goes by the buckets stands in for the network.
+Models and sizes are small; a clock that depends on the number of buckets replaces the network.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ EXCHANGES = 3
 
 
 def buckets(model: nn.Module) -> list[int]:
-    """Bytes of each, as DDP has them from its first backward pass on."""
+    """Return the bytes of each bucket, which DDP knows from its first backward pass on."""
     assert isinstance(model, DataParallel)
     said = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     return [int(size) for size in str(said.get("rebuilt_bucket_sizes") or said["bucket_sizes"]).split(",")]
 
 
 class Clock:
-    """By it, a batch with so many buckets takes least; the more the number differs, the longer."""
+    """A clock by which a batch with `best` buckets takes the shortest time; each bucket more or less adds time."""
 
     def __init__(self, best: int) -> None:
         self._best = best
@@ -53,7 +53,7 @@ class Clock:
 
 
 def tuned_by(best: int) -> None:
-    """In this process, from now on."""
+    """Make the tuner of this process prefer `best` buckets from now on."""
     fusion.SIZES_MB = SIZES  # type: ignore[assignment]
     fusion.EXCHANGES = EXCHANGES
     clock = Clock(best)
@@ -61,7 +61,7 @@ def tuned_by(best: int) -> None:
 
 
 class Deep(Tiny):
-    """Nine layers, of 728 bytes most of them, and nothing else to save than what is trained."""
+    """Nine layers, most of them of 728 bytes, and no state beside the trained one."""
 
     ddp_options: ClassVar[dict[str, Any]] = {}
 
@@ -91,7 +91,7 @@ def begin(distributed: Distributed, folder: Path, trial: type[Tiny] = Deep, **op
 
 
 def attempts(distributed: Distributed, life: Life, best: int, *stops_at: float) -> tuple[Any, list[int]]:
-    """The size that the last one has chosen, and its buckets. One more attempt is not stopped."""
+    """Run an attempt for each stop, and one without a stop; return the size chosen by the last one, and its buckets."""
     tuned_by(best)
     for stop_at in (*stops_at, math.inf):
         loop = life.attempt(StopAt(stop_at), distributed)
@@ -100,7 +100,7 @@ def attempts(distributed: Distributed, life: Life, best: int, *stops_at: float) 
 
 
 def disturbed_and_not(distributed: Distributed, folder: Path) -> list[tuple[Any, list[int]]]:
-    """Stopped while the first size is tried, the second one, and later; and where gradients wait for a step."""
+    """Run trials without a stop, and with stops while the first and second size are tried, later, and between steps."""
     return [
         attempts(distributed, begin(distributed, folder / "whole"), 2),
         attempts(distributed, begin(distributed, folder / "cut"), 2, 2, 4, 6),
@@ -127,7 +127,7 @@ def tuned_to_few_and_many(distributed: Distributed, folder: Path) -> list[tuple[
 
 
 def test_other_buckets_are_other_bits(on_ranks: OnRanks, tmp_path: Path) -> None:
-    """The control of the test above."""
+    """Control for the test above."""
     (few_mb, few), (many_mb, many) = on_ranks(3, tuned_to_few_and_many, tmp_path)[0]
     assert few_mb > many_mb
     assert len(few) < len(many)
@@ -147,14 +147,14 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def resized(distributed: Distributed) -> dict[str, tuple[int, int]]:
-    """The largest bucket [bytes] of each kind of DDP, with everything in one and with each gradient in its own."""
+    """Return the largest bucket [bytes] of each kind of DDP, with a bucket for all gradients and with one for each."""
     return {
         kind: (_resized(distributed, options, 1), _resized(distributed, options, 0)) for kind, options in KINDS.items()
     }
 
 
 def _resized(distributed: Distributed, options: dict[str, Any], megabytes: int) -> int:
-    """Gradients in wait stay what they are, and those of later batches are those of a model that nobody touched."""
+    """Check that resizing keeps the gradients, and that later gradients are those of an unchanged model."""
     model, other = (data_parallel(_new_model(), distributed.device, options) for _ in range(2))
     for _ in range(2):
         _backward(distributed, model)
@@ -173,7 +173,7 @@ def _new_model() -> nn.Module:
 
 
 def _backward(distributed: Distributed, model: nn.Module) -> None:
-    """The gradients add up."""
+    """Run a backward pass, which adds to the gradients."""
     model(torch.arange(15.0).reshape(3, 5) + distributed.rank).square().sum().backward()
 
 

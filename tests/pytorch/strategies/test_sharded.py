@@ -1,4 +1,4 @@
-"""Models that fully_shard has spread over the ranks: trained, validated, saved, and resumed by gangs of any size."""
+"""Models that fully_shard has distributed over the ranks: training, validation, saving, and resumes by any gang."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AGGREGATED: dict[str, Any] = {"optimizations": {"aggregation_frequency": 2}}
 
 
 class Seen(nn.Module):
-    """Changes nothing, and keeps a buffer which is another on each rank."""
+    """A layer without effect, with a buffer that differs between ranks."""
 
     mean: torch.Tensor
 
@@ -43,7 +43,7 @@ class Seen(nn.Module):
 
 
 class Sharded(Tiny):
-    """Three ranks share the rows of its layers unevenly, and only the first has one of the last layer."""
+    """Three ranks share the rows of its layers unevenly; the last layer has only one row, on the first rank."""
 
     last: ClassVar[Sharded]
 
@@ -62,7 +62,7 @@ class Sharded(Tiny):
         Sharded.last = self
 
     def prepare(self) -> None:
-        """Before anything is wrapped."""
+        """Override to change the context before the model is wrapped."""
 
     def shard(self, model: nn.Sequential) -> None:
         fully_shard(model[0])
@@ -71,7 +71,7 @@ class Sharded(Tiny):
 
 class InDdp(Sharded):
     def shard(self, model: nn.Sequential) -> None:
-        """Not."""
+        """Do not shard the model."""
 
 
 def begin(path: Path, trial_class: type[Tiny] = Sharded, **config: Any) -> Life:
@@ -79,13 +79,13 @@ def begin(path: Path, trial_class: type[Tiny] = Sharded, **config: Any) -> Life:
 
 
 def attempts(distributed: Distributed, *lives: tuple[Life, float]) -> list[tuple[int, str]]:
-    """Each until the tick that is said: the batch that it goes on from, and how it ends."""
+    """Run each trial until its tick; return the batch from which it started, and how the attempt ended."""
     ends = [(life.attempt(StopAt(tick), distributed).end, Sharded.last) for life, tick in lives]
     return [(trial.context.get_initial_batch(), end) for end, trial in ends]
 
 
 def test_a_resume_is_exact_to_the_bit_and_a_damaged_shard_is_found(on_ranks: OnRanks, tmp_path: Path) -> None:
-    """It is stopped between two batches that make one optimizer step: gradients wait, too."""
+    """The stop is between two batches of one optimizer step, so that accumulated gradients must be saved too."""
     undisturbed, life = (begin(tmp_path / name, **AGGREGATED) for name in ("undisturbed", "stopped"))
     assert on_ranks(2, attempts, (undisturbed, math.inf), (life, 10)) == [[(0, "finished"), (0, "stopped")]] * 2
     newest, older, *_ = committed(life.folder.checkpoints)
@@ -99,7 +99,7 @@ def test_a_resume_is_exact_to_the_bit_and_a_damaged_shard_is_found(on_ranks: OnR
     assert_same(damaged, undisturbed)
     for rank in (0, 1):
         offsets = [shard["offset"][0] for shard in undisturbed.newest[f"shard-{rank}.pth"].values()]
-        assert set(offsets) == {rank * 4, rank}, "each rank has rows of its own"
+        assert set(offsets) == {rank * 4, rank}, "each rank has different rows"
 
 
 def begin_again(life: Life, path: Path) -> Life:
@@ -108,7 +108,7 @@ def begin_again(life: Life, path: Path) -> Life:
 
 
 def whole_state(distributed: Distributed, life: Life, tick: float) -> dict[str, Any]:
-    """Of everything that is trained, after an attempt."""
+    """Return the whole trained state after an attempt."""
     life.attempt(StopAt(tick), distributed)
     return state_of(Sharded.last)
 
@@ -155,7 +155,7 @@ def test_one_process_loads_the_whole_model(on_ranks: OnRanks, tmp_path: Path) ->
 
 
 class Halved(Sharded):
-    """With all that the context does for a model, and weights that are exchanged as bfloat16."""
+    """Uses all features of the context for a model, and exchanges weights as bfloat16."""
 
     def prepare(self) -> None:
         self.context.experimental.use_amp(torch.bfloat16)
@@ -175,14 +175,14 @@ class Halved(Sharded):
 
 class HalvedInDdp(Halved):
     def shard(self, model: nn.Sequential) -> None:
-        """Not."""
+        """Do not shard the model."""
 
 
 @pytest.mark.parametrize(("trial_class", "in_ddp", "tolerance"), [(Sharded, InDdp, 1e-5), (Halved, HalvedInDdp, 2e-2)])
 def test_training_and_validation_are_as_in_ddp(
     on_ranks: OnRanks, tmp_path: Path, trial_class: type[Sharded], in_ddp: type[Sharded], tolerance: float
 ) -> None:
-    """Of nine records for a validation one rank has five, the other four."""
+    """A validation has nine records: five on one rank, four on the other."""
     sharded, plain = (begin(tmp_path / kind.__name__, kind, **AGGREGATED) for kind in (trial_class, in_ddp))
     on_ranks(2, attempts, (sharded, math.inf), (plain, math.inf))
     assert len(sharded.series) == len(plain.series) > 4
@@ -197,7 +197,7 @@ def test_training_and_validation_are_as_in_ddp(
 
 
 def refusals(distributed: Distributed) -> list[list[str]]:
-    """What is said of each model that cannot be trained so."""
+    """Return the problems of each model that cannot be trained this way."""
 
     def layers() -> nn.Sequential:
         return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
@@ -227,7 +227,7 @@ def refusals(distributed: Distributed) -> list[list[str]]:
 
 class InFull(Sharded):
     def __init__(self, context: PyTorchTrialContext) -> None:
-        """Built already."""
+        """Do nothing: the test passes a context whose model is already wrapped."""
 
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""Which part of the data a rank trains on."""
+"""The part of the data on which a rank trains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.facts import each_names, refused
 
 
 class OfMethods(ModelParallelUnit):
-    """As somebody writes one who reads that its functions are to be overridden."""
+    """A unit that overrides the attributes as methods."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

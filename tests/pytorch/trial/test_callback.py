@@ -12,16 +12,16 @@ from tests.facts import each_names, warned
 
 class Recorder(PyTorchCallback):
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
 
     def state_dict(self) -> dict[str, Any]:
-        return {"heard": list(self.heard)}
+        return {"received": list(self.received)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.heard = list(state_dict["heard"])
+        self.received = list(state_dict["received"])
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.heard.append(metrics)
+        self.received.append(metrics)
 
 
 def test_a_hook_calls_those_that_override_it() -> None:
@@ -29,7 +29,7 @@ def test_a_hook_calls_those_that_override_it() -> None:
     callbacks = Callbacks({"first": first, "plain": PyTorchCallback(), "second": second})
     callbacks.call("on_validation_end", {"loss": 1.0})
     callbacks.call("on_training_start")
-    assert first.heard == second.heard == [{"loss": 1.0}]
+    assert first.received == second.received == [{"loss": 1.0}]
 
 
 def test_only_overridden_hooks_cost_anything() -> None:
@@ -57,9 +57,9 @@ def test_what_is_no_callback_is_refused_with_all_its_peers() -> None:
 
 def test_state_comes_back_under_its_name() -> None:
     before, after = Recorder(), Recorder()
-    before.heard = [1]
+    before.received = [1]
     Callbacks({"recorder": after}).restore(Callbacks({"recorder": before}).state())
-    assert after.heard == [1]
+    assert after.received == [1]
 
 
 def test_a_callback_without_state_in_the_checkpoint_is_warned_about_if_it_has_any() -> None:
@@ -70,13 +70,13 @@ def test_a_callback_without_state_in_the_checkpoint_is_warned_about_if_it_has_an
 
 class FormerNames(PyTorchCallback):
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
 
     def on_checkpoint_end(self, folder: str) -> None:
-        self.heard.append(folder)
+        self.received.append(folder)
 
     def on_validation_step_end(self, metrics: dict[str, Any]) -> None:
-        self.heard.append(metrics)
+        self.received.append(metrics)
 
 
 def test_former_names_are_heard_with_a_warning() -> None:
@@ -90,7 +90,7 @@ def test_former_names_are_heard_with_a_warning() -> None:
     each_names([str(warning.message) for warning in given], *names)
     callbacks.call("on_checkpoint_write_end", "folder")
     callbacks.call("on_validation_end", {"loss": 1.0})
-    assert callback.heard == ["folder", {"loss": 1.0}]
+    assert callback.received == ["folder", {"loss": 1.0}]
 
 
 class WithoutEpoch(PyTorchCallback):

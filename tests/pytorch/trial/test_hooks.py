@@ -1,4 +1,4 @@
-"""Which hooks a callback hears, when, and on which ranks."""
+"""The hooks of a callback: which are called, when, and on which ranks."""
 
 from __future__ import annotations
 
@@ -15,68 +15,68 @@ from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
 
 class Everything(PyTorchCallback):
-    """Writes down what it hears."""
+    """Records all calls of its hooks."""
 
-    heard: list[Any] = []  # noqa: RUF012
+    calls: list[Any] = []  # noqa: RUF012
 
     def state_dict(self) -> dict[str, Any]:
-        return {"heard": len(self.heard)}
+        return {"calls": len(self.calls)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.heard.append("load_state_dict")
+        self.calls.append("load_state_dict")
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        self.heard.append(("startup", first_batch_idx, checkpoint_uuid is not None))
+        self.calls.append(("startup", first_batch_idx, checkpoint_uuid is not None))
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        self.heard.append(("load", sorted(checkpoint)))
+        self.calls.append(("load", sorted(checkpoint)))
 
     def on_training_start(self) -> None:
-        self.heard.append("training")
+        self.calls.append("training")
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
-        self.heard.append(("epoch", epoch_idx))
+        self.calls.append(("epoch", epoch_idx))
 
     def on_training_epoch_end(self, epoch_idx: int) -> None:
-        self.heard.append(("epoch end", epoch_idx))
+        self.calls.append(("epoch end", epoch_idx))
 
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
         assert avg_metrics["loss"] == pytest.approx(sum(batch["loss"] for batch in batch_metrics) / len(batch_metrics))
-        self.heard.append(("report", len(batch_metrics), round(avg_metrics["loss"], 6)))
+        self.calls.append(("report", len(batch_metrics), round(avg_metrics["loss"], 6)))
 
     def on_validation_start(self) -> None:
-        self.heard.append("validation")
+        self.calls.append("validation")
 
     def on_validation_epoch_start(self) -> None:
-        self.heard.append("validation epoch")
+        self.calls.append("validation epoch")
 
     def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        self.heard.append(("outputs", len(outputs), sorted(outputs[0])))
+        self.calls.append(("outputs", len(outputs), sorted(outputs[0])))
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.heard.append(("validation end", round(metrics["loss"], 6)))
+        self.calls.append(("validation end", round(metrics["loss"], 6)))
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["callbacks"]["note"] = {"text": "added by a hook"}
-        self.heard.append("save")
+        self.calls.append("save")
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
         assert Path(checkpoint_dir, "state_dict.pth").exists()
-        self.heard.append("written")
+        self.calls.append("written")
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
         assert len(uuid) == 36
-        self.heard.append("committed")
+        self.calls.append("committed")
 
     def on_trial_shutdown(self) -> None:
-        self.heard.append("shutdown")
+        self.calls.append("shutdown")
 
 
 class Observed(Tiny):
-    """Four batches an epoch, without the callback that Tiny has."""
+    """Four batches an epoch, without Tiny's callback."""
 
     def build_training_data_loader(self) -> DataLoader:
-        Everything.heard.append("loaders")
+        Everything.calls.append("loaders")
         return self.loader(16, shuffle=True)
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
@@ -94,26 +94,26 @@ VALIDATION = ["validation", "validation epoch", "outputs", "validation end"]
 SAVE = ["save", "written", "committed"]
 
 
-def heard() -> list[Any]:
-    """Only the names."""
-    return [entry if isinstance(entry, str) else entry[0] for entry in Everything.heard]
+def call_names() -> list[Any]:
+    """Return only the names of the calls."""
+    return [entry if isinstance(entry, str) else entry[0] for entry in Everything.calls]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_heard() -> None:
-    Everything.heard.clear()
+    Everything.calls.clear()
 
 
 def test_hooks_come_in_the_order_of_the_loop(tmp_path: Path) -> None:
     Life.begin(tmp_path, Observed, **CONFIG).attempt()
-    assert heard() == [
+    assert call_names() == [
         *("startup", "loaders", "training"),
         *("epoch", "report", "epoch end", *VALIDATION),
         *("epoch", "report", "epoch end", "report", *SAVE, *VALIDATION),
         *(*SAVE, "shutdown"),
     ]
-    assert Everything.heard[0] == ("startup", 0, False)
-    assert [entry[1] for entry in Everything.heard if entry[0] == "report"] == [3, 3, 2]
+    assert Everything.calls[0] == ("startup", 0, False)
+    assert [entry[1] for entry in Everything.calls if entry[0] == "report"] == [3, 3, 2]
 
 
 class Asking(PyTorchCallback):
@@ -123,7 +123,7 @@ class Asking(PyTorchCallback):
     def on_training_epoch_start(self, epoch_idx: int) -> None:
         context = self._context
         places = (context.current_train_batch(), context.current_train_epoch())
-        Everything.heard.append((*places, context.is_epoch_start(), context.is_epoch_end()))
+        Everything.calls.append((*places, context.is_epoch_start(), context.is_epoch_end()))
 
 
 class Asked(Observed):
@@ -133,16 +133,16 @@ class Asked(Observed):
 
 def test_an_epoch_starts_with_its_first_batch(tmp_path: Path) -> None:
     Life.begin(tmp_path, Asked, **CONFIG).attempt()
-    assert Everything.heard == ["loaders", (0, 0, True, False), (4, 1, True, False)]
+    assert Everything.calls == ["loaders", (0, 0, True, False), (4, 1, True, False)]
 
 
 def test_a_resume_inside_an_epoch_starts_no_epoch(tmp_path: Path) -> None:
     life = Life.begin(tmp_path, Observed, **CONFIG)
     assert life.attempt(StopAt(3)).end == "stopped"
-    assert heard() == ["startup", "loaders", "training", "epoch", *SAVE, "shutdown"]
-    Everything.heard.clear()
+    assert call_names() == ["startup", "loaders", "training", "epoch", *SAVE, "shutdown"]
+    Everything.calls.clear()
     life.attempt()
-    assert heard()[:8] == [
+    assert call_names()[:8] == [
         "startup",
         "loaders",
         "load",
@@ -152,12 +152,12 @@ def test_a_resume_inside_an_epoch_starts_no_epoch(tmp_path: Path) -> None:
         "epoch end",
         "validation",
     ]
-    assert Everything.heard[0] == ("startup", 2, True)
+    assert Everything.calls[0] == ("startup", 2, True)
 
 
 def test_the_initial_validation_follows_the_start_of_training(tmp_path: Path) -> None:
     Life.begin(tmp_path, Observed, **CONFIG, perform_initial_validation=True).attempt()
-    assert heard()[:8] == ["startup", "loaders", "training", *VALIDATION, "epoch"]
+    assert call_names()[:8] == ["startup", "loaders", "training", *VALIDATION, "epoch"]
 
 
 def test_what_a_hook_adds_to_a_checkpoint_is_saved(tmp_path: Path) -> None:
@@ -174,26 +174,26 @@ class Failing(Observed):
 def test_the_shutdown_is_heard_whatever_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(ArithmeticError):
         Life.begin(tmp_path, Failing, **CONFIG).attempt()
-    assert heard()[-1] == "shutdown"
+    assert call_names()[-1] == "shutdown"
 
 
 def on_a_rank(distributed: Distributed, life: Life) -> list[Any]:
     life.attempt(StopAt(math.inf), distributed)
-    return Everything.heard
+    return Everything.calls
 
 
 def test_every_rank_hears_the_same_but_for_what_rank_0_writes(on_ranks: OnRanks, tmp_path: Path) -> None:
     first, second = on_ranks(2, on_a_rank, Life.begin(tmp_path, Observed, **CONFIG))
     rank_0s = ("save", "written")
-    shares = {entry[1] for heard in (first, second) for entry in heard if entry[0] == "outputs"}
+    shares = {entry[1] for calls in (first, second) for entry in calls if entry[0] == "outputs"}
     assert shares == {2, 3}, "nine records in batches of two"
-    first, second = ([entry for entry in heard if entry[0] != "outputs"] for heard in (first, second))
+    first, second = ([entry for entry in calls if entry[0] != "outputs"] for calls in (first, second))
     assert [entry for entry in first if entry not in rank_0s] == second
     assert {"save", "written"} < {entry for entry in first if isinstance(entry, str)}
 
 
 class SwapsWeights(PyTorchCallback):
-    """Validates with other weights, as callbacks that average weights do; they go back in after it."""
+    """Validates with other weights, as callbacks that average weights do, and restores the weights afterwards."""
 
     def __init__(self, trial: Tiny) -> None:
         self._trial = trial

@@ -11,7 +11,7 @@ Mode = LRScheduler.StepMode
 
 
 def steps_after(mode: LRScheduler.StepMode, frequency: int, *, aggregation: int = 1, epoch: int = 6) -> list[int]:
-    """For 12 batches: how often the scheduler has stepped after each that has an optimizer step."""
+    """Return the number of scheduler steps after each optimizer step in 12 batches."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     scheduler = LambdaLR(optimizer, lambda step: 1.0)
     scheduled = ScheduledStep(scheduler, mode, frequency)
@@ -58,7 +58,7 @@ def test_only_batches_with_an_optimizer_step_step_schedulers(
 
 
 def test_an_epoch_ends_for_a_scheduler_at_the_last_optimizer_step_within_it() -> None:
-    # Epochs of 6 batches, steps after 4, 8 and 12: the one after 8 batches lies in the second epoch already.
+    # Epochs of 6 batches, steps after 4, 8 and 12: the step after 8 batches is in the second epoch already.
     assert steps_after(Mode.STEP_EVERY_EPOCH, 1, aggregation=4) == [1, 1, 2]
-    # Epochs of 2 batches: two of them end before each next step.
+    # Epochs of 2 batches: two epochs end between two steps.
     assert steps_after(Mode.STEP_EVERY_EPOCH, 1, aggregation=4, epoch=2) == [2, 4, 6]

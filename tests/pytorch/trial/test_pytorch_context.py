@@ -283,7 +283,7 @@ def test_everything_goes_to_another_device() -> None:
 
 @pytest.fixture
 def trained(context: PyTorchTrialContext) -> tuple[nn.Parameter, torch.optim.SGD]:
-    """A parameter of 0 with a gradient of 3."""
+    """Return a parameter of 0 with a gradient of 3, and its optimizer."""
     parameter = nn.Parameter(torch.zeros(1))
     optimizer = context.wrap_optimizer(torch.optim.SGD([parameter], lr=1.0))
     context.backward((3 * parameter).sum())
@@ -326,7 +326,7 @@ def test_backward_can_keep_the_graph(context: PyTorchTrialContext) -> None:
 
 
 def aggregated(average: bool, *, of_optimizer: bool | None = None) -> float:
-    """Where a parameter stands after batches with gradients 3, 5 and 100, and a step after every second."""
+    """Return the value of a parameter after batches with gradients 3, 5 and 100, and a step after every second one."""
     optimizations = {"aggregation_frequency": 2, "average_aggregated_gradients": average}
     context = PyTorchTrialContext({**SPEC, "config": {"optimizations": optimizations}}, Distributed())
     parameter = nn.Parameter(torch.zeros(1))

@@ -24,7 +24,7 @@ ALONE = Distributed()
 
 
 class Average(MetricReducer):
-    """Of all records, with state that a reset changes in place."""
+    """The average of all records; a reset changes its state in place."""
 
     def __init__(self) -> None:
         self.total = torch.zeros(1)
@@ -115,7 +115,7 @@ def test_numbers_of_any_kind_become_floats(number: Any) -> None:
 
 
 def test_without_reducers_no_rank_waits_for_another() -> None:
-    two = Distributed(rank=1, size=2)  # a collective would fail: there is no process group
+    two = Distributed(rank=1, size=2)  # a collective would fail, because there is no process group
     assert Reducers().reduce(two, training=True) == {}
     only_training = Reducers()
     only_training.wrap(collected, "a", for_validation=False)
@@ -161,7 +161,7 @@ def test_each_stretch_has_its_own_updates() -> None:
 
 
 def with_validation_in_between(distributed: Distributed) -> list[dict[str, Any]]:
-    """Training, a validation in the middle of its stretch, training: the metrics of validation and training."""
+    """Return the metrics of a validation within a training window, and those of the training window."""
     reducers = Reducers()
     average = Average()
     reducers.wrap(average, "average")
@@ -217,7 +217,7 @@ def test_training_goes_on_after_a_validation_that_was_abandoned() -> None:
 
 
 def reduced_together(distributed: Distributed, batches: int) -> dict[str, Any]:
-    """As the loop deals them: batch k of the whole goes to rank k % size."""
+    """Reduce batches that are distributed as in the loop: global batch k is on rank k % size."""
     reducers = Reducers()
     order: Any = reducers.wrap(collected, "order")
     average = reducers.wrap(Average(), "average")
@@ -246,7 +246,7 @@ def test_every_rank_gets_the_metrics_of_all_batches_in_their_order(on_ranks: OnR
 
 
 class Failing(Average):
-    """On one rank, in one of its steps."""
+    """Fails on one rank, in one of its steps."""
 
     def __init__(self, rank: int, own: int, step: str) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ class NeverPickled(Exception):
 
 
 def failure_of(distributed: Distributed, failing: int, step: str) -> tuple[str, str, Any]:
-    """What this rank saw of the failure, and that it can go on."""
+    """Return the error on this rank, and the result of another reducer afterwards."""
     reducers = Reducers()
     reducers.wrap(Failing(failing, distributed.rank, step), "metric")
     with pytest.raises(Exception) as error:  # noqa: PT011
@@ -298,7 +298,7 @@ def test_a_broken_rule_of_names_is_the_same_error_on_every_rank(on_ranks: OnRank
 
 
 class Everything(MetricReducer):
-    """All kinds of state that need nothing of their own to survive."""
+    """Has all kinds of state that are saved without methods for it."""
 
     def __init__(self) -> None:
         self.reset()
@@ -325,7 +325,7 @@ class Everything(MetricReducer):
 
 
 def saved(reducers: Reducers, folder: Path) -> list[dict[str, Any]]:
-    """As a checkpoint holds it."""
+    """Return the state as a checkpoint contains it."""
     torch.save(reducers.state(), folder / "reducers.pth")
     state: list[dict[str, Any]] = load(folder / "reducers.pth")
     return state
@@ -364,7 +364,7 @@ def test_reducers_for_validation_have_no_open_stretch() -> None:
 
 
 def resumed_on_two(distributed: Distributed, states: list[Any]) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Rank 0 takes over what a gang of three had begun; the metrics then, and of the stretch after it."""
+    """Restore the state of a gang of three on rank 0; return the metrics of that window and of the next one."""
     reducers = Reducers()
     average = Average()
     reducers.wrap(average, "average")
@@ -403,7 +403,7 @@ def test_another_number_of_reducers_is_an_error() -> None:
 
 
 class Unusual(Average):
-    """Holds what a checkpoint cannot."""
+    """Has attributes that a checkpoint cannot contain."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -442,7 +442,7 @@ def test_updates_that_a_checkpoint_cannot_hold_are_left_out_and_yet_set_aside(tm
 
 
 class Own(Unusual):
-    """Says for itself what its state is."""
+    """Implements state_dict and load_state_dict."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"sum": float(self.total), "where": str(self.where)}
@@ -488,7 +488,7 @@ def test_two_reducers_that_return_one_metric_are_an_error() -> None:
 
 
 class Shadowing(Tiny):
-    """A reducer has the name of a metric of batches."""
+    """A reducer has the same name as a metric of batches."""
 
     where = "training"
 

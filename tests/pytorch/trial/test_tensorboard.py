@@ -33,15 +33,15 @@ from tests.pytorch.trials import Life, StopAt, Tiny
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As in a process that has written no events: names of files that were made in the same second end with how many
-    there were before, and TensorBoard reads them in alphabetical order, 10 before 9.
+    """Return the folder, with the file counter of a process that has written no events. The counter is the end of the
+    names of files from the same second, and TensorBoard reads these in alphabetical order, 10 before 9.
     """
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     return tmp_path / "tensorboard"
 
 
 def written(folder: Path) -> list[tuple[str, int]]:
-    """Tag and step of every event in all files of the folder."""
+    """Return the tag and step of every event in all files of the folder."""
     return [
         (value.tag, event.step)
         for file in folder.glob("*tfevents*")
@@ -51,7 +51,7 @@ def written(folder: Path) -> list[tuple[str, int]]:
 
 
 def shown(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of the folder itself: (step, value) by tag."""
+    """Return the events that TensorBoard shows for the folder itself: (step, value) by tag."""
     events = EventAccumulator(str(folder)).Reload()
     tags: list[str] = events.Tags()["scalars"]
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
@@ -61,7 +61,7 @@ Report = tuple[str, int, dict[str, Any]]
 
 
 def attempt(folder: Path, resumed_from: dict[str, int], *reports: Report) -> dict[str, int]:
-    """The position at its end."""
+    """Write the reports of an attempt and return the position at its end."""
     board = TensorBoard(folder)
     board.cut(resumed_from)
     for report in reports:
@@ -120,7 +120,7 @@ def test_without_any_checkpoint_all_of_it_is_lost(folder: Path) -> None:
 
 
 def test_whatever_the_trials_own_writer_counts_is_there_once(folder: Path) -> None:
-    """Batches from 0, records and epochs: all but the first would be hidden or doubled if steps decided."""
+    """Batches from 0, records and epochs: if steps decided, all tags except the first would be hidden or doubled."""
     first = TensorBoard(folder)
     first.cut({})
     for batch in range(4):
@@ -237,13 +237,13 @@ def test_the_module_itself_loads_no_tensorboard() -> None:
 
 
 class Writes(Tiny):
-    """An event of its own on each rank for each batch, counted from 0."""
+    """Writes an event on each rank for each batch, counted from 0."""
 
     dies_at = -1
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         if batch_idx == self.dies_at:
-            self.context.tensorboard.flush()  # what it has written may be on disk, or not
+            self.context.tensorboard.flush()  # otherwise the events might not be on the disk
             os.kill(os.getpid(), signal.SIGKILL)
         self.context.get_tensorboard_writer().add_scalar("mine", self.context.distributed.rank, batch_idx)
         return super().train_batch(batch, epoch_idx, batch_idx)
@@ -258,7 +258,9 @@ def trained(distributed: Distributed, life: Life, stop_at: float) -> None:
 
 
 def test_every_event_is_there_once_after_a_preemption_and_a_kill(on_ranks: OnRanks, tmp_path: Path) -> None:
-    """Checkpoints are at batches 5, where it is preempted, and 7; it is killed in batch 11, after a report of 8."""
+    """Checkpoints are at batches 5, at the preemption, and 7; the trial is killed in batch 11, after a report of batch
+    8.
+    """
     undisturbed, life = (Life.begin(tmp_path / name, Writes) for name in ("whole", "cut"))
     undisturbed.tensorboard = life.tensorboard = True
     on_ranks(2, trained, undisturbed, math.inf)
@@ -297,7 +299,7 @@ def test_a_schedule_counts_batches_and_gives_one_trace(tmp_path: Path) -> None:
 
 
 class Ends(Profiled):
-    """At batch 7, in the middle of a trace."""
+    """Ends at batch 7, in the middle of a trace."""
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         if batch_idx == 7:
@@ -306,7 +308,7 @@ class Ends(Profiled):
 
 
 def test_each_attempt_begins_the_schedule_anew_and_a_stop_leaves_the_trace_of_what_there_was(tmp_path: Path) -> None:
-    """The first attempt ends after three batches, and has its save as another step; the second fails in its fifth."""
+    """The first attempt ends after three batches, and its save counts as a step; the second fails in its fifth one."""
     life = Life.begin(tmp_path, Ends, searcher={"max_length": {"batches": 12}})
     life.attempt(StopAt(4))
     assert life.checkpoints == [3]
@@ -318,7 +320,7 @@ def test_each_attempt_begins_the_schedule_anew_and_a_stop_leaves_the_trace_of_wh
 
 
 def traced(life: Life) -> list[list[int]]:
-    """The batches of each trace, as its process counts them, in the order of attempts."""
+    """Return the batches of each trace, as counted by its process, in the order of attempts."""
     traces = sorted(life.folder.tensorboard.glob("*.pt.trace.json"), key=lambda trace: trace.name.split(".")[-4])
     return [_batches(trace) for trace in traces]
 

@@ -16,6 +16,6 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instead of the real node agent, wherever it is started from here."""
+    """Let the code under test start the stand-in instead of the real node agent."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     monkeypatch.setattr(agents, "MODULE", STAND_IN)

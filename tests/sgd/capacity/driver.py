@@ -1,6 +1,7 @@
-"""The driver's side of a capacity in tests: a run folder with stand-ins for node agents.
+"""The driver of a capacity in tests: a run folder whose node agents are stand-ins.
 
-As a program, inside of a job: does what it is told by lines of RUN/told ("renew HOST...", "stop"), and says "state"s.
+As a program inside a job, it follows the lines of RUN/orders ("renew HOST...", "stop"), and writes its state to
+RUN/state.
 
     python -m tests.sgd.capacity.driver RUN_FOLDER
 """
@@ -37,7 +38,7 @@ class Run:
         return cls(path)
 
     def agents(self) -> list[dict[str, Any]]:
-        """Their first words, of all that ever came, by host and in the order in which they came."""
+        """Return the first note of every agent that has started so far, by host and then in order of their start."""
         files = sorted(self.path.glob("agents/*.jsonl"), key=lambda path: path.stat().st_ctime_ns)
         return sorted((lines[0] for path in files if (lines := read_lines(path))), key=lambda note: str(note["host"]))
 
@@ -55,7 +56,7 @@ class Run:
         return self.agents()
 
     def state(self) -> str:
-        """What a driver in a job said last."""
+        """Return the last state that the driver in a job has written."""
         path = self.path / "state"
         return path.read_text() if path.exists() else ""
 
@@ -64,14 +65,14 @@ class Run:
         return {path.name: path.read_text(errors="replace") for path in files}
 
     def end(self, note: dict[str, Any]) -> None:
-        """An agent, as the kernel does when memory is short."""
+        """Kill an agent by SIGKILL, as the kernel does when memory is short."""
         os.kill(note["pid"], signal.SIGKILL)
 
     def hang_up(self) -> None:
         (self.path / "hung-up").touch()
 
     def tell(self, order: str) -> None:
-        with (self.path / "told").open("a") as file:
+        with (self.path / "orders").open("a") as file:
             file.write(f"{order}\n")
 
 
@@ -84,7 +85,7 @@ def renew_until(condition: Callable[[], bool], capacity: Capacity, run: Run, dea
 
 
 def main(run: Run) -> None:
-    """In a job: an allocation, as its orders come."""
+    """Run an allocation in a job and follow the orders in RUN/orders."""
     agents.MODULE = STAND_IN
     allocation.LEAVE_S = 1.0  # type: ignore[attr-defined]  # a step does not see that one of its nodes is off
     capacity = Allocation()
@@ -92,17 +93,17 @@ def main(run: Run) -> None:
     capacity.start(run.path, capacity.slots)
     done = 0
     while True:
-        told = (run.path / "told").read_text().splitlines() if (run.path / "told").exists() else []
+        orders = (run.path / "orders").read_text().splitlines() if (run.path / "orders").exists() else []
         missing: list[str] = []
-        for order in told:
+        for order in orders:
             word, *missing = order.split()
             if word == "stop":
                 capacity.stop()
                 (run.path / "stopped").touch()
                 return
-        if len(told) > done or missing:
+        if len(orders) > done or missing:
             capacity.renew(missing)
-        done = len(told)
+        done = len(orders)
         (run.path / "state").write_text(capacity.state())
         time.sleep(0.1)
 

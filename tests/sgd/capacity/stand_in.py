@@ -1,8 +1,8 @@
-"""A node agent for tests of what starts them: notes that it is there, and every warning, until its driver hangs up.
+"""A stand-in for the node agent: it records its start and every stop signal until its driver disconnects.
 
     python -m tests.sgd.capacity.stand_in RUN_FOLDER SLOTS
 
-The driver hangs up by the file RUN/hung-up.
+The file RUN/hung-up means that the driver has disconnected.
 """
 
 from __future__ import annotations

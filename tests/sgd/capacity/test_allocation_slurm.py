@@ -1,4 +1,4 @@
-"""The allocation of a job on three nodes: agents on all, nodes that are taken away and come back."""
+"""The allocation of a job on three nodes: agents on all nodes, and nodes that fail and return."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(slurm_lab: SlurmLab) -> Run:
 
 
 def submit(lab: SlurmLab, run: Run, *flags: str) -> str:
-    """A job whose batch script is a driver."""
+    """Submit a job whose batch script is a driver and return its ID."""
     script = run.path / "job.sh"
     script.write_text(f'#!/bin/bash\nexec {sys.executable} -m tests.sgd.capacity.driver "$1"\n')
     where = ["--parsable", "--partition=low", "--no-kill", f"--chdir={REPOSITORY}", "--output=/dev/null"]
@@ -33,7 +33,7 @@ def submit(lab: SlurmLab, run: Run, *flags: str) -> str:
 
 
 def stop(lab: SlurmLab, run: Run, job: str) -> None:
-    """With nothing left of it but the files of its run folder."""
+    """Stop the driver and wait until the job has completed."""
     run.hang_up()
     run.tell("stop")
     wait_for((run.path / "stopped").exists)
@@ -58,7 +58,7 @@ def test_agents_start_on_all_nodes_and_go_on_without_one_that_is_taken_away(slur
 def test_an_agent_starts_again_where_it_was_killed_and_on_a_node_that_was_off(slurm_lab: SlurmLab, run: Run) -> None:
     job = submit(slurm_lab, run, "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=6")
     first, second = run.wait_for_agents(2)
-    assert [first["slots"], second["slots"]] == [6, 6]  # no GPU: a rank for each CPU
+    assert [first["slots"], second["slots"]] == [6, 6]  # without a GPU there is a rank for each CPU
     os.kill(first["pid"], signal.SIGKILL)
     run.tell(f"renew {first['host']}")
     run.wait_for_agents(3)

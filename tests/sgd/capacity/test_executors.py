@@ -1,4 +1,4 @@
-"""submitit's executors, as jobs of node agents need them."""
+"""submitit's executors, configured for jobs of node agents."""
 
 from __future__ import annotations
 

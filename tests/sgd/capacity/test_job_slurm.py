@@ -1,4 +1,4 @@
-"""Jobs of node agents on a real Slurm: a gang that shrinks and comes back, a pool that grows again."""
+"""Jobs of node agents on a real Slurm: a gang is preempted and returns, a pool shrinks and grows again."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_pool_keeps_its_size_with_other_nodes(slurm_lab: SlurmLab, run: Run) -
     wait_for(lambda: pool.state() == full)
     slurm_lab.run("scontrol", "update", "NodeName=node3", "State=DOWN", "Reason=taken away")
     renew_until(lambda: pool.state() != full, pool, run)
-    renew_until(lambda: pool.state() == full and len(run.agents()) == 4, pool, run)  # the node is there again
+    renew_until(lambda: pool.state() == full and len(run.agents()) == 4, pool, run)  # the node is available again
     run.hang_up()
     pool.stop()
     assert queue(slurm_lab) == []

@@ -1,4 +1,4 @@
-"""This machine: one agent, which is there as long as the driver wants it."""
+"""The local machine as capacity: one agent, which runs until the driver stops it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_one_agent_has_a_slot_for_each_rank_that_is_wanted_and_leaves_with_the_d
     (note,) = run.wait_for_agents(1)
     assert note["slots"] == 3
     assert unnamed(local.state(), "this machine", f"process {note['pid']}") == []
-    assert os.getsid(note["pid"]) == note["pid"]  # a Ctrl-C at the terminal is the driver's
+    assert os.getsid(note["pid"]) == note["pid"]  # so that Ctrl-C at the terminal reaches only the driver
     assert run.logs() == {f"node-{socket.gethostname()}.log": "here\n"}
     run.hang_up()
     local.stop()

@@ -1,4 +1,4 @@
-"""Node agents on a PBS: in the job that the driver runs in, and in jobs of their own."""
+"""Node agents on a PBS: in the job of the driver, and in separate jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _submits(pbs_lab: PbsLab, stand_in: None, monkeypatch: pytest.MonkeyPatch) -
     _is_pbs.cache_clear()
 
 
-@pytest.mark.skipif(not can_have_hosts(), reason="hosts with names of their own need root")
+@pytest.mark.skipif(not can_have_hosts(), reason="simulated hosts with different names need root")
 def test_agents_of_an_allocation_start_again_where_they_were_killed(pbs_lab: PbsLab, run: Run) -> None:
     script = f'#!/bin/bash\ncd {REPOSITORY}\nexec {sys.executable} -m tests.sgd.capacity.driver "{run.path}"\n'
     job = pbs_lab.submit(
@@ -48,7 +48,7 @@ def test_agents_of_an_allocation_start_again_where_they_were_killed(pbs_lab: Pbs
 @pytest.mark.long
 @pytest.mark.usefixtures("_submits")
 def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(pbs_lab: PbsLab, run: Run) -> None:
-    pbs_lab.set_kill_delay("low", 5)  # these agents do not leave by themselves
+    pbs_lab.set_kill_delay("low", 5)  # the stand-in agents ignore the stop signals
     gang = GangJob("pbs", nodes=2, cpus_per_task=3, timeout_min=10, pbs_queue="low")
     assert (gang.slots, gang.has_gpus) == (6, False)
     gang.start(run.path, gang.slots)
@@ -56,10 +56,10 @@ def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(pbs_
     (job,) = gang._jobs
     pbs_lab.set_preempt_order("D")
     other = pbs_lab.preempt(seconds=0)
-    wait_for(lambda: "SIGUSR2" in {name for _, name in run.warnings()}, DEADLINE_S)  # in_job passes it on to the first
+    wait_for(lambda: "SIGUSR2" in {name for _, name in run.warnings()}, DEADLINE_S)  # in_job forwards it to agent 1
     renew_until(lambda: len(run.agents()) == 4, gang, run)
     assert [its.job_id for its in gang._jobs] != [job.job_id]
-    assert not list(run.path.glob("jobs/*_next"))  # submitit has put nothing back
+    assert not list(run.path.glob("jobs/*_next"))  # submitit has requeued nothing
     pbs_lab.wait_for(other, "F", DEADLINE_S)
     run.hang_up()
     gang.stop()
@@ -78,7 +78,7 @@ def test_a_pool_has_as_many_jobs_as_it_may_and_none_once_it_is_stopped(
     pool.start(run.path, pool.slots)
     run.wait_for_agents(3)
     wait_for(lambda: pool.state().startswith("3 of 4 jobs are running; 1 of 4 jobs are queued"), DEADLINE_S, pool.state)
-    pool.stop()  # the agents have not heard that the driver leaves
+    pool.stop()  # the driver has not asked the agents to exit
     assert pbs_lab.run("qstat") == ""
     assert not (run.path / "of-the-user").exists()
     assert executor.parameters == {"timeout_min": 10, "gpus_per_node": 4, "queue": "low"}

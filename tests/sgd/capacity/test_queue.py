@@ -1,4 +1,4 @@
-"""What a driver asks the scheduler about the jobs of its node agents."""
+"""The driver's queries to the scheduler about the jobs of its node agents."""
 
 from __future__ import annotations
 

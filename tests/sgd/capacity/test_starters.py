@@ -1,4 +1,4 @@
-"""How agents are started on the hosts of an allocation, with commands that are stubs."""
+"""The commands that start agents on the hosts of an allocation; stubs replace the commands."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_host_files_of_all_kinds_name_each_host_once(tmp_path: Path, stub: Stub,
 def test_mpiexec_starts_an_agent_on_each_host_and_once_more_where_it_has_ended(
     run: Run, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has its own mpiexec, which passes no environment on."""
+    """Each host has a separate mpiexec, which does not pass the environment."""
     stub("mpiexec", f'echo "mpiexec $*" >>{tmp_path}/calls; shift 4; exec env -i "$@"')
     (tmp_path / "hosts").write_text("n1\nn2\n")
     monkeypatch.setenv("HYDRA_HOST_FILE", str(tmp_path / "hosts"))
@@ -145,5 +145,5 @@ def test_a_step_that_ends_at_once_says_why(run: Run, stub: Stub) -> None:
         "job 12 has node1, node3; it has lost node2; no agent runs on node1, node3: srun: error: Unable to create step "
         "for job 12: Requested nodes are busy"
     )
-    wait_for(lambda: allocation.state() == why, otherwise=allocation.state)  # each host's step ends when it ends
+    wait_for(lambda: allocation.state() == why, otherwise=allocation.state)  # each host's step ends when its agent ends
     allocation.stop()

@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _agents_can_be_forked(_fork_server: None) -> None:
-    """Those of tests.sgd.local_nodes."""
+    """Start the fork server for the agents of tests.sgd.local_nodes."""

@@ -1,4 +1,4 @@
-"""A round of TorchTrainer.remaining() in which a program ends is begun again by the next one."""
+"""If a program ends during a round of TorchTrainer.remaining(), the next program starts that round again."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tests.sgd.runners import Regression
 
 
 class Program:
-    """The calls of programs of one run, without ranks."""
+    """Simulated programs of one run, which make calls without ranks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.made: list[str] = []
-        """Calls that were made, in the state."""
+        """Methods of the calls whose effect is part of the current state."""
         self.epochs_done = 0
         self.snapshots: list[dict[str, Any]] = []
         self.start()
 
     def start(self, snapshot: int = -1) -> None:
-        """Another program, which goes on from that snapshot."""
+        """Start another program, which resumes from that snapshot."""
         self.rounds = Rounds(self.folder / "round", is_durable=True)
         if self.snapshots:
             self.rounds.resume(self.snapshots[snapshot])
@@ -52,7 +52,7 @@ class Program:
         return result
 
     def remaining(self, epochs: int) -> Iterator[int]:
-        """As TorchTrainer's."""
+        """Iterate over the remaining epochs like TorchTrainer.remaining()."""
         while (epoch := self.rounds.next_epoch(self.rounds.epochs_done(self.epochs_done))) < epochs:
             with self.rounds.opened(epoch):
                 yield epoch
@@ -64,7 +64,7 @@ def program(tmp_path: Path) -> Program:
 
 
 def left_after(program: Program, epoch: int, *calls: str) -> list[Any]:
-    """A program that ends in this round, after these calls; their results."""
+    """Run a program that ends in this round after these calls, and return their results."""
     for each in program.remaining(epoch + 1):
         if each == epoch:
             return [program.call(call) for call in calls]
@@ -103,7 +103,7 @@ def test_a_round_may_be_left_as_often_as_it_likes(program: Program) -> None:
 def test_a_round_has_ended_when_the_next_is_asked_for(program: Program) -> None:
     for epoch in program.remaining(2):
         if epoch == 1:
-            break  # killed in the middle of the next train()
+            break  # as if the program were killed during the next train()
         program.call("train")
         program.call("validate")
     program.start()
@@ -179,7 +179,7 @@ def test_a_program_that_was_changed_makes_its_calls_from_there_on(
 def test_a_result_that_cannot_be_read_any_more_is_as_one_of_another_call(program: Program) -> None:
     left_after(program, 0, "train")
     (call,) = program.snapshots[-1]["calls"]
-    program.snapshots[-1]["calls"] = [call._replace(result="of a class that is gone")]
+    program.snapshots[-1]["calls"] = [call._replace(result="of a class that was removed")]
     program.start()
     left_after(program, 0, "train")
     assert program.made == ["train", "train"]
@@ -225,7 +225,9 @@ CONFIG = {BATCH_SIZE: 6, "length": 12}
 
 
 def rounds_of(trainer: TorchTrainer, stop_after: int) -> list[Any]:
-    """The documented loop, and what it has seen, until the program ends after so many calls of it."""
+    """Run the documented loop until the program ends after `stop_after` calls; return the epoch and result of each
+    call.
+    """
     seen: list[Any] = []
     for epoch in trainer.remaining(2):
         for call in (
@@ -246,7 +248,7 @@ def trainer_of(run: str) -> TorchTrainer:
 
 
 def left_by(trainer: TorchTrainer, run: str) -> Any:
-    """The trained state, and all that the newest snapshot holds."""
+    """Return the trained state and the other content of the newest snapshot."""
     trainer.shutdown()
     snapshot = newest(RunFolder(path_of(run, os.environ)))
     assert snapshot

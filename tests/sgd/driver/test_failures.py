@@ -1,4 +1,4 @@
-"""Whose failure it is that a rank tells of."""
+"""The classification of failures: whether an error that a rank reports comes from the gang or from the user's code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.facts import unnamed
         ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer", True),
         ("DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited", True),
         ("DistStoreError: waited 300 s for gang/0", True),
-        ("ConnectionResetError: [Errno 104] Connection reset by peer", False),  # of a user's download
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", False),  # an error of the user's download
         ("TimeoutError: timed out", False),
         ("ValueError: nccl", False),
         ("RuntimeError: my loss is NaN", False),

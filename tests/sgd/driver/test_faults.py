@@ -1,4 +1,4 @@
-"""What TorchTrainer does when ranks, agents, nodes and drivers end: real processes, really killed."""
+"""The reaction of TorchTrainer to the end of ranks, agents, nodes and drivers: real processes, which are killed."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_a_gang_shrinks_when_a_node_is_lost_and_grows_when_it_is_back() -> None:
         shrunk = its.train()
         assert (shrunk["epoch"], shrunk["batch_count"], size_of(its)) == (2, 8, 1)
         nodes.give_back()
-        its.train()  # hears of the new agent
+        its.train()  # the driver receives the connection of the new agent
         wait_for(lambda: its.train()["num_samples"] == 64 and size_of(its) == 2, DEADLINE_S)
 
 
 def test_the_node_of_rank_0_may_be_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_det.sgd.driver.gang.LAST_REPORT_S", 3600.0)  # nobody is left there to say any
+    monkeypatch.setattr("hpc_det.sgd.driver.gang.LAST_REPORT_S", 3600.0)  # no agent is left there to report
     nodes = LocalNodes(2)
     with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes) as its:
         before = its.train()
@@ -80,7 +80,7 @@ def test_a_state_that_nobody_holds_any_more_is_an_error_at_once() -> None:
         its.train()
         nodes.take(0)
         nodes.take(1)
-        for _ in range(2):  # no node is waited for; nor does it begin anew when it is asked once more
+        for _ in range(2):  # no node is waited for, and a second call does not start from scratch
             with refused(StateLost, "train() call 1", "run=NAME"):
                 its.train()
         assert isinstance(StateLost("it"), RuntimeError)
@@ -204,7 +204,7 @@ def test_a_death_that_is_heard_before_the_call_is_made_is_not_forgotten(
         (rank,) = elastic._gang.ranks
         if elastic._nodes.generation == 1:
             os.kill(rank.pid or 0, signal.SIGKILL)
-            while rank.code is None or not getattr(rank.line, "is_dropped", True):  # its agent says it, and its line
+            while rank.code is None or not getattr(rank.line, "is_dropped", True):  # reported, and disconnected
                 elastic._nodes.hear(1)
         return place(elastic)
 
@@ -224,7 +224,7 @@ def test_a_stopped_agent_is_missed_by_its_heartbeat() -> None:
         agents: Any = its._open_gang._nodes
         agents.attentive_since -= 1000
         for line in [node.line for node in agents._nodes if node.line.identity["pid"] == stopped[0]]:
-            line.heard_at = time.monotonic() - 9  # of 10 s; the other one goes on to be heard
+            line.heard_at = time.monotonic() - 9  # of the timeout of 10 s; the other agent keeps sending heartbeats
         assert its.train()["epoch"] == 2
         assert size_of(its) == 1
         for pid in reversed(stopped):
@@ -239,7 +239,7 @@ def test_nobody_was_silent_while_the_driver_did_not_listen(monkeypatch: pytest.M
         gang.nodes._clock._looked_at -= 1000
         for line in [node.line for node in gang.nodes._nodes] + [rank.line for rank in gang.ranks]:
             line.heard_at -= 1000  # type: ignore[union-attr, misc]
-        its.apply_all_workers(lambda: time.sleep(0.3))  # looked after meanwhile
+        its.apply_all_workers(lambda: time.sleep(0.3))  # the nodes are monitored meanwhile
         assert gang.nodes.generation == 1
 
 
@@ -257,7 +257,7 @@ def test_a_gang_that_hangs_is_ended_and_tried_again(tmp_path: Path) -> None:
 
 
 class OneBroken(LocalNodes):
-    """On the first node every rank is KILLed as soon as it begins, until its agent is replaced."""
+    """A capacity on whose first node every rank is killed as soon as it starts, until the node's agent is replaced."""
 
     def __init__(self, mark: Path) -> None:
         super().__init__(2)
@@ -294,7 +294,7 @@ def test_a_node_where_no_gang_can_be_formed_is_left_out_until_it_comes_anew(
 
 
 def cut_all_but(port: int) -> None:
-    """Every TCP connection of this process, but for the one to this port."""
+    """Shut down every TCP connection of this process except those to this port."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
             if connection.family == socket.AF_INET and connection.getpeername()[1] != port:
@@ -332,7 +332,7 @@ def stacks(run: Path) -> str:
 
 @pytest.fixture
 def _waits_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For as long as they take."""
+    """Wait for the stacks of the ranks as long as the test may run."""
     monkeypatch.setattr("hpc_det.sgd.driver.gang.STACKS_S", DEADLINE_S)
 
 
@@ -393,9 +393,9 @@ def test_a_killed_driver_goes_on_after_its_last_call_bit_for_bit() -> None:
         found = [float(killed.stdout.readline().split()[1]) for _ in range(2)]
         its = descendants(killed.pid)
         killed.kill()
-    wait_for(lambda: all(map(has_no_memory, its)), DEADLINE_S)  # and what its agent held is on the disk
+    wait_for(lambda: all(map(has_no_memory, its)), DEADLINE_S)  # and the snapshot in its agent's memory is on the disk
     with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor="local", run="mine") as second:
-        found[1:] = [second.train()["train_loss"] for _ in second.remaining(4)]  # it was killed in a round
+        found[1:] = [second.train()["train_loss"] for _ in second.remaining(4)]  # round 1 was not finished
         found_weights = weights(second)
     assert found == expected
     assert all(torch.equal(found_weights[name], value) for name, value in expected_weights.items())
@@ -457,7 +457,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(state_folder: Path) -> None:
         assert driver.stdout
         driver.stdout.readline()
         its = descendants(driver.pid)
-        assert len(its) >= 4  # agent, fork server, two ranks
+        assert len(its) >= 4  # the agent, the fork server and two ranks
         os.killpg(driver.pid, signal.SIGINT)
         assert "KeyboardInterrupt" in driver.communicate(timeout=DEADLINE_S)[1]
     wait_for(lambda: all(map(has_no_memory, its)), DEADLINE_S)

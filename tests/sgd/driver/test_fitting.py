@@ -1,4 +1,4 @@
-"""Loops of users on real agents and real ranks of this machine."""
+"""Training loops of users, on real agents and real ranks of this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(function: Any, folder: Path, **arguments: Any) -> Result:
 
 
 def count_to(config: dict[str, Any]) -> None:
-    """Reports 1, 2, ... with a file of each rank, and KILLs rank 1 once before `fatal`."""
+    """Report 1, 2, ... with a file of each rank, and kill rank 1 once before the step `fatal`."""
     context = get_context()
     rank, mark, done = context.get_world_rank(), Path(config["mark"]), 0
     if checkpoint := context.get_checkpoint():
@@ -56,7 +56,7 @@ def test_a_killed_rank_costs_what_came_after_the_last_checkpoint(tmp_path: Path)
     assert result.checkpoint
     assert sorted(path.name for path in Path(result.checkpoint.path, "sub").iterdir()) == ["rank-0.json", "rank-1.json"]
     assert [metrics["step"] for _, metrics in result.best_checkpoints] == [2, 4]
-    again = run(count_to, tmp_path, train_loop_config=config)  # all is done already
+    again = run(count_to, tmp_path, train_loop_config=config)  # all steps are done already
     assert again.metrics == result.metrics
 
 
@@ -137,7 +137,7 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
 
 
 def tell_sizes(config: dict[str, Any]) -> None:
-    """Reports the size of the gang until it was 2, 1, and 2 again; asks for a change by touching a file."""
+    """Report the size of the gang until it was 2, 1 and 2 again; a file requests each change."""
     context = get_context()
     sizes: list[int] = []
     if checkpoint := context.get_checkpoint():
@@ -151,7 +151,7 @@ def tell_sizes(config: dict[str, Any]) -> None:
                 given = Checkpoint.from_directory(folder)
             report({"sizes": sizes}, given)
         Path(config["folder"], f"had-{len(sizes)}").touch()
-        time.sleep(0.01)  # a batch
+        time.sleep(0.01)  # the time of a batch
 
 
 def test_a_gang_shrinks_when_a_node_is_lost_and_grows_at_a_checkpoint(

@@ -1,4 +1,4 @@
-"""What was trained is not lost with an error after it, for instance in the last validation."""
+"""An error after the training, for instance in the last validation, does not lose the trained state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kept_runs(state_folder: Path) -> list[Path]:
 
 
 def is_there(run: Path, trained: list[torch.Tensor]) -> bool:
-    """Whether another program goes on after that training, and may save it."""
+    """Return whether another program resumes after that training; it may save the state."""
     with trainer(run=run) as its:
         assert its.epochs_done == 1
         return all(map(torch.equal, weights(its).values(), trained))
@@ -45,7 +45,7 @@ def is_there(run: Path, trained: list[torch.Tensor]) -> bool:
 def train_and_fail(
     its: TorchTrainer, before_it: Callable[[TorchTrainer], object] = lambda its: None
 ) -> list[torch.Tensor]:
-    """The weights after the training; the validation after it has ended the `with` block."""
+    """Return the weights after the training; the failing validation then ends the `with` block."""
     trained: list[torch.Tensor] = []
     with suppress(KeyError), its:
         its.train()

@@ -1,4 +1,4 @@
-"""A snapshot in the middle of a pass, and what fresh runners do with it."""
+"""Snapshots in the middle of a pass, restored by new runners."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sgd.runners import Augmented, Regression, alone, settings
 
 
 class Snapshot:
-    """Of one rank, in bytes, as it goes to memory files and to the driver."""
+    """A snapshot of one rank as bytes, as it is written to memory files and sent to the driver."""
 
     def __init__(self, runner: Runner) -> None:
         runner.level()
@@ -44,7 +44,7 @@ class Snapshot:
 
 
 def story(runner: Runner) -> list[Any]:
-    """What follows on a snapshot, to the last bit. Texts, since NaN is no NaN."""
+    """Return all results after a snapshot, exactly and as text, because NaN does not equal NaN."""
     calls = [
         runner.train(2),
         runner.validate(2),
@@ -74,7 +74,7 @@ def begun(runner: Runner) -> Runner:
 
 
 def trained_plainly(distributed: Distributed, epochs: int) -> tuple[bytes, bytes]:
-    """The weights of a runner, and of a loop in plain DDP as torch's tutorials have it."""
+    """Return the weights of a runner, and those of a plain DDP loop as in torch's tutorials."""
     place = RankPlace(distributed.rank, distributed.local_rank, distributed.size)
     runner = Runner(settings(size=2, num_workers=2, config={"length": 41}), place)
     for _ in range(epochs):
@@ -138,25 +138,27 @@ def test_persistent_workers_go_on_at_the_right_sample() -> None:
 
 
 def on_and_again(distributed: Distributed, *, of_rank: int = 0, **options: Any) -> tuple[bool, list[Any]]:
-    """Whether the story is the same after a restore of what `of_rank` wrote, and what it is without one."""
+    """Return whether a restore of the snapshot of `of_rank` gives the same results as an uninterrupted run, and the
+    results.
+    """
     place = RankPlace(distributed.rank, distributed.local_rank, distributed.size)
-    told = settings(size=place.size, num_workers=place.size, **options)
-    undisturbed = begun(Runner(told, place))
-    undisturbed.train(1)  # until the next batch, each rank has its own averages of batch norm
+    given = settings(size=place.size, num_workers=place.size, **options)
+    undisturbed = begun(Runner(given, place))
+    undisturbed.train(1)  # before the next batch, each rank has different running means of batch norm
     snapshot, expected = Snapshot(undisturbed), story(undisturbed)
     written = [snapshot.shared]
     dist.broadcast_object_list(written, src=of_rank)
     (snapshot.shared,) = written
     seed_everything(99)
-    other = {**told.config, "seed": 98}
+    other = {**given.config, "seed": 98}
     again = snapshot.restored(
         Runner(settings(size=place.size, num_workers=place.size, **{**options, "config": other}), place),
         has_shared=place.rank == 0,
     )
-    retold = story(again)
+    repeated = story(again)
     undisturbed.close()
     again.close()
-    return retold == expected, retold
+    return repeated == expected, repeated
 
 
 def all_cases(distributed: Distributed, cases: list[dict[str, Any]]) -> list[Any]:
@@ -175,10 +177,10 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(("size", "cases"), [(2, CASES), (3, CASES[:1])])
 def test_ranks_go_on_bit_for_bit(on_ranks: OnRanks, size: int, cases: list[dict[str, Any]]) -> None:
-    told = on_ranks(size, all_cases, cases)
-    for case, ranks in zip(cases, zip(*told, strict=True), strict=True):
+    results = on_ranks(size, all_cases, cases)
+    for case, ranks in zip(cases, zip(*results, strict=True), strict=True):
         assert all(is_same for is_same, _ in ranks), case
-        assert len({told[0] for _, told in ranks}) == size, "ranks have generators and samples of their own"
+        assert len({result[0] for _, result in ranks}) == size, "ranks have different generators and samples"
 
 
 # --- another number of ranks
@@ -204,7 +206,7 @@ def some_of_a_pass(distributed: Distributed, size: int, steps: int | None, snaps
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.usefixtures("_own_generators")
 def test_a_gang_shrinks_and_grows_in_the_middle_of_a_pass(on_ranks: OnRanks, size: int) -> None:
-    """6 samples a step whatever the size: 12, then 12, then 16 of 40."""
+    """6 samples per step for any size: 12, then 12, then 16 of 40."""
     first = on_ranks(size, some_of_a_pass, size, 2, None)
     only = [some_of_a_pass(Distributed(), size, 2, [part[2] for part in first])]
     last = on_ranks(size, some_of_a_pass, size, None, [part[2] for part in only])
@@ -222,7 +224,7 @@ def test_a_gang_shrinks_and_grows_in_the_middle_of_a_pass(on_ranks: OnRanks, siz
 
 
 class Large(TrainingOperator):
-    """200 MB."""
+    """A model of 200 MB."""
 
     def setup(self, config: dict[str, Any]) -> None:
         model = nn.Linear(5000, 10000, bias=False)
@@ -241,7 +243,7 @@ def restored_large(distributed: Distributed) -> tuple[float, float]:
     weight.data.fill_(place.rank + 1)
     shared = runner.shared() if place.rank == 0 else None
     before = memory_mb("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     runner.restore(shared, None)
     return memory_mb("VmHWM") - before, weight.mean().item()
 
@@ -278,7 +280,9 @@ def test_what_another_run_sends_is_not_unpickled(on_ranks: OnRanks, tmp_path: Pa
 
 
 def operators_state(distributed: Distributed) -> list[Any]:
-    """Whether it is in the own part: where it differs, where it does not, and where there is none."""
+    """Return whether the operator's state is in the rank's part: if it differs between ranks, if not, and without any
+    state.
+    """
     place = RankPlace(distributed.rank, distributed.local_rank, distributed.size)
     has_own = []
     for operator_cls in (Regression, SameEverywhere, Large):

@@ -1,4 +1,4 @@
-"""A driver whose nodes are suspended with their job, for longer than it waits for the silent."""
+"""A driver whose nodes are suspended with their job, for longer than the timeout of a silent node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOB = "7.server"
 
 
 class Suspendable(LocalNodes):
-    """Of a job that the scheduler has suspended, or not."""
+    """Nodes of a job that the scheduler may have suspended."""
 
     job_is_suspended = False
 
@@ -34,13 +34,13 @@ class Suspendable(LocalNodes):
 
 @pytest.fixture(autouse=True)
 def _in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agents are."""
+    """Let the agents run in a job."""
     monkeypatch.setenv("PBS_JOBID", JOB)
 
 
 @contextmanager
 def stopped(nodes: LocalNodes) -> Iterator[None]:
-    """The agent alone, as by a scheduler that does not know the sessions of its ranks."""
+    """Stop only the agent, as a scheduler does that does not know the sessions of the ranks."""
     os.kill(nodes.agents[0].pid, signal.SIGSTOP)
     try:
         yield
@@ -53,7 +53,7 @@ def gang_of(its: TorchTrainer) -> RankGang:
 
 
 def wait_in_vain(gang: RankGang) -> None:
-    """The time for which the driver waits for a silent node passes."""
+    """Simulate that the driver has waited for silent nodes until the timeout."""
     gang.nodes.attentive_since -= 1000
     for node in gang.nodes._nodes:
         node.line.heard_at -= 1000  # type: ignore[misc]
@@ -61,7 +61,7 @@ def wait_in_vain(gang: RankGang) -> None:
     gang.nodes._drop_silent()
 
 
-def goes_on(gang: RankGang) -> bool:
+def is_running(gang: RankGang) -> bool:
     gang.poll()
     return not gang.nodes.are_suspended
 
@@ -89,8 +89,8 @@ def test_a_silent_node_of_a_suspended_job_is_not_lost() -> None:
                 wait_in_vain(gang)
             assert gang.nodes.are_suspended
             nodes.job_is_suspended = False
-            wait_in_vain(gang)  # it goes on, and has not been heard yet
-        wait_for(lambda: goes_on(gang))
+            wait_in_vain(gang)  # the job is resumed, but no heartbeat has arrived yet
+        wait_for(lambda: is_running(gang))
         assert its.train()["epoch"] == 2
         assert gang.nodes.generation == 1
 
@@ -121,9 +121,9 @@ def test_ranks_of_a_suspended_job_do_not_hang() -> None:
             wait_in_vain(gang)
             for _ in range(30):
                 watch._next_look = 0.0
-                watch._clock._looked_at -= 2  # seconds of a driver that runs
+                watch._clock._looked_at -= 2  # seconds in which the driver runs
                 watch.look()
-        wait_for(lambda: goes_on(gang))
+        wait_for(lambda: is_running(gang))
         assert its.train()["epoch"] == 2
         assert gang.nodes.generation == 1
 
@@ -147,5 +147,5 @@ def test_ranks_of_a_suspended_job_may_come_late(monkeypatch: pytest.MonkeyPatch)
             patch.setattr("hpc_det.sgd.driver.gang.time", clock)
             patch.setattr(gang.nodes, "hear", hear)
             gang._await_ranks()
-        wait_for(lambda: goes_on(gang))
+        wait_for(lambda: is_running(gang))
         assert its.train()["epoch"] == 2

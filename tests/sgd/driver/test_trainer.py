@@ -114,7 +114,7 @@ def test_a_users_exception_is_raised_at_once_with_the_ranks_traceback() -> None:
         with refused(KeyError, "a mistake of mine") as caught:
             its.train()
         assert "raise KeyError" in str(caught.value.__cause__)
-        assert its.apply_all_workers(os.getpid)  # and the trainer is still good
+        assert its.apply_all_workers(os.getpid)  # the trainer is still usable
         with refused(ValueError) as long:
             its.apply_all_workers(raise_long_words)
         assert len(str(long.value)) == 2**21
@@ -146,7 +146,7 @@ def test_with_use_local_rank_0_is_in_this_process_and_the_others_are_not() -> No
         os.kill(pids[1], 9)
         assert its.train()["epoch"] == 2
         assert its.apply_all_workers(os.getpid)[0] == os.getpid()
-        with refused(ValueError, "a mistake of mine"):  # no timeout of a collective's is waited for
+        with refused(ValueError, "a mistake of mine"):  # without waiting for the timeout of a collective
             its.apply_all_operators(wait_for_rank_1)
 
 
@@ -160,7 +160,7 @@ def test_a_debugger_finds_a_single_rank_in_this_process_and_waits_for_nobody(mon
 
 @pytest.fixture(scope="module")
 def shared(_agents_can_be_forked: None) -> Iterator[TorchTrainer]:
-    """For tests that leave it able to train."""
+    """Yield a trainer for tests that leave it usable."""
     with trainer(config={BATCH_SIZE: 9, "seed": 3}, initialization_hook=hook, scheduler_step_freq="epoch") as its:
         yield its
 

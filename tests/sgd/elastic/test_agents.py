@@ -1,4 +1,6 @@
-"""What a job runs in each task: one agent, which hears what the scheduler sends, and comes back when it was killed."""
+"""The task of a job of agents: it runs one agent, forwards the scheduler's signals to it, and restarts it if it is
+killed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run has one driver: the claims of real processes, some of which are killed."""
+"""A run has one driver: real processes claim a run, and some of them are killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpc_det.store.run_folder import RunFolder
 from tests.facts import refused, unnamed
 
 NOWHERE = DriverAddress("127.0.0.1", 1)
-"""Nobody listens there: that its process lives is all that speaks for such a driver."""
+"""The address of a driver that does not listen: only its running process protects its claim."""
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -51,7 +51,7 @@ class Programs:
         assert {self._said(program) for program in self._all} == {"ready"}
 
     def claim(self, run: RunFolder) -> list[str]:
-        """All at once."""
+        """Let all programs claim the run at once; return their answers."""
         for program in self._all:
             assert program.stdin
             program.stdin.write(f"{run.path}\n")
@@ -74,7 +74,7 @@ def test_of_several_drivers_that_come_at_once_one_has_the_run(tmp_path: Path) ->
     runs = [RunFolder(tmp_path / str(number)) for number in range(4)]
     for run in runs:
         run.make()
-    for _ in range(2):  # of a new run, and of one whose driver was killed
+    for _ in range(2):  # first a new run, then a run whose driver was killed
         programs = Programs(4)
         try:
             for run in runs:

@@ -1,4 +1,4 @@
-"""How agents find their driver. Loopback stands for the network: it has an address for each of us (127.0.0.0/8)."""
+"""Agents find their driver. Loopback replaces the network: it has an address for each of them (127.0.0.0/8)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_agent_writes_down_from_where_it_will_come(run: RunFolder, monkeypatc
     monkeypatch.setattr(meeting, "LOOK_S", 0.0)
     guests = Guests(run, "10.0.0.7")
     assert not guests.are_allowed_from("127.0.0.1")
-    announce(run, "127.0.0.1", 1)  # nobody listens there
+    announce(run, "127.0.0.1", 1)  # no process listens on this port
     with refused(HpcDetError, "127.0.0.1:1", "driver"):
         call_driver(run, "node1", AGENT, 0.1)
     assert guests.are_allowed_from("127.0.0.1")

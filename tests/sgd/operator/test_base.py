@@ -1,4 +1,4 @@
-"""What `register` takes, refuses and gives back."""
+"""The arguments of `register`, its errors and its return value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.facts import refused
 
 
 class Registers(TrainingOperator):
-    """config["what"]() is what is registered."""
+    """Registers the result of config["what"]()."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.back = self.register(**config["what"]())

@@ -164,7 +164,7 @@ def test_data_are_created_while_no_other_rank_of_the_node_does(tmp_path: Path) -
 
 
 def _waits_for(lock: int) -> bool:
-    """Whether someone is in line for the lock (proc(5), /proc/locks: "->")."""
+    """Return whether a process waits for the lock (proc(5), /proc/locks: "->")."""
     inode = os.fstat(lock).st_ino
     lines = Path("/proc/locks").read_text().splitlines()
     return any("->" in line and f":{inode} " in line for line in lines)

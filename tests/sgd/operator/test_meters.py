@@ -78,7 +78,7 @@ def test_a_batch_that_returned_nothing_is_named() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What perf_counter says from here on."""
+    """Replace perf_counter; the only element of the list is its value."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     return now

@@ -1,4 +1,4 @@
-"""Mixed precision on a CPU, with torch's scaler as it is on a GPU, and with something in apex's place."""
+"""Mixed precision on a CPU, with torch's gradient scaler as on a GPU, and with a stand-in for apex."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_gpu_computes_in_float16_and_scales_losses() -> None:
 
 @pytest.fixture
 def scaling() -> Amp:
-    """As on a GPU, with a scale that doubles at each update."""
+    """Return mixed precision as on a GPU, with a scale that doubles at each update."""
     amp = Amp(CPU)
     amp.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
     return amp
@@ -136,7 +136,7 @@ def test_apex_that_is_not_there_is_said_with_the_remedy(kind: type[Exception], m
 
 
 class StandIn(ModuleType):
-    """For apex.amp: it notes what it is asked for."""
+    """A stand-in for apex.amp that records its calls."""
 
     def initialize(self, models: list[Any], optimizers: list[Any], **options: Any) -> None:
         self.initialized = models, optimizers, options

@@ -1,4 +1,4 @@
-"""The default loops, and what they say when something is missing."""
+"""The default loops of TrainingOperator, and the errors for missing parts."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_a_model_of_several_inputs_gets_all_features() -> None:
 # --- overrides
 
 
-class Told(Classifier):
-    """Its batches return nothing but what they are told."""
+class Echo(Classifier):
+    """Its batches return only the information that they receive."""
 
     def train_batch(self, batch: Any, batch_idx: Any) -> dict[str, Any]:  # the seed's documentation calls it so
         return {"told": dict(batch_idx), "loss": torch.tensor(float(batch)), "num_samples": batch}
@@ -125,7 +125,7 @@ class Told(Classifier):
 def test_a_batch_is_told_where_it_is_and_what_the_caller_said() -> None:
     seen: list[dict[str, Any]] = []
 
-    class Operator(Told):
+    class Operator(Echo):
         def train_batch(self, batch: Any, batch_idx: Any) -> dict[str, Any]:
             seen.append(batch_idx)
             return {"loss": torch.tensor(float(batch)), "num_samples": batch}
@@ -135,7 +135,7 @@ def test_a_batch_is_told_where_it_is_and_what_the_caller_said() -> None:
     result = operator.train_epoch([1, 3], {"mine": 7})
     assert seen[1:] == [{"batch_idx": 0, "global_step": 1, "mine": 7}, {"batch_idx": 1, "global_step": 2, "mine": 7}]
     assert result == {"batch_count": 2, "num_samples": 4, "loss": 2.5, "last_loss": 3.0}
-    assert Told({}, 0, 0).validate([5], {"mine": 7})["last_batch_idx"] == 0
+    assert Echo({}, 0, 0).validate([5], {"mine": 7})["last_batch_idx"] == 0
 
 
 def test_a_step_that_was_put_on_the_operator_itself_is_called() -> None:
@@ -271,7 +271,7 @@ def test_an_operator_for_tests_of_metrics_adds_scores() -> None:
     config = {"scores": [4.0, 0.0], "val_scores": [6.0], "key": "score"}
     operator = get_test_metrics_operator(Classifier)(config, 0, 0)
     result = operator.train_epoch(batches(4, 4))
-    assert (result["score"], result["last_score"]) == (0.5, 0.0)  # 4 in 8 samples
+    assert (result["score"], result["last_score"]) == (0.5, 0.0)  # 4 of 8 samples
     assert operator.validate(batches(3))["score"] == 2.0
 
 
@@ -304,16 +304,16 @@ class Normalized(TrainingOperator):
 
 def _validated_unevenly(distributed: Distributed) -> tuple[int, bool]:
     operator = Normalized({}, distributed.rank, distributed.rank, is_distributed=True, wrap_ddp=True, world_size=2)
-    operator.train_epoch(batches(4 + distributed.rank))  # after which each has means of its own
+    operator.train_epoch(batches(4 + distributed.rank))  # afterwards each rank has different running means
     result = operator.validate(batches(*[4] * (2 * distributed.rank)))
     means = operator.model.module[0].running_mean.clone()
     of_rank_0 = means.clone()
     dist.broadcast(of_rank_0, src=0)
-    operator.train_epoch(batches(4))  # in which ranks need each other again
+    operator.train_epoch(batches(4))  # a step that needs both ranks
     return result["batch_count"], torch.equal(means, of_rank_0)
 
 
 def test_ranks_with_different_numbers_of_batches_evaluate_the_same_model(on_ranks: OnRanks) -> None:
-    """DDP would exchange buffers at the first batch, which a rank without any never comes to."""
+    """DDP would exchange buffers at the first batch, which a rank without batches never reaches."""
     (none, _), (two, same_model) = on_ranks(2, _validated_unevenly)
     assert (none, two, same_model) == (0, 2, True)

@@ -1,4 +1,4 @@
-"""Data whose samples are their numbers, and what ranks make of it."""
+"""Data whose samples are their indices, and the passes of ranks over it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Numbers(Dataset[int]):
 
 
 class Noisy(Numbers):
-    """Each sample with a random number of each generator."""
+    """Each sample contains a random number of each generator."""
 
     def __getitem__(self, index: int) -> Any:
         return index, random.random(), float(np.random.random()), float(torch.rand(()))
 
 
 class Seeds(Numbers):
-    """Each sample is the seed of the process that loads it, and its first random number."""
+    """Each sample is the seed of the process that loads it, and a random number of torch."""
 
     def __getitem__(self, index: int) -> Any:
         return torch.utils.data.get_worker_info().seed, torch.rand(())  # type: ignore[union-attr]
@@ -56,7 +56,7 @@ def passes(
 
 
 def gang(size: int, length: int, *, batch_size: int = 2, exact: bool = False, **options: Any) -> list[Passes]:
-    """Of all ranks, each with a loader of its own."""
+    """Return the passes of all ranks, each with a separate loader."""
     return [
         passes(DataLoader(Numbers(length), batch_size=batch_size, **options), rank, size, 8, exact)
         for rank in range(size)
@@ -64,7 +64,7 @@ def gang(size: int, length: int, *, batch_size: int = 2, exact: bool = False, **
 
 
 def taken(ranks: list[Passes], num_steps: int | None = None) -> list[list[list[int]]]:
-    """By rank: its batches."""
+    """Return the next batches of each rank, by rank."""
     return [[batch.tolist() for batch in rank.batches(num_steps)] for rank in ranks]
 
 
@@ -73,7 +73,7 @@ def flat(nested: Any) -> list[int]:
 
 
 def handed_over(before: list[Passes], after: list[Passes]) -> None:
-    """A snapshot of some ranks restored on as many, or more or fewer."""
+    """Restore a snapshot of some ranks on the same or another number of ranks."""
     position, owns = before[0].position(), [rank.own() for rank in before]
     for number, rank in enumerate(after):
         rank.restore(position, owns[number] if number < len(owns) else None)

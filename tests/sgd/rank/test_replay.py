@@ -74,7 +74,7 @@ LOADERS: list[Callable[[], Any]] = [
 
 
 def training(data: Passes, steps: int) -> list[Any]:
-    """Each step draws random numbers itself, as dropout does."""
+    """Return the batches with random numbers that each step draws, as dropout does."""
     return [(plain(batch), random.random(), np.random.random(), float(torch.rand(()))) for batch in data.batches(steps)]
 
 

@@ -90,10 +90,10 @@ def with_hooks(**hooks: Any) -> Runner:
 
 
 def test_info_reaches_every_hook() -> None:
-    told: list[dict[str, Any]] = []
+    infos: list[dict[str, Any]] = []
 
     def train_batch(operator: Any, batch: Any, batch_info: dict[str, Any]) -> dict[str, Any]:
-        told.append(dict(batch_info))
+        infos.append(dict(batch_info))
         return {"train_loss": 1.0}
 
     runner = alone(type("Telling", (Regression,), {"train_batch": train_batch}), scheduler_step_freq="manual")
@@ -101,9 +101,9 @@ def test_info_reaches_every_hook() -> None:
     runner.train(2)
     runner.train(2)
     common = {"__use_fp16__": False}
-    assert told[0] == {**common, "batch_idx": 0, "global_step": 0, "epoch_idx": 0, "__num_steps__": None, "mine": "x"}
-    assert told[8] == {**common, "batch_idx": 1, "global_step": 8, "epoch_idx": 1, "__num_steps__": 2}
-    assert told[10] == {**common, "batch_idx": 1, "global_step": 10, "epoch_idx": 1, "__num_steps__": 2}
+    assert infos[0] == {**common, "batch_idx": 0, "global_step": 0, "epoch_idx": 0, "__num_steps__": None, "mine": "x"}
+    assert infos[8] == {**common, "batch_idx": 1, "global_step": 8, "epoch_idx": 1, "__num_steps__": 2}
+    assert infos[10] == {**common, "batch_idx": 1, "global_step": 10, "epoch_idx": 1, "__num_steps__": 2}
 
 
 def test_the_callers_info_is_left_alone() -> None:
@@ -204,7 +204,7 @@ def test_functions_run_on_the_rank() -> None:
 
 
 def test_update_scheduler_gives_the_metric_to_each_scheduler() -> None:
-    told: list[Any] = []
+    steps: list[Any] = []
 
     class Two(TrainingOperator):
         def setup(self, config: dict[str, Any]) -> None:
@@ -212,11 +212,11 @@ def test_update_scheduler_gives_the_metric_to_each_scheduler() -> None:
             optimizer = torch.optim.SGD(model.parameters(), lr=1)
             schedulers = [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer) for _ in range(2)]
             for number, scheduler in enumerate(schedulers):
-                scheduler.step = lambda metric, number=number: told.append((number, metric))  # type: ignore[method-assign,assignment]
+                scheduler.step = lambda metric, number=number: steps.append((number, metric))  # type: ignore[method-assign,assignment]
             self.register(models=model, optimizers=optimizer, schedulers=schedulers)
 
     alone(Two).update_scheduler(0.5)
-    assert told == [(0, 0.5), (1, 0.5)]
+    assert steps == [(0, 0.5), (1, 0.5)]
 
 
 def test_models_are_the_registered_ones() -> None:

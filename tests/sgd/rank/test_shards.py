@@ -15,7 +15,7 @@ from tests.sgd.rank.loaders import Noisy, Numbers, Seeds, Stream, flat, gang, ha
 
 
 def torchs_own(size: int, length: int, batch_size: int, epochs: int, *, shuffle: bool) -> list[list[list[int]]]:
-    """What plain DDP loops read."""
+    """Return the batches that plain DDP loops read."""
     batches: list[list[list[int]]] = []
     for rank in range(size):
         sampler: DistributedSampler[int] = DistributedSampler(Numbers(length), size, rank, shuffle=shuffle)
@@ -51,7 +51,7 @@ def test_only_data_that_the_user_shuffles_is_shuffled() -> None:
 def test_a_pass_goes_on_at_the_right_sample_on_any_number_of_ranks(
     length: int, sizes: list[int], per_rank: int, steps: int, exact: bool
 ) -> None:
-    """Every sample once, but for what fills up the last batches."""
+    """Every sample is read once, except for those that fill up the last batches."""
     seen: list[int] = []
     ranks = gang(sizes[0], length, batch_size=per_rank, exact=exact, shuffle=True)
     for size in sizes[1:]:
@@ -69,7 +69,7 @@ def test_a_pass_goes_on_at_the_right_sample_on_any_number_of_ranks(
 
 
 def left_of(ranks: list[Any]) -> int:
-    """Batches, also before the pass is open."""
+    """Return the number of batches that are left, also before the pass is open."""
     source = ranks[0]._source
     return int(source.left(ranks[0].position()["done"]))
 
@@ -79,9 +79,9 @@ def left_of(ranks: list[Any]) -> int:
     [
         (2, 7, 2, 7),
         (3, 10, 4, 10),
-        (2, 5, 2, 6),  # 3 and 2 samples would be 2 batches and 1
+        (2, 5, 2, 6),  # 3 and 2 samples would make 2 batches and 1
         (2, 3, 1, 4),
-        (3, 2, 4, 3),  # the third rank would have none
+        (3, 2, 4, 3),  # the third rank would have no sample
     ],
 )
 def test_validation_repeats_no_sample_where_ranks_get_equally_many_batches(

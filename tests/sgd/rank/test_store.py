@@ -1,4 +1,4 @@
-"""Where ranks exchange addresses: what outlives a generation does not reach the next one."""
+"""The store in which ranks exchange addresses: messages of an ended generation do not reach the next one."""
 
 from __future__ import annotations
 

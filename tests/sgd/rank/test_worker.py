@@ -55,7 +55,7 @@ def test_a_state_may_grow_and_shrink(buffers: Buffers, sizes: tuple[int, ...]) -
 
 
 def test_another_process_that_writes_to_the_same_memory_goes_on_with_it(descriptors: list[int]) -> None:
-    """As the ranks of the next gang do."""
+    """The ranks of the next gang use the same memory in this way."""
     first, next_one = Buffers(descriptors), Buffers(descriptors)
     for turn, buffers in enumerate((first, next_one, first)):
         content = torch.full((2_000_000,), turn)

@@ -32,7 +32,7 @@ def test_the_newest_result_is_the_last_whole_line(trial: TuneTrial) -> None:
 def test_the_newest_result_of_a_long_training_costs_as_much_as_that_of_a_short_one(
     trial: TuneTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver asks for it many times a second."""
+    """The driver reads it many times a second."""
     trial.metrics.write_text("".join(f'{{"{ITERATION}": {iteration}}}\n' for iteration in range(1000)))
     parsed: list[str | bytes] = []
     parse_line = json_files.parse_line

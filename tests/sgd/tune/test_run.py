@@ -148,7 +148,7 @@ tune_run(Slow, config={{"rate": grid_search([1.0, 2.0, 3.0])}}, stop={{"training
     assert after[:2] == before
     assert after[2] not in before
 
-    (run / "go").unlink()  # what is finished is not trained again
+    (run / "go").unlink()  # finished trials are not trained again
     again = tune_run(Slow, config={"rate": grid_search([1.0, 2.0, 3.0])}, stop=THREE, metric="loss", run=run)
     assert again.best_result == analysis.best_result
 
@@ -183,7 +183,7 @@ def test_trials_as_jobs(tmp_path: Path) -> None:
 
 
 class Refusing(submitit.LocalExecutor):
-    """Takes one job at a time, as a scheduler whose limit is reached does, however quickly the first one ends."""
+    """An executor that accepts one job at a time, as a scheduler at its limit, even if the first job ends quickly."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -269,7 +269,7 @@ tune_run(Slow, config={{"rate": 1.0}}, stop={{"training_iteration": 3}}, run={st
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trial 1 tells 1, 0, 1 and trial 2 tells 4, 3, 2."""
+    """Return the run of a search in which trial 1 reports the losses 1, 0, 1 and trial 2 reports 4, 3, 2."""
     folder = tmp_path_factory.mktemp("search") / "run"
     config = {"net": {"lowest": grid_search([2, 5])}}
     tune_run(Valley, config=config, stop={"training_iteration": 3}, max_concurrent=2, run=folder, metric="loss")

@@ -1,4 +1,4 @@
-"""Trials as jobs of a real Slurm, which takes the node of one of them."""
+"""Trials as jobs of a real Slurm, which preempts one of them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.facts import refused
 
 
 class Trainer:
-    """Stands for TorchTrainer."""
+    """A stand-in for TorchTrainer that records its calls."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.kwargs = kwargs

@@ -1,4 +1,4 @@
-"""Searches whose trials are TorchTrainers, on real ranks of this machine."""
+"""Searches whose trials are TorchTrainers, with real ranks on this machine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ pytestmark = pytest.mark.long
 
 @contextmanager
 def random_kills(run: Path, seed: int) -> Iterator[list[int]]:
-    """KILLs a process of a trial after every other iteration of any: the trial's own, an agent's or a rank's."""
+    """Kill a random process of a trial after every second iteration of any trial: the trial's process, an agent or a
+    rank.
+    """
     killed: list[int] = []
     draws, is_over = random.Random(seed), threading.Event()
-    others = children(os.getpid())  # of this process of tests
+    others = children(os.getpid())  # children of this process that belong to no trial
 
     def iterations() -> int:
         return sum(len(read_lines(path)) for path in run.glob("trials/*/metrics.jsonl"))
@@ -76,7 +78,7 @@ def test_a_grid_of_trainers_finds_the_better_rate(tmp_path: Path) -> None:
 
 
 def train_for_a_while(trainer: TorchTrainer, info: dict[str, Any]) -> dict[str, Any]:
-    """So long that kills come in the middle of something."""
+    """Train for long enough that a kill interrupts something."""
     time.sleep(0.15)
     return {**trainer.train(max_retries=0), **trainer.validate()}
 

@@ -1,4 +1,4 @@
-"""What the tests train: without torch, and quick."""
+"""Trainables for tests, without torch and fast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.wait import DEADLINE_S, wait_for
 
 
 class Line(Trainable):
-    """The loss falls by `rate` each iteration; `weight` is all its state."""
+    """The loss decreases by `rate` in each iteration; `weight` is its only state."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -34,7 +34,7 @@ class Line(Trainable):
 
 
 class Fragile(Line):
-    """Dies once in the second iteration, raises where its rate is negative, and refuses a rate of 0."""
+    """Dies once in the second iteration, raises an error for a negative rate, and refuses a rate of 0."""
 
     def setup(self, config: dict[str, Any]) -> None:
         super().setup(config)
@@ -53,7 +53,7 @@ class Fragile(Line):
 
 
 class Slow(Line):
-    """Takes as long as there is no file `go` in the run folder, from the third iteration on."""
+    """From the third iteration on, waits until the run folder contains a file `go`."""
 
     def step(self) -> dict[str, Any]:
         assert self.trial_folder
@@ -64,7 +64,7 @@ class Slow(Line):
 
 
 class Valley(Trainable):
-    """The loss is the distance from the iteration that is the lowest."""
+    """The loss is the distance to the iteration with the lowest loss."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.lowest = config["net"]["lowest"]
