@@ -12,7 +12,7 @@ from tests.chaos.attacks import HELD_CONNECTIONS, KINDS, REPLAYED_FRAMES, frames
 from tests.chaos.paced_gangs import ON_TWO_SLOTS, TRIAL, Gang, PacedDriver, PacedStory, pace_in, terminate
 from tests.chaos.table import SAMPLED_IN_LONG, Amount, Tally
 from tests.chaos.under_attack import REPOSITORY, Attack, Recordings, Usage, allow_few_files, attack
-from tests.e2e.conftest import _fork_server, told, warm
+from tests.e2e.conftest import _fork_server, run_undisturbed, warm
 from tests.e2e.story import WARM, Story, warm_ranks_of
 from tests.labs.pbs_lab import PbsLab
 from tests.labs.slurm import SlurmLab
@@ -40,7 +40,7 @@ ON_TWO_NODES = ("rank 0", "store", "agent of node 0")
 
 @pytest.fixture(scope="module")
 def undisturbed(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    return told(tmp_path_factory, *ON_TWO_SLOTS, WARM)
+    return run_undisturbed(tmp_path_factory, *ON_TWO_SLOTS, WARM)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.chaos.failing_lab import (
     terminate,
 )
 from tests.chaos.table import Tally
-from tests.e2e.conftest import told
+from tests.e2e.conftest import run_undisturbed
 from tests.e2e.story import DIRECT, HERE, WAITS_AT, Story, hpc_det
 from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
@@ -44,7 +44,7 @@ Outage = Callable[[FailingLab, str], AbstractContextManager[None]]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    return told(tmp_path_factory, TWO_SLOTS, DIRECT)
+    return run_undisturbed(tmp_path_factory, TWO_SLOTS, DIRECT)
 
 
 @pytest.fixture
