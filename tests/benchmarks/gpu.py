@@ -1,4 +1,6 @@
-"""On a GPU: the loop with a model that keeps it busy, batches on their way to it, and a large checkpoint from it."""
+"""Benchmarks on a GPU: the loop with a model that keeps it busy, copies of batches to it, and a large checkpoint from
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ PERIODS = 5
 WIDTH, LAYERS, RECORDS = 2048, 12, 1024
 IMAGES = (64, 3, 224, 224)
 PRODUCTS, SIDE = 12, 8192
-"""Matrix products that stand for the training of one batch of images."""
+"""Matrix products in place of the training of one batch of images."""
 BATCHES = 40
 GIGABYTE_SIDE = 16384
-"""A layer so wide has 1.07 GB of weights."""
+"""A layer of this width has 1.07 GB of weights."""
 
 
 def main() -> None:
@@ -142,7 +144,7 @@ def _milliseconds_a_batch(batches: Iterator[Any], matrix: torch.Tensor) -> float
 
 
 class Notified(StopAt):
-    """Notes when the loop was told to stop: after ten batches."""
+    """Records when the loop was asked to stop, after ten batches."""
 
     at = 0.0
 
