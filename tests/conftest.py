@@ -80,8 +80,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exclude all imported objects from garbage collection: half a million objects cost half a second in which every
-    thread of a test stands still.
+    """Exclude all imported objects from garbage collection: half a million objects cost half a second, in
+    which every thread of a test waits.
     """
     gc.collect()
     gc.freeze()

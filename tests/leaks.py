@@ -62,7 +62,7 @@ class LeakCheck:
         return bool(self._new_processes() or self._new_threads())
 
     def _await_ends(self, ends_s: float) -> None:
-        """Wait for a number of checks, not for a time: while the whole machine stands still, nothing can end."""
+        """Wait for a number of checks, not for a time: while the whole machine stalls, nothing can end."""
         for _ in range(int(ends_s / LOOK_S)):
             if not self._is_something_left():
                 break

@@ -1,4 +1,4 @@
-"""Measure how busy this machine is: a deadline may have passed because the machine stood still."""
+"""Measure how busy this machine is: a deadline may have passed because the machine stalled."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def slowness() -> float:
 
 @contextmanager
 def standstill_s() -> Iterator[list[float]]:
-    """Yield a list whose one element becomes the longest time [s] for which this process stood still in the block: a
-    thread that wakes up every 10 ms did not run. The machine may have stood still, or other processes had all cores.
+    """Yield a list whose one element becomes the longest time [s] for which this process stalled in the block: a
+    thread that wakes up every 10 ms did not run. The machine may have stalled, or other processes had all cores.
     """
     over, longest = threading.Event(), [0.0]
 
@@ -56,7 +56,7 @@ def standstill_s() -> Iterator[list[float]]:
 
 
 def smallest(measure: Callable[[], float], limit: float) -> float:
-    """Return the smallest of ten measurements, or the first below the limit: a shared machine stands still now and
+    """Return the smallest of ten measurements, or the first below the limit: a shared machine stalls now and
     then, but not each time.
     """
     found = math.inf

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 DEADLINE_S = 300.0
-"""Deadline [s] for a gang or an experiment that might wait forever. It is long because the machine may stand still for
-a minute, which is not a failure. A test of something that must happen soon passes a shorter one.
+"""Deadline [s] for a gang or an experiment that might wait forever. It is long because the machine may stall for a
+minute, which is not a failure. A test of something that must happen soon passes a shorter one.
 """
 
 
@@ -23,4 +23,4 @@ def wait_for(
     while not condition():
         assert not late, f"not within {deadline_s} s\n{otherwise()}"
         time.sleep(every_s)
-        late = time.monotonic() > end  # the condition is checked once more: this process, too, may have stood still
+        late = time.monotonic() > end  # the condition is checked once more: this process, too, may have stalled

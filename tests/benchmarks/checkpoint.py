@@ -93,7 +93,7 @@ def resumes(root: Path) -> None:
             [(name, *of(floors, seconds)) for (its_state, name), seconds in taken.items() if its_state == state],
         )
     show(
-        "two ranks of a node that go on from it",
+        "two ranks of a node that resume from it",
         ("way", "bytes read, of the checkpoint's"),
         [(name, f"{share:.2f}") for name, share in checkpoint_resume.bytes_read_by_two(root, SIZE_MB).items()],
     )

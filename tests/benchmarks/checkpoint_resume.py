@@ -125,7 +125,7 @@ def until_first_batch(life: Life, distributed: Distributed | None = None) -> Non
         Life(life.folder, Ended, life.config, life.hparams, attempts=life.attempts).attempt(None, distributed)
     except FirstBatch:
         return
-    raise AssertionError("there was no batch to train")
+    raise AssertionError("the trial trained no batch")
 
 
 def floor(life: Life, checkpoint: Path) -> None:

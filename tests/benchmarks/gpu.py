@@ -110,9 +110,9 @@ def copies() -> None:
 
     ways: dict[str, tuple[Callable[[Iterable[Any]], Iterator[Any]], list[Any]]] = {
         "no copy": (there, pinned),
-        "pinned, on a stream of its own (workers)": (ahead, pinned),
+        "pinned, on a separate stream (workers)": (ahead, pinned),
         "pinned, in line (no workers)": (in_line, pinned),
-        "not pinned, on a stream of its own": (ahead, pageable),
+        "not pinned, on a separate stream": (ahead, pageable),
         "not pinned, in line": (in_line, pageable),
     }
     taken: dict[str, list[float]] = {name: [] for name in ways}

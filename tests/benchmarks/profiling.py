@@ -69,7 +69,7 @@ def main() -> None:
         [row(name, rounds) for name, rounds in costs.items()],
     )
     print(f"\nThe timers of a batch alone, at best: {timers_us():.2f} us.")
-    print(f"A look at the node, once a second in a thread of its own: {look_ms:.2f} ms of a core.")
+    print(f"A look at the node, once a second in a separate thread: {look_ms:.2f} ms of a core.")
 
 
 def cost_of(

@@ -129,7 +129,7 @@ class FailingLab:
                 self.lab.run("kill", "-CONT", *pids)
 
     def mark_down(self, node: Node) -> None:
-        """Mark a node as down, as Slurm does by itself minutes later."""
+        """Mark a node as down, as Slurm does automatically minutes later."""
         self._nodes.add(node)
         self.lab.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 

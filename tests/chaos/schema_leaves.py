@@ -40,7 +40,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 """Keys that sections require beside a leaf."""
 _BESIDE: dict[str, tuple[str, Any]] = {"webhook": ("command", None), "mail": ("command", None)}
-"""For these keys, a key that must not stand beside them."""
+"""For these keys, a key of the same section that must be absent."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class DamagesAt(StopAt):
         self.others: set[str] = set()
         """The other checkpoints at the moment of the damage."""
         self.pruned: set[str] = set()
-        """Those of them that no longer existed at the preemption."""
+        """The checkpoints of `others` that no longer existed at the preemption."""
 
     def should_stop(self) -> bool:
         if self.ticks + 1 == self._at and (found := committed(self._checkpoints)):

@@ -1,4 +1,4 @@
-"""Kills in trainings on two nodes of PBS: whatever is killed, the job resumes by itself."""
+"""Kills in trainings on two nodes of PBS: whatever is killed, the job resumes automatically."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ TAP = Path(__file__).with_name("tap")
 FEW_FILES = 1024
 """The soft limit of open files on many clusters."""
 OTHER_FILES = 40
-"""Number of files that a process opens and closes by itself, such as those of a checkpoint."""
+"""Number of files that a process opens and closes in normal work, such as those of a checkpoint."""
 MEMORY = 150 * 2**20
 """Largest growth of a process [bytes], a save included."""
 

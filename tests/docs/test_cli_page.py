@@ -25,7 +25,7 @@ EXAMPLES = [(e, line) for e in entries() if e.name not in (*ON_A_TERMINAL, *TRAI
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder; a copy of its initial state lies beside it."""
+    """Return the folder; a copy of its initial state is beside it."""
     folder = tmp_path_factory.mktemp("cli") / "world"
     with pytest.MonkeyPatch.context() as patch:
         make(folder)

@@ -121,7 +121,7 @@ def test_a_population_outlives_random_kills(monkeypatch: pytest.MonkeyPatch, cap
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not can_have_hosts(), reason="hosts with names of their own need root")
+@pytest.mark.skipif(not can_have_hosts(), reason="separate host names need root")
 def test_a_batch_script_comes_back_after_a_preemption(pbs_lab: PbsLab, tmp_path: Path, state_folder: Path) -> None:
     variables = {"PYTHON": sys.executable, "EXAMPLES": EXAMPLES, "PYTHONPATH": REPOSITORY, "HPC_DET_ROOT": state_folder}
     given = ",".join([*(f"{name}={value}" for name, value in variables.items()), "CUDA_VISIBLE_DEVICES="])

@@ -90,7 +90,7 @@ def test_a_gang_goes_on_without_a_node_that_was_lost_in_training(
     trouble(nodes, lost)
     story.until_ended(1)
     assert time.monotonic() - began < NOTICED_S
-    verdict = first_failure(story.trial, 1)  # ranks may have reported failures of their own before
+    verdict = first_failure(story.trial, 1)  # ranks may have reported other failures before
     assert verdict is not None
     assert (verdict.host, verdict.node_lost) == (lost, True)
     nodes.call_down(lost)

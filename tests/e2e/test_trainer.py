@@ -45,7 +45,7 @@ def the_run(root: Path) -> TrialFolder | None:
 
 
 def until_batch(root: Path, batch: int, process: subprocess.Popen[str]) -> None:
-    """Wait until a script that does not end by itself has reached this batch."""
+    """Wait until an endless script has reached this batch."""
 
     def is_there() -> bool:
         assert process.poll() is None

@@ -26,7 +26,7 @@ from tests.wait import DEADLINE_S
 
 SCRIPTS = Path(__file__).parent
 DEBIAN = Path("/usr/bin")
-"""Where Debian's packages put the commands of Slurm; a site's own Slurm may come first on PATH."""
+"""The folder of the Slurm commands from Debian's packages; a site's own Slurm may come first on PATH."""
 
 
 def available() -> str | None:

@@ -1,4 +1,4 @@
-"""Random orders for gangs on two nodes of PBS, whose jobs resume by themselves."""
+"""Random orders for gangs on two nodes of PBS, whose jobs resume automatically."""
 
 from __future__ import annotations
 

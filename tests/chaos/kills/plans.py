@@ -61,7 +61,7 @@ JOB = Victim(("job",), (LOST,), ends_job=True)
 JOB_AND_AGENT = Victim(("job", "agent"), (LOST,), ends_job=True)
 EVERYTHING = Victim(("everything",), (LOST,), ends_job=True)
 LOCAL = (RANK, ANOTHER_RANK, RANKS, LAUNCHER, AGENT, JOB, JOB_AND_AGENT, EVERYTHING)
-"""Victims on one node. A job that is killed there does not resume by itself."""
+"""Victims on one node. A job that is killed there does not resume automatically."""
 
 RANK_ASKED = Victim(("its rank",), (PREEMPTED,), signal.SIGTERM)
 AGENT_ASKED = Victim(("agent",), (PREEMPTED,), signal.SIGTERM)
