@@ -1,4 +1,4 @@
-"""What every test gets: a state folder of its own, and a check that it leaves nothing behind."""
+"""Fixtures of every test: a state folder, fixed seeds, no GPU, and a check that the test leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from tests.tiers import STARTERS, held_to_its_tier
 
 forget_other_schedulers(os.environ, keep_pbs=pbs_real.ASKED_FOR)
 
-# A rank that is alone takes a thread for each core, and where others want the cores, too, its threads mostly spin.
+# Without this, a rank that runs alone takes one thread per core; where other processes use the cores, those threads
+# mostly spin.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# How long an example takes says more about who else wants the cores than about the code. `make test` takes the same
-# examples each time; `make chaos` draws others, and more of them, and prints how to repeat one that fails.
+# The duration of an example depends more on other users of the cores than on the code. `make test` uses the same
+# examples each time; `make chaos` draws more, random ones, and prints how to repeat one that fails.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("steady", UNTIMED, max_examples=40, derandomize=True)
 settings.register_profile("chaos", UNTIMED, max_examples=5000, print_blob=True, database=None)
@@ -37,38 +38,40 @@ settings.load_profile("steady")
 
 MEMORY, ROOM = Path("/dev/shm"), 2**31
 ENDS_S = 30 if pbs_real.ASKED_FOR else 2
-"""What a test has told to end may take so long. A job of a real PBS has ended before the last of its processes."""
+"""Seconds that processes and threads have to end after a test. A job of a real PBS ends before the last of its
+processes does.
+"""
 
 
-# A shell that starts these tests with `&` or nohup has them ignore Ctrl-C or the end of a terminal, and with them every
-# command that a test sends one.
+# A shell that starts these tests with `&` or nohup makes them ignore Ctrl-C or the hang-up of a terminal, and every
+# command that receives such a signal from a test with them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # until all tests are collected: what they import stays
+    gc.disable()  # until all tests are collected: imported modules are never garbage
     if config.option.markexpr == "chaos":
         settings.load_profile("chaos")
     _keep_temporary_folders_in_memory()
 
 
 def _keep_temporary_folders_in_memory() -> None:
-    """Temporary folders lie in memory, where there is room. Journals and checkpoints are synced: on a busy disk a test
-    would wait for that far longer than it computes. Those of the lab do, and write where all nodes see it.
+    """Put temporary folders in memory where there is room: journals and checkpoints are synced, and on a busy disk a
+    test would wait far longer for that than it computes. Tests of the lab still sync, to folders that all nodes see.
     """
     if pbs_real.ASKED_FOR:  # nodes see the home folder
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(Path.home()))
     elif MEMORY.is_dir():
         there = os.statvfs(MEMORY)
-        takes_programs = not there.f_flag & os.ST_NOEXEC  # tests write some
+        takes_programs = not there.f_flag & os.ST_NOEXEC  # tests write executables
         if takes_programs and there.f_bavail * there.f_frsize >= ROOM:
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
-@pytest.hookimpl(tryfirst=True)  # before others are left out by their marks
+@pytest.hookimpl(tryfirst=True)  # before other hooks deselect tests by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what uses a fixture that starts processes, and for `make chaos` what takes more examples there."""
+    """Mark tests that use a fixture that starts processes, and for `make chaos` those that take more examples there."""
     for item in items:
         if STARTERS & {*getattr(item, "fixturenames", ())}:
             item.add_marker("integration")
@@ -77,8 +80,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What all tests have imported stays, and nobody looks through it for garbage: half a million objects, and half a
-    second in which every thread of a test stands still.
+    """Exclude all imported objects from garbage collection: half a million objects cost half a second, in
+    which every thread of a test waits.
     """
     gc.collect()
     gc.freeze()
@@ -101,7 +104,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 
 @pytest.fixture(scope="session")
 def slurm_lab() -> Iterator[slurm.SlurmLab]:
-    """The real three-node Slurm; one that ran before the tests is left running."""
+    """Yield the real three-node Slurm. If it ran before the tests, it is left running."""
     if reason := slurm.available():
         pytest.skip(reason)
     was_running = slurm.SlurmLab.is_running()
@@ -114,7 +117,7 @@ def slurm_lab() -> Iterator[slurm.SlurmLab]:
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that leaves a process, a thread or a changed environment variable behind fails."""
+    """Fail a test that leaves a process, a thread or a changed environment variable behind."""
     lab: slurm.SlurmLab | None = None
     if "slurm_lab" in request.fixturenames:
         assert request.node.get_closest_marker("slurm"), "without this mark, tests of other processes could use the lab"
@@ -130,26 +133,26 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _gpus(
     request: pytest.FixtureRequest,
-    no_leaks: None,  # so that it looks last
+    no_leaks: None,  # so that its check runs last
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For tests with the mark `gpu` alone: the others are about CPUs, or do not care."""
+    """Hide the GPUs from all tests without the mark `gpu`: they test CPUs, or do not depend on the device."""
     if request.node.get_closest_marker("gpu"):
         import torch
 
         if not torch.cuda.is_available():
             pytest.skip("torch sees no GPU")
         return
-    if "slurm_lab" not in request.fixturenames:  # its GPUs are none
+    if "slurm_lab" not in request.fixturenames:  # the GPUs of the lab are not real
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # for processes that the test starts
-    if "torch" in sys.modules:  # which may have looked already
+    if "torch" in sys.modules:  # it may have looked for GPUs already
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
         monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
 
 
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:
-    """Whatever has drawn in this process before."""
+    """Seed the random number generators, so that the draws of a test do not depend on the tests before it."""
     random.seed(0)
     for library, seed in (("numpy", "numpy.random.seed"), ("torch", "torch.manual_seed")):
         if library in sys.modules:
@@ -158,7 +161,7 @@ def _same_draws() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _not_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For fixtures that several tests share, which begin before `state_folder`."""
+    """Keep module-wide and session-wide fixtures, which start before `state_folder`, out of the home folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPC_DET_ROOT", str(tmp_path_factory.mktemp("shared_root")))
         yield
@@ -166,18 +169,20 @@ def _not_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _state_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Apart: pytest looks through all its folders to number another, which takes long when each test has one."""
+    """Return a separate parent folder: pytest looks through all its folders to number a new one, which takes long with
+    one per test.
+    """
     return tmp_path_factory.mktemp("states")
 
 
 @pytest.fixture(autouse=True)
 def state_folder(
     request: pytest.FixtureRequest,
-    no_leaks: None,  # so that it looks last, after all that this and the test set is unset
+    no_leaks: None,  # so that its check runs last, after all variables set here and by the test are restored
     monkeypatch: pytest.MonkeyPatch,
     _state_folders: Path,
 ) -> Path:
-    """`$HPC_DET_ROOT` of one test, never the home folder; where all nodes see it for a test of the lab."""
+    """Return `$HPC_DET_ROOT` of one test, never in the home folder; all nodes see it in a test of the lab."""
     if "slurm_lab" in request.fixturenames:
         lab: slurm.SlurmLab = request.getfixturevalue("slurm_lab")
         folder = lab.folder()

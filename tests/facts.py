@@ -1,4 +1,4 @@
-"""Assertions about what a message names (paths, keys, values, numbers), whatever its wording."""
+"""Assertions about the facts in a message (paths, keys, values, numbers), whatever its wording."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Error = TypeVar("Error", bound=BaseException)
 
 @contextmanager
 def refused(kind: type[Error], *facts: object) -> Iterator[pytest.ExceptionInfo[Error]]:
-    """The block raises `kind`, and its message names each of `facts`."""
+    """Check that the block raises `kind`, and that its message names each of `facts`."""
     with pytest.raises(kind) as info:
         yield info
     missing = unnamed(str(info.value), *facts)
@@ -23,7 +23,7 @@ def refused(kind: type[Error], *facts: object) -> Iterator[pytest.ExceptionInfo[
 
 
 def warned(kind: type[Warning], *facts: object) -> pytest.WarningsRecorder:
-    """The block gives a warning of `kind` whose message names each of `facts`."""
+    """Check that the block issues a warning of `kind` whose message names each of `facts`."""
     return pytest.warns(kind, match=r"(?s)\A" + "".join(f"(?=.*{_whole(str(fact))})" for fact in facts))
 
 
@@ -43,7 +43,7 @@ def keys(problems: Iterable[str]) -> list[str]:
 
 
 def each_names(messages: Iterable[str], *facts: Iterable[object]) -> None:
-    """There is one message for each of `facts`, in this order, and it names them all."""
+    """Check that there is one message for each of `facts`, in this order, and that it names them all."""
     found = list(messages)
     assert len(found) == len(facts), found
     assert [unnamed(message, *named) for message, named in zip(found, facts, strict=True)] == [[]] * len(found), found

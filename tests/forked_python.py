@@ -1,4 +1,4 @@
-"""What `python3` would run, in a process that is forked from one that has loaded torch: it starts at once."""
+"""Run a `python3` command in a process that is forked from one with torch loaded, so that it starts at once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hpc_det.launch.launchers.arguments import is_trial
 
 
 def become(program: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-    """This process goes on, and ends, as `python3 PROGRAM` in this folder: a trial's rank or a script."""
-    # Otherwise a child of the fork server has it start its workers, too.
+    """Run `python3 PROGRAM` (a trial's rank or a script) in this process and folder, then exit."""
+    # Otherwise a child of the fork server would make the server start its DataLoader workers, too.
     multiprocessing.set_start_method("fork", force=True)
     os.chdir(folder)
     os.environ.clear()
@@ -43,7 +43,7 @@ def _exit_code_of_script(program: Sequence[str]) -> int:
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
-        sys.stdout.flush()  # as the interpreter does, so that the error comes last
+        sys.stdout.flush()  # as the interpreter does, so that the error is the last output
         traceback.print_exc()
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""What a test leaves behind: processes, threads, changed environment variables, a changed umask."""
+"""Find what a test leaves behind: processes, threads, changed environment variables, a changed umask."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from tests import processes
 from tests.machine import slowness
 
 MARK = "HPC_DET_TEST_ID"
-"""Set for the time of one test and inherited by all that it starts, so that a re-parented process is found, too."""
+"""Variable that is set during one test and inherited by all processes that it starts, so that a re-parented process is
+found, too.
+"""
 
 ENVIRONMENT_OF_OTHERS = {
     MARK,
-    "PYTEST_CURRENT_TEST",  # pytest's own
+    "PYTEST_CURRENT_TEST",  # set by pytest
     "KMP_DUPLICATE_LIB_OK",  # set by the first import of scikit-learn
     "KMP_INIT_AT_FORK",
 }
 LASTS_AS_LONG_AS_PYTHON = "multiprocessing.resource_tracker"
 WAITS_FOR_THE_NEXT = "qsub "
-"""A real PBS' qsub stays for a minute, in case that more is submitted."""
+"""A real PBS' qsub stays for a minute, in case more jobs are submitted."""
 
 LOOK_S = 0.02
 
 
 class LeakCheck:
-    """Made before a test; after it, `leaks` says what the test left behind and removes what it can."""
+    """Create it before a test; after the test, `leaks` reports what the test left behind and removes what it can."""
 
     def __init__(self) -> None:
         self._environ = dict(os.environ)
@@ -44,7 +46,7 @@ class LeakCheck:
         os.environ[MARK] = self._test_id
 
     def leaks(self, ends_s: float) -> list[str]:
-        """One line for each leak. What is about to end has `ends_s` seconds, on a machine that is slow longer."""
+        """Return one line for each leak. Processes and threads have `ends_s` seconds to end, more on a slow machine."""
         problems = [f"changed environment variable {name}" for name in self._restore_environ()]
         if (umask := _umask()) != self._umask:
             problems.append(f"umask {umask:03o}, not {self._umask:03o} as before")
@@ -60,7 +62,7 @@ class LeakCheck:
         return bool(self._new_processes() or self._new_threads())
 
     def _await_ends(self, ends_s: float) -> None:
-        """Looks are counted, and no time in which the whole machine stands still."""
+        """Wait for a number of checks, not for a time: while the whole machine stalls, nothing can end."""
         for _ in range(int(ends_s / LOOK_S)):
             if not self._is_something_left():
                 break
@@ -83,7 +85,7 @@ class LeakCheck:
         return [thread for thread in threading.enumerate() if not thread.daemon and thread not in self._threads]
 
     def _new_processes(self) -> dict[int, str]:
-        """Command line by pid of our descendants and of all processes that carry the mark."""
+        """Return the command line by PID of our descendants and of all processes that carry the mark."""
         new = {*processes.pids()} - self._pids
         commands = {pid: " ".join(processes.words(pid, "cmdline")).strip() for pid in new}
         return {
@@ -97,7 +99,9 @@ class LeakCheck:
 
 
 def _end(pids: Collection[int]) -> None:
-    """With what this process has of them: it would complain in the test in which it becomes garbage."""
+    """Kill the processes, and close their Popen objects in this process, which would otherwise warn in the test in
+    which they become garbage.
+    """
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -112,11 +116,10 @@ def _is_known(command: str) -> bool:
 
 
 def _descends(pid: int) -> bool:
-    """From us."""
     return os.getpid() in processes.ancestors(pid)
 
 
 def _umask() -> int:
-    """Linux tells it without changing it (proc(5))."""
+    """Read the umask from proc(5), which does not change it."""
     status = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in status if line.startswith("Umask:")), 8)

@@ -22,7 +22,7 @@ class Listening(NamedTuple):
 
 
 def listening(pid: int) -> list[Listening]:
-    """Of this process, not of its children. None where it has ended."""
+    """Return the ports that this process, not its children, listens on; an empty list if it has ended."""
     found: list[Listening] = []
     with suppress(FileNotFoundError, ProcessLookupError):
         own = _sockets(pid)
@@ -34,14 +34,16 @@ def listening(pid: int) -> list[Listening]:
 
 
 def is_closed_to_others(pids: Iterable[int]) -> bool:
-    """Whether of the ranks of one node rank 0 alone listens, for messages, on loopback: gloo's ports are closed."""
+    """Return whether rank 0 is the only rank of a node that listens, on one loopback port for messages; gloo's ports
+    are closed then.
+    """
     found = [listening(pid) for pid in pids]
     ports = [len(each) for each in found]
     return ports == [1] + [0] * (len(ports) - 1) and all(each.is_loopback for rank in found for each in rank)
 
 
 def _sockets(pid: int) -> set[str]:
-    """Inodes."""
+    """Return the inodes of the process's sockets."""
     inodes = set()
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         with suppress(FileNotFoundError):
@@ -52,7 +54,7 @@ def _sockets(pid: int) -> set[str]:
 
 
 def _at(shown: str) -> Listening:
-    """Words of 32 bits, each in the machine's byte order."""
+    """Parse an address of proc(5): words of 32 bits, each in the machine's byte order."""
     address, port = shown.split(":")
     data = bytes.fromhex(address)
     words = [data[start : start + 4] for start in range(0, len(data), 4)]

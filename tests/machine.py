@@ -1,4 +1,4 @@
-"""How busy this machine is: where a deadline has passed, the reason may be that it stood still."""
+"""Measure how busy this machine is: a deadline may have passed because the machine stalled."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 def busy() -> str:
-    """The load, the shares of the last 10, 60 and 300 s in which something waited for a core, the disk or memory, and
-    the share since the boot in which a hypervisor gave the cores to others (proc(5): /proc/pressure, /proc/stat).
+    """Return the load; the shares of the last 10, 60 and 300 s in which a task waited for a core, the disk or memory;
+    and the share since the boot in which a hypervisor gave the cores to others (proc(5): /proc/pressure, /proc/stat).
     """
     pressures = [f"{file.name}: {file.read_text().splitlines()[0]}" for file in _pressures()]
     ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
@@ -21,12 +21,12 @@ def busy() -> str:
 
 
 def _pressures() -> list[Path]:
-    """None on a kernel without."""
+    """Return the files that this kernel has, possibly none."""
     return [file for name in ("cpu", "io", "memory") if (file := Path("/proc/pressure", name)).exists()]
 
 
 def slowness() -> float:
-    """How many times as long as alone something takes now that wants a core: 1 where nobody else does."""
+    """Return the factor by which work that needs a core takes longer now than on an idle machine; at least 1."""
     began, used = time.perf_counter(), time.thread_time()
     while (took_s := time.thread_time() - used) < 0.05:
         pass
@@ -35,9 +35,8 @@ def slowness() -> float:
 
 @contextmanager
 def standstill_s() -> Iterator[list[float]]:
-    """The longest time for which this process stood still in the block: a thread that wants to run every 10 ms did not.
-
-    The machine may have stood still, or others may have had all cores. It is the list's one element.
+    """Yield a list whose one element becomes the longest time [s] for which this process stalled in the block: a
+    thread that wakes up every 10 ms did not run. The machine may have stalled, or other processes had all cores.
     """
     over, longest = threading.Event(), [0.0]
 
@@ -57,8 +56,8 @@ def standstill_s() -> Iterator[list[float]]:
 
 
 def smallest(measure: Callable[[], float], limit: float) -> float:
-    """Of ten measurements, or the first below the limit: a machine that others share stands still now and then, and not
-    each time.
+    """Return the smallest of ten measurements, or the first below the limit: a shared machine stalls now and
+    then, but not each time.
     """
     found = math.inf
     for _ in range(10):
@@ -69,5 +68,5 @@ def smallest(measure: Callable[[], float], limit: float) -> float:
 
 
 def resident_bytes() -> int:
-    """Memory of this process (proc(5))."""
+    """Return the resident memory of this process (proc(5))."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

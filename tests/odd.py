@@ -1,4 +1,4 @@
-"""Damage: files that are cut off, flipped or overwritten, and values of other kinds in the places of a tree."""
+"""Damage: files that are truncated, flipped or overwritten, and values of other types in a tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ODD = st.recursive(
     max_leaves=5,
 )
 KINDS: list[Any] = [None, True, -1, 3, 1e308, 10**30, "x", "", [], {}, [[]], [None], {"a": 1}]
-"""One of each."""
+"""One value of each type."""
 
 
 BYTES = [b"", b"{", b"{}", b"[]", b"7", b"null", b'"x"', b"\xff\xfe", b"\0" * 40, b"[" * 9999, b'{"a":' * 9999]
@@ -23,7 +23,7 @@ MORE = [*BYTES, b"1" + b"0" * 5000, b"NaN", b"{}\n{}", b'{"event": "x"}']
 
 
 def damages(content: bytes) -> Iterator[bytes]:
-    """Cut off, flipped, something else, or a value of another kind in one of its places."""
+    """Yield `content` truncated, flipped, replaced, or with a value of another type in one of its places."""
     for eighth in range(1, 8):
         place = len(content) * eighth // 8
         yield content[:place]
@@ -41,10 +41,10 @@ def damages(content: bytes) -> Iterator[bytes]:
 
 
 def flips_and_cuts(content: bytes) -> Iterator[bytes]:
-    """What a disk makes of a file: a bit is flipped, the end is missing, or it consists of zeros."""
+    """Yield `content` as a failing disk leaves it: with a flipped bit, without its end, or as zeros."""
     size = len(content)
     for place in sorted({0, size // 3, size // 2, size - 2, size - 1} & {*range(size)}):
-        for bit in (0x01, 0x80):  # one leaves a text a text, the other does not
+        for bit in (0x01, 0x80):  # the first leaves a text a text, the second does not
             yield content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
     for left in sorted({0, size // 2, size - 1} & {*range(size)}):
         yield content[:left]
@@ -53,7 +53,7 @@ def flips_and_cuts(content: bytes) -> Iterator[bytes]:
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Replace `path`, and no other name of the same file: checkpoints share those of their code."""
+    """Replace the file at `path`, but not its other hard links: checkpoints share the files of their code."""
     mode = path.stat().st_mode
     path.unlink()
     path.write_bytes(content)
@@ -68,7 +68,7 @@ def changes(tree: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths to all values."""
+    """Return the paths to all values."""
     keys = tree.keys() if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
     return [path, *(found for key in keys for found in places(tree[key], (*path, key)))]
 

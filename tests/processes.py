@@ -15,34 +15,36 @@ def pids() -> list[int]:
 
 
 def words(pid: int, file: str) -> list[str]:
-    """The content of `cmdline` or `environ`; empty words where the process has ended, or is another user's."""
+    """Return the words of `cmdline` or `environ`; one empty word if it has ended or is another user's."""
     return _read(pid, file).split("\0")
 
 
 def modules(pid: int) -> list[str]:
-    """What follows each -m on the command line of `pid`."""
+    """Return the word after each -m on the command line of `pid`."""
     return [following for word, following in itertools.pairwise(words(pid, "cmdline")) if word == "-m"]
 
 
 def running(module: str, folder: Path) -> list[int]:
-    """Pythons that run `-m module` with that folder as an argument. A shell or an srun that starts one is none."""
+    """Return the PIDs of Pythons that run `-m module` with that folder as an argument. A shell or srun that starts one
+    does not count.
+    """
     return [pid for pid in pids() if _is_python(pid) and module in modules(pid)[:1] and str(folder) in _command(pid)]
 
 
 def agents(trial: Path) -> list[int]:
-    """The node agents of a trial, by the path of its folder."""
+    """Return the PIDs of the node agents of a trial, given the path of its folder."""
     return running("hpc_det.launch.agent", trial)
 
 
 def ranks(trial: Path, attempt: int | None = None, rank: int | None = None) -> list[int]:
-    """The processes that print into the log of a rank. None: of any attempt, of any rank."""
+    """Return the PIDs of processes that print into the log of a rank. None: of any attempt, of any rank."""
     numbers = (r"\d+" if number is None else str(number) for number in (attempt, rank))
     log = re.compile(re.escape(str(trial)) + "/logs/attempt-{}/rank-{}.log".format(*numbers))
     return [pid for pid in pids() if log.fullmatch(_stdout(pid))]
 
 
 def ancestors(pid: int) -> list[int]:
-    """The parent first."""
+    """Return the PIDs of the ancestors, the parent first."""
     found = list[int]()
     while pid > 1:
         _, pid = _state_and_parent(pid)
@@ -51,12 +53,12 @@ def ancestors(pid: int) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether it is there, and no zombie."""
+    """Return whether the process exists and is not a zombie."""
     return _state_and_parent(pid)[0] not in "ZX"
 
 
 def send(processes: Iterable[int], number: int) -> None:
-    """Send a signal to those that still run."""
+    """Send a signal to those processes that still run."""
     for pid in processes:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""A file system of two megabytes, to be filled."""
+"""A file system of two megabytes that a test can fill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """A file that takes all the space that is left."""
+    """Create a file that takes all remaining space."""
     path = disk / "ballast"
     with open(path, "wb", buffering=0) as file:
         while True:

@@ -11,7 +11,7 @@ Stub = Callable[[str, str], Path]
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
-    """Puts a real executable of this name and shell text first on PATH."""
+    """Return a function that puts a real executable with this name and shell text first on PATH."""
     folder = tmp_path / "stubs"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")

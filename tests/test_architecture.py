@@ -1,4 +1,4 @@
-"""The borders that keep the login side light and the flow one-way, and a proof that each guard can fire."""
+"""The borders that keep the login side light and the imports one-way, and tests that each guard detects a violation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ORDER = (
     "requeue",
     "resources",
 )
-"""A folder or module imports only those behind it, lazily, too. hpc_det.__init__ says what each holds."""
+"""A folder or module imports only entries below it, lazy imports included. hpc_det.__init__ describes each."""
 HEAVY = ("torch", "numpy", "hydra", "deepspeed", "mpi4py")
 LOGIN_SIDE = (
     "cli",
@@ -61,7 +61,7 @@ THIRD_PARTY = ("torch", "numpy", "hydra", "omegaconf", "pydantic", "jinja2", "su
 
 
 def modules_of(*parts: str) -> list[str]:
-    """Every module below the named parts of the package."""
+    """Return every module below the named parts of the package."""
     found = []
     for part in parts:
         paths = (
@@ -74,7 +74,7 @@ def modules_of(*parts: str) -> list[str]:
 
 
 def loaded_by(modules: list[str], watched: tuple[str, ...]) -> set[str]:
-    """Which of the `watched` packages a fresh interpreter has loaded after importing all `modules`."""
+    """Return those of the `watched` packages that a fresh interpreter has loaded after importing all `modules`."""
     code = f"import sys; [__import__(m) for m in {modules!r}]; print(*({set(watched)!r} & set(sys.modules)))"
     return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
 
@@ -90,7 +90,7 @@ def test_the_node_side_is_standard_library_only() -> None:
 
 
 def test_a_hydra_app_waits_for_no_library_that_it_does_not_use() -> None:
-    """Its ranks load Hydra once they have said hello, and torch never."""
+    """Its ranks load Hydra after they have connected to the agent, and never load torch."""
     assert loaded_by(["hpc_det.sweep.app"], (*THIRD_PARTY, "cloudpickle")) == set()
     assert loaded_by(modules_of("sweep"), ("torch", "numpy")) == set()
 
@@ -101,7 +101,7 @@ def test_a_hydra_app_that_uses_no_launcher_of_ours_loads_little_of_us() -> None:
 
 
 def test_the_rank_side_loads_no_command_line_no_config_machinery_and_no_deepspeed() -> None:
-    """But for the trials of DeepSpeed, which brings pydantic."""
+    """The modules for DeepSpeed are an exception: DeepSpeed imports pydantic."""
     deepspeeds = modules_of("pytorch/deepspeed")
     rank_side = [module for module in modules_of("checkpoint", "distributed", "pytorch") if module not in deepspeeds]
     config_machinery = ("hydra", "click", "rich", "submitit", "jinja2")
@@ -139,7 +139,7 @@ def test_the_map_names_every_folder_and_module_of_the_package_in_their_order() -
 
 
 def imports_of(code: str) -> set[str]:
-    """The top-level folders and modules of the package that `code` imports anywhere, in a function, too."""
+    """Return the top-level folders and modules of the package that `code` imports anywhere, also inside functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
@@ -150,7 +150,7 @@ def imports_of(code: str) -> set[str]:
 
 
 def arrows_up(folder: str, code: str) -> set[str]:
-    """What `code` imports although it is in front of `folder`."""
+    """Return the imports of `code` that come before `folder` in ORDER."""
     return {name for name in imports_of(code) if ORDER.index(name) < ORDER.index(folder)}
 
 

@@ -1,4 +1,4 @@
-"""The leak check can fire: each kind of leak fails its test, and a clean test passes."""
+"""The leak check works: each kind of leak fails its test, and a clean test passes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_umask(): os.umask(0o077)
 def test_thread(): threading.Thread(target=over.wait, name="lingerer").start()
 def test_clean(monkeypatch):
     conftest.ENDS_S = 2
-    held.clear()  # a Popen that nobody has waited for would complain here
+    held.clear()  # an unwaited Popen would warn here
     monkeypatch.setenv("TIDY", "1")
     subprocess.run(["true"])
     threading.Thread(target=time.sleep, args=(0.1,)).start()
@@ -41,7 +41,7 @@ def test_clean(monkeypatch):
 
 LEAKS = {
     "test_process": r"process \d+ still runs: sleep 7531",
-    "test_reparented_process": r"process \d+ still runs: .*sleep 7532",  # perhaps still the shell's
+    "test_reparented_process": r"process \d+ still runs: .*sleep 7532",  # the command may still be the shell's
     "test_spawned_process": r"process \d+ still runs: sleep 7533",
     "test_variable_set": "changed environment variable LEFT_BEHIND",
     "test_variable_unset": "changed environment variable PATH",
@@ -52,7 +52,7 @@ LEAKS = {
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a pytest of its own, under our conftest, says at the teardown of each of these tests."""
+    """Return, by test, the error that a separate pytest with our conftest reports at its teardown."""
     test = tmp_path_factory.mktemp("leaking") / "test_leaking.py"
     test.write_text(TESTS)
     options = ["-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider"]

@@ -1,4 +1,4 @@
-"""The wheel and the sdist hold what users need, and the wheel works where the checkout is not."""
+"""The wheel and the sdist contain what users need, and the wheel works outside of the checkout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIGITS = (CHECKOUT / "conf" / "experiment" / "digits.yaml", CHECKOUT / "docs" / 
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built wheel and sdist."""
+    """Return the folder of the built wheel and sdist."""
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, cwd=CHECKOUT)
     return folder
@@ -27,12 +27,12 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of a virtual environment with the wheel; the dependencies are those of this environment."""
+    """Return the `bin` of a virtual environment with the wheel; its dependencies are those of this environment."""
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=True)
     run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps", *dist.glob("*.whl"), cwd=folder)
     (packages,) = (folder / "lib").glob("python3.*/site-packages")
-    # sys.path alone, so that the editable install's own .pth file in that folder stays without effect
+    # Only sys.path is extended, so that the editable install's own .pth file in that folder has no effect.
     (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     return folder / "bin"
 

@@ -1,4 +1,4 @@
-"""The assertions about messages see what is missing."""
+"""The assertions about messages detect missing facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows an attempt: histories and the decisions that they must lead to."""
+"""Decisions after an attempt: histories, and the action that each must lead to."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def preempted(steps: int = 0) -> AttemptEnd:
         pytest.param(
             [ended(cause) for cause in (*TRANSIENT, *TRANSIENT)], 0, Action.GIVE_UP, id="stuck in different ways"
         ),
-        pytest.param([preempted(9), *[preempted(3)] * 5], 0, Action.GIVE_UP, id="an older checkpoint is no progress"),
+        pytest.param(
+            [preempted(9), *[preempted(3)] * 5], 0, Action.GIVE_UP, id="an older checkpoint does not count as progress"
+        ),
     ],
 )
 def test_what_follows_a_history(history: list[AttemptEnd], max_restarts: int, action: Action) -> None:
@@ -80,9 +82,13 @@ def too_short(cause: Cause = Cause.PREEMPTED, steps: int = 0) -> AttemptEnd:
         pytest.param([*[too_short(), preempted()] * 5, too_short()], Action.GIVE_UP, id="five that had it"),
         pytest.param([*[too_short()] * 49, preempted(1), too_short(steps=1)], Action.REQUEUE, id="progress resets"),
         pytest.param(
-            [*[preempted()] * 4, *[ended(Cause.DISK_FULL)] * 9], Action.RESTART, id="a full disk is no matter"
+            [*[preempted()] * 4, *[ended(Cause.DISK_FULL)] * 9], Action.RESTART, id="a full disk is not counted"
         ),
-        pytest.param([*[ended(Cause.DISK_FULL)] * 9, preempted()], Action.REQUEUE, id="and counts for nothing"),
+        pytest.param(
+            [*[ended(Cause.DISK_FULL)] * 9, preempted()],
+            Action.REQUEUE,
+            id="full disks before a preemption are not counted",
+        ),
     ],
 )
 def test_attempts_that_had_no_chance_are_counted_separately(history: list[AttemptEnd], action: Action) -> None:

@@ -1,4 +1,4 @@
-"""The guard of the unit tier can fire: these are unit tests, which cannot start a process in any way."""
+"""The guard of the unit tier works: these are unit tests, and every way to start a process fails in them."""
 
 from __future__ import annotations
 

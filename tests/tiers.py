@@ -1,4 +1,6 @@
-"""The tiers of tests: those without a mark below are unit tests, which start no process and fail where they try to."""
+"""The tiers of tests. A test without one of the marks below is a unit test: it starts no process, and fails if it tries
+to.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from typing import Any
 import pytest
 
 STARTERS = {"_fork_server", "warm", "any_pbs", "pbs_lab", "slurm_lab"}
-"""Fixtures that start processes: what uses one is marked `integration`."""
+"""Fixtures that start processes: tests that use one are marked `integration`."""
 ABOVE_UNIT = ("integration", "slurm", "gpu", "long", "chaos")
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn"}
 """Audit events (docs.python.org/3/library/audit_events.html) of calls that start a process."""
 
 
 class StartedProcess(BaseException):
-    """A unit test starts a process. No `except Exception` of the code under test hides it."""
+    """Raised when a unit test starts a process. No `except Exception` of the code under test hides it."""
 
 
 _unit_test = ""
@@ -34,7 +36,7 @@ _spawn = multiprocessing.util.spawnv_passfds
 
 
 def _spawn_unless_refused(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
-    """multiprocessing starts its servers below the level that is audited."""
+    """Refuse, too, when multiprocessing starts its servers, which it does below the level that is audited."""
     _refuse("os.posix_spawn", ())
     return _spawn(path, args, passfds)
 
@@ -44,7 +46,7 @@ multiprocessing.util.spawnv_passfds = _spawn_unless_refused
 
 @contextmanager
 def held_to_its_tier(item: pytest.Item) -> Iterator[None]:
-    """In the block, the fixtures of a unit test and the test itself start no process."""
+    """In the block, a unit test and its fixtures cannot start a process."""
     global _unit_test
     is_unit = not any(item.get_closest_marker(name) for name in ABOVE_UNIT)
     _unit_test = item.nodeid if is_unit else ""

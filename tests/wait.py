@@ -1,4 +1,4 @@
-"""For what other processes do."""
+"""Waiting for other processes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 DEADLINE_S = 300.0
-"""Of a gang or an experiment that would wait forever: that a machine stands still for a minute is no failure. What has
-to come soon has a shorter one of its own.
+"""Deadline [s] for a gang or an experiment that might wait forever. It is long because the machine may stall for a
+minute, which is not a failure. A test of something that must happen soon passes a shorter one.
 """
 
 
@@ -17,10 +17,10 @@ def wait_for(
     otherwise: Callable[[], object] = lambda: "",
     every_s: float = 0.005,
 ) -> None:
-    """`otherwise`: what is known where it does not come true."""
+    """Wait until the condition holds; after `deadline_s` seconds fail with the text from `otherwise`."""
     end = time.monotonic() + deadline_s
     late = False
     while not condition():
         assert not late, f"not within {deadline_s} s\n{otherwise()}"
         time.sleep(every_s)
-        late = time.monotonic() > end  # it is asked once more: this process, too, may have stood still
+        late = time.monotonic() > end  # the condition is checked once more: this process, too, may have stalled

@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other, or those that are named: `python -m tests.benchmarks loop memory`."""
+"""Run every benchmark in turn, or only the named ones: `python -m tests.benchmarks loop memory`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Checkpoints beside what the machine can do: a copy in memory, a write, a read of as many bytes, all in turns.
+"""Measure checkpoints beside the limits of the machine: a copy in memory, a write and a read of as many bytes, in
+turns.
 
-`python -m tests.benchmarks checkpoint`. CHECKPOINT_MB and CHECKPOINT_ROUNDS make it shorter, CHECKPOINT_PARTS
-names parts of it (saves, meanwhile, notices, resumes).
+`python -m tests.benchmarks checkpoint`. CHECKPOINT_MB and CHECKPOINT_ROUNDS make it shorter, CHECKPOINT_PARTS selects
+parts of it (saves, meanwhile, notices, resumes).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def resumes(root: Path) -> None:
             [(name, *of(floors, seconds)) for (its_state, name), seconds in taken.items() if its_state == state],
         )
     show(
-        "two ranks of a node that go on from it",
+        "two ranks of a node that resume from it",
         ("way", "bytes read, of the checkpoint's"),
         [(name, f"{share:.2f}") for name, share in checkpoint_resume.bytes_read_by_two(root, SIZE_MB).items()],
     )
@@ -105,7 +106,7 @@ def resumes(root: Path) -> None:
 
 
 def of(floors: Sequence[float | None], seconds: Iterable[float | None]) -> tuple[str, str]:
-    """The median, and what it is beside the floor of its round."""
+    """Return the median, and the median ratio to the floor of the same round, with quartiles."""
     pairs = [(one, floor) for one, floor in zip(seconds, floors, strict=True) if one is not None and floor is not None]
     if not pairs:
         return "never", ""

@@ -1,4 +1,4 @@
-"""What a save costs the training that goes on while it is written."""
+"""Measure how much a save in the background slows the training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpc_det.distributed.collectives import Distributed
 from tests.benchmarks.checkpoint_savers import State, kept_stager, one_rank, state_of
 
 ALONE_S = 1.0
-"""So long batches are measured before each save."""
+"""Seconds for which batches are measured before each save."""
 IsDone = Callable[[], bool]
 Begin = Callable[[Path], IsDone]
 
@@ -30,13 +30,13 @@ Begin = Callable[[Path], IsDone]
 @dataclass(frozen=True)
 class Meanwhile:
     ratio: float
-    """Of a batch's mean time while the save is in flight, to the one just before."""
+    """Mean time of a batch while the save is in flight, relative to a batch just before it."""
     lost_s: float
-    """By which all batches in that time took longer."""
+    """Total delay of all batches in that time."""
 
 
 def measured(root: Path, size_mb: int, rounds: int) -> dict[str, list[Meanwhile]]:
-    """Each way in each round but the first, in which it gets its memory."""
+    """Return the results of each way in each round, without the first, in which it allocates its memory."""
     state = state_of(size_mb)
     with one_rank(root), ways(state, root / "checkpoints") as begins:
         taken: dict[str, list[Meanwhile]] = {name: [] for name in begins}
@@ -87,7 +87,7 @@ def _beside(begin: Begin, folder: Path) -> Meanwhile:
 
 
 def _trained(train: Callable[[], None], until: Callable[[], bool]) -> tuple[float, int]:
-    """The mean time of a batch, and how many there were."""
+    """Return the mean time of a batch [s], and the number of batches."""
     began, count = time.perf_counter(), 0
     while not until() or not count:
         train()
@@ -96,7 +96,7 @@ def _trained(train: Callable[[], None], until: Callable[[], bool]) -> tuple[floa
 
 
 def batch() -> Callable[[], None]:
-    """One of some milliseconds, on all cores."""
+    """Return a function that trains a batch of some milliseconds on all cores."""
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs, targets = torch.randn(256, 512), torch.randint(10, (256,))

@@ -1,4 +1,4 @@
-"""A trial with a large state: from the notice to the commit, and from its start to its first batch."""
+"""Measure a trial with a large state: from the notice to the commit, and from its start to its first batch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.pytorch.trials import Life, StopAt
 FLOOR = "a raw read and the construction"
 WIDTH = 2048
 BYTES_OF_LAYER = 3 * 4 * (WIDTH * WIDTH + WIDTH)
-"""With two moments of each weight."""
+"""A layer with two moments of each weight."""
 RECORDS = 4
 
 
 class FirstBatch(Exception):
-    """It is there, and all that was saved."""
+    """Raised when a trial reaches its first batch, with the saved state loaded."""
 
 
 def large_model(layers: int) -> nn.Module:
@@ -64,7 +64,7 @@ def new_life(folder: Path, size_mb: int) -> Life:
 
 
 def notices(root: Path, size_mb: int, rounds: int) -> tuple[list[float], list[float]]:
-    """What a copy and a raw write take, and how long after the notice a checkpoint was committed, in turns."""
+    """Return the times of a copy and a raw write, and the times from the notice to the commit, measured in turns."""
     state = state_of(size_mb)
     ways = floors(state)
     floors_s, seconds = [], []
@@ -125,7 +125,7 @@ def until_first_batch(life: Life, distributed: Distributed | None = None) -> Non
         Life(life.folder, Ended, life.config, life.hparams, attempts=life.attempts).attempt(None, distributed)
     except FirstBatch:
         return
-    raise AssertionError("there was no batch to train")
+    raise AssertionError("the trial trained no batch")
 
 
 def floor(life: Life, checkpoint: Path) -> None:
@@ -146,7 +146,7 @@ def by_hand(life: Life, file: Path) -> None:
 
 
 def read_blocks(folder: Path) -> None:
-    """Every file, in large blocks into one buffer."""
+    """Read every file, in large blocks into one buffer."""
     buffer = bytearray(BLOCK)
     for path in folder.rglob("*"):
         if path.is_file():
@@ -167,7 +167,7 @@ def put_out_of_memory(folder: Path) -> None:
 
 
 def bytes_read_by_two(root: Path, size_mb: int) -> dict[str, float]:
-    """By system calls, as a part of what the checkpoint has."""
+    """Return how much two ranks read by system calls, relative to the checkpoint's size."""
     life = saved_life(root / "two", size_mb)
     (checkpoint,) = committed(life.folder.checkpoints)
     ways: dict[str, Any] = {"hpc_det": resumes_on_a_rank, "torch.load by hand on each rank": loads_on_a_rank}
@@ -183,7 +183,7 @@ def resumes_on_a_rank(distributed: Distributed, folder: Path, size_mb: int, chec
     life = new_life(folder / f"of rank {distributed.rank}", size_mb)
     life.folder.checkpoints.rmdir()
     life.folder.checkpoints.symlink_to(checkpoint.parent)
-    until_first_batch(life, distributed)  # that reads modules, too
+    until_first_batch(life, distributed)  # the first run reads modules, too
     before = bytes_read()
     until_first_batch(life, distributed)
     return bytes_read() - before
@@ -196,7 +196,7 @@ def loads_on_a_rank(distributed: Distributed, folder: Path, size_mb: int, checkp
 
 
 def read_and_broadcast_s(root: Path, size_mb: int) -> tuple[float, float]:
-    """What a raw read of the checkpoint takes, and what gloo takes to bring it from one rank to another."""
+    """Return the time of a raw read of the checkpoint, and the time in which gloo sends it from one rank to another."""
     life = saved_life(root / "two", size_mb)
     (checkpoint,) = committed(life.folder.checkpoints)
     put_out_of_memory(checkpoint.path)
@@ -219,5 +219,5 @@ def broadcast_on_a_rank(distributed: Distributed, size: int) -> float:
 
 
 def bytes_read() -> int:
-    """By this process, wherever they came from (proc(5))."""
+    """Return the bytes that this process has read, from disk or cache (proc(5))."""
     return int(Path("/proc/self/io").read_text().split()[1])

@@ -1,4 +1,4 @@
-"""Who saves how: the machine's floors, torch's own ways, and ours."""
+"""The ways to save: the machine's floors, torch's own ways, and ours."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ State = dict[str, torch.Tensor]
 @dataclass(frozen=True)
 class Taken:
     stall_s: float
-    """Training stands still."""
+    """Time for which training is blocked."""
     durable_s: float | None
-    """Until it is on disk; None: nobody knows when."""
+    """Time until the checkpoint is on disk; None: unknown."""
     added_mb: float = 0.0
-    """The peak of the process above what it had."""
+    """Peak memory of the process, minus its memory before."""
 
 
 Way = Callable[[Path], Taken]
 
 
 def measured(root: Path, size_mb: int, rounds: int) -> dict[str, list[Taken]]:
-    """Each way in each round. In the first one ways get the memory that they keep, if nothing has given it before."""
+    """Return the results of each way in each round. In the first round, ways allocate the memory that they keep."""
     state = state_of(size_mb)
     with one_rank(root), kept_stager() as stager:
         ways: dict[str, Way] = floors(state) | torchs(state, stager) | ours(state, root / "checkpoints")
@@ -100,7 +100,7 @@ def write_blocks(path: Path, buffer: memoryview, flags: int = 0) -> None:
 
 @contextmanager
 def kept_stager() -> Iterator[DefaultStager]:
-    """With memory that is kept for the next save."""
+    """Yield a stager that keeps its memory for the next save."""
     has_gpu = torch.cuda.is_available()
     options = StagingOptions(has_gpu, has_gpu, has_gpu, has_gpu)
     stager = DefaultStager(options)
@@ -180,7 +180,7 @@ def ours(state: State, checkpoints: Path) -> dict[str, Way]:
 
 @contextmanager
 def one_rank(root: Path) -> Iterator[None]:
-    """A process group for torch's ways."""
+    """Create a process group for torch's ways."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("gloo", init_method=f"file://{root}/group", rank=0, world_size=1)
     with warnings.catch_warnings():
@@ -190,11 +190,11 @@ def one_rank(root: Path) -> Iterator[None]:
 
 
 def _alone(way: Way, folder: Path) -> Taken:
-    """With a new folder, and no memory that others have let go."""
+    """Measure a way in a new folder, after all freed memory has gone back to the kernel."""
     folder.mkdir()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5))
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak (proc(5))
     before = memory_mb("VmRSS")
     taken = way(folder)
     added = memory_mb("VmHWM") - before
@@ -203,7 +203,7 @@ def _alone(way: Way, folder: Path) -> Taken:
 
 
 def memory_mb(name: str) -> float:
-    """Of this process: VmRSS is what it has, VmHWM its peak."""
+    """Return the memory of this process. `name`: VmRSS for the present, VmHWM for the peak."""
     found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024 / 1e6

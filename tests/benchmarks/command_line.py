@@ -1,4 +1,4 @@
-"""How long an everyday command takes as a whole process, beside the interpreter doing nothing and importing torch."""
+"""Measure everyday commands as whole processes, beside an interpreter that does nothing, and one that imports torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         os.environ["HPC_DET_ROOT"] = root
         seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
-        for _ in range(ROUNDS):  # interleaved: the machine's noise falls on all alike
+        for _ in range(ROUNDS):  # interleaved: noise of the machine affects all alike
             for name, command in COMMANDS.items():
                 began = time.perf_counter()
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

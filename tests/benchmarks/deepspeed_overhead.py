@@ -1,5 +1,5 @@
-"""What our loop adds to each batch of a DeepSpeed engine, over a bare script with the same engine that takes turns with
-it: on one rank, and on two ranks of this machine over gloo.
+"""Measure what our loop adds to each batch of a DeepSpeed engine, over a bare script with the same engine that trains
+in turns with it: on one rank, and on two ranks of this machine over gloo.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _row(case: Case, ranks: int) -> list[str]:
-    """Each round in processes of its own, which find their rhythm anew."""
+    """Measure each round in new processes, since the speed differs between processes."""
     rounds: list[tuple[Cost, Cost]] = []
     for number in range(ROUNDS):
         with tempfile.TemporaryDirectory() as root:
@@ -63,7 +63,7 @@ def _quartiles(costs: tuple[Cost, ...]) -> list[float]:
 
 
 def costs_on_a_rank(distributed: Distributed, case: Case, root: Path, number: int = 0) -> tuple[Cost, Cost]:
-    """Of our loop, and of the bare script by itself; what is first takes turns, too."""
+    """Return the costs of our loop and of the bare script, both beside the bare script; the order alternates."""
     costs: dict[str, Cost] = {}
     for loop in (ours, bare) if number % 2 else (bare, ours):
         measured = functools.partial(loop, case, distributed=distributed)

@@ -1,6 +1,6 @@
-"""Checkpoints of 450 MB of DeepSpeed engines on two ranks: how long training waits for a save, beside one copy of as
-many bytes into warm memory; how long until it is durable, and what it takes of memory, beside the engine's own
-save_checkpoint and fsync; from the notice to the commit; the check before a resume.
+"""Measure checkpoints of 450 MB of DeepSpeed engines on two ranks: how long training waits for a save, beside one copy
+of as many bytes into warm memory; the time until it is durable, and its memory, beside the engine's own save_checkpoint
+and fsync; from the notice to the commit; the check before a resume.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEADLINE_S = 900
 
 @dataclass(frozen=True)
 class Measured:
-    """On one rank: how long it took, and how far memory rose above what it was before."""
+    """The time on one rank, and the growth of its memory."""
 
     seconds: float
     added_mb: float
@@ -61,7 +61,7 @@ class OfRank:
         return statistics.median(each.seconds for each in self.measured[what])
 
     def ratio(self, what: str, floor: str) -> str:
-        """Its median and quartiles, within a round."""
+        """Return the median and the quartiles of the ratio within a round."""
         pairs = zip(self.measured[what], self.measured[floor], strict=True)
         low, middle, high = statistics.quantiles((a.seconds / b.seconds for a, b in pairs), n=4, method="inclusive")
         return f"{middle:.2f} ({low:.2f}, {high:.2f})"
@@ -131,7 +131,7 @@ def saves_on_a_rank(distributed: Distributed, case: Case, root: Path) -> OfRank:
 
     before = _memory_mb("VmRSS")
     measured: dict[str, list[Measured]] = {what: [] for what in ("theirs", "ours", "stall", "check", "copy")}
-    measured["first"] = [_measured(distributed, ours)]  # which keeps its memory for the next one
+    measured["first"] = [_measured(distributed, ours)]  # which keeps its memory for the next save
     source = torch.ones(_of_this_rank(committed(root)[0], distributed.size), dtype=torch.uint8)
     warm = source.clone()
     measured["stall"].clear()
@@ -147,7 +147,7 @@ def saves_on_a_rank(distributed: Distributed, case: Case, root: Path) -> OfRank:
 
 
 def _of_this_rank(checkpoint: Committed, ranks: int) -> int:
-    """Bytes; ranks have equally many."""
+    """Return the bytes of one rank; all ranks have the same amount."""
     return sum(entry.size for entry in checkpoint.files.values()) // ranks
 
 
@@ -160,7 +160,7 @@ def _clear(distributed: Distributed, root: Path) -> None:
 
 
 def notice_on_a_rank(distributed: Distributed, case: Case, root: Path) -> float:
-    """Seconds from a notice in training to the commit, in lives of which each resumes the one before."""
+    """Return the seconds from a notice in training to the commit, in lives that each resume the one before."""
     trained: Any = type("Large", (Trained,), {"case": case})
     life = loops.new_life(root, trained, 1000, {})
     seconds = []
@@ -174,7 +174,7 @@ def notice_on_a_rank(distributed: Distributed, case: Case, root: Path) -> float:
 def _measured(distributed: Distributed, work: Callable[[], None]) -> Measured:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5))
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak (proc(5))
     before = _memory_mb("VmRSS")
     distributed.barrier()
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One piece of work for DeepSpeed's engines, in a bare script and in a DeepSpeedTrial that take turns."""
+"""One workload for DeepSpeed's engines, in a bare script and in a DeepSpeedTrial that train in turns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.benchmarks.turns import (
 
 @dataclass(frozen=True)
 class Case:
-    """How an engine trains."""
+    """A configuration of an engine."""
 
     name: str
     stage: int = 0
@@ -42,7 +42,7 @@ class Case:
     is_pipeline: bool = False
     width: int = 64
     hidden: int = 1
-    """Layers of that width."""
+    """Number of hidden layers of that width."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Case:
         }
 
     def new_engine(self) -> Any:
-        """After `prepare`."""
+        """Call `prepare` before."""
         torch.manual_seed(0)
         hidden = [layer for _ in range(self.hidden) for layer in (nn.ReLU(), nn.Linear(self.width, self.width))]
         layers = [nn.Linear(FEATURES, self.width), *hidden, nn.ReLU(), nn.Linear(self.width, CLASSES)]
@@ -70,7 +70,7 @@ class Case:
         return engine
 
     def train_batch(self, engine: Any, batches: Iterator[Batch]) -> torch.Tensor:
-        """A micro batch, or all of them for a pipeline, as a user of DeepSpeed writes it."""
+        """Train a micro batch, or all of them with a pipeline, as a user of DeepSpeed writes it."""
         if self.is_pipeline:
             loss: torch.Tensor = engine.train_batch(batches)
             return loss
@@ -82,12 +82,12 @@ class Case:
 
     @property
     def calls(self) -> int:
-        """Of `train_batch` for a batch."""
+        """Number of calls of `train_batch` per batch."""
         return 1 if self.is_pipeline else self.accumulation
 
 
 class BareEngine:
-    """DeepSpeed and nothing else."""
+    """A loop with DeepSpeed and nothing else."""
 
     def __init__(self, case: Case, distributed: Distributed) -> None:
         prepare(distributed)
@@ -107,7 +107,7 @@ class BareEngine:
 
 
 def bare(case: Case, turns: Turns, folder: Path, distributed: Distributed) -> torch.Tensor:
-    """Measured as ours: what that costs by itself."""
+    """Train the bare script, measured as ours is, which shows the cost of measuring."""
     loop = BareEngine(case, distributed)
     for _ in range(turns.batches):
         turns.begin_batch()
@@ -116,7 +116,7 @@ def bare(case: Case, turns: Turns, folder: Path, distributed: Distributed) -> to
 
 
 class Trained(DeepSpeedTrial):
-    """As a user writes it."""
+    """A trial as a user writes it."""
 
     case: Case
 
@@ -143,7 +143,7 @@ class Trained(DeepSpeedTrial):
 
 
 def ours(case: Case, turns: Turns, folder: Path, distributed: Distributed) -> torch.Tensor:
-    """A whole trial that reports every 100 batches."""
+    """Train a whole trial that reports every 100 batches."""
 
     class InTurns(Trained):
         weights: torch.Tensor

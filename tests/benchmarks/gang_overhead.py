@@ -1,4 +1,4 @@
-"""The same as `loop_overhead` on two ranks of this machine, beside a bare loop with DistributedDataParallel on gloo."""
+"""Measure `loop_overhead` on two ranks of this machine, beside a bare loop with DistributedDataParallel on gloo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.distributed.ranks import run_on_ranks
 
 RANKS = 2
 ROUNDS, ROUNDS_OF_OTHERS = 60, 8
-"""Many and short: a process group's threads find their rhythm anew in each."""
+"""Many short rounds: the speed differs between process groups."""
 PERIODS, TURN = 6, 10
 DEADLINE_S = 3600
 

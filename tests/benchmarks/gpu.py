@@ -1,4 +1,6 @@
-"""On a GPU: the loop with a model that keeps it busy, batches on their way to it, and a large checkpoint from it."""
+"""Benchmarks on a GPU: the loop with a model that keeps it busy, copies of batches to it, and a large checkpoint from
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ PERIODS = 5
 WIDTH, LAYERS, RECORDS = 2048, 12, 1024
 IMAGES = (64, 3, 224, 224)
 PRODUCTS, SIDE = 12, 8192
-"""Matrix products that stand for the training of one batch of images."""
+"""Matrix products in place of the training of one batch of images."""
 BATCHES = 40
 GIGABYTE_SIDE = 16384
-"""A layer so wide has 1.07 GB of weights."""
+"""A layer of this width has 1.07 GB of weights."""
 
 
 def main() -> None:
@@ -108,9 +110,9 @@ def copies() -> None:
 
     ways: dict[str, tuple[Callable[[Iterable[Any]], Iterator[Any]], list[Any]]] = {
         "no copy": (there, pinned),
-        "pinned, on a stream of its own (workers)": (ahead, pinned),
+        "pinned, on a separate stream (workers)": (ahead, pinned),
         "pinned, in line (no workers)": (in_line, pinned),
-        "not pinned, on a stream of its own": (ahead, pageable),
+        "not pinned, on a separate stream": (ahead, pageable),
         "not pinned, in line": (in_line, pageable),
     }
     taken: dict[str, list[float]] = {name: [] for name in ways}
@@ -142,7 +144,7 @@ def _milliseconds_a_batch(batches: Iterator[Any], matrix: torch.Tensor) -> float
 
 
 class Notified(StopAt):
-    """Notes when the loop was told to stop: after ten batches."""
+    """Records when the loop was asked to stop, after ten batches."""
 
     at = 0.0
 

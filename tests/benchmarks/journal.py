@@ -1,4 +1,4 @@
-"""What a search's journal costs: reading 100,000 entries, and coming from them to the state of the search."""
+"""Measure a search's journal: reading 100,000 entries, and computing the state of the search from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def fill(folder: ExperimentFolder, count: int) -> None:
-    """The journal of a search that has come so far, as whole chunks."""
+    """Write the journal of a search with `count` entries, as whole chunks."""
     state, lines = SearchJournal(folder).state(), []
     for entry in entries(state):
         lines.append(json.dumps(entry))
@@ -58,21 +58,21 @@ def fill(folder: ExperimentFolder, count: int) -> None:
 
 
 def entries(state: SearchState) -> Iterator[dict[str, Any]]:
-    """Workers that begin, and report for ever."""
+    """Yield the entries of workers that start, and report forever."""
     for worker in range(WORKERS):
         yield {"event": "asked", "worker": worker, "job": f"4711_{worker}", "time": 1.5e9}
     while True:
         for worker, work in list(state.open.items()):
             value = (work.trial * 7919 % 10_007) / 10_007 + 1 / (work.until or 1)
-            told = {"worker": worker, "trial": work.trial, "until": work.until, "value": value, "time": 1.5e9}
-            yield {"event": "reported", **told}
+            report = {"worker": worker, "trial": work.trial, "until": work.until, "value": value, "time": 1.5e9}
+            yield {"event": "reported", **report}
 
 
 def seconds(act: Callable[[], object], rounds: int) -> float:
-    """The median of several."""
+    """Return the median of several runs [s of CPU time]."""
     times = []
     for _ in range(rounds):
-        began = time.process_time()  # other processes' turns are not its time
+        began = time.process_time()  # time of other processes does not count
         act()
         times.append(time.process_time() - began)
     return statistics.median(times)

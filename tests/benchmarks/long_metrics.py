@@ -1,6 +1,6 @@
-"""What commands cost with one trial whose metrics.jsonl has a million lines, as whole processes.
+"""Measure commands with one trial whose metrics.jsonl has a million lines, as whole processes.
 
-In seconds of a processor, and the memory of the largest process. One line in ten is a validation.
+Units: seconds of CPU time, and MB of the largest process. One line in ten is a validation.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def write_lines(path: Path) -> None:
 def _measured(command: tuple[str, ...], root: Path) -> list[str]:
     times = []
     for _ in range(ROUNDS):
-        (root / ".index.json").unlink(missing_ok=True)  # as for an experiment that runs
+        (root / ".index.json").unlink(missing_ok=True)  # as for a running experiment
         times.append(seconds(command))
     code = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
     code += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-    told = subprocess.check_output(["python3", "-c", code, str(HPC_DET), *command], text=True)
-    return [*spread(times), f"{int(told) / 1000:.0f}"]
+    output = subprocess.check_output(["python3", "-c", code, str(HPC_DET), *command], text=True)
+    return [*spread(times), f"{int(output) / 1000:.0f}"]
 
 
 if __name__ == "__main__":

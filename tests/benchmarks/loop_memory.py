@@ -1,4 +1,6 @@
-"""The peak memory of a process that trains 2000 batches: a bare loop, and a trial with everything that a run has."""
+"""Measure the peak memory of a process that trains 2000 batches: a bare loop, and a trial with all features
+of a run.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def main() -> None:
 
 
 def peak_mb(program: str) -> float:
-    """Of a process of its own, by the kernel's count (VmHWM of /proc/self/status, proc(5))."""
+    """Return the peak memory of a new process, from the kernel (VmHWM of /proc/self/status, proc(5))."""
     command = [sys.executable, "-c", f"import torch\n{program}\n{PEAK}"]
     return int(subprocess.check_output(command, text=True).split()[-1]) * 1024 / 1e6
 

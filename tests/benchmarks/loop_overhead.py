@@ -1,4 +1,6 @@
-"""What a training loop adds to each batch, over a bare PyTorch loop that trains the same batches in turns with it."""
+"""Measure what a training loop adds to each batch, over a bare PyTorch loop that trains the same batches in turns with
+it.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,9 @@ def _bare_beside(loop: Loop) -> BareLoop:
 
 
 def cost_of(loop: Loop, bare: Bare, periods: int, folder: Path, turn: int = PERIOD) -> Cost:
-    """`folder`: a new one for what the loop writes.
+    """Return the cost of a loop. `folder`: a new folder for the files of the loop.
 
-    Raises AssertionError where the loop trains something else than the bare one.
+    Raises AssertionError if the loop's training differs from the bare one's.
     """
     gc.collect()
     taken = Turns(bare, periods, turn)
@@ -66,7 +68,7 @@ def cost_of(loop: Loop, bare: Bare, periods: int, folder: Path, turn: int = PERI
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Progress bars and advice go nowhere, as in a job whose output nobody reads."""
+    """Discard progress bars and warnings, as in a job without a terminal."""
     logging.disable(logging.ERROR)
     with (
         open(os.devnull, "w") as nowhere,
@@ -80,7 +82,7 @@ def silence() -> Iterator[None]:
 
 
 def row(name: str, rounds: list[Cost]) -> list[str]:
-    """Medians of the rounds."""
+    """Return the medians of the rounds."""
     values = [(cost.bare_us, cost.measured_us, cost.added_us, cost.mean_added_us, cost.ratio) for cost in rounds]
     bare, measured, added, mean_added, ratios = zip(*values, strict=True)
     low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")

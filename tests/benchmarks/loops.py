@@ -1,4 +1,4 @@
-"""One piece of work, a linear model on ready-made batches, in every loop that is compared.
+"""One workload, a linear model on ready-made batches, in every loop that is compared.
 
 Each function trains `turns.batches` batches and returns the weights, which are the same in all of them.
 """
@@ -36,7 +36,7 @@ from tests.benchmarks.turns import (
 from tests.pytorch.trials import CONFIG, Life
 
 Loop = Callable[..., torch.Tensor]
-"""loop(turns, folder, [distributed])."""
+"""Called as loop(turns, folder, [distributed])."""
 
 # --- ours
 
@@ -85,7 +85,9 @@ def train_trial(
     tensorboard: bool = True,
     trial_class: type[PyTorchTrial] = Linear,
 ) -> torch.Tensor:
-    """A whole trial that trains so many batches of `loader` and reports every 100; the weights of its checkpoint."""
+    """Train a whole trial for this number of batches of `loader`, with a report every 100; return its checkpoint's
+    weights.
+    """
     life = new_life(folder, with_data(trial_class, loader), batches)
     life.tensorboard = tensorboard
     train_life(life, distributed or Distributed())
@@ -100,7 +102,7 @@ def train_life(life: Life, distributed: Distributed) -> None:
 
 @contextmanager
 def _stops(distributed: Distributed, name: str) -> Iterator[StopAgreement]:
-    """A real agreement, with its thread, that is asked at every batch."""
+    """Yield a real agreement, with its thread, which the loop checks at every batch."""
     stop = StopAgreement(distributed.messages, name)
     yield stop
     distributed.barrier()
@@ -119,7 +121,7 @@ def new_life(
     path: Path, trial_class: type[Trial], batches: int, hparams: Mapping[str, int] = {"global_batch_size": RECORDS}
 ) -> Life:
     folder = TrialFolder(path)
-    folder.checkpoints.mkdir(parents=True, exist_ok=True)  # all ranks of a gang do
+    folder.checkpoints.mkdir(parents=True, exist_ok=True)  # all ranks of a gang do this
     config = {
         "searcher": {"max_length": {"batches": batches}},
         "scheduling_unit": 100,
@@ -147,12 +149,12 @@ def ours_with_our_loader(turns: Turns, folder: Path) -> torch.Tensor:
 
 
 def dataset() -> TensorDataset:
-    """On the CPU."""
+    """Return the records on the CPU."""
     return TensorDataset(*(torch.cat(parts).cpu() for parts in zip(*ready_made_batches(), strict=True)))
 
 
 def batches_of_torchs_loader() -> Iterator[Batch]:
-    """On the device."""
+    """Yield batches on the device."""
     on_gpu = device().type == "cuda"
     loader = torch.utils.data.DataLoader(dataset(), RECORDS, pin_memory=on_gpu)
     while True:
@@ -168,7 +170,7 @@ def _copied(batch: Batch) -> Batch:
 
 
 def bare(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
-    """Measured as all others are: what that costs by itself."""
+    """Train the bare loop, measured as the others are, which shows the cost of measuring."""
     loop = BareLoop(iter(turns.of(ready_made_batches())), DistributedDataParallel if distributed else None)
     loop.train(turns.batches)
     return loop.weights
@@ -207,7 +209,7 @@ def accelerate(turns: Turns, folder: Path, distributed: Distributed | None = Non
 
 
 def accelerate_accumulating(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
-    """With its `accumulate`, which a loop needs for what aggregation_frequency does in ours."""
+    """Train with Accelerate's `accumulate`, which a loop needs for the effect of our aggregation_frequency."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=device().type == "cpu")
@@ -227,12 +229,12 @@ def lightning_barebones(turns: Turns, folder: Path, distributed: Distributed | N
 
 
 def lightning(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
-    """With its defaults: progress bar, logger, checkpoint at the end."""
+    """Train with Lightning's defaults: progress bar, logger, checkpoint at the end."""
     return _lightning(turns, folder, distributed, logs=False)
 
 
 def lightning_logging(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
-    """With its defaults and a metric, as ours."""
+    """Train with Lightning's defaults and a metric, as ours."""
     return _lightning(turns, folder, distributed, logs=True)
 
 
@@ -263,7 +265,9 @@ def _lightning(
 
 
 def _place(distributed: Distributed | None) -> dict[str, Any]:
-    """For Lightning and Fabric; as under torchrun, or they would start ranks of their own."""
+    """Return options for Lightning and Fabric; those for a gang are as under torchrun, so that they start no ranks
+    themselves.
+    """
     if distributed is None:
         return {"accelerator": "gpu" if device().type == "cuda" else "cpu", "devices": 1}
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
@@ -283,5 +287,5 @@ _OTHERS: dict[str, tuple[str, Loop]] = {
 
 
 def others() -> dict[str, Loop]:
-    """Those whose packages are installed (the extra `bench`)."""
+    """Return the loops whose packages are installed (the extra `bench`)."""
     return {name: loop for name, (package, loop) in _OTHERS.items() if find_spec(package)}

@@ -1,6 +1,6 @@
-"""What everyday commands cost with 1,000 experiments and 10,000 trials on disk, as whole processes.
+"""Measure everyday commands with 1,000 experiments and 10,000 trials on disk, as whole processes.
 
-In seconds of a processor: on a machine with time to itself, that is how long they take.
+Unit: seconds of CPU time, which on an idle machine is their duration.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         os.environ["HPC_DET_ROOT"] = root
         make_world(Path(root))
-        time.sleep(SETTLES_S)  # what is younger is not believed
+        time.sleep(SETTLES_S)  # the index ignores younger files
         first = seconds(("experiment", "list"))
         taken: dict[tuple[str, ...], list[float]] = {command: [] for command in COMMANDS}
-        for _ in range(ROUNDS):  # interleaved: the machine's noise falls on all alike
+        for _ in range(ROUNDS):  # interleaved: noise of the machine affects all alike
             for command in COMMANDS:
                 taken[command].append(seconds(command))
     show(
@@ -53,7 +53,7 @@ def spread(times: list[float]) -> list[str]:
 
 
 def seconds(command: tuple[str, ...]) -> float:
-    """Of a processor."""
+    """Return the seconds of CPU time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([HPC_DET, *command], check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

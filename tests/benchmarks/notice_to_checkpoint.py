@@ -1,4 +1,4 @@
-"""From the preemption signal to the committed checkpoint, and to the next attempt's first batch: two ranks."""
+"""Measure from the preemption signal to the committed checkpoint, and to the next attempt's first batch: two ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What each of `optimizations` does to a batch of two ranks that share a slow network.
+"""Measure the effect of each of `optimizations` on a batch of two ranks with a slow network.
 
-The network is the loopback of a namespace of its own, shaped to a gigabit a second, where root may make one; elsewhere
-it is the machine's, and the network costs next to nothing. All models are there at once and train in turns.
+The network is the loopback of a separate namespace, limited to a gigabit per second, if root may create one; otherwise
+it is the machine's own loopback, with hardly any cost. All models exist at once and train in turns.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def seconds_on_a_rank(distributed: Distributed) -> tuple[dict[str, list[float]], int | None]:
-    """Of a batch, turn by turn; and the size of buckets that tuning has chosen."""
+    """Return the seconds of a batch, turn by turn; and the size of buckets that tuning has chosen."""
     trained = {name: Trained(distributed, optimizations) for name, optimizations in CASES.items()}
     fusion = trained["`auto_tune_tensor_fusion: true`"].context.fusion
     assert fusion
@@ -82,7 +82,7 @@ def seconds_on_a_rank(distributed: Distributed) -> tuple[dict[str, list[float]],
 
 
 class Trained:
-    """A model in a loop that does what a training loop must, and nothing more."""
+    """A model in a loop that does only what a training loop must."""
 
     def __init__(self, distributed: Distributed, optimizations: dict[str, Any]) -> None:
         spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 1, "hparams": {}}
@@ -115,7 +115,7 @@ def _new_model() -> nn.Module:
 
 
 def _may_shape() -> bool:
-    """Not without root, nor where the kernel has no token bucket."""
+    """Return whether the network can be limited: this needs root, and the kernel's token bucket filter."""
     try:
         return not subprocess.run(["unshare", "-n", "sh", "-c", SLOW], capture_output=True, check=False).returncode
     except FileNotFoundError:

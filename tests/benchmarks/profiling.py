@@ -1,4 +1,4 @@
-"""What measuring adds to a batch: the loop with `profiling.enabled`, in turns with the same loop without."""
+"""Measure what profiling adds to a batch: the loop with `profiling.enabled`, in turns with the same loop without it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGER_RECORDS, LARGER_FEATURES = 64, 512
 
 
 def larger_model() -> nn.Module:
-    """A batch takes one or two milliseconds of a core."""
+    """Return a model whose batches take one or two milliseconds of a core."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(LARGER_FEATURES, LARGER_FEATURES), nn.ReLU(), nn.Linear(LARGER_FEATURES, CLASSES))
 
@@ -69,13 +69,13 @@ def main() -> None:
         [row(name, rounds) for name, rounds in costs.items()],
     )
     print(f"\nThe timers of a batch alone, at best: {timers_us():.2f} us.")
-    print(f"A look at the node, once a second in a thread of its own: {look_ms:.2f} ms of a core.")
+    print(f"A look at the node, once a second in a separate thread: {look_ms:.2f} ms of a core.")
 
 
 def cost_of(
     trial_class: type[PyTorchTrial], batches: Callable[[], list[Batch]], periods: int, measures: bool, folder: Path
 ) -> Cost:
-    """Raises AssertionError where the loops do not train the same."""
+    """Return the cost. Raises AssertionError if the trainings of the loops differ."""
     folder.mkdir()
     other = Other(batches(), periods * PERIOD)
     turns = Turns(other, periods)
@@ -89,8 +89,8 @@ def cost_of(
 def train(
     trial_class: type[PyTorchTrial], loader: Iterable[Batch], batches: int, folder: Path, *, measures: bool = False
 ) -> torch.Tensor:
-    """The weights of its checkpoint."""
-    torch.set_num_threads(1)  # each thread has a number of its own
+    """Train, and return the weights of the checkpoint."""
+    torch.set_num_threads(1)  # each Python thread has its own setting
     life = new_life(folder, with_data(trial_class, loader), batches)
     if measures:
         life.config = merge({**life.config}, {"profiling": {"enabled": True}})
@@ -100,7 +100,7 @@ def train(
 
 
 class Other:
-    """The batches of a loop in a thread of its own, which trains as many as it is asked for, and waits."""
+    """The batches of a loop in another thread, which trains as many as `train` asks for, then waits."""
 
     weights: torch.Tensor
 
@@ -112,7 +112,7 @@ class Other:
         self._asked, self._done = threading.Semaphore(0), threading.Semaphore(0)
 
     def begin(self, train: Callable[[], torch.Tensor]) -> None:
-        """Up to its first batch."""
+        """Start the thread, and wait until it reaches its first batch."""
         self._thread = threading.Thread(target=self._run, args=[train], daemon=True)
         self._thread.start()
         self._done.acquire()
@@ -131,7 +131,7 @@ class Other:
         return self._count
 
     def __iter__(self) -> Iterator[Batch]:
-        """Who asks for the next one has trained the one before."""
+        """Yield batches; a request for the next batch shows that the one before is trained."""
         for batch in islice(cycle(self._batches), self._count):
             self._times.append(perf_counter_ns())
             if not self._left:
@@ -143,7 +143,9 @@ class Other:
 
 
 def timers_us() -> float:
-    """Batches that cost nothing, loaded and moved with timers and without, each in the best of 100 turns."""
+    """Return the microseconds per batch of the timers, from batches without any other work, in the best of
+    100 turns.
+    """
     timer = Timer()
     timer.start()
     move = ToDevice(torch.device("cpu"))
@@ -162,7 +164,7 @@ def _turn_us(batches: Iterator[Batch], count: int = 1000) -> float:
 
 
 def look_s(folder: Path) -> float:
-    """Of a core, for one of LOOKS."""
+    """Return the seconds of a core that one look takes, as the mean of LOOKS."""
     system = SystemMetrics(BufferedLines(folder / "system.jsonl"), {})
     system.close()
     began = time.process_time()

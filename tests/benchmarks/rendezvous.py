@@ -1,6 +1,7 @@
-"""What thousands of nodes that wait for node 0 do to the shared folder, and how soon all of them know.
+"""Measure the load on the shared folder by thousands of nodes that wait for node 0, and the time until all of them
+continue.
 
-Nodes are simulated: each looks at the times that `pauses` gives. What a look costs is measured.
+Nodes are simulated: each looks at the times that `pauses` gives. The cost of a look is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.benchmarks.table import show
 
 NODES = (64, 512, 4096)
 APART_S, LATE_S = 2.0, 10.0
-"""Nodes begin within so many seconds, and node 0 comes so many seconds after the first."""
+"""Nodes start within the first number of seconds; node 0 publishes after the second number."""
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def looks_of(begin: float) -> Iterator[float]:
-    """When a node looks that begins at `begin`, until it has seen what node 0 published."""
+    """Yield the times at which a node looks that starts at `begin`, until it has seen what node 0 published."""
     now = begin
     for pause in pauses():
         yield now
@@ -47,7 +48,7 @@ def looks_of(begin: float) -> Iterator[float]:
 
 
 def measured() -> tuple[int, float]:
-    """How many files an attempt has for its rendezvous, and the seconds of a look."""
+    """Return the number of files that an attempt has for its rendezvous, and the seconds of a look."""
     with tempfile.TemporaryDirectory() as folder:
         path = TrialFolder(Path(folder)).rendezvous(1)
         publish(path, "10.0.0.7")

@@ -1,4 +1,4 @@
-"""How long one core works at the report of a thousand trials, as a whole process, and how big the page is."""
+"""Measure the CPU time of the report of a thousand trials, as a whole process, and the size of its page."""
 
 from __future__ import annotations
 

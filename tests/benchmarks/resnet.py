@@ -11,7 +11,9 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1, and around them the identity, or a 1x1 where the shape changes. The 3x3 has the stride."""
+    """1x1, 3x3 and 1x1 convolutions; the shortcut is the identity, or 1x1 if the shape changes. The 3x3 has
+    the stride.
+    """
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -33,7 +35,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Sequential):
-    """`blocks`: of each of the four stages, the first of which has `width` channels."""
+    """`blocks`: number in each of the four stages, the first of which has `width` channels."""
 
     def __init__(self, blocks: Sequence[int], width: int = 64, classes: int = 1000) -> None:
         stem = [*_convolution(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]

@@ -1,7 +1,7 @@
 """RaySGD's table: images per second of ResNet-50 on synthetic images, by GPUs, TorchTrainer beside plain torchrun.
 
-`python -m tests.benchmarks.resnet50` takes the GPUs of this machine: 1, 2, 4, ... of them; `--cpu` shows on two CPUs
-that it works, with a tiny network. The snapshot after a call of train() is a part of TorchTrainer's time.
+`python -m tests.benchmarks.resnet50` uses 1, 2, 4, ... GPUs of this machine; `--cpu` runs a tiny network on two CPUs,
+as a test of the benchmark. The snapshot after a call of train() is a part of TorchTrainer's time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Size:
     width: int = 64
     side: int = 224
     batch: int = 128
-    """Images of a rank."""
+    """Images per rank."""
     steps: int = 50
     use_gpu: bool = True
 
@@ -63,7 +63,7 @@ def main() -> None:
     if not most:
         print("resnet50: torch sees no GPU; --cpu shows on two CPUs that it works")
         return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun has it
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it
     show(
         f"ResNet {size.blocks} of width {size.width}, {size.batch} images of side {size.side} a GPU, {size.steps} "
         f"steps: images per second",
@@ -81,7 +81,7 @@ def _parsed() -> argparse.Namespace:
 
 
 def _counts(most: int) -> list[int]:
-    """1, 2, 4, ... and all."""
+    """Return 1, 2, 4, ... and `most`."""
     return sorted({2**k for k in range(most.bit_length())} | {most})
 
 
@@ -106,7 +106,7 @@ class Images(TrainingOperator):
 
 
 class Endless:
-    """The same batch over and over: no loader is measured."""
+    """Repeats the same batch, so that no loader is measured."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -142,10 +142,10 @@ def _by_torchrun(size: Size, ranks: int, use_fp16: bool) -> float:
 
 
 def train_under_torchrun(order: str) -> None:
-    """A rank; the first one writes how many seconds the steps have taken."""
-    said = json.loads(order)
-    use_fp16, file = said.pop("use_fp16"), said.pop("file")
-    size = Size(**said)
+    """Train as a rank; rank 0 writes the seconds of the steps."""
+    options = json.loads(order)
+    use_fp16, file = options.pop("use_fp16"), options.pop("file")
+    size = Size(**options)
     dist.init_process_group("nccl" if size.use_gpu else "gloo")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if size.use_gpu else torch.device("cpu")
     if size.use_gpu:
@@ -160,7 +160,7 @@ def train_under_torchrun(order: str) -> None:
 
 
 class Steps:
-    """As torch's documentation writes them."""
+    """A training loop as in torch's documentation."""
 
     def __init__(self, size: Size, device: torch.device, use_fp16: bool) -> None:
         model = size.new_model().to(device)

@@ -1,4 +1,4 @@
-"""A rank of resnet50's torchrun: a module of its own, so that what is pickled there has one name."""
+"""A rank of resnet50's torchrun, in a separate module, so that its pickled classes have the same name on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the first batch of 100 million shuffled records takes, and the first after a resume in mid-epoch."""
+"""Measure the first batch of 100 million shuffled records, and the first batch after a resume in mid-epoch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def seconds_and_mb(program: str, done: int) -> tuple[float, float]:
-    """In a process of its own, without imports."""
+    """Measure in a new process, without imports."""
     text = (DATA + program + MEASURED).format(batch=BATCH, done=done)
     seconds, megabytes = subprocess.check_output([sys.executable, "-c", text], text=True).split()
     return float(seconds), float(megabytes)

@@ -1,4 +1,4 @@
-"""What a search costs: the time of a decision among 10,000 trials, and how busy 500 workers are behind slow storage."""
+"""Measure a search: the time of a decision among 10,000 trials, and the load of 500 workers with slow storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.benchmarks.table import show
 
 TRIALS = 10_000
 LAST = 1000
-"""Decisions, the last ones of the search, when its rungs are fullest."""
+"""Number of decisions at the end of the search, when its rungs are fullest."""
 WORKERS, FIRST_RUNG_S, LATENCY_S, HOURS = 500, 60, 0.05, 12
 ADAPTIVE = {
     "name": "adaptive_asha",
@@ -69,15 +69,15 @@ def _row(name: str, searcher: dict[str, Any]) -> list[str]:
 
 
 def _decisions(searcher: dict[str, Any]) -> Iterator[float]:
-    """Seconds of each, with so many works in progress as there are workers."""
+    """Yield the seconds of each decision, with as many works in progress as there are workers."""
     method, value = search_method(searcher), at_random()
     works: list[Work] = []
     while len(works) < WORKERS and (work := method.next_work()):
         method.start(work)
         works.append(work)
-    for done in works:  # grows as it goes
+    for done in works:  # the list grows during the loop
         number = value(done)
-        began = time.process_time()  # a decision is computing alone, and other processes' turns are not its time
+        began = time.process_time()  # a decision is computation alone, so time of other processes does not count
         method.report(done.trial, number)
         if work := method.next_work():
             method.start(work)
@@ -87,7 +87,7 @@ def _decisions(searcher: dict[str, Any]) -> Iterator[float]:
 
 
 def _busy(name: str) -> list[str]:
-    searcher = {**SEARCHERS[name], "max_trials": 20 * TRIALS}  # more than 12 hours hold
+    searcher = {**SEARCHERS[name], "max_trials": 20 * TRIALS}  # more than fit into 12 hours
     began = time.perf_counter()
     played = simulate(search_method(searcher), at_random(), workers=WORKERS, latency_s=LATENCY_S, ends_s=HOURS * 3600.0)
     return [

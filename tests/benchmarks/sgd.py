@@ -1,4 +1,4 @@
-"""All that is measured of TorchTrainer on CPUs, within ten minutes."""
+"""Run all benchmarks of TorchTrainer on CPUs, within ten minutes."""
 
 from __future__ import annotations
 

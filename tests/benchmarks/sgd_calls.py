@@ -1,4 +1,4 @@
-"""What a call costs: an empty train(), and a message to ranks and back over their authenticated lines."""
+"""Measure a call: an empty train(), and a message to ranks and back over their authenticated connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANKS = (1, 2, 8)
 PEERS = 8
 CALLS, TRIPS, WARM_UP = 200, 500, 20
 BODIES = {"nothing": b"", "16 KB": bytes(16_000)}
-"""The second is about what a rank sends after a train()."""
+"""The second has about the size of what a rank sends after a train()."""
 
 
 def main() -> None:

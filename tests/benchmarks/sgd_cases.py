@@ -1,4 +1,4 @@
-"""What the benchmarks of TorchTrainer train: by an operator with the default loops, and by bare loops beside it."""
+"""The trainings of TorchTrainer's benchmarks: by an operator with the default loops, and by bare loops beside it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ WIDTH, LAYERS, MANY_RECORDS = 512, 3, 64
 class Case:
     name: str
     turn: int
-    """Batches; an even part of a hundred."""
+    """Batches; a divisor of a hundred."""
     turns: int
-    """In a round."""
+    """Number of turns in a round."""
     new_model: Callable[[], nn.Module]
     records: int
     features: int
@@ -58,7 +58,7 @@ CASES = {
 
 
 class Stepper(TrainingOperator):
-    """The default train_epoch and train_batch over one batch after the other, and when each was asked for."""
+    """The default train_epoch and train_batch, with the time at which each batch was requested."""
 
     def setup(self, config: dict[str, Any]) -> None:
         case = CASES[config["case"]]
@@ -83,7 +83,7 @@ class Stepper(TrainingOperator):
 
 
 class Clocked:
-    """Without an end."""
+    """Yields batches without an end, and records the times of the requests."""
 
     def __init__(self, batches: list[Batch], times: list[int]) -> None:
         self._batches = batches
@@ -96,13 +96,15 @@ class Clocked:
 
 
 def times_of(operator: TrainingOperator) -> list[int]:
-    """Of the last turn [ns]: before the first batch and after each."""
+    """Return the times of the last turn [ns]: before the first batch and after each."""
     assert isinstance(operator, Stepper)
     return operator.times
 
 
 class Empty(TrainingOperator):
-    """Nothing is trained, of a model of config["tensors"] of config["megabytes"] each, or of next to none."""
+    """Trains nothing; its model has config["tensors"] tensors of config["megabytes"] MiB each, or hardly any
+    weights.
+    """
 
     def setup(self, config: dict[str, Any]) -> None:
         rows = 512 * config.get("megabytes", 0)
@@ -122,5 +124,5 @@ class Empty(TrainingOperator):
 
 
 def new_trainer(operator: type[TrainingOperator], ranks: int, **arguments: Any) -> TorchTrainer:
-    """On this machine's CPUs, also where there are GPUs."""
+    """Return a trainer on this machine's CPUs, also if there are GPUs."""
     return TorchTrainer(training_operator_cls=operator, num_workers=ranks, executor="local", use_gpu=False, **arguments)

@@ -1,4 +1,6 @@
-"""A rank is killed in training: when the driver notices, and when the gang trains again, beside its cold start."""
+"""Measure a kill of a rank in training: the time until the driver notices, and until the gang trains again, beside its
+start.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def _values(values: Sequence[float]) -> list[str]:
 
 
 class Signs(TrainingOperator):
-    """Leaves a file with the time of its first batch."""
+    """Writes a file with the time of its first batch."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.folder = Path(config["folder"])
@@ -74,7 +76,7 @@ class Signs(TrainingOperator):
 
 
 class Until:
-    """Batches until there is a file: all ranks see it in the same round, for they ask each other."""
+    """Yields batches until a file exists. Ranks share what they see, so that all stop at the same batch."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -99,7 +101,7 @@ def _sign(folder: Path, rank: int) -> None:
 
 
 def _times(folder: Path) -> Times:
-    """Of the start, from the kill until it is noticed, and from the kill until there is a batch again."""
+    """Return the seconds of the start, from the kill until it is noticed, and from the kill until the next batch."""
     noticed: list[float] = []
     handler = _When(noticed)
     logging.getLogger("hpc_det.sgd").addHandler(handler)
@@ -116,7 +118,7 @@ def _times(folder: Path) -> Times:
 
 
 class _When(logging.Handler):
-    """The driver says so when it has ended the other ranks, too."""
+    """Records the time of the driver's log message, which it writes after it has ended the other ranks."""
 
     def __init__(self, times: list[float]) -> None:
         super().__init__()
@@ -127,7 +129,7 @@ class _When(logging.Handler):
 
 
 def _kill_one(folder: Path) -> Times:
-    """When both were there, when one was killed, and when both were there again."""
+    """Return the times at which both ranks trained, at which one was killed, and at which both trained again."""
     first = _signs(folder, RANKS)
     pid = next(path.name.split("-")[1] for path in first if path.name.startswith("1-"))
     killed = time.monotonic()

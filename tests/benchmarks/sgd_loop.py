@@ -1,4 +1,6 @@
-"""What the default train_epoch and train_batch add to a batch: one rank, in turns with a bare loop of its process."""
+"""Measure what the default train_epoch and train_batch add to a batch: one rank, in turns with a bare loop of its
+process.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What the snapshot after each train() holds it up for, and when it is durable, beside bare copies of the same bytes.
+"""Measure how long the snapshot after each train() blocks it, and when it is durable, beside bare copies of the same
+bytes.
 
-The floors are of the same round: one copy into memory that is there, in the rank, and a bare write with fsync into the
-folder of the run. Ratios are medians of those of the rounds.
+The floors are of the same round: one copy into warm memory, in the rank, and a bare write with fsync into the folder of
+the run. Ratios are medians of the ratios of the rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.benchmarks.table import show
 from tests.wait import wait_for
 
 STATES = ((100, 1), (64, 16), (1024, 1))
-"""Tensors, and MiB of each."""
+"""Number of tensors, and MiB of each."""
 ROUNDS, WARM_UP = 5, 2
 BLOCK = 2**22
 DURABLE_S = 300.0
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def _measured(tensors: int, megabytes: int) -> dict[str, list[float]]:
-    """Seconds of each round."""
+    """Return the seconds of each round."""
     taken: dict[str, list[float]] = {}
     config = {"tensors": tensors, "megabytes": megabytes}
     with tempfile.TemporaryDirectory() as folder:
@@ -77,13 +78,15 @@ def _round(trainer: TorchTrainer, path: Path, content: memoryview) -> dict[str, 
     busy = _seconds(trainer.train)
     _await_durable(gang)
     trainer.train()
-    # The scheduler's notice finds one that is being written and a call that is about to end.
+    # The scheduler's notice comes while a snapshot is being written and a call is about to end.
     notice = _seconds(trainer.train) + _seconds(gang._settle)
     return {**copies, **bare, "train": train, "durable": durable, "busy": busy, "notice": notice}
 
 
 def _await_durable(gang: ElasticGang) -> None:
-    """That of them which is on its way: one is kept as soon as the one before is, and the next call asks for it."""
+    """Wait until the snapshot in flight is durable: a snapshot is kept when the one before is, and the next call
+    requests it.
+    """
 
     def is_kept() -> bool:
         gang._gang.poll()
@@ -93,7 +96,7 @@ def _await_durable(gang: ElasticGang) -> None:
 
 
 def bare_copies(operator: TrainingOperator, path: Path) -> dict[str, float]:
-    """Seconds."""
+    """Return the seconds of a bare copy and of torch.save."""
     weights = operator._models[0].state_dict()
     pairs = [(weight.untyped_storage(), torch.empty(weight.nbytes, dtype=torch.uint8)) for weight in weights.values()]
 
@@ -101,7 +104,7 @@ def bare_copies(operator: TrainingOperator, path: Path) -> dict[str, float]:
         for storage, there in pairs:
             ctypes.memmove(there.data_ptr(), storage.data_ptr(), storage.nbytes())
 
-    copy()  # memory that is new takes longer
+    copy()  # new memory takes longer
 
     def save() -> None:
         torch.save(weights, path)

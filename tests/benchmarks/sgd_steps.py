@@ -1,7 +1,7 @@
-"""What TorchTrainer adds to a step of two ranks, over the same training as a bare loop under plain torchrun.
+"""Measure what TorchTrainer adds to a step of two ranks, over the same training as a bare loop under plain torchrun.
 
-Both are there all the time, and so is a second torchrun; they take turns, so that the machine's noise falls on all
-alike. The second torchrun beside the first shows what the machine can resolve.
+Both exist all the time, as does a second torchrun; they train in turns, so that the machine's noise affects all alike.
+The second torchrun beside the first shows the resolution of the measurement.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.benchmarks.table import show
 from tests.benchmarks.turns import Cost, Turn
 
 GANGS, ROUNDS = 2, 10
-"""Processes find their rhythm anew in each gang."""
+"""Several gangs, since the speed differs between processes."""
 HEADER = (
     "model",
     "torchrun",
@@ -37,7 +37,7 @@ Rounds = list[tuple[Cost, Cost]]
 
 
 def main() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun has it
+    os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it
     show(
         f"{RANKS} ranks, {GANGS} times {ROUNDS} rounds, microseconds a batch of rank 0, medians",
         HEADER,
@@ -75,7 +75,7 @@ def _measure(case: Case, folder: Path, rounds: Rounds, calls: list[float]) -> No
             lambda: _ours(trainer, case.turn, calls),
             lambda: _microseconds(again.train(case.turn)),
         ]
-        _round(loops, 1)  # nobody counts the first batches
+        _round(loops, 1)  # the first batches are not counted
         for _ in range(ROUNDS):
             bare_turns, our_turns, other_turns = _round(loops, case.turns)
             rounds.append((Cost(bare_turns, our_turns), Cost(bare_turns, other_turns)))
@@ -85,7 +85,7 @@ def _measure(case: Case, folder: Path, rounds: Rounds, calls: list[float]) -> No
 
 
 def _round(loops: list[Callable[[], Turn]], turns: int) -> list[list[Turn]]:
-    """The first of a turn is the last of the next."""
+    """Train each loop in each turn; the first loop of a turn is the last of the next."""
     taken: list[list[Turn]] = [[] for _ in loops]
     for number in range(turns):
         for place in range(len(loops)):

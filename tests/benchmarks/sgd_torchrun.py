@@ -1,4 +1,4 @@
-"""A gang of bare loops under plain torchrun that trains when it is told to: `python -m ... CASE ADDRESS` is a rank."""
+"""A gang of bare loops under plain torchrun that trains on request: `python -m ... CASE ADDRESS` is a rank."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ LIMITS = {"RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 class Torchrun:
-    """This process's end."""
+    """The benchmark's side of the connections to the ranks."""
 
     def __init__(self, ranks: list[Connection]) -> None:
         self._ranks = ranks
 
     def train(self, steps: int) -> list[int]:
-        """The time [ns] before the first of rank 0's batches and after each."""
+        """Train; return the times [ns] before the first batch of rank 0 and after each."""
         for rank in self._ranks:
             rank.send(steps)
         times: list[list[int]] = [rank.recv() for rank in self._ranks]
         return times[0]
 
     def weights(self) -> torch.Tensor:
-        """All ranks leave."""
+        """End all ranks, and return their weights."""
         for rank in self._ranks:
             rank.send(0)
         return torch.tensor([rank.recv() for rank in self._ranks])[0]
@@ -41,7 +41,7 @@ class Torchrun:
 
 @contextmanager
 def torchrun(case: str, folder: Path) -> Iterator[Torchrun]:
-    """`folder`: a new one."""
+    """Start the gang. `folder`: a new folder."""
     folder.mkdir()
     address = str(folder / "socket")
     command = [*TORCHRUN, "-m", "tests.benchmarks.sgd_torchrun", case, address]

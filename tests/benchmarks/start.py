@@ -1,7 +1,8 @@
-"""From the start of a job to the first batch on the last of 6 ranks, beside plain processes and torchrun by hand.
+"""Measure from the start of a job to the first batch on the last of 6 ranks, beside plain processes and torchrun by
+hand.
 
-In turns, so that the machine's noise falls on all alike. Without torch the ranks' own start is small enough to show
-what the job adds to it.
+They take turns, so that the machine's noise affects all alike. Without torch, the ranks' own start is short enough to
+show what the job adds to it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ with open(f"began-{os.environ['RANK']}", "w") as file:
 os._exit(0)
 """
 LIMITS = {"RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-"""Of the job's ranks, too."""
+"""The job's ranks have these, too."""
 
 
 def main() -> None:

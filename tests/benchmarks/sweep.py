@@ -1,7 +1,7 @@
-"""A sweep of a thousand points on a real Slurm: from the command line to the scheduler, and how often that is called.
+"""Measure a sweep of a thousand points on a real Slurm: the time until the scheduler has it, and the calls of sbatch.
 
-Compared with the public submitit launcher for Hydra (extra `bench`), whose command blocks until all jobs have ended:
-its time ends when the scheduler has the array.
+The comparison is the public submitit launcher for Hydra (extra `bench`), whose command blocks until all jobs have
+ended: its time ends when the scheduler has the array.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def app(config):
 
 app()
 """
-# Notes each call with its time, and holds the jobs, which nobody wants to run.
+# Records the time of each call, and holds the jobs, which need not run.
 SBATCH = '#!/bin/bash\ndate +%s.%N >>"{calls}"\nexec {sbatch} --hold "$@"\n'
 
 
@@ -59,7 +59,7 @@ def _measure(lab: SlurmLab) -> None:
     folder = lab.folder()
     env = _prepare(folder) | lab.env
     ours, theirs = [], []
-    for _ in range(ROUNDS):  # in turns: the machine's noise falls on both alike
+    for _ in range(ROUNDS):  # in turns: the machine's noise affects both alike
         ours.append(_ours(folder, env))
         theirs.append(_theirs(folder, env) if find_spec("hydra_plugins.hydra_submitit_launcher") else None)
         lab.cancel_all()
@@ -88,7 +88,7 @@ def _prepare(folder: Path) -> dict[str, str]:
 
 
 def _ours(folder: Path, env: dict[str, str]) -> tuple[float, int]:
-    """Seconds and calls."""
+    """Return the seconds, and the number of calls of sbatch."""
     (folder / "calls").write_text("")
     command = [HPC_DET, "run", "-m", "cluster=lab", "experiment=sweep", f"hyperparameters.x=range(0,{POINTS})"]
     began = time.time()

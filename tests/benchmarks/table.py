@@ -1,4 +1,4 @@
-"""Results as a Markdown table, for docs/reference/performance.md."""
+"""Print results as a Markdown table, for docs/reference/performance.md."""
 
 from __future__ import annotations
 

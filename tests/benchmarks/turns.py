@@ -1,4 +1,4 @@
-"""Two loops of one process that train in turns, so that the machine's noise falls on both alike."""
+"""Two loops of one process that train in turns, so that the machine's noise affects both alike."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RATE = 0.05
 
 
 def device() -> torch.device:
-    """The GPU where there is one, as for a trial."""
+    """Return the GPU if there is one, as for a trial."""
     return Distributed().device
 
 
@@ -38,7 +38,7 @@ def new_model() -> nn.Module:
 
 
 def ready_made_batches(count: int = 64, records: int = RECORDS, features: int = FEATURES) -> list[Batch]:
-    """On the device already."""
+    """Return batches that are already on the device."""
     generator = torch.Generator().manual_seed(1)
     return [
         (
@@ -50,22 +50,22 @@ def ready_made_batches(count: int = 64, records: int = RECORDS, features: int = 
 
 
 def weights_of(model: nn.Module) -> torch.Tensor:
-    """Those of the first layer, which all others have had a part in."""
+    """Return the weights of the first layer, whose gradients depend on all others."""
     return next(model.parameters())
 
 
 class Bare(Protocol):
-    """A loop without anything around it."""
+    """A loop with nothing but the training."""
 
     weights: torch.Tensor
 
     def train(self, count: int) -> list[int]:
-        """So many batches; the time [ns] before the first and after each."""
+        """Train this number of batches; return the times [ns] before the first and after each."""
         ...
 
 
 class BareLoop:
-    """PyTorch and nothing else."""
+    """A loop with PyTorch and nothing else."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class BareLoop:
         wrap: Callable[[nn.Module], nn.Module] | None = None,
         new_model: Callable[[], nn.Module] = new_model,
     ) -> None:
-        """`wrap`: DistributedDataParallel, say."""
+        """`wrap`: for example DistributedDataParallel."""
         model = new_model()
         self.weights = weights_of(model)
         self._model = wrap(model) if wrap else model
@@ -93,19 +93,21 @@ class BareLoop:
 
 
 class Turns:
-    """The bare loop trains its turn when the measured loop asks for the first batch of its own.
+    """Lets the bare loop train its turn when the measured loop asks for the first batch of its turn.
 
-    The measured loop calls `begin_batch` whenever it asks for one. In the end both have trained `batches` batches.
+    The measured loop calls `begin_batch` whenever it asks for a batch. At the end both have trained `batches` batches.
     """
 
     def __init__(self, bare: Bare, periods: int, turn: int = PERIOD) -> None:
-        """`turn`: batches, an even part of PERIOD. It should outlast what a report leaves to other threads."""
+        """`turn`: batches, a divisor of PERIOD. It must outlast the work that a report leaves to other threads."""
         self.bare = bare
         self.batches = periods * PERIOD
         self._turn = turn
         self._turns = self.batches // turn - 1
         self._times = [0] * (turn // 2)
-        """When each batch of the open turn was asked for. The first is half over, which puts reports in the middle."""
+        """The request time of each batch of the current turn. The first turn starts half over, which puts reports in
+        the middle of turns.
+        """
         self._cost = Cost([], [])
 
     def begin_batch(self) -> None:
@@ -114,7 +116,7 @@ class Turns:
         self._times.append(perf_counter_ns())
 
     def of(self, batches: Sequence[Batch], per_batch: int = 1) -> Timed:
-        """For the measured loop: these over and over, as many as it shall train. `per_batch`: of them for a batch."""
+        """Return the batches of the measured loop: `batches`, repeated. `per_batch`: number of them for one batch."""
         return Timed(self, batches, per_batch)
 
     @property
@@ -123,7 +125,7 @@ class Turns:
         return Cost(self._cost.bare[first:], self._cost.measured[first:])
 
     def _change(self) -> None:
-        """The measured loop has trained its half turn, or one more turn."""
+        """Let the bare loop train: the measured loop has trained its half turn, or one more turn."""
         times, done = [*self._times, when_done()], len(self._cost.bare)
         if done:
             self._cost.measured.append(_microseconds(times))
@@ -151,7 +153,7 @@ class Timed:
 
 
 def when_done() -> int:
-    """Now [ns], or when the GPU has done what it was given: no turn works for the other loop's."""
+    """Return the time [ns], after the GPU has completed its work, so that no turn includes work of the other loop."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return perf_counter_ns()
@@ -163,7 +165,7 @@ def _microseconds(times: list[int]) -> Turn:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the bare loop's batches took, and the measured loop's, turn by turn."""
+    """The batches' times in the bare loop and in the measured loop, turn by turn."""
 
     bare: list[Turn]
     measured: list[Turn]
@@ -179,7 +181,7 @@ class Cost:
 
     @property
     def added_us(self) -> float:
-        """To the median batch of a turn: the median of all turns."""
+        """The addition to the median batch of a turn: the median of all turns."""
         return statistics.median(
             statistics.median(measured) - statistics.median(bare)
             for bare, measured in zip(self.bare, self.measured, strict=True)
@@ -187,21 +189,23 @@ class Cost:
 
     @property
     def added(self) -> float:
-        """The same as a share of the median batch of the bare loop: a slow machine slows both."""
+        """`added_us` as a share of the bare loop's median batch: a slow machine slows both."""
         return self.added_us / self.bare_us
 
     @property
     def mean_added_us(self) -> float:
-        """To the mean batch of a period, and so with the report."""
+        """The addition to the mean batch of a period, which includes the report."""
         return _mean(self.measured) - _mean(self.bare)
 
     @property
     def ratio(self) -> float:
-        """Of whole periods."""
+        """The ratio of whole periods."""
         return _mean(self.measured) / _mean(self.bare)
 
 
 def _mean(turns: list[Turn]) -> float:
-    """Over the places in a period, of the median of each: that leaves out what the machine did to single batches."""
+    """Return the mean, over the places in a period, of the median at each place, which ignores disturbances of single
+    batches.
+    """
     batches = [*chain(*turns)]
     return statistics.fmean(statistics.median(batches[place::PERIOD]) for place in range(PERIOD))

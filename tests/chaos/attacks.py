@@ -1,7 +1,7 @@
-"""`python -m tests.chaos.attacks KIND ORDERS CONTACTS`: attacks ports until it is killed.
+"""`python -m tests.chaos.attacks KIND ORDERS CONTACTS`: attack ports until this process is killed.
 
-ORDERS is a JSON file: "targets", a list of [host, port], and "recordings", files that the tap has written. The file
-CONTACTS contains how often each target was reached so far: connections that it has accepted, or packets.
+ORDERS is a JSON file: "targets", a list of [host, port], and "recordings", files that the tap has written. CONTACTS is
+a file with the number of contacts with each target so far: connections that it has accepted, or packets.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from typing import Final
 from hpc_det.node.frames import HELLO, NONCE_BYTES
 
 PAUSE_S = 0.001
-"""Between two connections: the gang has few cores, and is to train meanwhile."""
+"""Seconds between two connections: the gang has few cores, and must train meanwhile."""
 HELD, THOUSANDS = 300, 3000
-"""Connections at a time, the second where they are what the attack is about."""
+"""Number of open connections; the second is for the attack that consists of many connections."""
 CONNECT_S, ANSWER_S = 0.05, 0.2
 _LENGTHS = struct.Struct(">IQ32s")
 _STORE_MAGIC = 0x3C85F7CE
-"""How a client of PyTorch's TCPStore begins (torch/csrc/distributed/c10d/TCPStoreBackend.hpp: VALIDATE, SET)."""
+"""Start of a message from a client of PyTorch's TCPStore (torch/csrc/distributed/c10d/TCPStoreBackend.hpp: VALIDATE,
+SET).
+"""
 _STORE_SET = struct.pack("<BIBQ", 0, _STORE_MAGIC, 1, 3) + b"key"
 
 Target = tuple[str, int]
@@ -55,14 +57,14 @@ class Attacker:
             yield
 
     def half_a_handshake(self) -> Iterator[None]:
-        """And then silence."""
+        """Send half a handshake, then nothing."""
         for stranger in self._connections():
             self._send(stranger, self._hello()[: HELLO.size // 2])
             self._hold(stranger)
             yield
 
     def a_giant_length(self) -> Iterator[None]:
-        """Of an identity, of a frame, of a value of PyTorch's store; and a part of what was announced."""
+        """Announce a giant identity, frame or value of PyTorch's store, and send a part of it."""
         for stranger in self._connections():
             openings = (self._hello(2**16 - 1), _LENGTHS.pack(2**32 - 1, 2**64 - 1, bytes(32)))
             stores = [_STORE_SET + struct.pack("<Q", length) for length in (2**31, 2**62, 2**64 - 1)]
@@ -81,25 +83,25 @@ class Attacker:
             yield
 
     def slow_readers(self) -> Iterator[None]:
-        """Also slow writers: a byte at a time."""
-        said = self._hello(100)
+        """Read and write slowly, one byte at a time."""
+        data = self._hello(100)
         for stranger in self._connections(receives=1):
             self._hold(stranger)
             for each in list(self._held)[-100:]:
-                self._send(each, said[:1])
+                self._send(each, data[:1])
                 with suppress(OSError):
                     each.recv(1, socket.MSG_DONTWAIT)
             yield
 
     def replayed_frames(self) -> Iterator[None]:
-        """Each recording, whole and without its handshake, to each target."""
+        """Send each recording to each target, whole and without its handshake."""
         for file in cycle(self._recordings):
             recorded = file.read_bytes()
-            for said in (recorded, frames_of(recorded)):
+            for data in (recorded, frames_of(recorded)):
                 for number in range(len(self._targets)):
                     while (stranger := self._connected(number)) is None:
                         pass
-                    self._exchange(stranger, said)
+                    self._exchange(stranger, data)
                     yield
 
     def resets(self) -> Iterator[None]:
@@ -125,13 +127,15 @@ class Attacker:
             yield
 
     def _connections(self, receives: int | None = None) -> Iterator[socket.socket]:
-        """To one target after the other, without those that accept none. `receives`: bytes that the kernel buffers."""
+        """Yield connections to each target in turn, except those that accept none. `receives`: bytes that the kernel
+        buffers.
+        """
         for number in cycle(range(len(self._targets))):
             if stranger := self._connected(number, receives):
                 yield stranger
 
     def _connected(self, number: int, receives: int | None = None) -> socket.socket | None:
-        """None where the target's queue is full, or it has ended."""
+        """Return a connection, or None if the target's queue is full or the target has ended."""
         host, _ = self._targets[number]
         stranger = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         stranger.settimeout(CONNECT_S)
@@ -146,13 +150,13 @@ class Attacker:
         self.contacts[number] += 1
         return stranger
 
-    def _exchange(self, stranger: socket.socket, said: bytes) -> None:
+    def _exchange(self, stranger: socket.socket, data: bytes) -> None:
         with stranger:
             stranger.settimeout(ANSWER_S)
             with suppress(OSError):  # not every listener sends a nonce
                 stranger.recv(NONCE_BYTES, socket.MSG_WAITALL)
             with suppress(OSError):
-                stranger.sendall(said)
+                stranger.sendall(data)
                 stranger.recv(1)
 
     def _hold(self, stranger: socket.socket, most: int = HELD) -> None:
@@ -169,7 +173,7 @@ class Attacker:
 
 
 def frames_of(recorded: bytes) -> bytes:
-    """What a client has sent after its handshake (hpc_det.node.frames)."""
+    """Return the bytes that a client sent after its handshake (hpc_det.node.frames)."""
     if len(recorded) < HELLO.size:
         return b""
     _, _, length = HELLO.unpack_from(recorded)
@@ -192,7 +196,7 @@ KINDS: dict[str, Callable[[Attacker], Iterator[None]]] = {
 
 
 def contacts_needed(kind: str, recordings: Collection[Path]) -> int:
-    """How often a target has to be reached before all of this attack has come to it."""
+    """Return how many contacts with each target the whole attack takes."""
     return 2 * len(recordings) if kind == REPLAYED_FRAMES else 1
 
 

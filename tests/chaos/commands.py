@@ -1,4 +1,4 @@
-"""In a zygote: a command of hpc-det, below whose state folder all changes are disturbed."""
+"""Run a command of hpc-det in a zygote, with all changes below the state folder disturbed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpc_det.view import interrupted
 
 
 def command(folder: Path, say: Callable[[Any], None], arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Says the exit code."""
+    """Run the command, and report its exit code to `say`."""
     os.environ.update(environment)
     own_jobs.SETTLES_S = interrupted.BARE_FOR_S = 0.0
     try:

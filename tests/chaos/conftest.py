@@ -1,6 +1,6 @@
-"""Each test that asks for `amount` is two: a sample in `make test`, and everything in `make chaos`.
+"""Each test with the fixture `amount` runs twice: as a sample in `make test`, and completely in `make chaos`.
 
-One that is marked `SAMPLED_IN_LONG` has its sample in `make test-long`.
+With the mark `SAMPLED_IN_LONG`, the sample runs in `make test-long`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One process runs the tests of the machine's one lab and those that flood networks, one after the other: a flood
-    would hold up the lab's daemons. It begins with them, as they take longest.
+    """Let one process run the tests of the machine's one lab and those that flood networks, one after the other: a
+    flood would delay the lab's daemons. They run first, as they take longest.
     """
     for item in filter(_runs_apart, items):
         item.add_marker(pytest.mark.xdist_group(GROUP))
@@ -46,7 +46,7 @@ def _runs_apart(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run of everything fails where it tried too few kills, as it would where tests are skipped."""
+    """Fail a complete run with too few kills, which may happen when tests are skipped."""
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     if terminal and is_everything(session.config) and too_few(collected(terminal)):
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
@@ -64,7 +64,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def is_everything(config: pytest.Config) -> bool:
-    """Whether `make chaos` runs, and not a part of it."""
+    """Return whether `make chaos` runs completely."""
     folders = [config.invocation_params.dir / argument for argument in config.args]
     is_part = config.option.keyword or config.option.collectonly
     return config.option.markexpr == "chaos" and not is_part and Path(__file__).parent in folders

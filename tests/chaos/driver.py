@@ -1,4 +1,4 @@
-"""The program of a TorchTrainer whose job a scheduler takes away: started again, it goes on with what is in its run."""
+"""The program of a TorchTrainer whose job a scheduler takes away: started again, it continues from its run folder."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.runners import Regression
 from tests.wait import DEADLINE_S
 
-TOLD, FINAL = "told.jsonl", "final.pt"
+CALLS, FINAL = "calls.jsonl", "final.pt"
 
 
 class Disturbed(Regression):
-    """Sends the signals of a schedule from within a rank, to the agent of its node, to the driver, or to both."""
+    """Sends the signals of a schedule from a rank to the agent of its node, to the driver, or to both."""
 
     def setup(self, config: dict[str, Any]) -> None:
         super().setup(config)
@@ -51,8 +51,8 @@ class Disturbed(Regression):
 
 
 def drive(folder: Path, training: Mapping[str, Any], attempt: int, signals: Any, env: Mapping[str, str]) -> None:
-    """In a process of its own, forked from the fork server, from which agents are forked, too."""
-    setattr(forkserver._forkserver, "ensure_running", lambda: None)  # noqa: B010  # it is the one that has forked us
+    """Run the program in this process, which was forked from the fork server; agents are forked from it, too."""
+    setattr(forkserver._forkserver, "ensure_running", lambda: None)  # noqa: B010  # it has forked this process
     os.environ.clear()
     os.environ.update(env)
     log_to(folder / f"driver-{attempt}.log")
@@ -66,19 +66,19 @@ def drive(folder: Path, training: Mapping[str, Any], attempt: int, signals: Any,
         executor=LocalNodes(1, ranks),
         run=folder / "run",
         config=config,
-        heartbeat_timeout_s=DEADLINE_S,  # an agent that is only slow shall hear of its signal
+        heartbeat_timeout_s=DEADLINE_S,  # a slow agent must still receive its signal
         **training["options"],
     ) as trainer:
         for epoch in trainer.remaining(training["epochs"]):
             for number, result in enumerate(_calls(trainer, epoch, training["num_steps"])):
                 call = f"call {number} of epoch {epoch}"
-                append_line(folder / TOLD, {"call": call, "result": repr(result)}, durable=False)
+                append_line(folder / CALLS, {"call": call, "result": repr(result)}, durable=False)
                 _until_heard(trainer, sent)
         torch.save(trainer.state_dict(), folder / FINAL)
 
 
 def _calls(trainer: TorchTrainer, epoch: int, num_steps: int | None) -> Iterator[Any]:
-    """What the calls of a round return, in their order."""
+    """Yield the results of the calls of a round, in order."""
     while trainer.epochs_done == epoch:
         yield trainer.train(num_steps)
     yield trainer.validate()
@@ -86,7 +86,7 @@ def _calls(trainer: TorchTrainer, epoch: int, num_steps: int | None) -> Iterator
 
 
 def _until_heard(trainer: TorchTrainer, sent: Path) -> None:
-    """A signal to an agent is news of the driver's before the next call."""
+    """Wait until the driver has processed the signal to an agent, before the next call."""
     gang = trainer._open_gang
     while sent.exists() and not gang._nodes.is_taken:
         gang._gang.poll()

@@ -37,10 +37,14 @@ signal_lead_s: 70
 resume: {policy}
 """
 JOBS_GIVE_UP_S, COMMANDS_GIVE_UP_S = 10, 4
-"""Slurm's own commands, where slurmctld does not answer: in jobs as by default, at the prompt to save time."""
+"""Seconds until Slurm's own commands give up when slurmctld does not respond: the default in jobs, less in a terminal
+to save time.
+"""
 RESUME_EVERY_S = 5.0
 TAKES_JOBS = ("idle", "mixed", "planned")
-"""States of a node (sinfo(1)). The last two may stay for minutes from jobs that are gone, after slurmctld restarted."""
+"""States of a node (sinfo(1)). After a restart of slurmctld, the last two may remain for minutes from jobs that have
+ended.
+"""
 
 Node = str
 
@@ -59,7 +63,7 @@ class FailingLab:
         patch.setenv("SLURM_CONF", str(self._confs[JOBS_GIVE_UP_S]))
 
     def begin(self, *overrides: str, policy: str = "successor", slots_per_node: int = 1, setup: str = "") -> Story:
-        """Two ranks; they are on two nodes unless one has two slots."""
+        """Start two ranks. They are on two nodes, unless a node has two slots."""
         name = f"{policy}-{slots_per_node}{'-waits' if setup else ''}"
         profile = PROFILE.format(name=name, policy=policy, slots_per_node=slots_per_node)
         (self._profiles / f"{name}.yaml").write_text(profile + (f'setup: ["{setup}"]\n' if setup else ""))
@@ -68,11 +72,13 @@ class FailingLab:
     # --- outages: each ends with its block, also where the block fails
 
     def without(self, daemon: str) -> AbstractContextManager[None]:
-        """slurmctld or slurmdbd is killed, and started again."""
+        """Kill slurmctld or slurmdbd; start it again after the block."""
         return self._away(daemon, signal.SIGKILL, lambda: self.lab.start_daemon(daemon))
 
     def with_stopped(self, daemon: str) -> AbstractContextManager[None]:
-        """slurmctld or slurmdbd accepts connections and answers nothing until the end of the block; then it answers."""
+        """Stop slurmctld or slurmdbd, so that it accepts connections and does not respond; let it continue after the
+        block.
+        """
         return self._away(daemon, signal.SIGSTOP, lambda: self.lab.signal(daemon, signal.SIGCONT))
 
     @contextmanager
@@ -102,7 +108,7 @@ class FailingLab:
 
     @contextmanager
     def without_slurmd(self, node: Node) -> Iterator[None]:
-        """Its jobs continue."""
+        """Kill the slurmd of a node; its jobs continue."""
         self._nodes.add(node)
         self.lab.signal(f"slurmd.{node}", signal.SIGKILL)
         try:
@@ -112,7 +118,7 @@ class FailingLab:
 
     @contextmanager
     def with_frozen_jobs(self, node: Node) -> Iterator[None]:
-        """Every process of the jobs of a node without slurmd is stopped, and continues after the block."""
+        """Stop every process of the jobs of a node without slurmd; let them continue after the block."""
         pids = self.lab.run("ip", "netns", "pids", f"hpcdet-{node}").split()
         with suppress(RuntimeError):  # one has ended meanwhile; the others are stopped
             self.lab.run("kill", "-STOP", *pids)
@@ -123,7 +129,7 @@ class FailingLab:
                 self.lab.run("kill", "-CONT", *pids)
 
     def mark_down(self, node: Node) -> None:
-        """As Slurm does by itself, minutes later."""
+        """Mark a node as down, as Slurm does automatically minutes later."""
         self._nodes.add(node)
         self.lab.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
@@ -135,10 +141,12 @@ class FailingLab:
                 wait_for(partial(self._takes_jobs, node), DEADLINE_S, partial(self._state, node), RESUME_EVERY_S)
 
     def _takes_jobs(self, node: Node) -> bool:
-        """Or else Slurm is told to ask the node, as it does by itself minutes later: it asks one that was down."""
+        """Return whether the node takes jobs. If not, make Slurm ping the node, as it does by itself minutes later for
+        a node that was down.
+        """
         if self._state(node) in TAKES_JOBS:
             return True
-        with suppress(RuntimeError):  # it may be so already
+        with suppress(RuntimeError):  # the node may be down already
             self.mark_down(node)
         with suppress(RuntimeError):
             self.lab.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
@@ -153,7 +161,7 @@ class FailingLab:
         return list(ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folders())
 
     def jobs_of(self, experiment: ExperimentFolder) -> set[str]:
-        """All that were ever submitted: Slurm still lists those that have ended."""
+        """Return all jobs that were ever submitted: Slurm still lists those that have ended."""
         lines = self.lab.run("squeue", "--noheader", "--states=all", "--array", "--format=%i %Z").splitlines()
         jobs = (line.split(maxsplit=1) for line in lines)
         return {array_of(job) for job, folder in jobs if Path(folder).is_relative_to(experiment.path)}
@@ -170,7 +178,7 @@ class FailingLab:
 
 
 def nodes_of(story: Story) -> list[Node]:
-    """The nodes of its first attempt."""
+    """Return the nodes of its first attempt."""
     return read_json(story.trial.nodes(1)) or []
 
 
@@ -180,13 +188,13 @@ def terminate(story: Story) -> None:
 
 
 def start_hpc_det(*arguments: object) -> subprocess.Popen[str]:
-    """`hpc-det ARGUMENTS` in the background."""
+    """Start `hpc-det ARGUMENTS` in the background."""
     command = [str(COMMAND), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def result_of(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """Wait for it. Fails where it printed a traceback."""
+    """Wait for its end, and return its result. Fail if it printed a traceback."""
     out, err = process.communicate(timeout=DEADLINE_S)
     assert "Traceback" not in out + err, err
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -1,13 +1,13 @@
 /* Loaded before libc (LD_PRELOAD): counts, records and disturbs the changes that a process makes below one folder.
 
-   faults_begin() starts it in this process and in all that it forks. Until then, and for everything outside the folder,
-   calls go straight to libc. Each change has a number, from 1 on, over all threads and processes. At number `at` the
-   process is killed before or after the call, or in the middle of a write; or the call fails with an errno, and so do
-   the `times - 1` changes after it; or a write does only half of its work and says so, as on a disk that becomes full;
-   or the process gets the signal `error` and goes on.
+   faults_begin() enables it in this process and in all processes that it forks. Until then, and for all paths outside
+   the folder, calls go straight to libc. Changes are numbered from 1, over all threads and processes. At number `at`
+   the process is killed before or after the call, or in the middle of a write; or the call fails with an errno, as do
+   the next `times - 1` changes; or a write writes and returns only half of its size, as on a disk that becomes full;
+   or the process receives the signal `error` and continues.
 
-   Each change that succeeds is appended to a file of records, from which tests/chaos/replay.py makes what a disk
-   would hold if the power had been cut then. A record: kind, number, offset, lengths, then paths and data. */
+   Each change that succeeds is appended to a file of records, from which tests/chaos/replay.py computes the content
+   of a disk after a power cut at that moment. A record: kind, number, offset, lengths, then paths and data. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -42,7 +42,7 @@ static long at, times;
 static enum how how;
 static int error_number;
 
-/* With the processes that were forked from the first one. The lock outlives a process that is killed while it has it. */
+/* Shared with all forked processes. The lock is robust: it survives a process that is killed while holding it. */
 static struct shared {
     long made, recorded, killed, failed_flushes;
     pthread_mutex_t lock;
@@ -89,10 +89,10 @@ long faults_made(void) { return shared->made; }
 
 long faults_recorded(void) { return shared->recorded; }
 
-/* How many processes have been killed. */
+/* Number of processes that have been killed. */
 long faults_killed(void) { return shared->killed; }
 
-/* How many calls of fsync and fdatasync have failed. */
+/* Number of calls of fsync and fdatasync that have failed. */
 long faults_failed_flushes(void) { return shared->failed_flushes; }
 
 static int is_below(const char *path)
@@ -133,8 +133,8 @@ static void die(void)
         pause();
 }
 
-/* Before a change: 1 where it has to fail with errno, 2 where only half of a write is to be done. Locks, if it is
-   below. */
+/* Call before a change. Returns 1 if it must fail with errno, 2 if only half of a write must be done, -1 if the path is
+   outside the folder, else 0. Except for 1 and -1, it leaves the lock taken. */
 static int disturbed(const char *path)
 {
     if (!is_below(path))
@@ -164,7 +164,7 @@ static void note(const char *kind, const char *path, const char *second, const v
         syscall(SYS_writev, record, parts, 4);
 }
 
-/* After a change: `done` says whether it succeeded. Keeps errno. */
+/* Call after a change. `done`: whether it succeeded. Keeps errno. */
 static void noted(int done, const char *kind, const char *path, const char *second)
 {
     int kept = errno;
@@ -214,13 +214,13 @@ int openat64(int dir, const char *path, int flags, ...) { WITH_MODE(flags, mode)
 int creat(const char *path, mode_t mode) { return opened(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode); }
 int creat64(const char *path, mode_t mode) { return opened(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode); }
 
-/* Of a write: in whole sectors, which a write past the page cache takes. */
+/* Return half the size of a write, in whole sectors, which a write with O_DIRECT requires. */
 static size_t half(size_t size)
 {
     return size < 1024 ? size / 2 : size / 2 & ~(size_t)511;
 }
 
-/* C++ opens its files so, and writes to them by write and writev. */
+/* C++ opens its files with fopen, and writes to them with write and writev. */
 static FILE *opened_stream(const char *path, const char *mode, FILE *(*real)(const char *, const char *))
 {
     char full[4096];
@@ -278,7 +278,7 @@ ssize_t pwrite64(int descriptor, const void *data, size_t size, off64_t offset)
     return written(descriptor, data, size, offset);
 }
 
-/* Of a call that has brought `count` bytes into a file from elsewhere: they are read back and recorded as one write. */
+/* Record a call that copied `count` bytes into a file as one write of these bytes, which are read back. */
 static void note_copied(const char *path, ssize_t count, off64_t offset)
 {
     char *data = count > 0 ? malloc((size_t)count) : NULL;
@@ -344,7 +344,7 @@ BY_DESCRIPTOR(fdatasync, "flush", (int descriptor), (descriptor), 0)
 BY_DESCRIPTOR(ftruncate, "cut", (int descriptor, off_t size), (descriptor, size), size)
 BY_DESCRIPTOR(ftruncate64, "cut", (int descriptor, off64_t size), (descriptor, size), size)
 
-/* Makes room, or a hole: what a power cut leaves of it is what was written there. */
+/* Allocate space, or punch a hole: neither changes what a power cut leaves of the writes. */
 BY_DESCRIPTOR(fallocate, "room", (int descriptor, int mode, off_t from, off_t size), (descriptor, mode, from, size), 0)
 BY_DESCRIPTOR(posix_fallocate, "room", (int descriptor, off_t from, off_t size), (descriptor, from, size), 0)
 BY_DESCRIPTOR(fchmod, "mode", (int descriptor, mode_t mode), (descriptor, mode), 0)

@@ -1,4 +1,4 @@
-"""Ranks that are forked from a process that has loaded torch, and disturbed with it."""
+"""Ranks that are forked from a process with torch, and disturbed together with it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch._C._distributed_c10d import TCPStore
 from hpc_det.distributed.collectives import Distributed
 
 ENDS_S = 60.0
-"""In which the others end, where one was killed."""
+"""Seconds in which the other ranks must end after one was killed."""
 
 
 def on_forked_ranks(size: int, rank: Callable[[Distributed], None]) -> None:
-    """Run `rank` on each, and wait for all. Raises where one fails, while none was killed, or does not end."""
+    """Run `rank` on each rank, and wait for all. Raise if one fails although none was killed, or does not end."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pids = [_forked(size, number, server.port, rank) for number in range(size)]
     statuses = [_ended(pid) for pid in pids]
@@ -45,7 +45,7 @@ def _forked(size: int, number: int, port: int, rank: Callable[[Distributed], Non
 
 
 def _ended(pid: int) -> int:
-    """Its exit code, or the number of the signal that ended it, negative."""
+    """Return its exit code, or the negative number of the signal that ended it."""
     deadline = time.monotonic() + ENDS_S
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)

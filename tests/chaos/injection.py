@@ -1,7 +1,7 @@
-"""Faults in the system calls of a process: see faults.c, which is compiled when a test asks for it.
+"""Inject faults into the system calls of a process: see faults.c, which is compiled when a test needs it.
 
-A zygote is one Python process that has loaded faults.c and what scenarios need. It forks a process for each fault,
-which takes milliseconds, where a new one would take seconds to load torch.
+A zygote is one Python process that has loaded faults.c and the imports of scenarios. It forks a process for each fault,
+which takes milliseconds, while a new process would take seconds to load torch.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ LIBRARY = "FAULTS_LIBRARY"
 
 
 class FaultKind(IntEnum):
-    """As in faults.c."""
+    """The kinds of faults, with the numbers of faults.c."""
 
     COUNT = 0
     KILL_BEFORE = 1
     KILL_AFTER = 2
     KILL_WITHIN = 3
-    """Only half of a write is done."""
+    """The process is killed after half of a write."""
     FAIL = 4
     SHORT = 5
-    """Only half of a write is done, and the process goes on."""
+    """Only half of a write is done, and the process continues."""
     SIGNAL = 6
-    """The process gets the signal `error`, and goes on."""
+    """The process receives the signal `error`, and continues."""
 
 
 @dataclass(frozen=True)
 class Fault:
     how: FaultKind = FaultKind.COUNT
     at: int = 0
-    """The number of a change, from 1."""
+    """Number of the change, from 1."""
     error: int = 0
     times: int = 1
-    """How many changes in a row fail."""
+    """Number of changes in a row that fail."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a scenario."""
+    """The result of one run of a scenario."""
 
     made: int
-    """Changes below the folder, of all its processes."""
+    """Number of changes below the folder by all of its processes."""
     killed: bool
-    """Whether one of its processes was."""
+    """Whether one of its processes was killed."""
     failed: str | None
-    """The traceback of what the scenario has raised."""
+    """The traceback of the scenario's exception."""
     failed_flushes: int
-    """How often a file or folder could not be flushed."""
+    """Number of failed flushes of files and folders."""
     said: list[tuple[int, Any]]
-    """By `say`: after so many recorded changes, what."""
+    """The values given to `say`, each with the number of changes recorded before it."""
 
 
 @cache
@@ -81,10 +81,10 @@ def compiled(folder: Path) -> Path:
 
 
 class Zygote:
-    """`run` from one thread at a time."""
+    """Forks a process for each `run`. Not thread-safe."""
 
     def __init__(self, library: Path, modules: list[str], traced_by: Sequence[str] = ()) -> None:
-        """`traced_by`: a command that runs the command which follows it."""
+        """`traced_by`: a command that runs the command that follows it."""
         environment = {**os.environ, "LD_PRELOAD": str(library), LIBRARY: str(library)}
         command = [*traced_by, sys.executable, "-m", "tests.chaos.injection", *modules]
         self._process = subprocess.Popen(
@@ -92,7 +92,9 @@ class Zygote:
         )
 
     def run(self, scenario: str, folder: Path, fault: Fault, records: Path | None = None, /, **arguments: Any) -> Run:
-        """`scenario`: `module:function`, called as function(folder, say, **arguments) with faults below `folder`."""
+        """Run `scenario` and return its result. `module:function` is called as function(folder, say, **arguments), with
+        faults below `folder`.
+        """
         request = {
             "scenario": scenario,
             "folder": str(folder),
@@ -159,7 +161,7 @@ def _forked(library: ctypes.CDLL, request: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _play(library: ctypes.CDLL, request: Mapping[str, Any], pipe: int) -> None:
-    """Never returns."""
+    """Run the scenario, and exit."""
 
     def send(line: Mapping[str, Any]) -> None:
         os.write(pipe, f"{json.dumps(line)}\n".encode())

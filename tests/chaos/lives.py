@@ -1,4 +1,4 @@
-"""Trials on this machine, as jobs whose ranks are forked; what is left of them is compared bit by bit."""
+"""Trials on this machine, as jobs with forked ranks; their results are compared bit by bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hpc_det.store.run_folder import RunFolder
 from hpc_det.submit.submission import submit
 from hpc_det.view.resume_check import compare
 from hpc_det.view.state import ExperimentView
-from tests.chaos.driver import FINAL, TOLD, drive
+from tests.chaos.driver import CALLS, FINAL, drive
 from tests.chaos.schedules import SIGNALS, Schedule, TrainerSchedule
 from tests.e2e.engine_story import EngineStory, four_slots
 from tests.e2e.story import Story
@@ -36,7 +36,7 @@ from tests.wait import DEADLINE_S, wait_for
 
 TRIALS = Path(__file__).with_name("trials")
 START_S, ATTEMPT_S = 60, 90
-"""A training of so many attempts may take that long on a busy machine, and two of them less than one test."""
+"""Longest time [s] of a start and of an attempt on a busy machine; two trainings must be shorter than one test."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TrialRun:
 
     story: Story
     attempts: int
-    """That the schedule has."""
+    """Largest number of attempts, from the schedule."""
 
     @classmethod
     def begin(cls, schedule: Schedule, *, undisturbed: bool) -> TrialRun:
@@ -65,7 +65,7 @@ class TrialRun:
         return self.story.trial
 
     def wait(self) -> None:
-        """Until its job has ended."""
+        """Wait until its job has ended."""
         wait_for(self._has_ended, START_S + ATTEMPT_S * self.attempts, lambda: self.logged, every_s=0.05)
 
     def _has_ended(self) -> bool:
@@ -74,23 +74,25 @@ class TrialRun:
 
     @property
     def logged(self) -> str:
-        """The ends of the job's log, and of those of the last attempt's ranks."""
+        """Return the ends of the job's log, and of the logs of the last attempt's ranks."""
         last = Journal(self.trial.journal).last_attempt()
         logs = [self.trial.job_log, *sorted(self.trial.rank_log(last, 0).parent.glob("*.log"))]
         return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2000:]}" for log in logs if log.exists())
 
     @property
     def attempts_with_signals(self) -> set[int]:
-        """Those in which a rank has sent a signal of the schedule."""
+        """The attempts in which a rank has sent a signal of the schedule."""
         attempts = range(1, Journal(self.trial.journal).last_attempt() + 1)
         return {number for number in attempts if any("chaos: {" in text for text in self._printed(number))}
 
     def _printed(self, attempt: int) -> list[str]:
-        """By each rank."""
+        """Return the output of each rank."""
         return [log.read_text(errors="replace") for log in self.trial.rank_log(attempt, 0).parent.glob("*.log")]
 
     def differences(self, undisturbed: TrialRun) -> list[str]:
-        """Where it was another training: in what the ranks had before each batch, in metrics, in the checkpoints."""
+        """Return the differences from `undisturbed`: in the ranks' state before each batch, in metrics, in the
+        checkpoints.
+        """
         found = [str(each) for each in compare(undisturbed.trial, self.trial).first]
         if self.story.series != undisturbed.story.series:
             found.append(f"reports: {self.story.series} and {undisturbed.story.series}")
@@ -98,8 +100,8 @@ class TrialRun:
 
 
 def _different_states(one: Story, other: Story) -> list[str]:
-    """In the newest checkpoint."""
-    if isinstance(one, EngineStory):  # whose own objects would have to be imported
+    """Return the differences between the newest checkpoints."""
+    if isinstance(one, EngineStory):  # the engine's own classes would have to be imported
         return differences(one.weights, other.weights)
     return differences(Life(one.trial).newest, Life(other.trial).newest)
 
@@ -107,7 +109,7 @@ def _different_states(one: Story, other: Story) -> list[str]:
 # --- TorchTrainer
 
 LEFT = {0, 75, *(-getattr(signal, name) for name in SIGNALS)}
-"""Exit codes of drivers that have finished, that requeue their job, and that were ended by a signal."""
+"""Exit codes of drivers that have finished, that requeue their job, or that a signal ended."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class TrainerRun:
 
     folder: Path
     codes: tuple[int, ...]
-    """With which it has ended each time."""
+    """The exit codes, in order."""
 
     @classmethod
     def to_its_end(cls, folder: Path, schedule: TrainerSchedule, *, undisturbed: bool) -> TrainerRun:
@@ -131,15 +133,15 @@ class TrainerRun:
 
     @property
     def results(self) -> dict[str, str]:
-        """Of each call. One that was made again after a stop has the same result as the first time."""
-        told = [json.loads(line) for line in (self.folder / TOLD).read_text().splitlines()]
-        results = {line["call"]: line["result"] for line in told}
-        assert [line for line in told if results[line["call"]] != line["result"]] == []
+        """The result of each call. A call that is repeated after a stop must have the same result as the first time."""
+        recorded = [json.loads(line) for line in (self.folder / CALLS).read_text().splitlines()]
+        results = {line["call"]: line["result"] for line in recorded}
+        assert [line for line in recorded if results[line["call"]] != line["result"]] == []
         return results
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the program gets of it, and all that its newest snapshot holds."""
+        """The state that the program gets, and the content of the newest snapshot."""
         snapshot = newest(RunFolder(self.folder / "run"))
         assert snapshot
         own = {str(rank): pickle.loads(part) for rank, part in enumerate(snapshot.own)}
@@ -154,7 +156,7 @@ class TrainerRun:
 
 
 def _driven(folder: Path, schedule: TrainerSchedule, attempt: int, signals: Any) -> int:
-    """The exit code of one start. Needs the fork server."""
+    """Start the program once, and return its exit code. Needs the fork server."""
     arguments = (folder, schedule.training, attempt, signals, {**os.environ})
     process = multiprocessing.get_context("forkserver").Process(target=drive, args=arguments)
     process.start()

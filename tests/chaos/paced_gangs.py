@@ -1,4 +1,4 @@
-"""Gangs that train as much as a test allows: the story of the end-to-end tests, and a driver with two nodes."""
+"""Gangs that train as far as a test permits: the story of the end-to-end tests, and a driver with two nodes."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ WITHOUT_END = 1_000_000
 class Gang(Protocol):
     @property
     def pids(self) -> list[int]:
-        """Of all its processes but those of Slurm: giant lengths end `srun` (docs/explanation/security.md)."""
+        """All its processes except those of Slurm: giant lengths end `srun` (docs/explanation/security.md)."""
 
     @property
     def with_a_store(self) -> Sequence[int]:
-        """Of those that hold a store of PyTorch's."""
+        """The processes that hold a PyTorch store."""
 
     @property
     def life(self) -> object:
-        """Differs after each restart."""
+        """A value that differs after each restart."""
 
     def ports(self, listener: str) -> set[int]:
-        """At which this one of the gang has to listen, whether or not it does."""
+        """Return the ports on which this listener of the gang must listen, whether or not it does."""
 
     def train(self, steps: int) -> None:
-        """So many more batches or epochs."""
+        """Train this many more batches or epochs."""
 
     def stop(self) -> None:
-        """As its scheduler does: the gang saves, leaves and comes back."""
+        """Stop as the scheduler does: the gang saves, exits and resumes."""
 
     def finish(self) -> None:
-        """Let it end, and compare it with a gang that was not disturbed."""
+        """Let the gang end, and compare it with an undisturbed gang."""
 
     def log(self) -> str:
-        """The end of what its processes have printed."""
+        """Return the end of the output of its processes."""
 
 
 class PacedStory:
-    """An experiment whose ranks run. `stop`: what its scheduler does."""
+    """An experiment whose ranks run. `stop`: stops it as its scheduler does."""
 
     def __init__(self, story: Story, pace: Path, stop: Callable[[PacedStory], object], undisturbed: Story) -> None:
         self.story = story
@@ -79,7 +79,9 @@ class PacedStory:
         undisturbed: Story,
         cluster: str = "local",
     ) -> PacedStory:
-        """`variables`: for its processes, with those of `pace_in(folder)`; on a lab its profile exports them."""
+        """Start the experiment. `variables`: for its processes, including those of `pace_in(folder)`; on a lab, the
+        profile exports them.
+        """
         code = folder / "code"
         shutil.copytree(HERE / "trial", code, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(PACED / "paced.py", code)
@@ -198,10 +200,10 @@ EPOCHS = 30
 
 
 class PacedDriver:
-    """A TorchTrainer with a rank on each of two nodes."""
+    """A TorchTrainer with one rank on each of two nodes."""
 
     def __init__(self, folder: Path, variables: Mapping[str, str], undisturbed: Path, epochs: int = EPOCHS) -> None:
-        """`undisturbed`: the folder of one that has ended."""
+        """`undisturbed`: the folder of a finished driver."""
         (folder / "pace").write_text("0")
         self.folder = folder
         self._run = RunFolder(folder / "run")
@@ -243,7 +245,7 @@ class PacedDriver:
         before = self.pids
         self._driver.send_signal(signal.SIGTERM)
         assert self._driver.wait(DEADLINE_S) == -signal.SIGTERM, self.log()
-        wait_for(lambda: all(map(has_no_memory, before)), DEADLINE_S)  # and what its agents held is on the disk
+        wait_for(lambda: all(map(has_no_memory, before)), DEADLINE_S)  # the state that its agents held is on disk then
         self._driver = self._start()
         self.train(1)
 
@@ -258,7 +260,7 @@ class PacedDriver:
 
     @property
     def losses(self) -> list[str]:
-        """A round in which the program was ended is begun again, and writes the same once more."""
+        """The losses by epoch. An epoch that a stop interrupts is repeated, and writes the same line again."""
         path = self.folder / "losses"
         return list(dict.fromkeys(path.read_text().splitlines())) if path.exists() else []
 

@@ -1,8 +1,8 @@
-"""What a disk holds after a power cut: only what was flushed, by the records of faults.c.
+"""Compute the content of a disk after a power cut from the records of faults.c.
 
-POSIX allows all of them: on a `STRICT` disk a new name is there only once its folder was flushed. On the others all
-names survive (as on ext4, and on many network file systems), and of contents only what was flushed; or half of the
-rest, too; or zeros in the place of the rest, where the size of a file was on disk before its content.
+POSIX permits all of these results. `STRICT`: a new name exists only once its folder was flushed. In the others, all
+names survive (as on ext4, and on many network file systems), but of contents only the flushed part; or half of the
+rest, too; or zeros in place of the rest, if the size of a file was on disk before its content.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Survives(Enum):
 class Change:
     kind: str
     number: int
-    """As faults count them: one that fails has a number, and no record."""
+    """The number that faults.c counts; a failed change has a number, but no record."""
     path: str
     second: str
     offset: int
@@ -64,7 +64,7 @@ def changes(records: Path) -> Iterator[Change]:
 
 class Disk:
     def __init__(self, root: Path) -> None:
-        """As it is now, all of it flushed."""
+        """Read the current content of `root`, and count all of it as flushed."""
         self._root = root
         self._top = _read(root)
 
@@ -93,14 +93,14 @@ class Disk:
             case "write":
                 self._file(change.path).content[change.offset : change.offset + len(change.data)] = change.data
             case "mode" | "time" | "room":
-                pass  # nothing reads from them what was promised
+                pass  # no promise depends on these
             case "cut":
                 del self._file(change.path).content[change.offset :]
             case other:
                 raise AssertionError(f"unknown change {other!r}")
 
     def write(self, target: Path, survives: Survives) -> None:
-        """Make `target` what is left after a power cut."""
+        """Create `target` with the content that remains after a power cut."""
         _write(self._top, target, survives)
 
     def _flush(self, path: str) -> None:

@@ -1,4 +1,6 @@
-"""What is disturbed: each plays in a folder, says what is promised to stay from then on, and reads what is left."""
+"""Scenarios to disturb. Each runs in a folder, reports to `say` what is durable from then on, and reads what
+remains.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +38,21 @@ Say = Callable[[Any], None]
 @dataclass(frozen=True)
 class Scenario:
     what: str
-    """In the table."""
+    """The row of the table."""
     play: Callable[[Path, Say], None]
     found: Callable[[Path], list[Any]]
-    """What a reader finds, oldest first. Raises where anything is half there."""
+    """Return what a reader finds, oldest first. Raises if anything is incomplete."""
     appends: bool = False
-    """All that was said stays, and not only the last."""
+    """Everything that was reported stays, not only the last value."""
     prepare: Callable[[Path], object] = lambda folder: None
-    """Undisturbed."""
+    """Prepares the folder, undisturbed."""
 
 
 # --- checkpoints
 
 
 def save_three(folder: Path, say: Say, save: Callable[[CheckpointContext, int], object], rank: Distributed) -> None:
-    """Of which the newest is kept; says the batches of each when it is committed."""
+    """Save three checkpoints, of which the newest is kept; report the batches of each when it is committed."""
     checkpoints = CheckpointContext(folder / "checkpoints", rank)
     found = checkpoints.newest()
     for steps in range((found[1] if found else 0) + 10, (found[1] if found else 0) + 40, 10):
@@ -77,7 +79,7 @@ def saves_behind(folder: Path, say: Say) -> None:
 
 
 def saves_of_ranks(folder: Path, say: Say) -> None:
-    """A file of each of two ranks."""
+    """Save with two ranks, each of which writes a file."""
 
     def rank(distributed: Distributed) -> None:
         own = f"rank-{distributed.rank}.pth"
@@ -87,7 +89,7 @@ def saves_of_ranks(folder: Path, say: Say) -> None:
 
 
 def saves_of_engines(folder: Path, say: Say) -> None:
-    """As DeepSpeed's engines do it: some files by `put`, some written by others; and the trial's code with them."""
+    """Save as DeepSpeed's engines do: some files by `put`, some written by other code, and the trial's code."""
     spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {}, "config": CONFIG}
     portable = Portable(spec, Tiny, folder / "code", is_trainer=False)
 
@@ -107,7 +109,7 @@ def saves_of_engines(folder: Path, say: Say) -> None:
 
 
 def write_code(folder: Path) -> None:
-    """As an attempt does before the trial's first batch."""
+    """Copy the code as an attempt does before the trial's first batch."""
     (folder / "code" / "library").mkdir(parents=True)
     (folder / "code" / "model_def.py").write_text("A = 1\n")
     (folder / "code" / "library" / "part.py").write_text("B = 2\n")
@@ -115,7 +117,7 @@ def write_code(folder: Path) -> None:
 
 
 def checkpoints_in(folder: Path) -> list[Any]:
-    """The batches of the newest, if any: all of its files are of that batch."""
+    """Return the batches of the newest checkpoint, if any; all of its files must be of that batch."""
     newest, skipped = newest_good(folder / "checkpoints")
     assert skipped == []
     if newest is None:
@@ -138,7 +140,7 @@ def code_checkpoints_in(folder: Path) -> list[Any]:
 
 
 def takes_snapshots(folder: Path, say: Say) -> None:
-    """As a node agent and the driver do it; says the calls that are in each."""
+    """Take snapshots as a node agent and the driver do; report the calls that are in each."""
     run = RunFolder(folder / "run")
     run.make()
     first = snapshots.last_number(run) + 1
@@ -161,7 +163,7 @@ def snapshots_in(folder: Path) -> list[Any]:
 
 
 def saves_state(folder: Path, say: Say) -> None:
-    """TorchTrainer.save, to the same file."""
+    """Call TorchTrainer.save several times with the same file."""
     before = state_in(folder)
     first = before[0] + 1 if before else 1
     for number in range(first, first + 3):
@@ -181,7 +183,7 @@ def state_in(folder: Path) -> list[Any]:
 
 
 def journal(folder: Path, say: Say) -> None:
-    """Two attempts; says each event that is written."""
+    """Write two attempts; report each event that is written."""
     trial = Journal(folder / "journal.jsonl")
     first = trial.last_attempt() + 1
     for attempt in (first, first + 1):
@@ -197,7 +199,7 @@ def journal_in(folder: Path) -> list[Any]:
 
 
 def lines(folder: Path, say: Say) -> None:
-    """Lines of which each is durable."""
+    """Append lines, each of which is durable."""
     for number in range(4):
         append_line(folder / "metrics.jsonl", {"number": number, "text": "ä" * 50})
         say(number)
@@ -208,7 +210,7 @@ def lines_in(folder: Path) -> list[Any]:
 
 
 def search(folder: Path, say: Say) -> None:
-    """A worker of a random search asks, trains and reports; says the number of entries."""
+    """Let a worker of a random search ask, train and report; report the number of entries."""
     shared = SearchJournal(ExperimentFolder(folder / "search"))
     for worker in (1, 2):
         if work := shared.ask(worker, "4711"):
@@ -225,7 +227,7 @@ def begin_search(folder: Path) -> None:
 
 
 def entries_in(folder: Path) -> list[Any]:
-    """The numbers of the entries, each of which is whole."""
+    """Return the numbers of the entries, each of which is complete."""
     journal = SearchJournal(ExperimentFolder(folder / "search"))
     return [*range(1, len([*journal.new()]) + 1)]
 
@@ -234,7 +236,7 @@ def entries_in(folder: Path) -> list[Any]:
 
 
 def replaces(folder: Path, say: Say) -> None:
-    """One file that is written again and again."""
+    """Replace one file several times."""
     for number in range(4):
         write_json(folder / "trial.json", {"number": number, "text": "ä" * 50})
         say(number)
@@ -246,7 +248,7 @@ def replaced_in(folder: Path) -> list[Any]:
 
 
 def sweep(folder: Path, say: Say) -> None:
-    """What a point of a sweep returns, sealed with the user's key."""
+    """Write the return value of a sweep's point several times, sealed with the user's key."""
     files = SweepFiles(ExperimentStore(folder / "root").folder(1))
     for number in range(3):
         files.write(files.returned(1), b"%d" % number * 3000)
@@ -269,7 +271,7 @@ def returned_in(folder: Path) -> list[Any]:
 
 
 def claims(folder: Path, say: Say) -> None:
-    """Files of which each is made by one process only; says each that is there."""
+    """Write files that only one process can create; report each that exists."""
     made = len(claimed_in(folder))
     for number in range(made, made + 3):
         write_first(folder / f"{number}.claim", b"whole" * 500)
@@ -301,5 +303,5 @@ SCENARIOS = {
 
 
 def play(folder: Path, say: Say, scenario: str) -> None:
-    """In the zygote."""
+    """Run a scenario in the zygote."""
     SCENARIOS[scenario].play(folder, say)

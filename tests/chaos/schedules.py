@@ -1,4 +1,4 @@
-"""Random preemptions of a random training: all of it is drawn from one seed."""
+"""Random preemptions of a random training, all drawn from one seed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hpc_det.config.rank_variables import RESUME_CHECK, stops_as_value
 from tests.e2e.story import HERE as E2E
 
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
-"""As Slurm and PBS send them, or a site has chosen."""
+"""Signals that Slurm and PBS send, or that a site may configure."""
 BETWEEN = ("validation", "validation end", "epoch end", "report", "save", "write", "committed")
 AT_START = ("init", "ready")
-"""An attempt that is stopped there trains no batch."""
+"""Attempts that are stopped there train no batch."""
 LAST_RANK_TOO = ("batch", "validation", "epoch end", "report", *AT_START)
-"""Which each rank comes to."""
+"""Moments that every rank reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSchedule:
-    """Of a TorchTrainer's program: see driver.py."""
+    """The schedule of a TorchTrainer's program: see driver.py."""
 
     seed: int
     training: Mapping[str, Any]
@@ -35,7 +35,7 @@ class TrainerSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Of an experiment's trial."""
+    """The schedule of an experiment's trial."""
 
     kind: str
     seed: int
@@ -43,15 +43,15 @@ class Schedule:
     batches: int
     ranks: int
     config: Mapping[str, Any]
-    """Of the experiment, without what stops it."""
+    """The configuration of the experiment, without its stops."""
     forced: tuple[int, ...] = ()
-    """So many batches are trained at these stops, which all ranks know beforehand."""
+    """Numbers of trained batches at these stops, which all ranks know beforehand."""
     signals: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """By attempt: see trials/disturb.py."""
 
     @property
     def attempts(self) -> int:
-        """At most."""
+        """Largest number of attempts."""
         return len(self.forced) + len(self.signals) + 1
 
     def experiment(self, *, undisturbed: bool) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _pytorch(draws: random.Random, kind: str, seed: int) -> Schedule:
         "freezes": False,
         "broadcast_buffers": draws.random() < 0.7,
     }
-    if data != "own" and hparams["amp"] != "float16":  # a scaler wants each optimizer to have gradients
+    if data != "own" and hparams["amp"] != "float16":  # a scaler requires that each optimizer has gradients
         hparams["freezes"] = draws.random() < 0.3
     trial = f"model_def:{draws.choice(['PlainTrial', 'PlainTrial', 'PlainTrial', 'FullTrial'])}"
     return _drawn(draws, kind, seed, trial, draws.choice([1, 2]), hparams)
@@ -103,7 +103,7 @@ def _sharded(draws: random.Random, kind: str, seed: int) -> Schedule:
         "amp": draws.choice(["none", "bfloat16"]),
         "freezes": False,
         "reshard": draws.random() < 0.5,
-        "mixed": draws.random() < 0.4 and common["norm"] != "batch",  # which torch does not evaluate in bfloat16
+        "mixed": draws.random() < 0.4 and common["norm"] != "batch",  # torch does not evaluate a batch norm in bfloat16
     }
     return _drawn(draws, kind, seed, "model_def:ShardedTrial", 2, hparams)
 
@@ -113,7 +113,7 @@ def _common(draws: random.Random, data: str) -> dict[str, Any]:
     norm = draws.choice(["batch", "layer", "none"])
     return {
         "global_batch_size": draws.choice([4, 8]),
-        # no rank has a batch of one record, of which a batch norm would know no variance
+        # no rank has a batch of one record, for which a batch norm has no variance
         "records": draws.choice([40, 44] if norm == "batch" else [37, 40, 44, 46]),
         "data": data,
         "workers": workers,
@@ -185,7 +185,7 @@ def _drawn(draws: random.Random, kind: str, seed: int, trial: str, ranks: int, h
 
 
 def _multiples(period: Any, batches: int) -> list[int]:
-    """The batches before which something is due; epochs have 10 or 11 of them, or fewer."""
+    """Return the batches before which an action is due; epochs have at most 11 batches."""
     length = period if isinstance(period, int) else period.get("batches", 11)
     return list(range(length, batches, length)) if length else []
 
@@ -241,7 +241,7 @@ def _trainer_stops(draws: random.Random, ranks: int, steps: int) -> dict[int, li
 def _stops(
     draws: random.Random, batches: int, ranks: int, marks: Sequence[int]
 ) -> tuple[tuple[int, ...], dict[int, list[dict[str, Any]]]]:
-    """One to five, in order; the first one comes early enough to be a stop."""
+    """Draw one to five stops, in order; the first comes early enough to have an effect."""
     forced: list[int] = []
     signals: dict[int, list[dict[str, Any]]] = {}
     at = 0
@@ -255,7 +255,7 @@ def _stops(
             continue
         where = "batch" if is_first else draws.choice(["batch", "batch", *BETWEEN, *AT_START])
         signals[attempt] = [_signal(draws, where, at - (where == "batch"), ranks)]
-        if draws.random() < 0.3:  # and again, while the ranks leave
+        if draws.random() < 0.3:  # a second signal, while the ranks stop
             signals[attempt].append(_signal(draws, draws.choice(["save", "write", "committed", "batch"]), at, ranks))
     return tuple(sorted({*forced})), signals
 

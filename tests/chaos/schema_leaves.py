@@ -1,4 +1,4 @@
-"""Every leaf of the schemas, from their classes, each with the smallest experiment in which it may stand."""
+"""List every leaf of the schemas, from their classes, each with the smallest experiment that may contain it."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _KINDS: dict[str, dict[str, Any]] = {
     "Hook": {"command": ["true"]},
     "LogPolicy": {"pattern": ".*"},
 }
-"""What sections need beside a leaf."""
+"""Keys that sections require beside a leaf."""
 _BESIDE: dict[str, tuple[str, Any]] = {"webhook": ("command", None), "mail": ("command", None)}
-"""What must not stand beside these."""
+"""For these keys, a key of the same section that must be absent."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A key without keys of its own."""
+    """A key whose value is not a section."""
 
     schema: str
     """experiment or cluster."""
     path: tuple[str | int, ...]
     base: Any
-    """The smallest tree that has the section of the leaf."""
+    """The smallest tree that contains the section of the leaf."""
 
     @property
     def key(self) -> str:
@@ -68,7 +68,7 @@ class Leaf:
         return found
 
     def given(self, value: Any) -> Any:
-        """The tree with this value."""
+        """Return the tree with this value."""
         tree = deepcopy(self.base)
         section = tree
         for part in self.path[:-1]:

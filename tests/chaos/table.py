@@ -1,4 +1,4 @@
-"""How much is tried, what survived, and what was lost: collected from all tests and printed at the end of a run."""
+"""Count attempts, survivals and losses in all tests, and print them at the end of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import TypeVar
 import pytest
 
 FEWEST_KILLS = 1000
-"""Of a run of everything."""
+"""Smallest number of kills in a complete run."""
 PROPERTY = "chaos"
-"""Of a test's report: its tallies come to the process that prints the table, whichever process ran the test."""
+"""The property of a test's report with its tallies, which brings them to the process that prints the table, whichever
+process ran the test.
+"""
 
 
 T = TypeVar("T")
@@ -24,7 +26,7 @@ class Amount:
     is_all: bool
 
     def of(self, everything: Sequence[T], sample: int) -> Sequence[T]:
-        """All, or `sample` of them, evenly spread."""
+        """Return all, or `sample` of them, evenly spaced."""
         if self.is_all or len(everything) <= sample:
             return everything
         return [everything[(2 * number + 1) * len(everything) // (2 * sample)] for number in range(sample)]
@@ -42,21 +44,21 @@ SAMPLED_IN_LONG = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Tally:
-    """Of one test."""
+    """The counts of one test."""
 
     tried: dict[str, int] = field(default_factory=dict)
     survived: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
     def trying(self, what: str) -> Iterator[None]:
-        """One more trial of `what`. It has survived where the block, which asserts what was promised, ends."""
+        """Count one more attempt of `what`. It has survived if the block, which checks the promises, does not raise."""
         self.tried[what] = self.tried.get(what, 0) + 1
         yield
         self.survived[what] = self.survived.get(what, 0) + 1
 
     @contextmanager
     def trying_each(self, all_of_it: Iterable[str]) -> Iterator[None]:
-        """Several trials at once."""
+        """Count several attempts at once."""
         with ExitStack() as trials:
             for what in all_of_it:
                 trials.enter_context(self.trying(what))
@@ -64,12 +66,12 @@ class Tally:
 
 
 def kills(tallies: Iterable[Tally]) -> int:
-    """How many were tried: their rows have the word "killed" in their names."""
+    """Return the number of kills that were tried: the names of their rows contain the word "killed"."""
     return sum(count for tally in tallies for what, count in tally.tried.items() if "killed" in what.split())
 
 
 def shown(tallies: Sequence[Tally], skipped: Sequence[str] = ()) -> list[str]:
-    """The table; `skipped`: tests that tried nothing."""
+    """Return the lines of the table; `skipped`: tests that tried nothing."""
     tried, survived = Counter[str](), Counter[str]()
     for tally in tallies:
         tried.update(tally.tried)

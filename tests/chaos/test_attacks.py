@@ -1,4 +1,4 @@
-"""What test_network.py relies on: what counts as a contact, what is attacked, and what is replayed."""
+"""The assumptions of test_network.py: what counts as a contact, what is attacked, and what is replayed."""
 
 from __future__ import annotations
 

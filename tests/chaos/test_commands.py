@@ -1,6 +1,6 @@
 """Commands are killed at each of their changes in the state folder, the disk fails there, or the power is cut.
 
-No job is left that no list shows, none is submitted twice, and the same command, given once more, does its work.
+No job remains that is not listed, none is submitted twice, and the same command, repeated, completes its work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.stub import stub as stub
 pytestmark = pytest.mark.integration
 
 SAMPLE = 1
-"""Of the changes of each command and kind of trouble, in a sample."""
+"""Number of changes per command and kind of trouble in a sample."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def zygote_of_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zyg
 
 @dataclass
 class Sandbox:
-    """A state folder and a queue, which begin again with what was there before the command."""
+    """A state folder and a queue, which can be reset to the state before the command."""
 
     zygote: Zygote
     hpc_det: Command
@@ -66,7 +66,7 @@ class Sandbox:
             shutil.copytree(self.saved / folder.name, folder, symlinks=True)
 
     def lose_power(self, disk: Disk, survives: Survives, jobs: Path) -> None:
-        """The state folder is what `disk` keeps; the scheduler, on another machine, still has these jobs."""
+        """Replace the state folder by what `disk` keeps; the scheduler, on another machine, still has these jobs."""
         shutil.rmtree(self.root)
         disk.write(self.root, survives)
         shutil.rmtree(self.queue.folder)
@@ -85,7 +85,7 @@ class Sandbox:
         )
 
     def state(self) -> ExperimentState | None:
-        """Of experiment 1, if it is there."""
+        """Return the state of experiment 1, or None if it does not exist."""
         shown = list(ExperimentStore(self.root).all())
         return state(ExperimentView(shown[0])) if shown else None
 
@@ -93,21 +93,21 @@ class Sandbox:
 @dataclass(frozen=True)
 class CommandCase:
     before: Sequence[Sequence[str]]
-    """Commands."""
+    """Commands that come before."""
     command: Sequence[str]
-    """The one that is disturbed; none: `create`."""
+    """The disturbed command."""
     again: Sequence[str]
-    """Given after it, it finds all done, or does it."""
+    """A command that follows, which finds the work done, or does it."""
     ends: ExperimentState | None
-    """Then."""
+    """The state after that."""
     jobs: int
-    """In the queue then."""
+    """The number of jobs in the queue after that."""
     may_be: tuple[ExperimentState, ...] = ()
-    """Between the two, beside QUEUED and PAUSED."""
+    """Permitted states between the two commands, beside QUEUED and PAUSED."""
 
     @property
     def what(self) -> str:
-        """In the table."""
+        """The row of the table."""
         return "commands that submit jobs" if self.jobs else "commands that end jobs"
 
     def given(self, create: Sequence[str]) -> Sequence[str]:
@@ -152,7 +152,7 @@ def case(request: pytest.FixtureRequest, sandbox: Sandbox, arguments: list[str])
 
 
 def prepared(sandbox: Sandbox, case: CommandCase, arguments: list[str]) -> CommandCase:
-    """After the commands before it."""
+    """Run the commands that come before the case."""
     for each in case.before:
         assert in_a_process(arguments if each is CREATE else [*each]) == 0
     sandbox.save()
@@ -160,7 +160,9 @@ def prepared(sandbox: Sandbox, case: CommandCase, arguments: list[str]) -> Comma
 
 
 def check_nothing_is_half_done(sandbox: Sandbox, case: CommandCase, before: ExperimentState | None) -> None:
-    """After any command that looks at all experiments; and the same command once more does its work."""
+    """Check the state after a command that looks at all experiments; then check that the repeated command completes its
+    work.
+    """
     assert sandbox.hpc_det("e", "list").code == 0
     is_settled(
         sandbox.root, sandbox.queue, before, ExperimentState.QUEUED, ExperimentState.PAUSED, *case.may_be, case.ends
@@ -223,7 +225,7 @@ def test_a_create_that_gets_a_signal_leaves_nothing_or_a_whole_experiment(
 
 
 def said_code(run: Run) -> int | None:
-    """The exit code; None where the signal has ended the process at once, before it had anything to clean up."""
+    """Return the exit code, or None if the signal ended the process at once, before it had anything to clean up."""
     return run.said[0][1] if run.said else None
 
 
@@ -268,7 +270,7 @@ def test_a_power_cut_within_a_command_loses_no_job_and_repeats_none(
 
 
 def after_sbatch(records: Path, job: str) -> int:
-    """The first change behind the call of sbatch: submitit names its script after the job."""
+    """Return the first change after the call of sbatch: submitit names its script after the job."""
     renames = (change for change in changes(records) if change.kind == "rename")
     return next(change.number for change in renames if Path(change.second).name.startswith(job))
 
@@ -278,7 +280,7 @@ def after_sbatch(records: Path, job: str) -> int:
 def test_what_create_has_made_survives_a_power_cut(
     sandbox: Sandbox, arguments: list[str], tmp_path: Path, amount: Amount, tally: Tally, survives: Survives
 ) -> None:
-    """A job that waits in the queue would train with empty files of code."""
+    """A job that waits in the queue would otherwise train with empty files of code."""
     sandbox.save()
     disk, records = Disk(sandbox.root), tmp_path / "records"
     undisturbed(sandbox, arguments, records)
@@ -290,7 +292,7 @@ def test_what_create_has_made_survives_a_power_cut(
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Of the experiments, without what submitit keeps for itself, and what the next command settles."""
+    """Return the files of the experiments, without those of submitit, and those that the next command updates."""
     below, others = root / "experiments", {"submitit", "submitting.json"}
     files = (path for path in below.rglob("*") if path.is_file() and not {path.name, path.parent.name} & others)
     return {str(path.relative_to(below)): path.read_bytes() for path in files}

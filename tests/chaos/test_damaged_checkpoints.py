@@ -23,7 +23,7 @@ SAMPLE = 6
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
-    """Two checkpoints, at 30 and 60 batches."""
+    """Return a folder with two checkpoints, at 30 and 60 batches."""
     folder = tmp_path / "whole"
     (folder / "checkpoints").mkdir(parents=True, mode=0o700)
     write_code(folder)
@@ -36,7 +36,7 @@ def whole(tmp_path: Path) -> Path:
 
 
 def damages_below(folder: Path) -> list[tuple[Path, bytes]]:
-    """Each file, and a content that it may have after a trouble of the disk."""
+    """Return each file with each content that it may have after a failure of the disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return [(path.relative_to(folder), damage) for path in files for damage in flips_and_cuts(path.read_bytes())]
 
@@ -51,11 +51,11 @@ def test_a_damaged_checkpoint_is_named_and_an_intact_one_is_taken(
         overwrite(folder / "checkpoints" / newest.uuid / name, content)
         with tally.trying("damaged checkpoints"):
             found = CheckpointContext(folder / "checkpoints", Distributed()).newest()
-            told = capfd.readouterr()
+            captured = capfd.readouterr()
             assert found is not None
             path, steps = found
             assert steps == (newest if name.parts[0] == CODE else older).steps, (str(name), content[:200])
-            assert steps == newest.steps or newest.uuid in told.out + told.err
+            assert steps == newest.steps or newest.uuid in captured.out + captured.err
             for file in ("state.pth", "engine/weights.pth", "engine/optimizer.pth"):
                 assert load(path / file)["weights"].eq(steps).all()
         shutil.rmtree(folder)
@@ -65,16 +65,16 @@ def test_a_damaged_checkpoint_is_named_and_an_intact_one_is_taken(
 
 
 class DamagesAt(StopAt):
-    """Before one tick the newest checkpoint is damaged; at a later one the trial is preempted."""
+    """Damages the newest checkpoint before one tick, and preempts the trial at a later one."""
 
     def __init__(self, checkpoints: Path, damage_at: int, stop_at: int, name: str) -> None:
         super().__init__(stop_at)
         self._checkpoints, self._at, self._name = checkpoints, damage_at, name
         self.damaged: str | None = None
         self.others: set[str] = set()
-        """Beside the damaged one, and at the same time."""
+        """The other checkpoints at the moment of the damage."""
         self.pruned: set[str] = set()
-        """Those of them that were gone at the preemption."""
+        """The checkpoints of `others` that no longer existed at the preemption."""
 
     def should_stop(self) -> bool:
         if self.ticks + 1 == self._at and (found := committed(self._checkpoints)):
@@ -88,13 +88,13 @@ class DamagesAt(StopAt):
 
 TICKS = 20
 FIRST = 5
-"""The tick from which on there are two checkpoints."""
+"""The first tick with two checkpoints."""
 DAMAGED = ("state_dict.pth", "manifest.json", "progress.pth")
 PRUNED = "damage, then prune, then preempt"
 
 
 def life_in(folder: Path) -> trials.Life:
-    """A trial that saves and prunes often, and at the same ticks in each run."""
+    """Return a trial that saves and prunes often, and at the same ticks in each run."""
     life = trials.Life.begin(folder, min_checkpoint_period={"batches": 2})
     life.asynchronous = False
     return life

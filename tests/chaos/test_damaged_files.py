@@ -1,4 +1,4 @@
-"""Each file of an experiment is damaged in many ways: every command says which file it is, goes on with the other
+"""Each file of an experiment is damaged in many ways: every command names the file, continues with the other
 experiments, and shows no wrong state.
 """
 
@@ -47,11 +47,11 @@ ACTS: list[tuple[str, ...]] = [
 ]
 
 REFUSED = (
-    *("only a paused one can be", "has not ended", "is RUNNING", "is not a folder"),  # without any damage
+    *("only a paused one can be", "has not ended", "is RUNNING", "is not a folder"),  # also without any damage
     "of the search rules, but",  # of a newer version
-    "experiments/1 are damaged",  # values that no reader foresees: of which file, is not known
+    "experiments/1 are damaged",  # values that no reader foresees: the file is not known
 )
-"""Beside messages that name the damaged file."""
+"""Parts of permitted messages, beside the name of the damaged file."""
 
 
 MORE_MEMORY = 2**32
@@ -59,7 +59,9 @@ MORE_MEMORY = 2**32
 
 @pytest.fixture(autouse=True)
 def _little_memory() -> Iterator[None]:
-    """A command that takes a damaged number for an amount fails, and not the whole machine."""
+    """Limit the memory, so that a command that takes a damaged number for an amount fails, and not the whole
+    machine.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     if hard in range(has + MORE_MEMORY):
@@ -71,7 +73,7 @@ def _little_memory() -> Iterator[None]:
 
 @pytest.fixture
 def whole(life: Life, scheduler: FakeScheduler, root: Path) -> Life:
-    """Experiment 1, which runs, with every file that the command line reads; beside it experiment 2."""
+    """Return experiment 1, which runs, with every file that the command line reads; beside it is experiment 2."""
     life.begins()
     life.trains_from(0)
     life.reports("training", 10, {"loss": 1.0}, samples_per_second=4.0)
@@ -117,32 +119,34 @@ def test_a_damaged_file_is_named_and_hides_no_other_experiment(
             check_list(hpc_det("experiment", "list", "--all", "--json"), file, damage)
             look, act = LOOKS[number % len(LOOKS)], ACTS[number % len(ACTS)]
             check(hpc_det(*look), look, file, damage)
-            told = hpc_det(*act)
-            check(told, act, file, damage)
-            check_done(told, act, scheduler, file, damage)
+            result = hpc_det(*act)
+            check(result, act, file, damage)
+            check_done(result, act, scheduler, file, damage)
             assert contents(root / "experiments" / "2") == contents(kept / "experiments" / "2")
         scheduler.cancelled.clear()
         shutil.rmtree(root)
         shutil.copytree(kept, root)
 
 
-def check_list(told: Result, file: Path, damage: bytes) -> None:
-    assert told.code == 0, (file, damage, told.err)
-    one, other = json.loads(told.out)
+def check_list(result: Result, file: Path, damage: bytes) -> None:
+    assert result.code == 0, (file, damage, result.err)
+    one, other = json.loads(result.out)
     assert (other["name"], other["state"]) == ("other", "RUNNING")
     assert one["name"] == DAMAGED or one["state"] == "RUNNING", (file, damage, one)
 
 
-def check(told: Result, command: tuple[str, ...], file: Path, damage: bytes) -> None:
-    """It was done, or is refused: for the damage, and then it names the file; or as without any damage."""
-    is_refused = any(words in told.err for words in (file.name, *REFUSED))
-    assert told.code == 0 or is_refused, (command, file, damage, told.err)
+def check(result: Result, command: tuple[str, ...], file: Path, damage: bytes) -> None:
+    """Check that the command succeeded, or was refused: either for the damage, naming the file, or as without any
+    damage.
+    """
+    is_refused = any(words in result.err for words in (file.name, *REFUSED))
+    assert result.code == 0 or is_refused, (command, file, damage, result.err)
 
 
-def check_done(told: Result, command: tuple[str, ...], scheduler: FakeScheduler, file: Path, damage: bytes) -> None:
-    """Only jobs of experiment 1 are cancelled, and they are where `kill` says so."""
-    if told.code == 0 and command[1] == "kill":
-        assert "4711" in scheduler.cancelled, (file, damage, told)
+def check_done(result: Result, command: tuple[str, ...], scheduler: FakeScheduler, file: Path, damage: bytes) -> None:
+    """Check that only jobs of experiment 1 are cancelled, and that they are if `kill` succeeded."""
+    if result.code == 0 and command[1] == "kill":
+        assert "4711" in scheduler.cancelled, (file, damage, result)
     assert set(scheduler.cancelled) <= {"4711", "4712"}, (command, file, damage)
 
 

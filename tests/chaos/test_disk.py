@@ -20,7 +20,7 @@ from tests.chaos.table import SAMPLED_IN_LONG, Amount, Tally
 pytestmark = pytest.mark.integration
 
 SAMPLE = 1
-"""Of the changes of each scenario and kind of trouble, in a sample."""
+"""Number of changes per scenario and kind of trouble in a sample."""
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
 
 
@@ -32,14 +32,14 @@ def zygote_of_scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zy
 
 @dataclass
 class ScenarioRunner:
-    """Where a scenario runs."""
+    """Runs a scenario in new folders."""
 
     zygote: Zygote
     name: str
     tmp: Path
     count: int = 0
     before: int = 0
-    """Found in a new folder."""
+    """Number of values found in a new folder."""
 
     @property
     def scenario(self) -> Scenario:
@@ -57,7 +57,7 @@ class ScenarioRunner:
         return self.zygote.run("tests.chaos.scenarios:play", folder, fault or Fault(), records, scenario=self.name)
 
     def undisturbed(self) -> tuple[Disk, Run, list[Change]]:
-        """The disk before it, and what it changes there."""
+        """Run without a fault; return the disk before the run, the result, and the changes on the disk."""
         folder, records = self.folder(), self.tmp / "records"
         disk = Disk(folder)
         run = self.run(folder, records=records)
@@ -71,9 +71,9 @@ def runner(request: pytest.FixtureRequest, zygote_of_scenarios: Zygote, tmp_path
 
 
 def check_found(scenario: Scenario, before: int, found: list[Any], promised: list[Any]) -> None:
-    """All that the scenario has said is there, and at most one thing more, which was not said yet.
+    """Check that everything that the scenario reported exists, and at most one value more, which was not reported yet.
 
-    `before`: how much was there when it began.
+    `before`: number of values at the start.
     """
     if scenario.appends:
         assert [each for each in promised if each not in found] == []
@@ -84,7 +84,7 @@ def check_found(scenario: Scenario, before: int, found: list[Any], promised: lis
 
 
 def check_next_run(runner: ScenarioRunner, folder: Path) -> None:
-    """A second process, undisturbed, does its own work beside what is there."""
+    """Check that a second process, undisturbed, does its work without changing what exists."""
     before = runner.scenario.found(folder)
     again = runner.run(folder)
     assert again.failed is None

@@ -1,5 +1,5 @@
-"""Whatever stands at a leaf of a schema, it is refused by name, or arrives as data: no shell, no scheduler and no
-template takes it for more.
+"""Whatever value a leaf of a schema has, it is refused by name, or arrives as data: no shell, scheduler or template
+interprets it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ FORMS: list[Callable[[str], Any]] = [
     lambda text: [f"--comment={text}"],
     lambda text: {"cuda": text},
 ]
-"""One of them is what a leaf takes, where it takes any text."""
+"""A leaf that accepts text accepts one of these forms."""
 SCHEDULERS = ("slurm", "pbs", "local")
 ARRAY = JobArray(first=0, count=1)
 LEAVES = leaves()
@@ -107,7 +107,7 @@ def test_every_leaf_has_a_base_that_is_valid(tmp_path: Path) -> None:
 def test_a_hostile_value_is_refused_by_name_or_is_data(
     schema: str, group: int, chosen: str, amount: Amount, tally: Tally, tmp_path: Path, stub: Stub
 ) -> None:
-    """Each value in each leaf, on each scheduler; the leaves in groups, so that no test takes long."""
+    """Try each value in each leaf, on each scheduler; the leaves are in groups, so that no test takes long."""
     stub("module", f"printf '%s\\0' \"$@\" >>{shlex.quote(str(tmp_path / 'modules'))}")
     site = Site(tmp_path)
     found = amount.of([leaf for leaf in LEAVES if leaf.schema == schema][group::GROUP_COUNT], sample=1)
@@ -118,7 +118,7 @@ def test_a_hostile_value_is_refused_by_name_or_is_data(
 
 
 def hostile_values(leaf: Leaf, folder: Path) -> Iterator[Any]:
-    """In the forms that the leaf takes, and bare."""
+    """Yield the values in the forms that the leaf accepts, and bare."""
     bare, *others = FORMS
     taken = [bare, *(form for form in others if is_taken(leaf, form("benign"), folder))]
     yield from KINDS
@@ -135,10 +135,10 @@ def is_taken(leaf: Leaf, value: Any, folder: Path) -> bool:
 
 
 class Site:
-    """Where jobs are run, by a Python that notes its arguments."""
+    """Runs jobs with a Python that records its arguments."""
 
     def __init__(self, folder: Path) -> None:
-        self.python, self.told = telltale_python(folder / "site")
+        self.python, self.recorded = telltale_python(folder / "site")
         self.modules = folder / "modules"
         self.nowhere = folder / "nowhere"
         self.nowhere.mkdir()
@@ -152,7 +152,7 @@ class Site:
         return found
 
     def runs_as_data(self, script: str, plan: JobPlan, leaf: Leaf) -> None:
-        """The script, as bash runs it, does nothing but what it does for every experiment."""
+        """Check that the script, run by bash, does only what it does for every experiment."""
         if script in self._seen:
             return
         self._seen.add(script)
@@ -163,13 +163,13 @@ class Site:
         done = subprocess.run(["bash", path], cwd=self.nowhere, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), (leaf, done)
         assert [*self.nowhere.iterdir(), *self.home.rglob("X"), *self.home.rglob("*touch*")] == [], leaf
-        assert arguments(self.told)[-len(started(plan)) :] == started(plan), leaf
+        assert arguments(self.recorded)[-len(started(plan)) :] == started(plan), leaf
         loaded = self.modules.read_text().split("\0")[1::2] if self.modules.exists() else []
         assert loaded == list(plan.modules), leaf
 
 
 def started(plan: JobPlan) -> list[str]:
-    """What starts the agents, and the agents."""
+    """Return the command that starts the agents, with the agents' command."""
     agent = shlex.split(agent_command(plan))
     return [*slurm_flags.srun_command(plan, ARRAY), *agent] if plan.scheduler == "slurm" else agent
 
@@ -186,12 +186,12 @@ def check(leaf: Leaf, value: Any, chosen: str, site: Site) -> None:
         return
     arrived(leaf, value, found)
     read_as_written(script, plan, site.experiment.script())
-    if leaf.key != "setup":  # the one leaf that is shell
+    if leaf.key != "setup":  # the only leaf that is shell code
         site.runs_as_data(script, plan, leaf)
 
 
 def compiled(leaf: Leaf, tree: Any, chosen: str, folder: Path) -> Effective:
-    """Through the real path: merged, validated, cross-checked."""
+    """Return the effective configuration, as the product computes it: merged, validated, cross-checked."""
     code = folder / "code"
     if not code.exists():
         code.mkdir()
@@ -222,7 +222,7 @@ def planned(found: Effective, site: Site) -> tuple[JobPlan, str]:
 
 
 def arrived(leaf: Leaf, value: Any, found: Effective) -> None:
-    """Each text of the value is in the effective configuration, or in the profile, and is that text."""
+    """Check that each text of the value is in the effective configuration, or in the profile, unchanged."""
     tree = found.tree if leaf.schema == "experiment" else found.cluster.model_dump(mode="json")
     have = list(texts(tree))
     missing = [text for text in texts(value) if text not in have]
@@ -245,7 +245,7 @@ DIRECTIVE = {"slurm": "#SBATCH", "pbs": "#PBS"}
 
 
 def read_as_written(script: str, plan: JobPlan, path: Path) -> None:
-    """The scheduler reads the flags that were decided, each once, and no others."""
+    """Check that the scheduler reads the decided flags, each once, and no others."""
     if plan.scheduler == "local":
         return
     read = [words(rest, plan.scheduler) for rest in directives(script, plan.scheduler)]
@@ -266,14 +266,14 @@ def two_words(entry: str) -> bool:
 
 
 def directives(script: str, name: str) -> Iterator[str]:
-    """Those before the first command: sbatch and qsub read no further."""
+    """Yield the directives before the first command: sbatch and qsub read no further."""
     for line in itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), script.split("\n")):
         if line.startswith(DIRECTIVE[name]):
             yield line.removeprefix(DIRECTIVE[name]).strip()
 
 
 def words(text: str, name: str) -> list[str]:
-    """As sbatch reads them, with escapes in either kind of quotes, or as qsub does, which knows none."""
+    """Split as sbatch does, with escapes in either kind of quotes, or as qsub does, without escapes."""
     lexer = shlex.shlex(text, posix=True)
     lexer.whitespace_split, lexer.commenters = True, ""
     lexer.escape, lexer.escapedquotes = ("\\", "\"'") if name == "slurm" else ("", "")

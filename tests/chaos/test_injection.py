@@ -1,4 +1,4 @@
-"""faults.c misses no change: strace, which sees all system calls, counts as many."""
+"""faults.c misses no change: strace, which sees all system calls, counts the same number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An order to kill is carried out by one process, or by another if that is killed first; its function exists."""
+"""One process carries out an order to kill, or another one if the first is killed before; the functions of orders
+exist.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of real trainings on this machine are killed at random moments; the result has the same bits."""
+"""Processes of real trainings on this machine are killed at random moments; the result is bit-equal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDS: dict[Callable[[int], list[Kill]], int] = {
     plans.at_the_end: 6,
     plans.asked_and_killed: 6,
 }
-"""How many of each."""
+"""Number of seeds of each plan."""
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The same on two nodes of PBS: whatever is killed, the job comes back by itself."""
+"""Kills in trainings on two nodes of PBS: whatever is killed, the job resumes automatically."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS: dict[Callable[[int], list[Kill]], int] = {
     plans.one_after_the_other: 5,
     plans.twice_in_a_row: 3,
 }
-"""How many of each."""
+"""Number of seeds of each plan."""
 
 
 @pytest.mark.chaos

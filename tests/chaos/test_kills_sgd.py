@@ -1,4 +1,4 @@
-"""A TorchTrainer whose workers, node agent and driver are killed at random moments ends with the same bits."""
+"""A TorchTrainer whose workers, node agent and driver are killed at random moments ends bit-equal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = range(6)
 
 
 def run(made: Sandbox, max_retries: int) -> tuple[int, list[str]]:
-    """One start of the program: its exit code, and the lines that it has printed."""
+    """Start the program once; return its exit code and its complete output lines."""
     variables = {
         "PYTHONPATH": f"{REPOSITORY}:{INJECT}",
         orders.FOLDER: str(made.kills),
@@ -43,22 +43,22 @@ def run(made: Sandbox, max_retries: int) -> tuple[int, list[str]]:
 
 
 def trained(made: Sandbox, kills: Sequence[Kill]) -> tuple[int, list[str]]:
-    """How often the program was killed, and the lines that all its starts have printed."""
+    """Return how often the program was killed, and the output lines of all its starts."""
     orders.write(made.kills, [kill.order for kill in kills])
-    starts, said = 0, list[str]()
+    starts, lines = 0, list[str]()
     while (ended := run(made, sum(not kill.ends_job for kill in kills)))[0]:
         starts += 1
-        said += ended[1]
+        lines += ended[1]
         assert starts <= len(kills)
-    return starts, said + ended[1]
+    return starts, lines + ended[1]
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[str]:
     with sandbox("scheduler: local\n") as made:
-        starts, said = trained(made, [])
-    assert (starts, len(said)) == (0, driver.EPOCHS + 2)
-    return said
+        starts, lines = trained(made, [])
+    assert (starts, len(lines)) == (0, driver.EPOCHS + 2)
+    return lines
 
 
 @pytest.mark.chaos
@@ -67,10 +67,10 @@ def test_a_trainer_survives_what_is_killed(undisturbed: list[str], tally: Tally,
     kills = random_ones(seed)
     tried = (f"TorchTrainer: {kill.what}" for kill in kills)
     with tally.trying_each(tried), sandbox("scheduler: local\n") as made:
-        starts, said = trained(made, kills)
+        starts, lines = trained(made, kills)
         assert len(orders.done(made.kills)) == len(kills)
         assert starts == sum(kill.ends_job for kill in kills)
-        assert set(said) == set(undisturbed)  # an epoch whose state was lost with all that held it is trained again
-        assert said[-1] == undisturbed[-1]
+        assert set(lines) == set(undisturbed)  # an epoch is repeated if all processes with its state were killed
+        assert lines[-1] == undisturbed[-1]
         wait_for(lambda: not made.left(), DEADLINE_S, made.left)
         assert [path.name for path in made.tmp.iterdir() if not path.name.startswith("torchinductor_")] == []

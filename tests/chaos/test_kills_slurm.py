@@ -1,4 +1,4 @@
-"""The same on two nodes of a real Slurm: whatever is killed, a successor job continues."""
+"""Kills in trainings on two nodes of a real Slurm: whatever is killed, a successor job continues."""
 
 from __future__ import annotations
 

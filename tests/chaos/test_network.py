@@ -1,4 +1,4 @@
-"""A gang whose listening ports are attacked trains on, stops when it should, and ends bit-equal."""
+"""A gang whose listening ports are attacked continues to train, stops on request, and ends bit-equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.attacks import HELD_CONNECTIONS, KINDS, REPLAYED_FRAMES, frames
 from tests.chaos.paced_gangs import ON_TWO_SLOTS, TRIAL, Gang, PacedDriver, PacedStory, pace_in, terminate
 from tests.chaos.table import SAMPLED_IN_LONG, Amount, Tally
 from tests.chaos.under_attack import REPOSITORY, Attack, Recordings, Usage, allow_few_files, attack
-from tests.e2e.conftest import _fork_server, told, warm
+from tests.e2e.conftest import _fork_server, run_undisturbed, warm
 from tests.e2e.story import WARM, Story, warm_ranks_of
 from tests.labs.pbs_lab import PbsLab
 from tests.labs.slurm import SlurmLab
@@ -21,18 +21,18 @@ from tests.wait import DEADLINE_S, wait_for
 __all__ = ["_fork_server", "warm"]
 
 FEW, MANY = 30, 300
-"""Connections or packets of each kind before the gang trains on. The attack continues meanwhile."""
+"""Number of connections or packets of each kind before the gang trains on. The attack continues meanwhile."""
 THOUSANDS = 2000
-"""More than the limit of open files of a process."""
+"""More than a process may have open files."""
 OTHERWISE = {
-    REPLAYED_FRAMES: 60,  # an answer is waited for each time
+    REPLAYED_FRAMES: 60,  # each one waits for an answer
     "slow readers and writers": 200,
     HELD_CONNECTIONS: THOUSANDS,
     "connections opened and closed": THOUSANDS,
 }
-"""In place of `MANY`."""
+"""Replaces `MANY` for these kinds."""
 SAMPLE = 5
-"""Kinds in a sample."""
+"""Number of kinds in a sample."""
 FLOOD = [HELD_CONNECTIONS, "connections opened and closed", "random bytes", REPLAYED_FRAMES]
 EVERYTHING = Amount(is_all=True)
 ON_TWO_NODES = ("rank 0", "store", "agent of node 0")
@@ -40,7 +40,7 @@ ON_TWO_NODES = ("rank 0", "store", "agent of node 0")
 
 @pytest.fixture(scope="module")
 def undisturbed(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    return told(tmp_path_factory, *ON_TWO_SLOTS, WARM)
+    return run_undisturbed(tmp_path_factory, *ON_TWO_SLOTS, WARM)
 
 
 @pytest.fixture
@@ -50,11 +50,11 @@ def recordings(tmp_path: Path) -> Recordings:
 
 @dataclass(frozen=True)
 class AttackSequence:
-    """All kinds of attacks, a stop in a flood of them, and all kinds again, with frames of the attempt before."""
+    """All kinds of attacks, a stop during a flood of them, and all kinds again, with frames of the attempt before."""
 
     gang: Gang
     listeners: tuple[str, ...]
-    """Of the gang: those that have to be attacked."""
+    """Listeners of the gang that must be attacked."""
     recordings: Recordings
     amount: Amount
     tally: Tally
@@ -71,7 +71,7 @@ class AttackSequence:
             self.gang.finish()
 
     def _train_on(self, kinds: list[str]) -> None:
-        """Through these attacks, one after the other."""
+        """Train during these attacks, one after the other."""
         allow_few_files({*self.gang.pids} - {*self.gang.with_a_store})
         before, life = Usage.by(self.gang.pids), self.gang.life
         for kind in kinds:

@@ -1,4 +1,4 @@
-"""File systems that are really full, or really read-only, beside the errors that test_disk.py injects."""
+"""Tests on file systems that are really full or read-only, in addition to the errors that test_disk.py injects."""
 
 from __future__ import annotations
 

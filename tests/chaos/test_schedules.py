@@ -1,4 +1,4 @@
-"""Random schedules of preemptions: a training that was stopped anywhere ends with the bits of one that was not."""
+"""Random schedules of preemptions: wherever a training was stopped, it ends bit-equal to one that was not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["_fork_server", "warm"]
 
 EACH = 25
 SAMPLE = (("pytorch", 24), ("sharded", 12))
-"""Of few attempts, in `make test-long`."""
+"""Schedules with few attempts, for `make test-long`."""
 EVERY = [(kind, seed) for kind in ("pytorch", "sharded", "deepspeed") for seed in range(EACH)]
 CASES = [
     *(pytest.param(*case, id="sample-{}-{}".format(*case), marks=pytest.mark.long) for case in SAMPLE),

@@ -1,4 +1,4 @@
-"""Outages of a real Slurm: what trains continues or comes back bit for bit, and no restart is charged.
+"""Outages of a real Slurm: running trainings continue or resume bit for bit, and no restart is charged.
 
 No job is submitted twice, none is forgotten, and no experiment is shown as over while its job lives.
 """
@@ -25,7 +25,7 @@ from tests.chaos.failing_lab import (
     terminate,
 )
 from tests.chaos.table import Tally
-from tests.e2e.conftest import told
+from tests.e2e.conftest import run_undisturbed
 from tests.e2e.story import DIRECT, HERE, WAITS_AT, Story, hpc_det
 from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
@@ -34,17 +34,17 @@ pytestmark = [pytest.mark.slurm, pytest.mark.chaos]
 
 NEW = ("experiment", "create", HERE / "story.yaml", HERE / "trial", "--config", DIRECT, "--config", TWO_SLOTS)
 TRAINS = ("hyperparameters.batch_s=0.5", WAITS_AT.format(35))
-"""Slowly, so that it trains when a test causes an outage; from batch 35 it waits for the test."""
+"""Slow, so that it still trains when a test causes an outage; from batch 35 it waits for the test."""
 JOBS = {"requeue": {1: 1, 2: 1, 3: 1}, "successor": {1: 2, 2: 3}, "resubmit": {1: 1, 2: 2}}
-"""How many jobs an experiment submits, by policy and number of attempts. Each attempt submits a successor; the last one
-is cancelled.
+"""Number of jobs that an experiment submits, by policy and number of attempts. Each attempt submits a successor; the
+last one is cancelled.
 """
 Outage = Callable[[FailingLab, str], AbstractContextManager[None]]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    return told(tmp_path_factory, TWO_SLOTS, DIRECT)
+    return run_undisturbed(tmp_path_factory, TWO_SLOTS, DIRECT)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_commands_report_that_slurmctld_is_away_and_leave_nothing_half_done(
         assert Story.of(experiment.id).describe()["state"] not in ("ERROR", "CANCELED")
     with tally.trying(f"{what}: every job is known afterwards"):
         lab.check_all_jobs_are_known()
-    for experiment in lab.experiments():  # the one that create has left is the fourth
+    for experiment in lab.experiments():  # the fourth one was left by create
         if experiment.id not in (training.number, pausing.number):
             _train_to_the_end(Story.of(experiment.id), undisturbed)
             _check_jobs(lab, Story.of(experiment.id))
@@ -112,7 +112,7 @@ def test_commands_report_that_slurmctld_is_away_and_leave_nothing_half_done(
 
 
 def _results(commands: Mapping[str, tuple[object, ...]]) -> dict[str, subprocess.CompletedProcess[str]]:
-    """Of commands that run at the same time."""
+    """Return the results of commands that run at the same time."""
     running = {name: start_hpc_det(*arguments) for name, arguments in commands.items()}
     return {name: result_of(process) for name, process in running.items()}
 
@@ -125,7 +125,7 @@ def _train_to_the_end(story: Story, undisturbed: Story) -> None:
 
 
 def _check_end(lab: FailingLab, story: Story, undisturbed: Story, causes: list[str], policy: str = "successor") -> None:
-    """Assert that it trains to the end, bit for bit, in attempts that end by `causes`, with no job too many."""
+    """Assert that it trains to the end, bit for bit, in attempts that end by `causes`, without superfluous jobs."""
     story.wait()
     assert story.causes == causes, story.logged
     assert story.same_as(undisturbed)
@@ -133,7 +133,7 @@ def _check_end(lab: FailingLab, story: Story, undisturbed: Story, causes: list[s
 
 
 def _check_jobs(lab: FailingLab, story: Story, policy: str = "successor") -> None:
-    """Assert that Slurm was given as many jobs as attempts need."""
+    """Assert that Slurm received as many jobs as the attempts need."""
     jobs = lab.jobs_of(story.trial.experiment())
     assert len(jobs) == JOBS[policy][len(story.causes)], (jobs, story.causes)
 
@@ -181,7 +181,7 @@ def test_a_job_that_starts_while_slurmctld_is_away_is_charged_no_restart(
 def test_experiments_live_from_creation_to_end_without_slurmdbd(
     lab: FailingLab, undisturbed: Story, tally: Tally
 ) -> None:
-    """Accounting is away; squeue, sbatch, scancel and scontrol ask slurmctld alone."""
+    """Without accounting; squeue, sbatch, scancel and scontrol ask slurmctld alone."""
     training = {policy: lab.begin(*TRAINS, policy=policy) for policy in REQUEUE_POLICIES}
     for story in training.values():
         story.until_batch(5)
@@ -237,7 +237,7 @@ def test_a_gang_survives_the_slurmd_of_its_node(lab: FailingLab, undisturbed: St
 def test_a_gang_that_slurm_takes_for_lost_and_starts_elsewhere_leaves(
     lab: FailingLab, undisturbed: Story, tally: Tally
 ) -> None:
-    """Its slurmd is dead and its node down, so Slurm has requeued the job; its processes live, and train."""
+    """Its slurmd is dead and its node is down, so Slurm has requeued the job; but its processes live, and train."""
     story = lab.begin(*TRAINS, policy="requeue", slots_per_node=2)
     story.until_batch(5)
     (node,) = nodes_of(story)
@@ -252,8 +252,8 @@ def test_a_gang_that_slurm_takes_for_lost_and_starts_elsewhere_leaves(
 def test_a_gang_that_stood_still_while_slurm_started_it_elsewhere_writes_nothing(
     lab: FailingLab, undisturbed: Story, tally: Tally
 ) -> None:
-    """As a node does whose file server hangs, or a virtual machine that is moved: it continues in the middle of a batch
-    and knows nothing of the other gang.
+    """This happens on a node whose file server hangs, or on a virtual machine that is moved: the gang continues in the
+    middle of a batch, and does not know of the other gang.
     """
     story = lab.begin(*TRAINS, policy="requeue", slots_per_node=2)
     story.until_batch(12)
@@ -275,7 +275,7 @@ def _until_attempt(story: Story, number: int) -> None:
 
 def _check_end_on_another_node(lab: FailingLab, story: Story, undisturbed: Story, waits: subprocess.Popen[str]) -> None:
     assert result_of(waits).returncode == 0, story.logged
-    # A srun that was frozen may cancel a step when it continues: the next attempt's, which has the same number.
+    # When a frozen srun continues, it may cancel the step of the next attempt, which has the same number.
     *lost, last = story.causes
     assert (last, {*lost}, len(lost) <= 2) == ("finished", {"node lost"}, True), story.logged
     wait_for(lambda: not story.job_pids(), DEADLINE_S, lambda: story.logged)
@@ -291,7 +291,7 @@ def _reports(story: Story, attempt: int) -> list[metrics.Record]:
 
 
 def test_a_gang_survives_a_network_that_is_gone_for_seconds(lab: FailingLab, undisturbed: Story, tally: Tally) -> None:
-    """Again and again: what counts is how long a node is silent, not how long it was seldom heard."""
+    """Repeated short outages: the length of each silence of a node counts, not their sum."""
     story = lab.begin(*TRAINS)
     story.until_batch(5)
     with tally.trying("network of a node cut for 5 s, four times within 26 s: the gang survives"):
@@ -306,7 +306,7 @@ def test_a_gang_survives_a_network_that_is_gone_for_seconds(lab: FailingLab, und
 
 
 def test_a_gang_whose_first_node_is_cut_off_comes_back(lab: FailingLab, undisturbed: Story, tally: Tally) -> None:
-    """The job's own process lives, and reaches no scheduler."""
+    """The job's own process lives, but reaches no scheduler."""
     story = lab.begin(*TRAINS, policy="requeue")
     story.until_batch(5)
     with lab.cut_off(nodes_of(story)[0]):

@@ -1,4 +1,4 @@
-"""Attacks the listening ports of processes, and measures what these processes use meanwhile."""
+"""Attack the listening ports of processes, and measure the resources that these processes use meanwhile."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TAP = Path(__file__).with_name("tap")
 FEW_FILES = 1024
 """The soft limit of open files on many clusters."""
 OTHER_FILES = 40
-"""Files that a process opens and closes by itself, such as those of a checkpoint."""
+"""Number of files that a process opens and closes in normal work, such as those of a checkpoint."""
 MEMORY = 150 * 2**20
-"""By how many bytes a process may grow, a save included."""
+"""Largest growth of a process [bytes], a save included."""
 
 
 class Recordings:
-    """What every process of a job that starts with `variables` sends on its connections."""
+    """Records what every process of a job that starts with `variables` sends on its connections."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -39,7 +39,7 @@ class Recordings:
         self.variables = {"CHAOS_TAP": str(folder), "PYTHONPATH": python_path}
 
     def files(self) -> list[Path]:
-        """One for each connection, the oldest first."""
+        """Return one file per connection, the oldest first."""
         return sorted(self.folder.iterdir())
 
 
@@ -49,7 +49,7 @@ class AttackerProcess:
     process: subprocess.Popen[bytes]
     targets: list[Target]
     needed: int
-    """Contacts with each target."""
+    """Number of contacts with each target that the attack needs."""
     file: Path
 
     def has_made(self, tries: int) -> bool:
@@ -66,12 +66,14 @@ class AttackerProcess:
 
 @dataclass(frozen=True)
 class Attack:
-    """All kinds at all ports, by a process for each kind and each network."""
+    """Attacks of all kinds on all ports, with one process for each kind and each network."""
 
     attackers: list[AttackerProcess]
 
     def until(self, tries: int) -> None:
-        """Each process has made so many connections, or sent so many packets, and has reached each of its targets."""
+        """Wait until each process has made this many connections, or sent this many packets, and has reached all its
+        targets.
+        """
         wait_for(lambda: all(each.has_made(tries) for each in self.attackers), DEADLINE_S, self._state)
 
     def _state(self) -> str:
@@ -82,9 +84,9 @@ class Attack:
 def attack(
     kinds: Collection[str], pids: Collection[int], listeners: Mapping[str, Collection[int]], recordings: Recordings
 ) -> Iterator[Attack]:
-    """On the ports of these processes, from every network in which one of them runs.
+    """Attack the ports of these processes, from every network in which one of them runs.
 
-    `listeners`: ports that have to be among them, by who listens there.
+    `listeners`: ports that must be among them, by name of the listener.
     """
     scratch = recordings.folder.with_name("orders")
     scratch.mkdir(exist_ok=True)
@@ -105,7 +107,7 @@ def attack(
 
 @contextmanager
 def _started(pid: int, kind: str, orders: Path, contacts: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """In the network of that process."""
+    """Start an attacker in the network of process `pid`."""
     enter = [] if _network(pid) == _network(os.getpid()) else ["nsenter", f"--net=/proc/{pid}/ns/net"]
     command = [*enter, sys.executable, "-m", "tests.chaos.attacks", kind, str(orders), str(contacts)]
     contacts.touch()
@@ -117,7 +119,7 @@ def _started(pid: int, kind: str, orders: Path, contacts: Path) -> Iterator[subp
 
 
 def _targets(pids: Collection[int], listeners: Mapping[str, Collection[int]]) -> dict[int, list[Target]]:
-    """By one process of each network: all that can be reached from there."""
+    """Return all ports that can be reached from each network, by one process of the network."""
     inside = {network: pid for pid in sorted(pids, reverse=True) if (network := _network(pid))}
     ports = [(inside[network], each) for pid in pids if (network := _network(pid)) for each in listening(pid)]
     found = {
@@ -131,7 +133,7 @@ def _targets(pids: Collection[int], listeners: Mapping[str, Collection[int]]) ->
 
 
 def _address(listens: Listening) -> Target:
-    """Of whoever listens at all addresses, that of loopback in IPv4: `::` includes it unless somebody forbids that."""
+    """Return the address to attack; for a listener on all addresses, IPv4's loopback: `::` includes it by default."""
     address = ipaddress.ip_address(listens.address)
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         address = address.ipv4_mapped
@@ -144,7 +146,7 @@ def _is_routed(listens: Listening) -> bool:
 
 
 def _network(pid: int) -> str:
-    """Empty where the process has ended."""
+    """Return the network namespace of a process, or an empty string if the process has ended."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return os.readlink(f"/proc/{pid}/ns/net")
     return ""
@@ -160,12 +162,12 @@ def allow_few_files(pids: Collection[int]) -> None:
 @dataclass(frozen=True)
 class Usage:
     files: dict[int, int]
-    """How many are open, by process."""
+    """Number of open files, by process."""
     memory: dict[int, int]
 
     @classmethod
     def by(cls, pids: Collection[int]) -> Usage:
-        """Without processes that have ended."""
+        """Measure the processes that have not ended."""
         made = cls({}, {})
         for pid in pids:
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -174,7 +176,9 @@ class Usage:
         return made
 
     def check(self, without: Collection[int] = ()) -> None:
-        """Compare with now. `without`: processes that hold a store of PyTorch's, which accepts every connection."""
+        """Compare with the present usage. `without`: processes that hold a PyTorch store, which accepts every
+        connection.
+        """
         now = Usage.by(self.files)
         for pid, files in now.files.items():
             is_bounded = pid in without or files <= self.files[pid] + STRANGERS + OTHER_FILES

@@ -1,4 +1,4 @@
-"""docs/reference/cli.md, made from the commands: `python -m tests.docs.cli_page` writes it again."""
+"""Generate docs/reference/cli.md from the commands: `python -m tests.docs.cli_page` writes it again."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ example.
 
 @dataclass(frozen=True)
 class Entry:
-    """A command that can be called, by its whole name."""
+    """A command that can be called, with its full name."""
 
     name: str
     command: click.Command
 
 
 def entries() -> Iterator[Entry]:
-    """All, in the order in which `--help` lists them."""
+    """Yield all commands, in the order in which `--help` lists them."""
     for lazy in COMMANDS:
         yield from _below(f"hpc-det {lazy.name}", lazy.load())
 
 
 def examples(entry: Entry) -> list[str]:
-    """The command lines of its help."""
+    """Return the command lines in the help of a command."""
     found: list[str] = []
     for line in _example(entry.command):
         if found and found[-1].endswith("\\"):
@@ -53,14 +53,14 @@ def examples(entry: Entry) -> list[str]:
 
 
 def shown(entry: Entry) -> str:
-    """What its help shows as the output of its only example; nothing where it shows none."""
+    """Return the output that the help shows for its only example, or an empty string."""
     lines = _example(entry.command)
     last = max(i for i, line in enumerate(lines) if line.startswith("hpc-det ") or lines[i - 1].endswith("\\"))
     return "\n".join(lines[last + 1 :])
 
 
 def made() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [HEAD]
     for lazy in COMMANDS:
         parts += [_group(lazy), *map(_section, _below(f"hpc-det {lazy.name}", lazy.load()))]
@@ -90,7 +90,7 @@ def _section(entry: Entry) -> str:
 
 
 def _text(command: click.Command) -> str:
-    """Its help without the example."""
+    """Return the help without the example."""
     before, _, after = _help(command).partition("\b\nExample:\n")
     rest = [line for line in after.splitlines() if line and not line.startswith("  ")]
     return "\n".join([before.rstrip(), *(["", *rest] if rest else [])])

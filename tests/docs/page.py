@@ -1,11 +1,11 @@
-"""A page of the documentation as something to execute: its files and its commands, in the order in which they stand.
+"""Parse a page of the documentation into steps that can be executed: its files and commands, in order.
 
-A fenced block whose first line is `# file: PATH`, or `{# file: PATH #}`, is a file. A block ```diff changes files that
-exist: after a line `--- PATH`, lines `-OLD` are replaced by the lines `+NEW` that follow them. In a block ```console
-each line `$ COMMAND` is a command (longer ones go on in lines `> ...`), and what follows is its whole output, with
-`...` for any text. Words after `console` say more:
+A fenced block whose first line is `# file: PATH`, or `{# file: PATH #}`, is a file. A block ```diff changes existing
+files: after a line `--- PATH`, lines `-OLD` are replaced by the lines `+NEW` that follow them. In a block ```console
+each line `$ COMMAND` is a command (long commands continue in lines `> ...`), and the text after it is its whole output,
+with `...` for any text. Words after `console` are marks:
 
-    setup     installs or clones, and is not executed: the tests run in what it made
+    setup     installs or clones, and is not executed: the tests run in its result
     slurm     needs a Slurm
     pbs       needs a PBS
     fails     ends with an error
@@ -33,13 +33,13 @@ _COMMAND = re.compile(r"^\$ (.+(?:\n> .+)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 @dataclass(frozen=True, kw_only=True)
 class File:
     path: str
-    """May hold variables of the environment."""
+    """May contain environment variables."""
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Lines of a file that are replaced by others."""
+    """Replaces lines of a file."""
 
     path: str
     old: str
@@ -60,9 +60,9 @@ class Command:
     marks: frozenset[str]
 
     def agrees(self, output: str) -> bool:
-        """As doctest compares with ELLIPSIS, where a line `...` may also stand for no line at all.
+        """Compare as doctest does with ELLIPSIS, where a line `...` may also match no line at all.
 
-        The widths of columns do not count: they follow from numbers that differ.
+        The widths of columns are ignored: they depend on numbers that vary.
         """
         shown = re.sub(r"^\.\.\.\n", "...", self.shown, flags=re.MULTILINE)
         return doctest.OutputChecker().check_output(_narrow(shown), _narrow(output), doctest.ELLIPSIS)
@@ -78,11 +78,11 @@ class Page:
 
     @property
     def languages(self) -> set[str]:
-        """Of all fenced blocks."""
+        """Return the languages of all fenced blocks."""
         return {language for language, _, _ in _BLOCK.findall(self.text)}
 
     def steps(self) -> Iterator[File | Change | Command]:
-        """What a reader does from the top of the page to its end."""
+        """Yield the steps of a reader from the top of the page to its end."""
         for language, marks, body in _BLOCK.findall(self.text):
             if language == "console":
                 yield from _commands(body, frozenset(marks.split()))
@@ -92,7 +92,7 @@ class Page:
                 yield File(path=file[1], text=body)
 
     def links(self) -> list[str]:
-        """The targets of all links to other files."""
+        """Return the targets of all links to other files."""
         targets = re.findall(r"\]\(([^)#\s]+)", self.text)
         return [target for target in targets if "://" not in target]
 

@@ -1,7 +1,7 @@
 """Make the pictures of docs/images from a real run on the Slurm of tests/labs: `make pictures`, as root on Debian.
 
-Chromium takes the picture of the report. Text in the SVG files is in the reader's own fonts: no picture asks another
-host for anything.
+Chromium takes the picture of the report. Text in the SVG files uses the reader's own fonts, so that no picture loads
+anything from another host.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SEARCH = (
 )
 COLOURS = {"queued": "#b8bec9", "starting": "#f2c14e", "training": "#4c9f70", "saving": "#2f6db5", "ending": "#8a63a8"}
 SHOWN_AS = {"validating": "training"}
-"""Phases that are too short to see beside another."""
+"""Phases that are too short to be visible beside another."""
 FONT = "font-family:Helvetica,Arial,sans-serif"
 
 
@@ -80,7 +80,7 @@ def _begin(name: str, *overrides: str) -> Story:
 
 
 def _preempted_run(lab: SlurmLab) -> Story:
-    """Six ranks on three nodes, preempted for some seconds by a job of another queue."""
+    """Run six ranks on three nodes, preempted for some seconds by a job of another queue."""
     story = _begin("digits", "resources.slots_per_trial=6", "searcher.max_length={epochs: 30}")
     story.until_batch(300)
     lab.preempt(3, seconds=4)
@@ -181,7 +181,7 @@ STEPS = (
     ("pytorch", "ranks train,", "one loop"),
     ("checkpoint", "all ranks save,", "one rename"),
 )
-"""Folder of the package, and what happens there."""
+"""A folder of the package, and its task in two lines."""
 
 
 def _flow() -> str:
@@ -231,7 +231,7 @@ async def _screen(root: Path) -> str:
 
 
 def _without_fonts(drawn: str) -> str:
-    """Textual's picture names fonts on another host; a reader's own monospace font is as good."""
+    """Use the reader's own monospace font: Textual's picture loads its fonts from another host."""
     return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL).replace("Fira Code", "ui-monospace, monospace")
 
 

@@ -19,11 +19,11 @@ from hpc_det.config.section import Section, expected, sections_in
 
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n\n)(?:\|.*\n)*")
 TOPS: dict[str, type[Section]] = {"experiment": Experiment, "profile": Cluster}
-"""The schemas by the name of their first table."""
+"""The schemas, by the name of their first table."""
 
 
 def tables(top: str) -> dict[str, str]:
-    """Return Markdown by the name of the table."""
+    """Return the tables in Markdown, by name."""
     return {name: _markdown(name, fields) for name, fields in _sections(top, [TOPS[top]])}
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/cli.md says what the commands say, and every example in it works."""
+"""docs/reference/cli.md agrees with the help of the commands, and every example in it works."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.docs.test_pages import commands, marked, name_of
 from tests.docs.world import environment, make, point_to_a_sweep, populate, queue_on_paper
 
 ON_A_TERMINAL = ("hpc-det top", "hpc-det tensorboard")
-"""They go on until somebody ends them: tests/cli/top and tests/cli/test_tensorboard.py do."""
+"""Commands that run until they are stopped: tests/cli/top and tests/cli/test_tensorboard.py execute them."""
 TRAINING = ("hpc-det experiment verify-resume",)
-"""They need real trainings: docs/how-to/check-exact-resume.md has examples, which are executed."""
+"""Commands that need real trainings: docs/how-to/check-exact-resume.md has examples, which are executed."""
 EXAMPLES = [(e, line) for e in entries() if e.name not in (*ON_A_TERMINAL, *TRAINING) for line in examples(e)]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder, and beside it a copy of what it was in the beginning."""
+    """Return the folder; a copy of its initial state is beside it."""
     folder = tmp_path_factory.mktemp("cli") / "world"
     with pytest.MonkeyPatch.context() as patch:
         make(folder)
@@ -41,8 +41,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fresh(world: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The world as nobody has touched it."""
-    umask = os.umask(0o077)  # the command line takes one of its own
+    """Restore the initial state of the world."""
+    umask = os.umask(0o077)  # the command line sets its own umask
     shutil.rmtree(world)
     shutil.copytree(world.with_name("before"), world, symlinks=True)
     _enter(world, environment(world), monkeypatch)
@@ -72,13 +72,13 @@ def test_an_example_works(
         queue_on_paper(fresh / "hpc_det", monkeypatch)
     program, *arguments = shlex.split(line)
     code = main(arguments)
-    told = capfd.readouterr()
+    captured = capfd.readouterr()
     assert program == "hpc-det"
-    assert code == 0 or (code == 1 and "doctor" in arguments), told.err  # this machine may lack something
+    assert code == 0 or (code == 1 and "doctor" in arguments), captured.err  # this machine may lack something
     if "--json" in arguments:
         names = re.findall(r'"(\w+)":', shown(entry))
         assert names
-        assert [name for name in names if f'"{name}":' not in told.out] == []
+        assert [name for name in names if f'"{name}":' not in captured.out] == []
 
 
 @pytest.mark.integration
@@ -95,7 +95,7 @@ def test_a_page_does_what_it_says_in_this_world(fresh: Path, capfd: pytest.Captu
             continue
         _, *arguments = shlex.split(command.line)
         main(arguments)
-        told = capfd.readouterr()
-        assert command.agrees(told.out + told.err), (
-            f"$ {command.line}\n--- the page shows\n{command.shown}\n--- it says\n{told}"
+        captured = capfd.readouterr()
+        assert command.agrees(captured.out + captured.err), (
+            f"$ {command.line}\n--- the page shows\n{command.shown}\n--- it says\n{captured}"
         )

@@ -1,4 +1,4 @@
-"""docs/reference/features.md names modules and tests that exist, and leaves out no public name and no command."""
+"""docs/reference/features.md names modules and tests that exist, and omits no public name and no command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Feature(NamedTuple):
 
 
 def features() -> list[Feature]:
-    """The rows of all tables. A row that does not have this form is an error."""
+    """Return the rows of all tables. A row that does not have this form is an error."""
     page = (CHECKOUT / "docs" / "reference" / "features.md").read_text()
     rows = re.findall(r"(?m)^\| (?!Feature |---).*$", page)
     found = [ROW.fullmatch(row) for row in rows]
@@ -33,14 +33,14 @@ def features() -> list[Feature]:
 
 
 def unnamed(names: Iterable[str], texts: Iterable[str]) -> list[str]:
-    """The names that stand in no code span of these texts."""
+    """Return the names that are in no code span of these texts."""
     spans = [span for text in texts for span in re.findall(r"`([^`]+)`", text)]
     words = {word for span in spans for word in (span, *re.findall(r"\w+", span))}
     return [name for name in names if name not in words]
 
 
 def public_names(package: str) -> list[str]:
-    """Read, not imported: DeepSpeed takes seconds."""
+    """Return `__all__` of a package, parsed instead of imported: importing DeepSpeed takes seconds."""
     tree = ast.parse((CHECKOUT / package / "__init__.py").read_text())
     (names,) = (
         node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"

@@ -1,4 +1,4 @@
-"""The documentation does what it says: every file of a page is written, every command run, every output compared."""
+"""The documentation is true: the tests write every file of a page, run every command, and compare every output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKOUT = Path(__file__).parents[2]
 DOCS = CHECKOUT / "docs"
 PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 ELSEWHERE = {"setup", "slurm", "pbs", "world", "checkout"}
-"""Marks of commands that are not executed on this machine alone: `world` is for tests/docs/test_cli_page.py."""
+"""Marks of commands that are not executed on this machine alone; tests/docs/test_cli_page.py executes `world`."""
 MARKS = {*ELSEWHERE, "fails", "until", "long"}
 
 
@@ -50,9 +50,9 @@ FOR_CONTRIBUTORS = [
     DOCS / "how-to" / "add-a-scheduler.md",
     DOCS / "explanation" / "architecture.md",
 ]
-"""Pages about the code. They name files that a change will add, too."""
+"""Pages about the code. They also name files that a contributor's change would add."""
 MADE = (".venv/", "build/")
-"""Folders that commands of these pages make."""
+"""Folders that commands of these pages create."""
 FOLLOWED = [path for path in PAGES if any(runs_here(command) for command in commands(path))]
 
 every_page = pytest.mark.parametrize("path", PAGES, ids=name_of)
@@ -73,7 +73,7 @@ pages_on_slurm = pytest.mark.parametrize(
 
 
 class Reader:
-    """Somebody who does what a page says, in a folder with these folders and files of the checkout."""
+    """Follows a page in a folder that contains the given folders and files of the checkout."""
 
     def __init__(self, folder: Path, *has: str, env: Mapping[str, str] = {}) -> None:
         self._folder = folder
@@ -184,19 +184,19 @@ def test_every_test_file_that_a_page_names_is_there(path: Path) -> None:
 
 
 class Named:
-    """What a page for contributors names in code spans, outside of its fenced blocks."""
+    """Finds the names in code spans of a page for contributors, outside of its fenced blocks."""
 
     def __init__(self, text: str) -> None:
         self._text = re.sub(r"(?ms)^```.*?^```$", "", text)
         self.paths = re.findall(r"`((?:\.?[\w-]+/)+[\w.-]*)`(?! \(new\))", self._text)
-        """Files and folders; NAME stands for any name."""
+        """Files and folders; NAME is a placeholder."""
         self.targets = re.findall(r"`make\s+([\w-]+)", self._text)
         self.modules = re.findall(r"python -m ((?:tests|hpc_det)[\w.]*)", self._text)
         self.parts = re.findall(r"`(\w+)`\s+in\s+`([\w/]+\.py)`", self._text)
-        """Names of Python, each with its file."""
+        """Python names, each with its file."""
 
     def missing(self) -> list[str]:
-        """Return what does not exist in the checkout."""
+        """Return the names that do not exist in the checkout."""
         makefile = (CHECKOUT / "Makefile").read_text()
         paths = [path for path in self.paths if "NAME" not in path and not path.startswith(MADE)]
         modules = [CHECKOUT / name.replace(".", "/") for name in self.modules]

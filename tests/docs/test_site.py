@@ -15,7 +15,9 @@ PAGES = sorted((REPOSITORY / "docs").rglob("*.md"))
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A strict build: it fails on a broken link or anchor, and on a page outside the navigation."""
+    """Return the folder of a strict build, which fails on a broken link or anchor, and on a page outside the
+    navigation.
+    """
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
     done = subprocess.run(build, cwd=REPOSITORY, capture_output=True, text=True)
@@ -32,7 +34,7 @@ def test_the_site_builds_strictly_with_every_page(site: Path) -> None:
 
 @pytest.mark.integration
 def test_every_fenced_block_is_rendered_as_code(site: Path) -> None:
-    """A block that mkdocs does not recognise would show its backquotes, and its comments as headings."""
+    """If mkdocs does not recognise a block, the page shows its backquotes, and its comments as headings."""
     rendered = {page: page.read_text() for page in site.rglob("*.html")}
     assert [page for page, html in rendered.items() if "```" in _text(html) or "# file:" in _text(html)] == []
 

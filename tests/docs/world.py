@@ -1,12 +1,12 @@
-"""Where the examples of the command line are true: experiments, a Slurm that takes every job, and files at hand.
+"""A world in which the examples of the command line are true: experiments, a stub Slurm that accepts every job, and
+files.
 
     12   digits, a search of eight trials that has ended; trial 7 was profiled
     13   digits, running
     14   digits, paused
     15   digits, waiting for its job
 
-`sbatch` answers with one id after the other from 4711; `squeue` says that 4712 runs, and that
-all others wait.
+The stub `sbatch` returns job IDs from 4711 on; the stub `squeue` shows 4712 as running and all other jobs as waiting.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ searcher: {name: random, metric: accuracy, smaller_is_better: false, max_length:
 """
 SINGLE = "searcher={name: single, metric: accuracy, smaller_is_better: false, max_length: {epochs: 20}}"
 UUID = "1f0c2d3e-0000-4000-8000-000000000007"
-"""Of trial 12/7's checkpoint."""
+"""UUID of the checkpoint of trial 12/7."""
 RECORDED = HERE / "slurm-22.05"
 STUBS = {
     "sbatch": "echo $(($(wc -l < {queue}) + 4711)) | tee -a {queue}",
@@ -54,12 +54,12 @@ grep -qxF "${{jobs//,/$'\\n'}}" {queue} || {{ echo "Invalid job id specified" >&
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """That finds the world in `folder`."""
+    """Return the environment variables with which commands use the world in `folder`."""
     return {"HPC_DET_ROOT": str(folder / "hpc_det"), "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
 
 def make(folder: Path) -> None:
-    """The folders and the Slurm."""
+    """Create the folders and the stub Slurm."""
     tools = folder / "bin"
     for needed in (folder / "hpc_det" / "experiments" / "11", folder / "work", tools):
         needed.mkdir(parents=True)
@@ -71,7 +71,7 @@ def make(folder: Path) -> None:
 
 
 def populate(folder: Path) -> None:
-    """In this environment, and in the folder `work`."""
+    """Create the experiments. The environment and the folder `work` must be the current ones."""
     root = folder / "hpc_det"
     shutil.copytree(EXAMPLE, folder / "work", dirs_exist_ok=True)
     Path("digits.yaml").write_text(SEARCH)
@@ -87,7 +87,7 @@ def populate(folder: Path) -> None:
 
 
 def _commit() -> None:
-    """The code, so that experiments know of which commit it was."""
+    """Commit the code, so that experiments record its commit."""
     identity = ["-c", "user.name=ada", "-c", "user.email=ada@example.org"]
     for command in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "--message", "digits"]):
         subprocess.run(["git", *command], check=True)
@@ -113,7 +113,7 @@ def _begin(life: Life) -> None:
 
 
 def point_to_a_sweep(folder: Path) -> None:
-    """What a Hydra app's sweep of a single point leaves in this hydra.sweep.dir."""
+    """Create the files that a Hydra app's sweep of a single point leaves in this hydra.sweep.dir."""
     folder.mkdir(parents=True)
     life = Life.submitted(Path(os.environ["HPC_DET_ROOT"]), job_id="4713")
     life.begins()
@@ -126,7 +126,7 @@ def point_to_a_sweep(folder: Path) -> None:
 
 
 def queue_on_paper(root: Path, patch: pytest.MonkeyPatch) -> None:
-    """What `hpc-det job` asks: the jobs of experiments 12 and 15 wait."""
+    """Let `hpc-det job` see jobs that wait: those of experiments 12 and 15."""
     paper = SlurmOnPaper(this_user())
     for job_id, number in (("4711", 12), ("4712", 15), ("4713", 15)):
         paper.queue(job_id, folder=str(ExperimentStore(root).folder(number).path))

@@ -15,24 +15,24 @@ __all__ = ["_fork_server"]
 
 @pytest.fixture(scope="session")
 def warm(_fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Ranks of `WARM` start at once."""
+    """Let ranks with the entrypoint `WARM` start at once."""
     with warm_ranks(tmp_path_factory.mktemp("warm")):
         yield
 
 
 @pytest.fixture(scope="package")
 def undisturbed(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """The story on two slots of this machine, without any trouble."""
-    return told(tmp_path_factory, "resources.slots_per_trial=2", WARM)
+    """Return the story on two slots of this machine, without any trouble."""
+    return run_undisturbed(tmp_path_factory, "resources.slots_per_trial=2", WARM)
 
 
 @pytest.fixture(scope="package")
 def undisturbed_alone(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """The same on one slot."""
-    return told(tmp_path_factory, WARM)
+    """Return the story on one slot, without any trouble."""
+    return run_undisturbed(tmp_path_factory, WARM)
 
 
-def told(tmp_path_factory: pytest.TempPathFactory, *overrides: str) -> Story:
+def run_undisturbed(tmp_path_factory: pytest.TempPathFactory, *overrides: str) -> Story:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPC_DET_ROOT", str(tmp_path_factory.mktemp("undisturbed")))
         story = Story.begin(*overrides)
@@ -42,10 +42,12 @@ def told(tmp_path_factory: pytest.TempPathFactory, *overrides: str) -> Story:
 
 @pytest.fixture(scope="session")
 def undisturbed_engines(warm: None, tmp_path_factory: pytest.TempPathFactory) -> UndisturbedEngines:
-    """The story of an engine, with so many micro batches to a batch, on slots of this machine, four by default."""
+    """Return a function that runs the story of an engine, with `accumulation` micro batches per batch, on slots of this
+    machine.
+    """
 
     @functools.cache
-    def told(engine: str, accumulation: int, slots: int = 4) -> EngineStory:
+    def run(engine: str, accumulation: int, slots: int = 4) -> EngineStory:
         with pytest.MonkeyPatch.context() as patch:
             root = tmp_path_factory.mktemp("undisturbed")
             patch.setenv("HPC_DET_ROOT", str(root))
@@ -55,4 +57,4 @@ def undisturbed_engines(warm: None, tmp_path_factory: pytest.TempPathFactory) ->
             story.wait()
         return story
 
-    return told
+    return run

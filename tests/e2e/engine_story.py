@@ -1,4 +1,4 @@
-"""The story of a gang whose trial has engines: what their shards hold, and on which records they were trained."""
+"""The story of a gang whose trial has engines: the content of their shards, and the records they were trained on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UndisturbedEngines(Protocol):
 
 
 def four_slots(root: Path) -> None:
-    """The cluster `here`: this machine, whatever it has."""
+    """Write the profile of the cluster `here`: four CPU slots, whatever this machine has."""
     profile = root / "conf" / "cluster" / "here.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text("{name: here, scheduler: local, slots_per_node: 4, max_nodes: 1, slot_type: cpu}\n")
@@ -34,7 +34,9 @@ class EngineStory(Story):
     def with_engine(
         cls, engine: str, accumulation: int, *overrides: str, cluster: str = "here", launcher: str = "deepspeed"
     ) -> EngineStory:
-        """Begin one of four ranks with an engine of `ENGINES`. `launcher`: of hpc_det.launch, or `warm`."""
+        """Start a story with an engine of `ENGINES`, by default on four ranks. `launcher`: a module of hpc_det.launch,
+        or `warm`.
+        """
         name, stage = ("Piped", 1) if engine == "pipeline" else ("Zero", int(engine.removeprefix("zero")))
         fresh = f"entrypoint=python3 -m hpc_det.launch.{launcher} --trial model_def:{name}"
         begun = cls.begin(
@@ -50,8 +52,8 @@ class EngineStory(Story):
 
     @property
     def weights(self) -> dict[str, Any]:
-        """All that the newest checkpoint holds of engines and ranks, by file and place. Event files are left out: each
-        attempt has its own.
+        """Everything that the newest checkpoint contains of engines and ranks, by file and place, except the names of
+        event files, which differ for each attempt.
         """
         checkpoint, _ = newest_good(self.trial.checkpoints)
         assert checkpoint is not None
@@ -60,17 +62,17 @@ class EngineStory(Story):
         return {place: leaf for place, leaf in leaves if ": tensorboard: " not in place}
 
     def micro_batches(self, rank: int, *attempts: int) -> list[str]:
-        """What this rank was trained on, in order, by these attempts or all."""
+        """Return the log lines about micro batches of this rank, in order, from these attempts or from all."""
         return [line for line in self.lines(rank, *attempts) if line.startswith("micro batch of ")]
 
     def lines(self, rank: int, *attempts: int) -> list[str]:
-        """Of its logs of these attempts, or of all."""
+        """Return the log lines of this rank from these attempts, or from all."""
         every = range(1, len(self.causes) + 2)
         logs = [self.trial.rank_log(attempt, rank) for attempt in attempts or every]
         return [line for log in logs if log.exists() for line in log.read_text().splitlines()]
 
     def until_waiting(self, batch: int) -> None:
-        """Its last rank, in the middle of that batch."""
+        """Wait until the last rank waits in the middle of that batch."""
         self.until(lambda: f"waiting in {batch}" in self.lines(self.last_rank))
 
     @property
@@ -81,7 +83,7 @@ class EngineStory(Story):
 
 
 class _Named:
-    """In place of DeepSpeed's own classes, whose import takes seconds and changes the environment."""
+    """Replaces DeepSpeed's own classes, whose import takes seconds and changes the environment."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -89,7 +91,7 @@ class _Named:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        # getattr of one of those classes: the member of an enum, as Python 3.11.2 pickles it
+        # getattr is called with one of those classes for the member of an enum, as Python 3.11.2 pickles it
         return _Named if module.startswith("deepspeed.") or name == "getattr" else super().find_class(module, name)
 
 

@@ -1,4 +1,4 @@
-"""The command line in copies of a process that has loaded torch, which is most of what a single batch takes."""
+"""Run the command line in forks of a process with torch, whose import takes most of the time of a run of one batch."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from tests.wait import DEADLINE_S
 __all__ = ["WithTorch", "_fork_server", "hpc_det_with_torch"]
 
 WithTorch = Callable[..., "subprocess.CompletedProcess[str]"]
-"""hpc_det_with_torch(*arguments): what `hpc-det` with them printed, and its exit code."""
+"""hpc_det_with_torch(*arguments): return the output and the exit code of `hpc-det` with these arguments."""
 
 
 @pytest.fixture
 def hpc_det_with_torch(_fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> WithTorch:
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        said = tmp_path_factory.mktemp("said")
+        output = tmp_path_factory.mktemp("output")
         words = [str(argument) for argument in arguments]
-        process = multiprocessing.get_context("forkserver").Process(target=_main, args=(words, {**os.environ}, said))
+        process = multiprocessing.get_context("forkserver").Process(target=_main, args=(words, {**os.environ}, output))
         process.start()
         process.join(DEADLINE_S)
         if process.exitcode is None:
             process.kill()
             process.join()
         assert process.exitcode is not None
-        out, err = ((said / name).read_text() for name in ("stdout", "stderr"))
+        out, err = ((output / name).read_text() for name in ("stdout", "stderr"))
         return subprocess.CompletedProcess(words, process.exitcode, out, err)
 
     return run
 
 
-def _main(arguments: list[str], environment: dict[str, str], said: Path) -> None:
+def _main(arguments: list[str], environment: dict[str, str], output: Path) -> None:
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(said / name, os.O_WRONLY | os.O_CREAT), descriptor)
+        os.dup2(os.open(output / name, os.O_WRONLY | os.O_CREAT), descriptor)
     os.environ.clear()
     os.environ.update(environment)
     code = main(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # an orderly end would take torch half a second
+    os._exit(code)  # torch would need half a second for an orderly exit

@@ -1,4 +1,4 @@
-"""What the table of resume cases is made of: trainings (rows), troubles (columns), and the places they run at."""
+"""The parts of the table of resume cases: trainings (rows), troubles (columns), and the places where they run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from tests.e2e.story import WAITS_AT, Story, hpc_det
 from tests.launch import mpiruns
 
 BUSY_AT = 10
-"""The batch at which trouble comes: past the first checkpoint."""
+"""The batch at which the trouble comes, after the first checkpoint."""
 ENGINES_WAIT_AT = 13
-"""Between two of its four micro batches."""
+"""The batch in which engines wait, after the first of its four micro batches."""
 MPIRUNS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "mpich": ("mpi", lambda: mpiruns.mpirun("mpich")),
     "open_mpi": ("mpi", lambda: mpiruns.mpirun("open_mpi")),
     "mpich_by_srun": ("mpi", lambda: "srun, --mpi=pmi2"),
 }
-"""Launchers that are `hpc_det.launch.mpi` with this `mpi_launcher` in the profile; it skips where that is missing."""
+"""Launchers that are `hpc_det.launch.mpi` with this `mpi_launcher` in the profile. The function skips the test where
+the MPI is missing.
+"""
 
 
 @dataclass(frozen=True)
 class Training:
-    """A row: `trial` (a PyTorchTrial), `script` (the same with a Trainer), or an engine (a DeepSpeedTrial)."""
+    """A row. `kind`: `trial` (a PyTorchTrial), `script` (the same with a Trainer), or an engine (a DeepSpeedTrial)."""
 
     kind: str
     launcher: str
@@ -52,11 +54,11 @@ class Training:
         return f"entrypoint=python3 -m hpc_det.launch.{self.module} {program}"
 
     def mpi_launcher(self) -> str:
-        """The profile's; skips the test where the machine has no such MPI."""
+        """Return the profile's `mpi_launcher`; skip the test where the machine has no such MPI."""
         return MPIRUNS[self.launcher][1]() if self.launcher in MPIRUNS else "mpirun"
 
     def begin(self, trouble: Trouble) -> Story:
-        """Start it on the cluster `lab`, and return when it is busy in the batch at which the trouble comes."""
+        """Start the training on the cluster `lab`, and return at the batch at which the trouble comes."""
         if self.is_engine:
             return self._begin_engines(trouble)
         story = Story.begin(
@@ -77,27 +79,29 @@ class Training:
 
 
 class Place(Protocol):
-    """Where jobs run: this machine, or a lab."""
+    """The place where jobs run: this machine, or a lab."""
 
     def write_profile(self, training: Training, resume: str) -> None:
-        """Make the cluster `lab`, whose `slots_per_node` spread the training over two nodes where there are nodes."""
+        """Write the profile of the cluster `lab`. Its `slots_per_node` spreads the training over two nodes, if the
+        place has nodes.
+        """
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A column: what happens to a busy training, how its attempts end in order, and how many jobs it takes."""
+    """A column: what happens to a running training, the causes with which its attempts end, and its number of jobs."""
 
     comes: Callable[[Any, Story], object]
     causes: tuple[str, ...]
     overrides: tuple[str, ...] = ()
     resume: str = "successor"
-    """Of the profile."""
+    """Value of `resume` in the profile."""
     jobs: int | None = None
-    """None: it depends on the launcher, or is no fact."""
+    """None: not checked, because it depends on the launcher or on timing."""
 
 
 def nothing(place: object, story: Story) -> None:
-    """From outside: the training itself goes wrong."""
+    """Do nothing from outside: the training itself goes wrong."""
 
 
 def paused_for_a_while(place: object, story: Story) -> None:
@@ -115,11 +119,11 @@ ANYWHERE = {
     "crash": Trouble(a_rank_killed, ("failed", "finished"), ("max_restarts=1",), jobs=1),
     "hang": Trouble(nothing, ("hung", "finished"), ("hang_timeout_s=10", "max_restarts=0"), jobs=1),
 }
-"""What needs no scheduler."""
+"""Troubles that need no scheduler."""
 
 
 def cases(table: str) -> list[Any]:
-    """The cases of a table: a line of troubles, then for each training a mark below each trouble.
+    """Return the cases of a table: a line of troubles, then for each training a mark below each trouble.
 
     T: in `make test`; L: in `make test-long`; .: there is no such case.
     """
@@ -136,7 +140,7 @@ def cases(table: str) -> list[Any]:
 
 
 def run(place: Place, training: Training, trouble: Trouble) -> Story:
-    """The training with this trouble, at its end."""
+    """Run the training with this trouble, and return it when it has ended."""
     place.write_profile(training, trouble.resume)
     story = training.begin(trouble)
     trouble.comes(place, story)
@@ -149,10 +153,12 @@ def run(place: Place, training: Training, trouble: Trouble) -> Story:
     return story
 
 
-def assert_nobody_sees_it(
+def assert_resumed_exactly(
     story: Story, training: Training, undisturbed: Story, undisturbed_engines: UndisturbedEngines
 ) -> None:
-    """Every metric and weight is bit-equal to the training without trouble; engines saw each micro batch once."""
+    """Check that every metric and weight is bit-equal to the training without trouble, and that engines saw each micro
+    batch once.
+    """
     if not isinstance(story, EngineStory):
         assert story.same_as(undisturbed)
         return

@@ -1,4 +1,4 @@
-"""Runs of the story trial through the real command line, and what is left of them."""
+"""Runs of the story trial through the real command line, and the files that they leave."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.wait import DEADLINE_S, wait_for
 HERE = Path(__file__).parent
 COMMAND = Path(sys.executable).with_name("hpc-det")
 DIRECT = "entrypoint=python3 -m hpc_det.launch.direct --trial model_def:StoryTrial"
-"""For what is not about launchers: torchrun loads torch, too."""
+"""Entrypoint of tests that do not depend on the launcher: torchrun would load torch, too."""
 WAITS_AT = "hyperparameters.waits_at={}"
-"""After so many batches, until a test does something to it, however long that takes."""
+"""Number of batches after which the trial waits until a test stops or kills it."""
 
 
 def warm_ranks_of(trial: str) -> str:
-    """For what is not about how a rank starts either; needs the fixture `warm`.
+    """Return an entrypoint for tests that do not depend on how a rank starts either; needs the fixture `warm`.
 
     `trial`: a class of model_def, or MODULE:CLASS.
     """
@@ -46,7 +46,7 @@ WARM = warm_ranks_of("StoryTrial")
 
 
 def hpc_det(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """The console script in a process of its own."""
+    """Run the console script in a separate process."""
     command = [str(COMMAND), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -55,7 +55,7 @@ def hpc_det(*arguments: object, check: bool = True) -> subprocess.CompletedProce
 
 @dataclass(frozen=True)
 class Story:
-    """One experiment under test."""
+    """An experiment under test."""
 
     number: int
     trial: TrialFolder
@@ -117,7 +117,7 @@ class Story:
         return self.trial.job_log.read_text()
 
     def until(self, condition: Callable[[], object]) -> None:
-        """The log is shown when it does not come true."""
+        """Wait until the condition holds; on a timeout, fail with the log."""
         wait_for(condition, DEADLINE_S, lambda: self.logged)
 
     def until_batch(self, batch: int) -> None:
@@ -127,21 +127,23 @@ class Story:
         self.until(lambda: len(self.causes) >= attempts)
 
     def pids(self, module: str) -> list[int]:
-        """The processes of the local job that run `python -m module`."""
+        """Return the PIDs of processes of the local job that run `python -m module`."""
         job = int(self.job_id.partition("-")[0])
         return [pid for pid in descendants(job) if module in modules(pid)[:1]]
 
     def rank_pid(self, rank: int) -> int:
-        """The process that writes the log of a rank, also on a node of a lab: all share this machine's /proc."""
+        """Return the PID of the process that writes the log of a rank, also on a node of a lab: all share this
+        machine's /proc.
+        """
         (pid,) = processes.ranks(self.trial.path, Journal(self.trial.journal).last_attempt(), rank)
         return pid
 
     def job_pids(self) -> list[int]:
-        """The processes of its jobs on a lab."""
+        """Return the PIDs of the processes of its jobs on a lab."""
         return processes.running("hpc_det.launch.job", self.trial.experiment().path)
 
     def same_as(self, other: Story) -> bool:
-        """Bit for bit: every reported metric and the final weights."""
+        """Check that every reported metric and the final weights are bit-equal."""
         assert self.series == other.series
         mine, others = self.weights, other.weights
         assert mine.keys() == others.keys()

@@ -1,4 +1,4 @@
-"""Experiments once more, for real: run again to the same bits, taken up after an end, trained longer."""
+"""Experiments that run again: forked to the same bits, continued after an end, trained longer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SHORT = (WARM, "searcher.max_length.batches=20", "resources.slots_per_trial=1")
 
 
 def again(story: Story, command: str, *options: str) -> Story:
-    said = hpc_det("experiment", command, story.number, *options).stdout.splitlines()[-1]
-    return Story.of(int(said.removeprefix("Created experiment ")) if command == "fork" else story.number)
+    output = hpc_det("experiment", command, story.number, *options).stdout.splitlines()[-1]
+    return Story.of(int(output.removeprefix("Created experiment ")) if command == "fork" else story.number)
 
 
 @pytest.fixture(scope="module")
 def finished(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """For tests that leave it as it is."""
+    """Return a finished experiment, which tests leave unchanged."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPC_DET_ROOT", str(tmp_path_factory.mktemp("finished")))
         story = Story.begin(*SHORT)
@@ -29,7 +29,7 @@ def finished(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 @pytest.fixture
 def beside_it(finished: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test creates is in the same state folder."""
+    """Use the state folder of `finished` for the experiments that the test creates."""
     monkeypatch.setenv("HPC_DET_ROOT", str(finished.trial.experiment().path.parents[1]))
 
 

@@ -1,4 +1,4 @@
-"""Whole lives of experiments whose ranks run in containers, with stand-ins for the runtimes."""
+"""Whole lives of experiments whose ranks run in containers, with stand-ins for the container runtimes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.launch.runtimes import IMAGE, Runtime
 
 @pytest.fixture
 def runtime(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    """A site with this runtime, as cluster `site`."""
+    """Install a stand-in for this runtime, and write the profile of the cluster `site`, which uses it."""
     installed = Runtime.install(request.param, tmp_path / "site")
     monkeypatch.setenv("PATH", installed.path)
     profile = {

@@ -1,4 +1,4 @@
-"""A day with twenty experiments on a real Slurm, after which the scheduler, the disk and the list agree."""
+"""A day with twenty experiments on a real Slurm, at the end of which the scheduler, the disk and the list agree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slurm
 
 EXPERIMENTS = 20
 AT_ONCE = 12
-"""Jobs that the lab's three nodes of 8 CPUs have room for, at two CPUs each."""
+"""Number of jobs with two CPUs each that fit on the lab's three nodes of 8 CPUs."""
 WAITS = """
 import signal
 import sys
@@ -44,21 +44,21 @@ HpcDet = Callable[..., str]
 
 @pytest.fixture
 def hpc_det(capfd: pytest.CaptureFixture[str]) -> HpcDet:
-    """What a command prints that succeeds, in this process."""
+    """Return a function that runs a command in this process, checks that it succeeds, and returns its output."""
 
     def run(*arguments: object) -> str:
         umask = os.umask(0o022)
         code = main([str(argument) for argument in arguments])
         os.umask(umask)
-        told = capfd.readouterr()
-        assert code == 0, told.err
-        return told.out
+        captured = capfd.readouterr()
+        assert code == 0, captured.err
+        return captured.out
 
     return run
 
 
 class Day:
-    """Twenty experiments, each of which waits for the evening, on a lab that runs twelve at a time."""
+    """Twenty experiments, each of which waits for the file `evening`, on a lab that runs twelve at a time."""
 
     def __init__(self, lab: SlurmLab, hpc_det: HpcDet, root: Path) -> None:
         self.lab, self.hpc_det, self.root = lab, hpc_det, root
@@ -78,12 +78,12 @@ class Day:
         return Counter(record["state"] for record in self.listed())
 
     def job(self, experiment: int) -> str:
-        """The id of its newest job, as the scheduler knows it."""
+        """Return the scheduler's ID of the newest job of an experiment."""
         described = json.loads(self.hpc_det("experiment", "describe", experiment, "--json"))
         return str(described["job_ids"][-1])
 
     def queued(self) -> list[str]:
-        """Ids of the jobs that wait, in the order in which the scheduler would start them."""
+        """Return the IDs of the pending jobs, in the order in which the scheduler would start them."""
         return self.lab.run("squeue", "--noheader", "--states=PENDING", "--sort=-p,i", "--format=%i").split()
 
     def running(self) -> set[str]:
@@ -101,14 +101,14 @@ def test_twenty_experiments_from_morning_to_evening(
     day = Day(slurm_lab, hpc_det, root)
     day.until(lambda: day.states() == {"RUNNING": AT_ONCE, "QUEUED": EXPERIMENTS - AT_ONCE})
 
-    # the last of those that only wait comes before all others
+    # the last of the pending jobs is moved ahead of all others
     urgent = day.job(EXPERIMENTS - 1)
     hpc_det("job", "update", urgent, "--ahead-of", day.queued()[0])
     assert day.queued()[0] == urgent
     rows = json.loads(hpc_det("job", "list", "--json", "--resource-pool", "low"))
     assert [row["id"] for row in rows][AT_ONCE] == urgent
 
-    # two that run and one that waits make room, and the urgent one begins
+    # two running jobs and a pending one are paused, and the urgent one starts
     hpc_det("experiment", "pause", "1-2,15")
     day.until(lambda: urgent in day.running())
     day.until(lambda: day.states()["PAUSED"] == 3)

@@ -1,4 +1,4 @@
-"""The shipped examples of DeepSpeedTrial, on real ranks, most of which DeepSpeed's launcher has started."""
+"""The shipped examples of DeepSpeedTrial, on real ranks, most of them started by DeepSpeed's launcher."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_on_four_slots_it_is_two_pipelines_that_learn_them(state_folder: Path) -
 @pytest.mark.long
 def test_two_engines_learn_to_paint() -> None:
     story = finished("deepspeed_dcgan", "searcher.max_length={batches: 100}")
-    assert reported(story, "validation", "energy_distance")[-1] < 2  # before training 20
+    assert reported(story, "validation", "energy_distance")[-1] < 2  # about 20 before training
     events = EventAccumulator(str(story.trial.tensorboard)).Reload()
     assert [image.step for image in events.Images("painted")] == [49, 99]
 

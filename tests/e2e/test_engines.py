@@ -1,4 +1,6 @@
-"""Whole lives of trials with engines on this machine: stopped, killed while they save, on other ranks, by hand."""
+"""Whole lives of trials with engines on this machine: stopped, killed during a save, resumed on another number of
+ranks, run by hand.
+"""
 
 from __future__ import annotations
 
@@ -169,12 +171,12 @@ def test_an_experiment_continues_on_another_number_of_slots_with_the_records_tha
     assert story.describe()["batches"] == 14
     assert [steps for kind, steps, _ in story.series if kind == "training"] == list(range(1, 15))
     trained = Counter(record for rank in range(4) for line in story.micro_batches(rank) for record in records(line))
-    assert set(trained.values()) == {1}  # all of them are of one epoch
+    assert set(trained.values()) == {1}  # all records belong to one epoch
 
 
 def records(line: str) -> list[int]:
-    told: list[int] = ast.literal_eval(line.partition(": ")[2])
-    return told
+    numbers: list[int] = ast.literal_eval(line.partition(": ")[2])
+    return numbers
 
 
 # --- without a launcher of ours
@@ -216,19 +218,19 @@ def test_a_script_by_hand_is_stopped_and_goes_on_alone(tmp_path: Path, under: li
     try:
         test_trainer.until_batch(tmp_path, 5, process)
         os.kill(max(test_trainer.ranks(process.pid)), signal.SIGTERM)
-        said, _ = process.communicate(timeout=DEADLINE_S)
+        output, _ = process.communicate(timeout=DEADLINE_S)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 0, said
+    assert process.returncode == 0, output
     (folder,) = map(TrialFolder, (tmp_path / "local").iterdir())
     stopped = committed(folder.checkpoints)[0]
-    assert f"micro batch of {stopped.steps - 1}" in said
+    assert f"micro batch of {stopped.steps - 1}" in output
     alone = by_hand(tmp_path, sys.executable, "train.py", str(stopped.steps + 2), str(stopped.path))
-    said, _ = alone.communicate(timeout=DEADLINE_S)
-    assert alone.returncode == 0, said
-    assert not unnamed(said, stopped.path)
-    numbers = [line.partition(":")[0] for line in said.splitlines() if line.startswith("micro batch of ")]
+    output, _ = alone.communicate(timeout=DEADLINE_S)
+    assert alone.returncode == 0, output
+    assert not unnamed(output, stopped.path)
+    numbers = [line.partition(":")[0] for line in output.splitlines() if line.startswith("micro batch of ")]
     assert numbers == [f"micro batch of {stopped.steps + n}" for n in (0, 1) for _ in range(4)]
 
 

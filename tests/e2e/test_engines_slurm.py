@@ -1,5 +1,5 @@
-"""Engines on a real Slurm, four ranks on two nodes: stopped at random batches, also between two micro batches, and
-nobody sees it in the numbers, or in the shards of any rank.
+"""Engines on a real Slurm, four ranks on two nodes, stopped at random batches, also between two micro batches. Neither
+the metrics nor the shards of any rank differ from an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ signal_lead_s: 70
 resume: successor
 """
 LAST_BATCH = 38
-"""At which there is something left to do after a stop."""
+"""The last batch after which there is still work left for a stop."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def on_the_lab(slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.Monk
 
 
 def stopped(lab: SlurmLab, engine: str, accumulation: int, *stops: int, launcher: str = "deepspeed") -> EngineStory:
-    """The story of this engine, preempted in each of these batches."""
+    """Run the story of this engine, preempted in each of these batches."""
     waits_at = f"hyperparameters.waits_at={list(stops)}"
     story = EngineStory.with_engine(engine, accumulation, waits_at, cluster="lab", launcher=launcher)
     for stop in stops:
@@ -94,7 +94,7 @@ def test_a_killed_agent_of_the_second_node_counts_as_a_lost_node_and_the_gang_go
 
 
 def agent_of(pid: int) -> int:
-    """The agent that this process descends from."""
+    """Return the PID of the agent that is an ancestor of this process."""
     while b"hpc_det.launch.agent" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid

@@ -21,7 +21,7 @@ from hpc_det.pytorch import load_trial_from_checkpoint_path
 from tests.e2e.story import Story, hpc_det, warm_ranks_of
 from tests.pytorch.conftest import _torch_ready
 
-__all__ = ["_torch_ready"]  # a trial is loaded here, too
+__all__ = ["_torch_ready"]  # a trial is loaded in this process, too
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -46,7 +46,7 @@ def last_validation(story: Story) -> dict[str, float]:
 
 
 def demo() -> list[str]:
-    """The arguments of `hpc-det` in the Makefile's demo."""
+    """Return the arguments of `hpc-det` in the Makefile's demo."""
     makefile = (PROJECT / "Makefile").read_text()
     (line,) = [line for line in makefile.splitlines() if line.startswith("\t$(BIN)/hpc-det ")]
     return line.split()[1:]
@@ -56,19 +56,19 @@ def test_the_demo_learns_the_digits_and_inference_reads_them_all_with_its_checkp
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(PROJECT)
-    said = hpc_det(*demo(), "--config", SEED).stdout
+    output = hpc_det(*demo(), "--config", SEED).stdout
     (listed,) = json.loads(hpc_det("experiment", "list", "--json").stdout)
     assert listed["state"] == "COMPLETED"
     assert listed["best"]["metric"] == "accuracy"
     assert listed["best"]["value"] > 0.97
     for named in ("Experiment 1: COMPLETED", "Best validation: accuracy ", "Checkpoint: /", "Next: hpc-det "):
-        assert named in said
-    (line,) = [line for line in said.splitlines() if line.startswith("Checkpoint: ")]
+        assert named in output
+    (line,) = [line for line in output.splitlines() if line.startswith("Checkpoint: ")]
     assert_inference_reads_all(line.removeprefix("Checkpoint: ").rpartition(" (")[0], tmp_path / "predictions")
 
 
 def assert_inference_reads_all(checkpoint: str, folder: Path) -> None:
-    """Each record once, by one of two ranks, and hardly ever wrong, also after an earlier try was cut off."""
+    """Check that two ranks read each record once, with few errors, also after an earlier attempt was interrupted."""
     folder /= "shard-0"
     folder.mkdir(parents=True)
     (folder / "rank-0.csv").write_text("number,digit\n0,0\n2,")
@@ -104,7 +104,9 @@ class Waits(GanTrial):
             time.sleep(0.5)
         return metrics
 """
-"""The example's trial, which goes on after five batches once it is asked to stop: slowly, as ranks have to agree."""
+"""The example's trial. After five batches it waits for the stop request, and a little longer, since ranks have to agree
+on the stop.
+"""
 
 
 def gan(slots: int, trial: str = "GanTrial", context: Path = EXAMPLES / "gan") -> Story:

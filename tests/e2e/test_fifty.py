@@ -1,4 +1,4 @@
-"""A run that is preempted fifty times in a row: nothing is lost, and nothing grows but what each attempt says."""
+"""A run that is preempted fifty times in a row: nothing is lost, and only the records of attempts grow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import hpc_det as package
 from hpc_det.checkpoint.committed import committed, newest_steps
-from tests.e2e.conftest import told
+from tests.e2e.conftest import run_undisturbed
 from tests.e2e.story import Story
 from tests.labs.pbs_lab import PbsLab
 
@@ -31,10 +31,10 @@ setup: ["export PYTHONPATH={repository}"]
 
 @dataclass(frozen=True)
 class Traces:
-    """What one of many attempts leaves behind, or takes up."""
+    """Sizes measured during one of many attempts."""
 
     files: Counter[str]
-    """How many there are in each folder, but for checkpoints and the folders of single attempts."""
+    """Number of files in each folder, without checkpoints and the folders of single attempts."""
     journals_bytes: int
     path: str
     job_kb: int
@@ -42,7 +42,7 @@ class Traces:
 
     @classmethod
     def of(cls, story: Story) -> Traces:
-        """While it trains."""
+        """Measure them while the story trains."""
         experiment, rank = story.trial.experiment(), story.rank_pid(0)
         (job,) = story.job_pids()
         journals = [story.trial.journal, *experiment.search.iterdir()]
@@ -68,7 +68,7 @@ def _variable(pid: int, name: str) -> str:
 
 
 def _resident_kb(pid: int) -> int:
-    """proc(5)."""
+    """Return the resident memory [kB] (proc(5))."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
@@ -78,7 +78,7 @@ def _resident_kb(pid: int) -> int:
 def test_fifty_preemptions_cost_nothing_but_their_time(
     tmp_path_factory: pytest.TempPathFactory, pbs_lab: PbsLab, state_folder: Path
 ) -> None:
-    undisturbed = told(tmp_path_factory, LONG_ENOUGH)
+    undisturbed = run_undisturbed(tmp_path_factory, LONG_ENOUGH)
     profile = state_folder / "conf" / "cluster" / "lab.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text(PROFILE.format(repository=Path(package.__file__).parents[1]))

@@ -1,4 +1,4 @@
-"""A training whose checkpoints find no space goes on from the last one as soon as there is some."""
+"""A training whose checkpoints find no space continues from the last one as soon as there is space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole lives of experiments on this machine's GPU: mixed precision, a stop by signal, and what can go wrong there."""
+"""Whole lives of experiments on this machine's GPU: mixed precision, a stop by signal, and errors of the device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def begin(folder: Path, *overrides: str) -> Story:
 
 
 def test_a_signal_saves_at_once_and_the_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """Each start takes 15 seconds or so; tests/pytorch/test_gpu.py has the other types and stops."""
+    """Each start takes about 15 seconds; tests/pytorch/test_gpu.py covers the other types and stops."""
     undisturbed = begin(tmp_path, "hyperparameters.amp=float16")
     undisturbed.wait()
     stopped = begin(tmp_path, "hyperparameters.amp=float16", "hyperparameters.batch_s=0.03")

@@ -1,4 +1,4 @@
-"""A process that submits is killed when its job is with the scheduler, and the job's id is nowhere else."""
+"""A submitting process is killed when the scheduler has its job, before it has recorded the job's ID."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Create = Callable[..., ExperimentFolder]
 
 @pytest.fixture
 def create_killed(tmp_path: Path, stub: Stub) -> Create:
-    """`create` with this profile, killed by the command by which it submits its job."""
+    """Return a function that runs `create` with this profile; the submit command kills it after the submission."""
 
     def run(cluster: str, submits: str, *overrides: str, command: str = "echo trained") -> ExperimentFolder:
         real = stub(submits, f'{shutil.which(submits)} "$@" >/dev/null && kill -KILL $PPID')
@@ -53,7 +53,7 @@ def create_killed(tmp_path: Path, stub: Stub) -> Create:
 
 
 def is_found(experiment: ExperimentFolder, state: str) -> str:
-    """The next command finds the job; its id."""
+    """Check that the next command finds the job, and return its ID."""
     assert state in hpc_det("experiment", "list").stdout
     assert submitter_of(experiment) is None
     (job_id,) = ExperimentView(experiment).job_ids()

@@ -1,4 +1,4 @@
-"""The story under other launchers than torchrun, on this machine: the same to the last bit, stopped or not."""
+"""The story under launchers other than torchrun, on this machine: bit-equal, stopped or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALL = ["mpich", "open_mpi", "deepspeed"]
 
 
 def begin(launcher: str, *overrides: str) -> Story:
-    """The story under `launcher`, on this machine."""
+    """Start the story under `launcher`, on this machine."""
     module = "deepspeed" if launcher == "deepspeed" else "mpi"
     profile = Path(os.environ["HPC_DET_ROOT"], "conf", "cluster", "here.yaml")
     profile.parent.mkdir(parents=True)

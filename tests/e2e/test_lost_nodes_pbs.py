@@ -1,4 +1,4 @@
-"""Two ranks on two nodes of PBS, of which one is lost in training: they go on bit for bit on other nodes, uncharged."""
+"""Two ranks on two nodes of PBS, one of which is lost: they continue bit for bit on other nodes, uncharged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import hpc_det.launch.on_nodes as on_nodes
 import hpc_det.launch.watch.peers as peers
 on_nodes.LEAVE_S = peers.LOST_S = 4.0
 """
-"""For the processes of the jobs: instead of 15 s. A real PBS takes minutes to notice."""
+"""Replaces the 15 s in the processes of the jobs. A real PBS takes minutes to notice a lost node."""
 
 
 @pytest.fixture

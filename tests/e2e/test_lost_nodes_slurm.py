@@ -1,4 +1,4 @@
-"""Ranks on two nodes of a real Slurm, of which one is lost: they go on bit for bit on other nodes, uncharged."""
+"""Ranks on two nodes of a real Slurm, one of which is lost: they continue bit for bit on other nodes, uncharged."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.e2e.test_slurm import PROFILE, use
 from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long]  # Slurm itself takes its time to let go of a lost node
+pytestmark = [pytest.mark.slurm, pytest.mark.long]  # Slurm itself is slow to release a lost node
 
 ON_TWO_NODES = ["resources.slots_per_trial=4", "max_restarts=0"]
 NOTICED_S = 90.0
-"""Much less than the five minutes after which this Slurm takes a node for down."""
+"""Much less than the five minutes after which this Slurm marks a node as down."""
 
 
 class Nodes:
-    """That are lost, and come back when the test is over."""
+    """Takes nodes away, and restores them after the test."""
 
     def __init__(self, lab: SlurmLab) -> None:
         self.lab = lab
@@ -40,7 +40,9 @@ class Nodes:
         self.lab.cut_network(int(name.removeprefix("node")))
 
     def call_down(self, name: str) -> None:
-        """As an operator does, or Slurm itself after minutes: only then another job may have the other nodes."""
+        """Mark a node as down, as an operator does, or Slurm itself after minutes. The other nodes are not free before
+        that.
+        """
         self.lab.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
 
     def close(self) -> None:
@@ -48,12 +50,12 @@ class Nodes:
             self.lab.mend_network(int(name.removeprefix("node")))
         for name in self._powered_off:
             self.lab.repair_node(int(name.removeprefix("node")))
-        self.lab.cancel_all()  # no job leaves a node that does not answer
+        self.lab.cancel_all()  # a job does not leave a node that does not respond
         for name in (*self._cut, *self._powered_off):
             wait_for(partial(self._is_idle, name), DEADLINE_S)
 
     def _is_idle(self, name: str) -> bool:
-        with suppress(RuntimeError):  # Slurm may do it itself when the node reports, and refuses then
+        with suppress(RuntimeError):  # when the node reports, Slurm may resume it by itself, and then refuses this
             self.lab.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
         return (
             self.lab.run("sinfo", "--noheader", "--partition=low", f"--nodes={name}", "--format=%T").strip() == "idle"
@@ -88,7 +90,7 @@ def test_a_gang_goes_on_without_a_node_that_was_lost_in_training(
     trouble(nodes, lost)
     story.until_ended(1)
     assert time.monotonic() - began < NOTICED_S
-    verdict = first_failure(story.trial, 1)  # ranks may have complained of it before
+    verdict = first_failure(story.trial, 1)  # ranks may have reported other failures before
     assert verdict is not None
     assert (verdict.host, verdict.node_lost) == (lost, True)
     nodes.call_down(lost)

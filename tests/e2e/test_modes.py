@@ -1,4 +1,4 @@
-"""--local, --test and --pdb through the real command line: what a user at the keyboard sees and is left with."""
+"""--local, --test and --pdb through the real command line: what a user sees in the terminal, and which files remain."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ ENDLESS = ("hyperparameters.batch_s=0.05", "searcher.max_length=100000", "hyperp
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> list[str]:
-    """`experiment create` of the trial above."""
+    """Return the arguments of `experiment create` for the trial above."""
     code = tmp_path / "code"
     (code / "library").mkdir(parents=True)
     (code / "model_def.py").write_text(TRIAL)
@@ -111,13 +111,13 @@ def local_folders(root: Path) -> list[Path]:
 
 @contextmanager
 def endless(tiny: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A local run in the middle of its training, with a worker process, in a process group of its own."""
+    """Yield a local run in the middle of its training, with a DataLoader worker, in a separate process group."""
     command = [str(COMMAND), *tiny, "--local", *overridden(*ENDLESS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None
             assert any(line.startswith("hpc-det: training at batch 2 ") for line in process.stdout)
-            wait_for(lambda: descendants(process.pid))  # one of an epoch ends before that of the next one begins
+            wait_for(lambda: descendants(process.pid))  # one epoch's worker ends before the next one starts
             yield process
         finally:
             process.kill()
@@ -139,17 +139,17 @@ def test_so_are_those_of_a_hydra_command_line(hpc_det_with_torch: WithTorch, sta
 
 
 def assert_digits_are_tried(done: subprocess.CompletedProcess[str]) -> None:
-    training, validation, *said = done.stdout.splitlines()
+    training, validation, *output = done.stdout.splitlines()
     assert training.startswith("hpc-det: training at batch 1 of 1: loss ")
     assert validation.startswith("hpc-det: validation at batch 1 of 1: validation_loss ")
-    assert said == [ONE_BATCH]
+    assert output == [ONE_BATCH]
     assert done.stderr == ""
 
 
 def test_a_test_is_one_batch_of_everything(hpc_det_with_torch: WithTorch, tiny: list[str], state_folder: Path) -> None:
-    said = hpc_det_with_torch(*tiny, "--local", "--test").stdout
-    assert [said.count(word) for word in ("trained on", "evaluated", "saved\n")] == [1, 1, 2]
-    assert said.splitlines()[-1] == ONE_BATCH
+    output = hpc_det_with_torch(*tiny, "--local", "--test").stdout
+    assert [output.count(word) for word in ("trained on", "evaluated", "saved\n")] == [1, 1, 2]
+    assert output.splitlines()[-1] == ONE_BATCH
     assert local_folders(state_folder) == []
 
 
@@ -171,8 +171,8 @@ def test_a_test_as_a_job_completes_after_one_batch(tiny: list[str], state_folder
     story.wait()
     assert story.causes == ["finished"]
     assert [(kind, steps) for kind, steps, _ in story.series] == [("training", 1), ("validation", 1)]
-    said = story.trial.rank_log(1, 0).read_text()
-    assert [said.count(word) for word in ("trained on", "evaluated", "saved\n")] == [1, 1, 2]
+    output = story.trial.rank_log(1, 0).read_text()
+    assert [output.count(word) for word in ("trained on", "evaluated", "saved\n")] == [1, 1, 2]
     assert committed(story.trial.checkpoints) == []
 
 
@@ -184,9 +184,9 @@ def test_a_local_run_shows_its_metrics_and_names_its_folder(
 ) -> None:
     done = hpc_det_with_torch(*tiny, "--local", *overridden("hyperparameters.global_batch_size=6"))
     (folder,) = local_folders(state_folder)
-    first, *told = [line for line in done.stdout.splitlines() if line.startswith("hpc-det: ")]
+    first, *metrics = [line for line in done.stdout.splitlines() if line.startswith("hpc-det: ")]
     assert not unnamed(first, folder)
-    assert [line.rpartition(" of 6: ")[0].removeprefix("hpc-det: ") for line in told] == [
+    assert [line.rpartition(" of 6: ")[0].removeprefix("hpc-det: ") for line in metrics] == [
         *(f"training at batch {batch}" for batch in (2, 4, 6)),
         "validation at batch 6",
     ]
@@ -244,15 +244,15 @@ def test_the_debugger_opens_where_the_trial_raised(tiny: list[str]) -> None:
 
 
 def test_without_an_error_the_debugger_stays_away(hpc_det_with_torch: WithTorch, tiny: list[str]) -> None:
-    said = hpc_det_with_torch(*tiny, "--local", "--pdb", "--test").stdout
-    assert "(Pdb)" not in said
-    assert said.splitlines()[-1] == ONE_BATCH
+    output = hpc_det_with_torch(*tiny, "--local", "--pdb", "--test").stdout
+    assert "(Pdb)" not in output
+    assert output.splitlines()[-1] == ONE_BATCH
 
 
 @pytest.mark.integration
 def test_control_c_ends_a_local_run_at_once(tiny: list[str]) -> None:
     with endless(tiny) as process:
-        os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
+        os.killpg(process.pid, signal.SIGINT)  # a terminal sends the signal to the whole group
         assert process.wait(timeout=DEADLINE_S) == 130
 
 
@@ -260,10 +260,10 @@ def test_control_c_ends_a_local_run_at_once(tiny: list[str]) -> None:
 def test_a_term_saves_at_the_next_batch(tiny: list[str], state_folder: Path) -> None:
     with endless(tiny) as process:
         process.terminate()
-        said, _ = process.communicate(timeout=DEADLINE_S)
+        output, _ = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
     (folder,) = map(TrialFolder, local_folders(state_folder))
     outcome = json.loads(folder.outcome.read_text())
     assert outcome["kind"] == "stopped"
-    assert not unnamed(said.splitlines()[-1], f"batch {outcome['steps']}")
+    assert not unnamed(output.splitlines()[-1], f"batch {outcome['steps']}")
     assert [checkpoint.steps for checkpoint in committed(folder.checkpoints)] == [outcome["steps"]]

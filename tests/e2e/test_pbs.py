@@ -1,4 +1,4 @@
-"""Whole lives of gang jobs on PBS: two ranks on two nodes, preempted, deleted, out of time, killed, still exact."""
+"""Whole lives of gang jobs on PBS: two ranks on two nodes, preempted, deleted, out of time, killed, still bit-equal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ start_agents_with: {starter}
 
 @pytest.fixture(autouse=True)
 def profile(any_pbs: PbsLab, state_folder: Path) -> Callable[[str], None]:
-    """Writes the profile `lab` with this way to start agents; with pbsdsh it is there."""
+    """Return a function that writes the profile `lab` with this way to start agents; the profile with pbsdsh exists
+    already.
+    """
     folder = state_folder / "conf" / "cluster"
     folder.mkdir(parents=True)
     any_pbs.set_kill_delay("low", 30)  # the machine may be slow
@@ -94,7 +96,7 @@ def test_a_suspended_gang_stops_on_all_nodes_and_goes_on_bit_for_bit(undisturbed
 
 @pytest.mark.long
 def test_a_suspended_agent_below_its_job_stops_its_ranks_too(undisturbed_alone: Story, any_pbs: PbsLab) -> None:
-    """In a session that PBS does not know."""
+    """The agent's ranks are in a session that PBS does not know."""
     assert suspended_for_a_while(any_pbs, slots=1).same_as(undisturbed_alone)
 
 

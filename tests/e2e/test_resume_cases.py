@@ -1,8 +1,8 @@
-"""The resume cases: kinds of training and launchers x what can stop a gang, on this machine, on PBS and on Slurm.
+"""The resume cases: kinds of training and launchers x events that can stop a gang, on this machine, on PBS and on
+Slurm.
 
-Each case trains, is stopped in the way of its column, comes back, and ends bit for bit as if nothing had happened.
-T: in `make test`; L: in `make test-long`; .: there is no such case. What a single mechanism does beside that has tests
-of its own.
+Each case trains, is stopped as its column says, resumes, and ends bit-equal to an uninterrupted run. T: in `make test`;
+L: in `make test-long`; .: there is no such case. Other effects of a single mechanism have separate tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import hpc_det as package
 from hpc_det.node.json_files import read_json
 from tests.e2e import test_slurm
 from tests.e2e.engine_story import UndisturbedEngines
-from tests.e2e.resume_cases import ANYWHERE, Training, Trouble, assert_nobody_sees_it, cases, run, write_profile
+from tests.e2e.resume_cases import ANYWHERE, Training, Trouble, assert_resumed_exactly, cases, run, write_profile
 from tests.e2e.story import WAITS_AT, Story
 from tests.labs.pbs_lab import PbsLab
 from tests.labs.slurm import SlurmLab
@@ -88,7 +88,7 @@ def test_on_this_machine(
         comes(place, story)
 
     story = run(ThisMachine(state_folder), training, replace(found, comes=closed_to_others_and))
-    assert_nobody_sees_it(story, training, undisturbed, undisturbed_engines)
+    assert_resumed_exactly(story, training, undisturbed, undisturbed_engines)
 
 
 # --- on PBS: two nodes
@@ -179,7 +179,7 @@ def test_on_pbs(
     trouble: str,
 ) -> None:
     story = run(OnPbs(pbs_lab, state_folder), training, TROUBLES_ON_PBS[trouble])
-    assert_nobody_sees_it(story, training, undisturbed, undisturbed_engines)
+    assert_resumed_exactly(story, training, undisturbed, undisturbed_engines)
 
 
 @pytest.mark.parametrize("resume", ["resubmit", "chain"])
@@ -228,8 +228,8 @@ resume: {resume}
 mpi_launcher: [{mpi_launcher}]
 """
 LONGEST_GAP_S = 6
-"""From the moment when nodes are free to the start of a successor: one round of this lab's scheduler, which takes 2 s,
-and twice as much for its steps. It is longer on a machine that is slow. A requeued job would wait for 121 s, or 3 s and
+"""Longest time [s] from the moment when nodes are free to the start of a successor: one round of this lab's scheduler
+takes 2 s, and its steps twice as long. It is longer on a slow machine. A requeued job would wait for 121 s, or 3 s and
 a release.
 """
 
@@ -251,15 +251,15 @@ def preempted_by_slurm(place: OnSlurm, story: Story) -> None:
 
 
 def out_of_time(place: OnSlurm, story: Story) -> None:
-    """Slurm looks at limits every 30 s."""
+    """Set the time limit below the elapsed time; Slurm checks limits every 30 s."""
     place.lab.run("scontrol", "update", f"JobId={story.job_id}", "TimeLimit=1")
 
 
 def slurm_node_lost(place: OnSlurm, story: Story) -> None:
-    """The second one, and at once there is another."""
+    """Mark the second node as lost, and resume it at once, so that another node is available."""
     name = (read_json(story.trial.nodes(1)) or [])[1]
     place.lab.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
-    with suppress(RuntimeError):  # it may be back already
+    with suppress(RuntimeError):  # Slurm may have resumed it already
         place.lab.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
 
@@ -269,7 +269,7 @@ TROUBLES_ON_SLURM = {
     "node_lost": Trouble(slurm_node_lost, ("node lost", "finished")),
     **ANYWHERE,
     "requeued": Trouble(preempted_by_slurm, ("preempted", "finished"), resume="requeue", jobs=1),
-    # Slurm has put the job back by the time it is asked, and shows no more why.
+    # By the time Slurm is asked, it has requeued the job, and no longer shows the reason.
     "node_lost_requeued": Trouble(slurm_node_lost, ("preempted", "finished"), resume="requeue"),
     "resubmitted": Trouble(preempted_by_slurm, ("preempted", "finished"), resume="resubmit", jobs=2),
     "out_of_time_resubmitted": Trouble(out_of_time, ("time limit", "finished"), resume="resubmit", jobs=2),
@@ -287,15 +287,15 @@ def test_on_slurm(
     trouble: str,
 ) -> None:
     story = run(OnSlurm(slurm_lab, monkeypatch), training, TROUBLES_ON_SLURM[trouble])
-    assert_nobody_sees_it(story, training, undisturbed, undisturbed_engines)
+    assert_resumed_exactly(story, training, undisturbed, undisturbed_engines)
     if trouble == "preempted":
         assert gap_s(slurm_lab, story) <= LONGEST_GAP_S * slowness()
 
 
 def gap_s(lab: SlurmLab, story: Story) -> float:
-    """From the end of the job that had preempted the first one to the start of the second."""
+    """Return the time [s] from the end of the job that preempted the first one to the start of the second one."""
     first, second = (lab.job(attempt["job_id"]) for attempt in story.describe()["attempts"])
-    assert int(second["JobId"]) == int(first["JobId"]) + 1  # submitted when the first one began
+    assert int(second["JobId"]) == int(first["JobId"]) + 1  # submitted when the first one started
     preempter = lab.job(int(second["JobId"]) + 1)
     gap = datetime.fromisoformat(second["StartTime"]) - datetime.fromisoformat(preempter["EndTime"])
     print(f"the successor started {gap.total_seconds():.0f} s after the nodes were free")

@@ -1,4 +1,4 @@
-"""Searches of real trials: on this machine, and on a real Slurm whose workers are preempted and killed."""
+"""Searches of real trials: on this machine, and on a real Slurm where workers are preempted and killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.labs.slurm import SlurmLab
 HERE = Path(__file__).parent / "search"
 X = {"x": {"type": "double", "minval": 0, "maxval": 1}}
 Decision = tuple[int, int, int | None]
-"""A worker, the trial that it trains, and until which length."""
+"""A worker, the trial that it trains, and the length until which it trains."""
 
 
 def begin(*overrides: str, cluster: str = "local") -> ExperimentFolder:
@@ -39,7 +39,7 @@ def begin(*overrides: str, cluster: str = "local") -> ExperimentFolder:
 
 
 def decisions(experiment: ExperimentFolder) -> list[Decision]:
-    """All that the search has ever given to a worker, in this order, as a replay of its journal finds it."""
+    """Return all decisions that the search has given to workers, in order, from a replay of its journal."""
     method, _ = search_of(read_json(experiment.effective) or {}, [], experiment.code)
     state, given, before = SearchState(method), list[Decision](), dict[int, object]()
     for entry in SharedLog(experiment.search).new():
@@ -50,7 +50,7 @@ def decisions(experiment: ExperimentFolder) -> list[Decision]:
 
 
 def trained(experiment: ExperimentFolder) -> Iterator[Decision]:
-    """What the workers said that they began to train."""
+    """Yield the decisions that the workers logged when they started to train."""
     for log in experiment.jobs.glob("*.log"):
         for worker, trial, until in re.findall(r"worker (\d+): trial (\d+) until (\d+)", log.read_text()):
             yield int(worker), int(trial), int(until)
@@ -64,7 +64,9 @@ def hparams(experiment: ExperimentFolder, trial: int) -> dict[str, float]:
 
 
 def check(experiment: ExperimentFolder, trials: int) -> None:
-    """It has found the best of its trials, and every process took the decisions that a replay takes."""
+    """Check that the search found the best of its trials, and that every process made the decisions that a replay
+    makes.
+    """
     state = SearchJournal(experiment).state()
     assert state.finished
     assert sorted(state.trials) == list(range(1, trials + 1))
@@ -103,13 +105,15 @@ def test_two_workers_on_this_machine_find_the_best_trial_and_keep_what_the_polic
 
 
 def waiting(experiment: ExperimentFolder) -> subprocess.Popen[str]:
-    """Requeued jobs are released on the way."""
+    """Start `experiment wait`, which also releases requeued jobs."""
     command = [str(COMMAND), "experiment", "wait", str(experiment.id)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def pids(experiment: ExperimentFolder, module: str) -> list[int]:
-    """The processes of the experiment that run `python -m module`, on all nodes: they share this machine's /proc."""
+    """Return the PIDs of the experiment's processes that run `python -m module`, on all nodes: they share this
+    machine's /proc.
+    """
     runs = [pid for pid in processes.pids() if module in processes.modules(pid)]
     folder = f"{experiment.path}/"
     return [
@@ -125,13 +129,15 @@ def kill_one(experiment: ExperimentFolder, module: str, chance: random.Random) -
 
 
 def disturbed(experiment: ExperimentFolder, lab: SlurmLab, every_s: float, jobs_to_kill: int) -> None:
-    """Its whole life, while nodes are taken away, and ranks, agents and whole jobs are killed at random.
+    """Wait for the end of the experiment, while nodes are taken away, and ranks, agents and whole jobs are killed at
+    random.
 
-    Where the last job has been killed, nobody is left who could go on, but its user.
+    If the last job has been killed, nothing resubmits it, and this function continues the experiment, as its user
+    would.
     """
     chance = random.Random(5)
-    while said := end_or_disturb(experiment, lab, chance, every_s, jobs_to_kill):
-        assert "were not done" in said, said
+    while output := end_or_disturb(experiment, lab, chance, every_s, jobs_to_kill):
+        assert "were not done" in output, output
         hpc_det("experiment", "continue", experiment.id)
         jobs_to_kill = 0
 
@@ -139,11 +145,11 @@ def disturbed(experiment: ExperimentFolder, lab: SlurmLab, every_s: float, jobs_
 def end_or_disturb(
     experiment: ExperimentFolder, lab: SlurmLab, chance: random.Random, every_s: float, jobs_to_kill: int
 ) -> str:
-    """Why it is not complete at its end."""
+    """Return the reason why the experiment ended incomplete, or an empty string."""
     with waiting(experiment) as wait:
         while True:
             try:
-                said, _ = wait.communicate(timeout=every_s)
+                output, _ = wait.communicate(timeout=every_s)
             except subprocess.TimeoutExpired:
                 what = chance.choice(["preempt", "hpc_det.launch.rank", "hpc_det.launch.agent", "hpc_det.launch.job"])
                 if what == "preempt":
@@ -152,7 +158,7 @@ def end_or_disturb(
                     kill_one(experiment, what, chance)
                     jobs_to_kill -= what == "hpc_det.launch.job"
             else:
-                return said if wait.returncode else ""
+                return output if wait.returncode else ""
 
 
 @pytest.fixture
@@ -186,7 +192,8 @@ def test_one_allocation_runs_trial_after_trial(on_the_lab: SlurmLab) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_a_search_of_64_trials_survives_a_bad_day(on_the_lab: SlurmLab) -> None:
-    # One bracket: of 64, 16, 4 and 1 trials. Of several, chance decides which trains the best, and how long.
+    # One bracket, of 64, 16, 4 and 1 trials. With several, chance would decide which one trains the best trial, and how
+    # long.
     experiment = begin(
         "hyperparameters.batch_s=0.02",
         "searcher.mode=aggressive",

@@ -1,4 +1,6 @@
-"""A shared experiment that really trains: what its job, its agent and its ranks make is for its group, and no more."""
+"""A shared experiment that really trains: its group can read the files of its job, agent and ranks, but not the
+secrets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole lives of gang jobs on a real Slurm: six ranks on three nodes, preempted, out of time, killed, still exact."""
+"""Whole lives of gang jobs on a real Slurm: six ranks on three nodes, preempted, timed out, killed, still bit-equal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slurm
 
 SIX_SLOTS = "resources.slots_per_trial=6"
 SIX_RANKS = (DIRECT, SIX_SLOTS)
-"""Where the launcher does not matter: torchrun would load torch once more on each node."""
+"""For tests that do not depend on the launcher: torchrun would load torch once more on each node."""
 PROFILE = """
 name: lab
 scheduler: slurm
@@ -35,7 +35,7 @@ resume: requeue
 
 
 def use(lab: SlurmLab, patch: pytest.MonkeyPatch, profile: str | None = None) -> None:
-    """A state folder that all nodes see, with a profile of the lab in it, `PROFILE` where none is given."""
+    """Use a state folder that all nodes see, with a profile of the lab in it, by default `PROFILE`."""
     folder = lab.folder()
     (folder / "conf" / "cluster").mkdir(parents=True)
     (folder / "conf" / "cluster" / "lab.yaml").write_text(profile or PROFILE)
@@ -45,7 +45,7 @@ def use(lab: SlurmLab, patch: pytest.MonkeyPatch, profile: str | None = None) ->
 
 @pytest.fixture(scope="module")
 def undisturbed(slurm_lab: SlurmLab) -> Story:
-    """The same experiment without any trouble."""
+    """Return the same experiment, run without any trouble."""
     with pytest.MonkeyPatch.context() as patch:
         use(slurm_lab, patch)
         story = Story.begin(*SIX_RANKS, cluster="lab")
@@ -71,7 +71,7 @@ def test_a_preempted_gang_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story
     slurm_lab.preempt(3, seconds=2)
     waited = story.wait()
     assert story.causes == ["preempted", "finished"]
-    assert "it may start now" in waited.stderr  # the 121 s for which Slurm holds a requeued job
+    assert "it may start now" in waited.stderr  # instead of the 121 s for which Slurm holds a requeued job
     assert slurm_lab.job(story.job_id)["Restarts"] == "1"
     assert story.same_as(undisturbed)
 
@@ -114,7 +114,7 @@ def test_the_script_given_to_sbatch_by_hand_does_the_same_job(undisturbed: Story
     script = held.trial.experiment().script()
     script.write_text(script.read_text().replace("#SBATCH --hold\n", ""))
     by_hand = slurm_lab.run("sbatch", "--parsable", str(script)).strip()
-    slurm_lab.wait_for_state(by_hand, "COMPLETED")  # sbatch --wait would look after 2, 10 and 42 s
+    slurm_lab.wait_for_state(by_hand, "COMPLETED")  # sbatch --wait would check after 2, 10 and 42 s
     assert held.same_as(undisturbed)
 
 
@@ -150,7 +150,7 @@ def test_a_held_job_is_released_by_hand(slurm_lab: SlurmLab) -> None:
     slurm_lab.wait_for_state(story.job_id, "PENDING")
     released = hpc_det("job", "release", story.job_id)
     assert not unnamed(released.stdout, f"job {story.job_id}")
-    slurm_lab.wait_for_state(story.job_id, "RUNNING", 60)  # without that after 121 s
+    slurm_lab.wait_for_state(story.job_id, "RUNNING", 60)  # without the release it would start after 121 s
     story.until(lambda: len(story.causes) == 1)
     hpc_det("experiment", "kill", story.number)
 

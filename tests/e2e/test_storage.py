@@ -1,4 +1,4 @@
-"""Checkpoints that lie elsewhere: in a folder of another file system, and in a store that a folder stands for."""
+"""Checkpoints in other places: in a folder of another file system, and in a stand-in for an object store."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class S3FileSystem(LocalFileSystem):
 
 @pytest.fixture
 def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a library that is called s3fs keeps its buckets."""
+    """Return the folder with the buckets of a stand-in for the library s3fs."""
     library, folder = tmp_path / "library", tmp_path / "buckets"
     library.mkdir()
     folder.mkdir()
@@ -60,7 +60,7 @@ IN_S3 = f"checkpoint_storage={{type: s3, bucket: mine, secret_key: {SECRET}}}"
 
 @pytest.fixture
 def other_file_system(state_folder: Path) -> Iterator[Path]:
-    """Not the one of the state folder, on most machines."""
+    """Return a folder on another file system than the state folder, if the machine has one."""
     places = (place for place in ("/dev/shm", tempfile.gettempdir()) if os.access(place, os.W_OK))
     here = state_folder.stat().st_dev
     folder = Path(tempfile.mkdtemp(dir=next((place for place in places if os.stat(place).st_dev != here), None)))

@@ -1,4 +1,4 @@
-"""What limits a trial is found out by real trainings of it."""
+"""Real trainings of a trial find its bottleneck."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent / "throughput"
 
 
 def tuned(*arguments: object) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The tests by their names, and what they show, by what it is about. Nothing is left of them."""
+    """Return the tests by name, and the texts of the findings by subject. No experiment remains."""
     done = hpc_det("experiment", "tune-throughput", HERE / "timed.yaml", HERE, "--batches", 10, "--json", *arguments)
     found = json.loads(done.stdout)
     assert list(ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).all()) == [], done.stderr

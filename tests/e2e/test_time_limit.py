@@ -1,4 +1,4 @@
-"""A job with a time limit that nobody warns of but its own clock: real ranks, stand-ins for Slurm's commands."""
+"""A job whose time limit is announced by its own clock alone: real ranks, stand-ins for Slurm's commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_job_saves_before_its_time_limit_and_the_run_goes_on_bit_for_bit(
     stub("sbatch", "echo 7")
     stub("srun", SRUN)
     story = Story.begin(WARM, WAITS_AT.format(5), cluster="here")
-    # The job learns of its end when it trains already, and that there is just time for a save.
+    # When the job learns of its end, it already trains, and there is just enough time for a save.
     stub("scontrol", SHOWS_THE_END.format(story.trial.metrics, 40))
     run(story)
     assert story.causes == ["time limit"]
@@ -58,6 +58,6 @@ def test_a_job_saves_before_its_time_limit_and_the_run_goes_on_bit_for_bit(
 
 
 def run(story: Story) -> None:
-    """What Slurm does with the script."""
+    """Run the script as Slurm does."""
     env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "here"}
     subprocess.run(["bash", story.trial.experiment().script()], check=True, timeout=DEADLINE_S, env=env)

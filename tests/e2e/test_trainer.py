@@ -1,4 +1,4 @@
-"""The Trainer form as users start it: in a job, and under torchrun without one."""
+"""A script with a Trainer as users start it: in a job, and under torchrun without a job."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def the_run(root: Path) -> TrialFolder | None:
 
 
 def until_batch(root: Path, batch: int, process: subprocess.Popen[str]) -> None:
-    """Of a script that does not end by itself."""
+    """Wait until an endless script has reached this batch."""
 
     def is_there() -> bool:
         assert process.poll() is None
@@ -56,7 +56,7 @@ def until_batch(root: Path, batch: int, process: subprocess.Popen[str]) -> None:
 
 
 def ranks(launcher: int) -> list[int]:
-    """Of `train.py`, among this process and those below it."""
+    """Return the PIDs that run `train.py`, among this process and its descendants."""
     return [pid for pid in (launcher, *descendants(launcher)) if "train.py" in words(pid, "cmdline")]
 
 

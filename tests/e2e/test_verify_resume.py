@@ -1,4 +1,4 @@
-"""A trial is stopped and resumed for real, and what its checkpoints miss is named."""
+"""Real trials are stopped and resumed; the state that their checkpoints lack is named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WARM = ("--config", warm_ranks_of("LeakyTrial"))
 SHORT = ("--batches", 8, "--stops", 2, "--seed", 2)
 COUNTER, NOTHING = "hyperparameters.leak=counter", "hyperparameters.leak=none"
 LEAKS = {"generator": "generator", "average": "state"}
-"""The kind of cause that is named for what a trial keeps in an attribute."""
+"""The kind of cause that is reported for state in an attribute of the trial."""
 
 
 def experiments() -> list[int]:
@@ -37,7 +37,7 @@ def experiments() -> list[int]:
 def verified(
     *arguments: object, config: Path = FOLDER / "leaky.yaml", code: Path | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """The exit code, and what was found. Nothing is left of the trainings."""
+    """Return the exit code and the result. No experiment remains."""
     done = hpc_det("experiment", "verify-resume", config, code or config.parent, "--json", *arguments, check=False)
     assert experiments() == [], done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -49,7 +49,7 @@ def blamed(found: dict[str, Any]) -> set[tuple[str, str]]:
 
 @pytest.mark.usefixtures("warm")
 def test_a_sound_trial_is_the_same_after_each_stop_and_what_it_keeps_for_itself_is_named() -> None:
-    """Also where no checkpoint is wanted but those of the stops."""
+    """Checkpoints are also disabled, except those of the stops."""
     none = ("--config", "checkpoint_policy=none")
     code, found = verified(*WARM, *none, "--ranks", 2, "--batches", 20, "--stops", 3, "--seed", 1)
     assert code == 0
@@ -79,7 +79,7 @@ def test_a_generator_and_an_average_in_an_attribute_are_named(leak: str) -> None
 
 
 def assert_leak_is_named(leak: str, code: int, found: dict[str, Any], *, ranks: int) -> None:
-    """The training differs from the first batch after the first stop on, and on each rank."""
+    """Check that the training differs from the first batch after the first stop, on each rank."""
     assert (code, found["identical"]) == (1, False)
     assert len(found["resumes"]) == 2
     firsts = [each for each in found["first_differences"] if each["batch"] == found["resumes"][0]]
@@ -212,7 +212,7 @@ def test_ctrl_c_on_pbs_cancels_both_jobs_and_leaves_nothing(pbs_lab: PbsLab, sta
 
 
 def interrupted(arguments: list[str]) -> None:
-    """Ctrl-C when both trainings have their jobs, and are long enough for it."""
+    """Press Ctrl-C when both trainings have jobs; the trainings are long enough for that."""
     command = [COMMAND, "experiment", "verify-resume", FOLDER / "leaky.yaml", FOLDER, "--cluster", "lab"]
     options = [
         "--batches",
@@ -227,15 +227,15 @@ def interrupted(arguments: list[str]) -> None:
         try:
             wait_for(lambda: submitted() == 2 or process.poll() is not None, DEADLINE_S)
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=DEADLINE_S)
+            _, output = process.communicate(timeout=DEADLINE_S)
         finally:
             process.kill()
-    assert process.returncode == 130, said
-    assert experiments() == [], said
+    assert process.returncode == 130, output
+    assert experiments() == [], output
 
 
 def submitted() -> int:
-    """How many experiments have a job."""
+    """Return how many experiments have a job."""
     return sum(folder.job(1).exists() for folder in ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folders())
 
 

@@ -1,8 +1,8 @@
-"""Runs a command as an ordinary user on a login host of the lab: python -m tests.labs.as_user COMMAND...
+"""Run a command as an ordinary user on a login host of the lab: python -m tests.labs.as_user COMMAND...
 
-The login host is a network namespace with two interfaces. Its name and its default route lead to eth0, from where
-nothing reaches the nodes; eth1 is in the cluster's network. Its folders are this machine's. Where this machine can have
-no lab, or this user is not root, the command is not run, and the exit code is 2.
+The login host is a network namespace with two interfaces. Its name and its default route lead to eth0, from which the
+nodes cannot be reached; eth1 is in the cluster's network. Its folders are this machine's. If this machine can have no
+lab, or this user is not root, the command is not run, and the exit code is 2.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.labs.operator import VARIABLE, serving
 from tests.labs.slurm import SCRIPTS, SlurmLab, available, reached_paths
 
 USER = "nobody"
-"""On every Debian, and with no rights at all."""
+"""Exists on every Debian, and has no permissions."""
 NAMESPACE = "hpcdet-login"
 OUTSIDE, INSIDE = "198.51.100.2", "10.66.0.2"
 """Addresses of the login host: on a network of RFC 5737, and on the cluster's."""
 NO_LAB = 2
-"""The exit code where there can be no lab."""
+"""The exit code if there can be no lab."""
 LINK = "hpcdetlogin"
-"""To the bridge of the nodes."""
+"""The link to the bridge of the nodes."""
 ON_THE_HOST = """
 mount --bind "$1" /etc/hosts
 hostname login1
@@ -50,7 +50,7 @@ def main(command: Sequence[str]) -> int:
 
 @contextmanager
 def _login_host(lab: SlurmLab) -> Iterator[list[str]]:
-    """What runs a command there as USER."""
+    """Yield the prefix of a command line that runs it on the login host as USER."""
     _make_room()
     try:
         _make_network()
@@ -87,7 +87,9 @@ def _make_room() -> None:
 
 
 def _remove_host() -> None:
-    """Whatever of it there is: the link first, since the namespace alone would take it along some time later."""
+    """Remove what exists of the host: the link first, since deleting only the namespace would remove the link with a
+    delay.
+    """
     for removed in (["link", "del", LINK], ["netns", "del", NAMESPACE]):
         subprocess.run(["ip", *removed], stderr=subprocess.DEVNULL)
 
@@ -112,7 +114,7 @@ def _run(lab: SlurmLab, command: Sequence[str]) -> int:
     with serving(operator, user.pw_uid, os.environ | lab.env):
         process = subprocess.Popen(command, env=os.environ | own)
         while True:
-            with suppress(KeyboardInterrupt):  # the command gets Ctrl-C, too, and ends by itself
+            with suppress(KeyboardInterrupt):  # the command receives Ctrl-C, too, and ends by itself
                 return process.wait()
 
 

@@ -1,4 +1,4 @@
-"""A real Chromium without a screen, from Debian's package, and what it makes of a page."""
+"""A real Chromium without a screen, from Debian's package, and the result of loading a page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 LOCK = Path("/var/tmp/hpc-det-apt.lock")
-"""Also of tests/labs/slurm-up: apt-get fails where another one is at work."""
+"""Shared with tests/labs/slurm-up: apt-get fails while another one runs."""
 INSTALL = "apt-get update -q && apt-get install -qy --no-install-recommends chromium fonts-dejavu-core"
 OPTIONS = (
     "--headless",
-    "--no-sandbox",  # it refuses to run as root with one; the pages are the tests' own
+    "--no-sandbox",  # Chromium refuses to run as root with a sandbox; the pages are the tests' own
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
@@ -35,7 +35,7 @@ class Loaded:
 
     dom: str
     console: list[str]
-    """What scripts said, and what the page was refused."""
+    """Messages of scripts, and requests that the page was refused."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Chromium:
 
 @pytest.fixture
 def chromium(tmp_path: Path) -> Chromium:
-    """Installed where it is missing, by the first test process that comes."""
+    """Return Chromium; the first test process installs it if it is missing."""
     program = shutil.which("chromium") or _installed()
     return Chromium(program, tmp_path / "chromium")
 

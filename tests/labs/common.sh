@@ -1,7 +1,7 @@
-# What slurm-up and slurm-down share: where the lab lies, what it is called, and how to tell its processes.
+# Shared by slurm-up and slurm-down: the folder and the names of the lab, and its processes.
 lab=$(realpath -m "${HPC_DET_LAB:-/var/tmp/hpc-det-lab}")
 bridge=hpcdet0 netns=hpcdet-node # a lab of one machine has one bridge and these network namespaces: netns1, netns2...
-# Only Debian's Slurm, and no variable that another one has set: this machine may have a Slurm of its own.
+# Use only Debian's Slurm, and no variables of another one: this machine may have its own Slurm.
 for name in $(compgen -e); do
   case $name in HPC_DET_LAB* | HOME | TERM | *_proxy | *_PROXY) ;; *) unset "$name" ;; esac
 done
@@ -14,12 +14,12 @@ die() {
   exit 2
 }
 
-# Up and down take turns. -o: the daemons must not inherit the lock.
+# slurm-up and slurm-down exclude each other. -o: the daemons must not inherit the lock.
 one_at_a_time() {
   [[ ${HPC_DET_LAB_LOCKED:-} ]] || HPC_DET_LAB_LOCKED=1 exec flock -o "$lab/lock" "$0" "$@"
 }
 
-# lab_pid PIDFILE: prints the pid if that process still is the daemon that the file is named after.
+# lab_pid PIDFILE: prints the PID if that process still is the daemon after which the file is named.
 # Debian may add a suffix to the program: slurmd is slurmd-wlm.
 lab_pid() {
   local pid name=${1##*/}

@@ -1,4 +1,4 @@
-"""What a lab takes over from this machine: its commands except those of schedulers, and no variable of a scheduler.
+"""Isolate a lab from schedulers of this machine: their commands and their variables are removed.
 
 A machine may have a Slurm or a PBS already, and tests may run inside a job of it.
 """
@@ -27,7 +27,9 @@ _OF_TESTS = {"HPC_DET_LAB", "HPC_DET_LAB_OPERATOR", "HPC_DET_REAL_PBS", "HPC_DET
 
 
 def forget_other_schedulers(env: MutableMapping[str, str], *, keep_pbs: bool) -> None:
-    """Remove what schedulers, launchers, hpc_det and the desktop have set. `keep_pbs`: tests were asked to use it."""
+    """Remove the variables of schedulers, launchers, hpc_det and the desktop. `keep_pbs`: the tests use the machine's
+    PBS.
+    """
     prefixes = tuple(prefix for prefix in _SCHEDULERS if not (keep_pbs and prefix == "PBS_"))
     for name in set(env) - _OF_TESTS:
         if name in _RANK or name.startswith((*prefixes, *_LAUNCHERS, "HPC_DET_", "XDG_")):
@@ -35,14 +37,18 @@ def forget_other_schedulers(env: MutableMapping[str, str], *, keep_pbs: bool) ->
 
 
 def path_with_only(scheduler: Path, path: str, folder: Path) -> str:
-    """`path` with the commands of `scheduler` first and those of no other; as it is where it has them already."""
+    """Return `path` with the commands of `scheduler` first, and without those of others; unchanged if it already has
+    them.
+    """
     if str(scheduler) in path.split(os.pathsep):
         return path
     return os.pathsep.join([str(scheduler), path_without((*SLURM_COMMANDS, *PBS_COMMANDS), path, folder)])
 
 
 def path_without(commands: Collection[str], path: str, folder: Path) -> str:
-    """`path` without these commands: a part of it that has one is replaced by a folder of links below `folder`."""
+    """Return `path` without these commands: a part of it that has one is replaced by a folder of links below
+    `folder`.
+    """
     parts = [Path(part) for part in path.split(os.pathsep)]
     return os.pathsep.join(str(_links(part, commands, folder) if _has_any(part, commands) else part) for part in parts)
 

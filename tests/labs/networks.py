@@ -1,4 +1,6 @@
-"""Network namespaces for the nodes of a test, joined by a bridge in one more. The machine's network stays as it is."""
+"""Network namespaces for the nodes of a test, joined by a bridge in another one. The machine's network is not
+changed.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from contextlib import suppress
 
 
 class Networks:
-    """Node 0 to `count` - 1, with an address each that the others reach."""
+    """Nodes 0 to `count` - 1, each with an address that the others reach."""
 
     def __init__(self, count: int) -> None:
         self._prefix = f"hd-{uuid.uuid4().hex[:8]}"
         self.names = [f"{self._prefix}-{node}" for node in range(count)]
-        """Of the namespaces, by node."""
+        """Names of the namespaces, by node."""
         self.paths = [f"/run/netns/{name}" for name in self.names]
         self.addresses = [f"10.67.0.{node + 1}" for node in range(count)]
         self._switch = f"{self._prefix}-switch"
@@ -35,21 +37,21 @@ class Networks:
             self._ip("-n", name, "link", "set", link, "up")
 
     def cut(self, node: int) -> None:
-        """Its cable is pulled: nothing comes or goes, and no connection ends."""
+        """Pull the cable of a node: all packets are lost, and no connection is closed."""
         self._ip("-n", self._switch, "link", "set", f"port{node}", "down")
 
     def mend(self, node: int) -> None:
         self._ip("-n", self._switch, "link", "set", f"port{node}", "up")
 
     def power_off(self, node: int) -> None:
-        """All that runs there is gone."""
+        """Kill all processes on the node."""
         while pids := self._ip("netns", "pids", self.names[node]).split():
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
 
     def through(self, node: int) -> list[str]:
-        """Before a command line: runs it there."""
+        """Return the prefix of a command line that runs it on the node."""
         return ["nsenter", f"--net={self.paths[node]}"]
 
     def close(self) -> None:
@@ -64,7 +66,7 @@ class Networks:
 
 
 def available() -> str | None:
-    """Why this machine has none, in words; None where it has."""
+    """Return the reason why this machine cannot have networks, or None."""
     try:
         Networks(1).close()
     except (OSError, AssertionError) as error:

@@ -1,6 +1,6 @@
 """A server that runs commands as root for tests of an ordinary user (tests.labs.as_user).
 
-A request is one line, the command as a JSON list; so is the answer: [exit code, stdout, stderr].
+A request is one line, the command as a JSON list; the answer is one line, too: [exit code, stdout, stderr].
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from socket import AF_UNIX, socket
 
 VARIABLE = "HPC_DET_LAB_OPERATOR"
-"""Names the operator's socket."""
+"""The environment variable with the path of the operator's socket."""
 COMMANDS = ("scontrol", "ip", "kill", "slurm-up")
 
 
 def needs_root(command: Sequence[str | Path]) -> bool:
-    """Whether Slurm or Linux refuses the command to an ordinary user."""
+    """Return whether Slurm or Linux refuses the command to an ordinary user."""
     name, *arguments = map(str, command)
     if Path(name).name == "scontrol":
         return arguments[0] in ("suspend", "resume") or any(word.startswith("NodeName=") for word in arguments)
@@ -29,7 +29,7 @@ def needs_root(command: Sequence[str | Path]) -> bool:
 
 
 def run_by_operator(command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-    """Have the operator, whose socket VARIABLE names, run the command as root."""
+    """Let the operator at the socket in VARIABLE run the command as root."""
     with socket(AF_UNIX) as line:
         line.connect(os.environ[VARIABLE])
         line.sendall(json.dumps([*map(str, command)]).encode() + b"\n")

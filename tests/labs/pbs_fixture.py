@@ -1,4 +1,4 @@
-"""The fixtures `pbs_lab`, a stand-in PBS of its own for one test, and `any_pbs`, which can be a real one instead."""
+"""The fixtures `pbs_lab`, a separate stand-in PBS for each test, and `any_pbs`, which can be a real one instead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.labs.pbs_lab import PbsLab
 
 @pytest.fixture
 def pbs_lab(request: pytest.FixtureRequest, no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[PbsLab]:
-    """Its commands are on PATH. What left the session of its job, and so would be left behind by PBS, is a failure.
+    """Yield a stand-in PBS, with its commands on PATH. Fail if a process left the session of its job: PBS would not end
+    it.
 
     As an indirect parameter: fields of its `Settings`.
     """
@@ -34,7 +35,7 @@ def pbs_lab(request: pytest.FixtureRequest, no_leaks: None, monkeypatch: pytest.
 
 @pytest.fixture
 def any_pbs(request: pytest.FixtureRequest) -> Iterator[PbsLab]:
-    """The PBS on PATH where HPC_DET_REAL_PBS=1 is set, the stand-in everywhere else."""
+    """Yield the PBS on PATH if HPC_DET_REAL_PBS=1 is set, otherwise the stand-in."""
     if not pbs_real.ASKED_FOR:
         yield request.getfixturevalue("pbs_lab")
         return

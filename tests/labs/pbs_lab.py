@@ -26,7 +26,7 @@ Job = dict[str, Any]
 Done = subprocess.CompletedProcess[str]
 
 ENDS_WITHIN_S = 10
-"""What is killed, or has lost its job, on a busy machine."""
+"""Seconds in which processes end on a busy machine after they were killed or lost their job."""
 
 
 class PbsLab:
@@ -40,9 +40,9 @@ class PbsLab:
 
     @classmethod
     def start(cls, *, has_networks: bool = False, **settings: Any) -> PbsLab:
-        """A site of its own, with nodes `pbsn1` to `pbsn3`; `settings` are fields of `Settings`.
+        """Start a new site with nodes `pbsn1` to `pbsn3`; `settings` are fields of `Settings`.
 
-        `has_networks`: each node has one of its own, which can be cut (needs root).
+        `has_networks`: each node has a separate network, which can be cut (needs root).
         """
         site = Site(Path(tempfile.mkdtemp(prefix="pbs-")))
         networks = Networks(3) if has_networks else None
@@ -57,7 +57,7 @@ class PbsLab:
         return lab
 
     def stop(self) -> list[str]:
-        """Ends every process of the site; says which of them had left the session of their job."""
+        """End every process of the site; return those that had left the session of their job."""
         died = self._server.poll()
         strays = self._left_strays() if died is None else [f"its server died with exit code {died}"]
         self._server.terminate()
@@ -68,12 +68,12 @@ class PbsLab:
         return strays
 
     def strays(self) -> list[str]:
-        """Processes which a PBS without cgroups would leave behind on its nodes, as `pid command`."""
+        """Return the processes that a PBS without cgroups would leave behind on its nodes, as `pid command`."""
         found = client.ask(self.site.mom_socket, do="strays")["strays"]
         return [f"{pid} {command}" for pid, command in found.items()]
 
     def _left_strays(self) -> list[str]:
-        """Without those that just end."""
+        """Return the strays, without those that are about to end."""
         end = time.monotonic() + ENDS_WITHIN_S
         while (strays := self.strays()) and time.monotonic() < end:
             time.sleep(0.05)
@@ -85,17 +85,17 @@ class PbsLab:
 
     @property
     def home(self) -> Path:
-        """Where jobs start."""
+        """The folder in which jobs start."""
         return self.site.user_home
 
     @property
     def queue(self) -> str | None:
-        """For jobs that may be preempted; None: the site's default."""
+        """The queue for jobs that may be preempted; None: the site's default."""
         return "low"
 
     @property
     def env(self) -> dict[str, str]:
-        """What to add to a subprocess's environment so that its PBS commands reach this site, and no other."""
+        """The variables to add to a subprocess's environment so that its PBS commands reach this site, and no other."""
         return {"PATH": path_with_only(self.site.bin, os.environ["PATH"], self.site.home / "machine")}
 
     def ended(self, *command: str | Path, cwd: Path | None = None, manager: bool = False) -> Done:
@@ -105,7 +105,7 @@ class PbsLab:
         )
 
     def run(self, *command: str | Path, cwd: Path | None = None, manager: bool = False) -> str:
-        """Standard output; an error carries what the command said."""
+        """Return the standard output. Raises RuntimeError with the command's output if it fails."""
         done = self.ended(*command, cwd=cwd, manager=manager)
         if done.returncode:
             raise RuntimeError(
@@ -114,7 +114,7 @@ class PbsLab:
         return done.stdout
 
     def submit(self, *arguments: str | Path, script: str | None = None, cwd: Path | None = None) -> str:
-        """The job's id; `script` is the text of one."""
+        """Submit a job and return its ID; `script`: the text of a script."""
         if script is not None:
             number = len(list(self.home.glob("*.pbs")))
             (path := self.home / f"job{number}.pbs").write_text(script)
@@ -122,14 +122,14 @@ class PbsLab:
         return self.run("qsub", *arguments, cwd=cwd).strip()
 
     def job(self, job_id: str) -> Job:
-        """Its attributes, ended or not: what `qstat -x -f -F json` has, without the time that takes."""
+        """Return its attributes, ended or not: the content of `qstat -x -f -F json`, but faster."""
         answer = client.ask(self.site.server_socket, do="status", ids=[job_id], history=True, subjobs=False)
         if job_id not in answer["jobs"]:
             raise LookupError(answer["errors"][0][1])
         return typed_job(answer["jobs"][job_id])
 
     def wait_for(self, job_id: str, states: str | Collection[str], deadline_s: float = DEADLINE_S) -> Job:
-        """Its attributes as soon as it is in one of these states, such as "R" or "F"."""
+        """Return its attributes as soon as it is in one of these states, such as "R" or "F"."""
         end = time.monotonic() + deadline_s
         while (job := self.job(job_id))["job_state"] not in states:
             if time.monotonic() > end:
@@ -138,13 +138,13 @@ class PbsLab:
         return job
 
     def preempt(self, nodes: int = 3, seconds: float = 1) -> str:
-        """Submits a job to `high` that takes whole nodes for some seconds, whoever runs there. Returns its id."""
+        """Submit a job to `high` that takes whole nodes for some seconds, preempting others; return its ID."""
         chunk = f"ncpus={self.settings.ncpus}:ngpus={self.settings.ngpus}"
         where = ["-q", "high", "-l", f"select={nodes}:{chunk},place=scatter"]
         return self.submit(*where, "-o", "/dev/null", "-e", "/dev/null", "--", "/bin/sleep", str(seconds))
 
     def set_preempt_order(self, letters: str) -> None:
-        """S suspends, R requeues, D deletes, C does nothing; several are tried in turn."""
+        """Set the order: S suspends, R requeues, D deletes, C does nothing; several are tried in turn."""
         self.run("qmgr", "-c", f"set sched preempt_order = {letters}", manager=True)
 
     def set_history(self, enabled: bool) -> None:
@@ -155,17 +155,17 @@ class PbsLab:
         self.run("qmgr", "-c", change, manager=True)
 
     def rerun(self, job_id: str) -> None:
-        """As a manager; returns when the run is dead."""
+        """Rerun the job as a manager; return when the run has ended."""
         self.run("qrerun", job_id, manager=True)
 
     def fail_node(self, name: str) -> None:
-        """Power off: its processes are gone, and nobody is told."""
+        """Switch a node off: its processes end, and nothing is notified."""
         if self._networks:
             self._networks.power_off(self.nodes.index(name))
         self._turn(do="node", name=name, up=False)
 
     def cut_network(self, name: str) -> None:
-        """Of one node: nothing comes or goes, no connection ends, and PBS has not noticed yet."""
+        """Cut the network of one node: all packets are lost, no connection closes, and PBS has not noticed yet."""
         assert self._networks
         self._networks.cut(self.nodes.index(name))
 
@@ -173,7 +173,7 @@ class PbsLab:
         self._turn(do="node", name=name, up=True)
 
     def stop_server(self) -> None:
-        """The PBS server is down; jobs run on."""
+        """Stop the PBS server; jobs keep running."""
         self._turn(do="server", up=False)
 
     def start_server(self) -> None:
@@ -184,7 +184,7 @@ class PbsLab:
             raise RuntimeError(answer)
 
     def end_all(self) -> None:
-        """Ends every job, at once, and waits until it is gone."""
+        """Kill every job, and wait until all have ended."""
         self.start_server()
         for job_id in self._current():
             client.ask(self.site.server_socket, do="delete", id=job_id, force=True, history=False, by="the lab")
@@ -201,7 +201,9 @@ def can_have_hosts() -> bool:
 
 
 def _settings(changes: dict[str, Any]) -> Settings:
-    """Host names of their own where that can be had; addresses where it cannot, which resolve everywhere."""
+    """Return settings in which nodes have separate host names, or, without root, addresses, which resolve
+    everywhere.
+    """
     own_hosts = (
         os.geteuid() == 0
         and not subprocess.run(["unshare", "--uts", "--mount", "true"], capture_output=True).returncode

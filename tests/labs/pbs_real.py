@@ -1,4 +1,4 @@
-"""The PBS on PATH behind the same object, for those tests that make sense on a site of somebody else's."""
+"""The PBS on PATH behind the same object, for tests that make sense on any site."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from tests.labs.pbs_lab import Done, Job, PbsLab
 
 ASKED_FOR = os.environ.get("HPC_DET_REAL_PBS") == "1"
 SLOWER_S = 300.0
-"""A site has other jobs, and looks at ours when it has time."""
+"""Seconds to wait at least: a site has other jobs, and polls rarely."""
 
 
 class RealPbs(PbsLab):
-    """No failing nodes. Tests of what only managers may do are skipped for others; for a manager they change how this
-    site preempts, for a while, and take all of its nodes. Jobs are submitted from a folder in the home folder.
+    """The PBS on PATH. Nodes cannot fail. Tests that only managers may run are skipped for others; for a manager, they
+    change this site's preemption for a while, and take all of its nodes. Jobs are submitted from a folder in the home
+    folder.
     """
 
     def __init__(self) -> None:
         self._preempt_order: str | None = None
-        """As the site has it, once it was changed."""
+        """The site's own value, once it was changed."""
         self._folder = Path(tempfile.mkdtemp(prefix="pbs-lab-", dir=Path.home()))
         self._submitted: list[str] = []
 
     @property
     def home(self) -> Path:
-        """Where jobs are submitted; they start in the home folder itself."""
+        """The folder from which jobs are submitted; they start in the home folder itself."""
         return self._folder
 
     @property
     def queue(self) -> str | None:
-        """`low` where there is a `high` that preempts it, as on the stand-in; else the site's default."""
+        """`low` if there is a `high` that preempts it, as on the stand-in; otherwise None, the site's default."""
         return None if self.ended("qstat", "-Q", "low", "high").returncode else "low"
 
     def ended(self, *command: str | Path, cwd: Path | None = None, manager: bool = False) -> Done:
@@ -69,7 +70,7 @@ class RealPbs(PbsLab):
         super().set_preempt_order(letters)
 
     def set_kill_delay(self, queue: str, seconds: int | None) -> None:
-        """A site's own is long enough."""
+        """Do nothing: a site's own delay is long enough."""
 
     def stop(self) -> list[str]:
         if self._preempt_order:

@@ -1,4 +1,4 @@
-"""Reads what a real PBS was recorded answering."""
+"""Read the recorded answers of a real PBS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def recorded(name: str) -> str:
 
 
 def recorded_jobs(name: str) -> dict[str, dict[str, Any]]:
-    """As a user sees them, by id."""
+    """Return the jobs as a user sees them, by ID."""
     jobs = json.loads(recorded(f"qstat/{name}.json"))["Jobs"]
     return {
         job_id: {key: value for key, value in job.items() if key not in SEEN_BY_MANAGERS}
@@ -26,12 +26,12 @@ def recorded_jobs(name: str) -> dict[str, dict[str, Any]]:
 
 
 def recorded_job(name: str) -> dict[str, Any]:
-    """The first of them."""
+    """Return the first of the jobs."""
     return next(iter(recorded_jobs(name).values()))
 
 
 def recorded_names(text: str) -> str:
-    """Where nodes have addresses for names, as the recorded site called them."""
+    """Return `text` with the recorded site's names of nodes, if nodes have addresses for names."""
     return text.replace("127.0.1.", "pbsn")
 
 
@@ -60,11 +60,11 @@ def transcript(name: str) -> list[Step]:
 
 
 Story = dict[tuple[str, str], list[str]]
-"""By node and role: what each process noted, in order."""
+"""By node and role: what each process logged, in order."""
 
 
 def story(log: str) -> Story:
-    """Of the lines `seconds host role ... event`; a single node is a node, whichever it was."""
+    """Parse lines `seconds host role ... event`; if there is only one node, its key is `node`."""
     found: Story = {}
     lines = [line.split() for line in log.splitlines() if re.match(r" *[+-]?\d+\.\d+ ", line)]
     notes = [(words[1], words[2].rstrip(":"), _event(words[3:])) for words in lines if words[1] != "ADMIN"]
@@ -76,7 +76,7 @@ def story(log: str) -> Story:
 
 
 def _event(words: list[str]) -> str:
-    """Without pids, and without what only the job's own shell decides."""
+    """Return the event without PIDs, and without events that depend only on the job's own shell."""
     text = " ".join(word for word in words if not re.match(r"(pid|ppid|sid|task|top-shell)=|\d+$", word))
     kinds = (
         r"start|got SIG\w+|exit \d+ after grace|rank checkpoint done|checkpoint done|all ranks done|child ended|.* gone"

@@ -26,7 +26,7 @@ from tests.wait import DEADLINE_S
 
 SCRIPTS = Path(__file__).parent
 DEBIAN = Path("/usr/bin")
-"""Where its packages put the commands of Slurm; a site's own Slurm may come first on PATH."""
+"""The folder of the Slurm commands from Debian's packages; a site's own Slurm may come first on PATH."""
 
 
 def available() -> str | None:
@@ -49,14 +49,14 @@ def reached_paths() -> list[Path]:
 
 @dataclass(frozen=True)
 class SlurmLab:
-    """A running lab. Nodes share every folder with this machine but `/tmp`; jobs run as the user of the tests."""
+    """A running lab. Nodes share every folder with this machine except `/tmp`; jobs run as the user of the tests."""
 
     conf: Path
-    """What `SLURM_CONF` must name for every Slurm command that is to reach the lab."""
+    """The value of `SLURM_CONF` with which Slurm commands reach the lab."""
 
     @classmethod
     def start(cls) -> SlurmLab:
-        """Start the lab, or find the one that runs, as it always does for an ordinary user."""
+        """Start the lab, or return the one that already runs, as it always does for an ordinary user."""
         if operator.VARIABLE in os.environ:
             return cls(Path(os.environ[operator.VARIABLE]).parents[1] / "etc" / "slurm.conf")
         reached = ":".join(map(str, reached_paths()))
@@ -76,7 +76,7 @@ class SlurmLab:
 
     @contextmanager
     def used_alone(self) -> Iterator[None]:
-        """Fails where other tests use the lab: after each test all jobs are cancelled."""
+        """Lock the lab; fail if other tests use it, since all jobs are cancelled after each test."""
         with self.conf.open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,7 +93,7 @@ class SlurmLab:
 
     @property
     def bin(self) -> Path:
-        """The commands of the lab's Slurm."""
+        """The folder with the commands of the lab's Slurm."""
         return self.path / "bin"
 
     def _make_bin(self) -> None:
@@ -115,11 +115,11 @@ class SlurmLab:
 
     @cached_property
     def _links(self) -> Path:
-        """To this machine's commands that are not a scheduler's."""
+        """A folder for links to this machine's commands that are not a scheduler's."""
         return self.folder()
 
     def run(self, *command: str | Path, cwd: Path | None = None) -> str:
-        """Return the standard output of a command. Raises RuntimeError with its output where it fails."""
+        """Return the standard output of a command. Raises RuntimeError with its output if it fails."""
         done = self._ended(*command, cwd=cwd)
         if done.returncode:
             raise RuntimeError(
@@ -139,17 +139,19 @@ class SlurmLab:
         return re.findall(r"inet (10\.66\.0\.\d+)/", shown)[0]  # type: ignore[no-any-return]
 
     def folder(self) -> Path:
-        """Make a folder that all nodes see."""
+        """Create a folder that all nodes see."""
         return Path(tempfile.mkdtemp(dir=self.path / "work"))
 
     def job(self, job_id: int | str) -> dict[str, str]:
-        """The fields of `scontrol show job`."""
+        """Return the fields of `scontrol show job`."""
         return parse_fields(self.run("scontrol", "show", "job", "--oneliner", str(job_id)))
 
     def wait_for_state(
         self, job_id: int | str, states: str | Collection[str], deadline_s: float = DEADLINE_S
     ) -> dict[str, str]:
-        """The job's fields as soon as it is in one of the states; until its last process is gone it is COMPLETING."""
+        """Return the job's fields as soon as it is in one of the states; it is COMPLETING until its last process has
+        ended.
+        """
         wanted = {states} if isinstance(states, str) else set(states)
         end = time.monotonic() + deadline_s
         while (job := self.job(job_id))["JobState"] not in wanted:
@@ -160,20 +162,20 @@ class SlurmLab:
         return job
 
     def preempt(self, nodes: int = 3, seconds: float = 5) -> int:
-        """Submits a job to `high` that takes whole nodes for some seconds, whoever runs there. Returns its id."""
+        """Submit a job to `high` that takes whole nodes for some seconds, preempting others; return its ID."""
         where = ["--partition=high", f"--nodes={nodes}", "--exclusive", "--chdir=/", "--output=/dev/null"]
         return int(self.run("sbatch", "--parsable", *where, f"--wrap=sleep {seconds}"))
 
     def fail_node(self, number: int) -> None:
         """Kill every process there, as a power failure does."""
         while pids := self.run("ip", "netns", "pids", f"hpcdet-node{number}").split():
-            self._ended("kill", "-KILL", *pids)  # some end meanwhile, others begin
+            self._ended("kill", "-KILL", *pids)  # some end meanwhile, others start
 
     def repair_node(self, number: int) -> None:
         self.run(SCRIPTS / "slurm-up", "--node", str(number))
 
     def signal(self, daemon: str, number: signal.Signals) -> None:
-        """`daemon`: slurmctld, slurmdbd, or slurmd.node2. Returns after KILL when it is gone."""
+        """Signal a daemon (slurmctld, slurmdbd, or slurmd.node2). After KILL, return when it has ended."""
         pid = int((self.path / "run" / f"{daemon}.pid").read_text())
         ticks = start_ticks(pid)
         self.run("kill", f"-{number.value}", str(pid))
@@ -181,11 +183,11 @@ class SlurmLab:
             time.sleep(0.02)
 
     def start_daemon(self, name: str) -> None:
-        """slurmctld or slurmdbd, after its end. Returns when slurmctld answers."""
+        """Start slurmctld or slurmdbd after its end. For slurmctld, return when it answers."""
         self.run(SCRIPTS / "slurm-up", "--daemon", name)
 
     def conf_with(self, folder: Path, message_timeout_s: int) -> Path:
-        """Write a slurm.conf with which commands wait so long for an answer of slurmctld."""
+        """Write a slurm.conf with which commands wait this long for an answer of slurmctld."""
         text = re.sub(r"(?m)^MessageTimeout=.*$", f"MessageTimeout={message_timeout_s}", self.conf.read_text())
         conf = folder / f"slurm-{message_timeout_s}.conf"
         conf.write_text(text)
@@ -199,15 +201,15 @@ class SlurmLab:
         self.run("ip", "-n", f"hpcdet-node{number}", "link", "set", "eth0", "up")
 
     def cancel_all(self, deadline_s: float = 120) -> None:
-        """Ends every job of the lab and waits until the last of their processes is gone."""
-        end, said = time.monotonic() + deadline_s, ""
+        """Cancel every job of the lab, and wait until the last of their processes has ended."""
+        end, errors = time.monotonic() + deadline_s, ""
         while jobs := self.run("squeue", "--noheader", "--format=%i %T"):
             if time.monotonic() > end:
-                raise TimeoutError(f"jobs are left after {deadline_s} s:\n{jobs}{said}")
+                raise TimeoutError(f"jobs are left after {deadline_s} s:\n{jobs}{errors}")
             # KILL first, or a job that saves on TERM would use up its grace; it may have been requeued meanwhile.
-            # A job whose state changes under scancel is an error for it, and is met again in the next round.
-            said = self._ended("scancel", "--quiet", "--state=PENDING").stderr
-            said += self._ended("scancel", "--quiet", "--full", "--signal=KILL", "--state=RUNNING").stderr
+            # scancel fails for a job whose state changes at that moment; the next round cancels it.
+            errors = self._ended("scancel", "--quiet", "--state=PENDING").stderr
+            errors += self._ended("scancel", "--quiet", "--full", "--signal=KILL", "--state=RUNNING").stderr
             time.sleep(0.1)
         while steps := self._steps():
             if time.monotonic() > end:
@@ -215,17 +217,19 @@ class SlurmLab:
             time.sleep(0.1)
 
     def _steps(self) -> list[int]:
-        """What still runs of jobs, also of those that no list shows: one that was requeued, and cancelled then."""
+        """Return the PIDs of steps that still run, also of jobs that squeue does not list: those that were requeued,
+        then cancelled.
+        """
         nodes = [pid_file.name.split(".")[1] for pid_file in (self.path / "run").glob("slurmd.*.pid")]
         pids = [int(pid) for node in nodes for pid in self.run("ip", "netns", "pids", f"hpcdet-{node}").split()]
         return [pid for pid in pids if "slurmstepd" in processes.words(pid, "comm")[0]]
 
     def path_without_accounting(self) -> str:
-        """A `PATH` as on a site without slurmdbd."""
+        """Return a `PATH` as on a site without slurmdbd."""
         return path_without(ACCOUNTING_COMMANDS, self.env["PATH"], self.folder())
 
 
 def parse_fields(text: str) -> dict[str, str]:
-    """`A=b C=d e F=` as a dictionary; keys begin with a capital, values may hold blanks and equals signs."""
+    """Parse `A=b C=d e F=`; keys begin with a capital, values may contain blanks and equals signs."""
     pairs = re.split(r"(?:^|\s)([A-Z][\w:/]*)=", text.strip())
     return dict(zip(pairs[1::2], pairs[2::2], strict=True))

@@ -1,4 +1,6 @@
-"""The tests of the lab can be run as an ordinary user, and do not pretend to be where they cannot."""
+"""The tests of the lab can run as an ordinary user; if they cannot, the command fails instead of running them
+as root.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def test_without_a_lab_nothing_runs_and_the_exit_code_says_so(monkeypatch: pytes
 
 @pytest.mark.slurm
 def test_a_command_runs_as_an_ordinary_user_on_the_login_host(slurm_lab: SlurmLab) -> None:
-    """Also these tests themselves under `make test-slurm-as-user`."""
+    """This includes these tests themselves under `make test-slurm-as-user`."""
     done = _user_and_host(*([] if VARIABLE in os.environ else AS_USER))
     assert done.returncode == 0, done.stderr
     user, host = done.stdout.split()

@@ -1,4 +1,4 @@
-"""The labs on a machine that has a scheduler already: its commands, configuration and variables change nothing."""
+"""The labs on a machine that has a scheduler already: its commands, configuration and variables have no effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROFILE = "export PATH={folder}:$PATH PBS_CONF_FILE=/etc/other.conf PBS_EXEC={fo
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """The folder of another site's commands, which fail, and of one that is none of a scheduler."""
+    """Return a folder with another site's commands, which fail, and with one command that no scheduler has."""
     folder = tmp_path / "other"
     folder.mkdir()
     for name in ("qstat", "pbsdsh", "sinfo", "tool"):
@@ -48,7 +48,9 @@ def test_variables_of_other_schedulers_and_launchers_are_forgotten() -> None:
 def test_a_login_shell_of_the_stand_in_undoes_what_the_machines_profile_sets(
     pbs_lab: PbsLab, other: Path, tmp_path: Path
 ) -> None:
-    """/etc/profile is the machine's: a login shell that has read one with a PBS in it reads the stand-in's then."""
+    """/etc/profile is the machine's: a login shell that has read one with a PBS in it then reads the stand-in's
+    profile.
+    """
     script = PROFILE.format(folder=other) + f'. "{pbs_lab.home}/.bash_profile"\ncommand -v pbsdsh; env'
     given = {"HOME": str(pbs_lab.home), "PATH": "/bin:/usr/bin", "PBS_JOBID": "7.pbshead"}
     done = subprocess.run(["bash", "-c", script], env=given, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""What a job finds on its nodes: environment, nodes, processes; and what pbsdsh and pbs_tmrsh start there."""
+"""The environment, nodes and processes of a job, and the processes that pbsdsh and pbs_tmrsh start for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.wait import wait_for
 
 ENVDUMP = (RECORDED / "jobs" / "envdump.sh").read_text()
 OF_THIS_MACHINE = {"MANPATH", "HOSTNAME"}
-"""The recorded site's profile sets the one; the lab the other, where a node cannot have a host name of its own."""
+"""The recorded site's profile sets the first; the lab sets the second if a node cannot have a host name."""
 
 
 def output(lab: PbsLab, job: str, name: str = "out") -> str:
@@ -81,13 +81,13 @@ r 'qalter -p 7 $PBS_JOBID'
 
 
 def test_processes_on_the_job_s_nodes(pbs_lab: PbsLab) -> None:
-    """Held to misc/pbsdsh-tmrsh.txt: two processes on the first node, one on the second."""
+    """Compare with misc/pbsdsh-tmrsh.txt: two processes on the first node, one on the second."""
     first, second, third = pbs_lab.nodes
     script = SPAWNING.replace("HOST2", second).replace("HOST3", third)
     select = "select=1:ncpus=2:mpiprocs=2+1:ncpus=1,place=scatter"
     text = output(pbs_lab, pbs_lab.submit("-l", select, "-j", "oe", "-o", "out", script=script))
-    said = {part.split("\n")[0]: part.splitlines()[1:] for part in text.split("$ ")[1:]}
-    answers = list(said.values())
+    answers_by_command = {part.split("\n")[0]: part.splitlines()[1:] for part in text.split("$ ")[1:]}
+    answers = list(answers_by_command.values())
     tail = f"F= /bin:/usr/bin 0077 {pbs_lab.home}"
     assert [sorted(lines[:-1]) + lines[-1:] for lines in answers] == [
         [first, first, second, "rc = 0"],
@@ -123,7 +123,7 @@ def test_a_process_that_has_just_begun_hears_what_is_sent_to_its_session(
     setsid = os.setsid
 
     def later() -> None:
-        time.sleep(0.3)  # others have the cores
+        time.sleep(0.3)  # as if other processes used the cores
         setsid()
 
     monkeypatch.setattr(os, "setsid", later)
@@ -135,7 +135,7 @@ def test_a_process_that_has_just_begun_hears_what_is_sent_to_its_session(
 
 
 def test_a_process_that_leaves_its_session_is_left_behind(pbs_lab: PbsLab) -> None:
-    """As PBS without cgroups does; the fixture would fail a test for it."""
+    """PBS without cgroups leaves it behind; the fixture would fail a test for it."""
     script = "setsid sh -c 'touch left; exec sleep 600' &\nuntil [ -e left ]; do sleep 0.05; done\n"
     pbs_lab.wait_for(pbs_lab.submit(script=script), "F")
     wait_for(lambda: [stray.split(" ", 1)[1] for stray in pbs_lab.strays()] == ["sleep 600"])

@@ -17,7 +17,7 @@ ONE = ["-l", "select=1:ncpus=1"]
 
 
 def assert_as_recorded(name: str, job: Job) -> None:
-    """The same attributes in the same order, and the same values wherever they can be the same."""
+    """Check that the attributes, their order, and all values that can be equal are as recorded."""
     wanted = recorded_job(name)
     job = {key: recorded_names(value) if isinstance(value, str) else value for key, value in job.items()}
     assert names(job) == names(wanted)
@@ -26,7 +26,7 @@ def assert_as_recorded(name: str, job: Job) -> None:
 
 
 def names(job: Job) -> list[str]:
-    """All but the session, which the recorded server did not learn of jobs that took but a second."""
+    """Return all names except the session, which the recorded server did not know of jobs that took only a second."""
     return [name for name in job if name != "session_id"]
 
 
@@ -125,7 +125,7 @@ def test_json_has_the_first_of_several_ids_and_with_express_all_that_are_known(p
 
 
 def test_express_shows_no_job_where_the_last_id_is_of_a_server_that_nobody_knows(pbs_lab: PbsLab) -> None:
-    """They are sorted by their servers first."""
+    """qstat sorts the IDs by their servers first."""
     running = pbs_lab.submit("--", "/bin/sleep", "600")
     recording = "several-ids-other-server-express"
     done = pbs_lab.ended("qstat", "-f", "-F", "json", "-E", "999999.pbsother", running)

@@ -30,7 +30,7 @@ SCRIPTS = {
 
 
 def test_requests_that_are_refused_or_not(pbs_lab: PbsLab) -> None:
-    """With the same words and exit code; an id where the recorded one gave an id."""
+    """The words and exit codes are the same; where the recorded qsub printed an ID, this one prints one."""
     assert len(REFUSALS) > 30
     differ = [step.command for step in REFUSALS if not is_as_recorded(pbs_lab, step)]
     assert differ == []
@@ -60,7 +60,7 @@ def test_directives_are_read_until_the_first_command(any_pbs: PbsLab) -> None:
 
 
 def test_the_script_is_copied_to_a_temporary_folder_first(pbs_lab: PbsLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the source of qsub has it: get_script in qsub_sup.c, pbs_get_tmpdir in pbs_loadconf.c."""
+    """See get_script in qsub_sup.c and pbs_get_tmpdir in pbs_loadconf.c of the source of qsub."""
     monkeypatch.setenv("TMPDIR", str(pbs_lab.home / "gone"))
     (pbs_lab.home / "script").write_text("true\n")
     done = pbs_lab.ended("qsub", "script")
@@ -87,7 +87,7 @@ def test_values_of_v_arrive_as_recorded(pbs_lab: PbsLab, monkeypatch: pytest.Mon
 
 
 def submit_variables(lab: PbsLab, number: int, part: str) -> str:
-    """One command of the transcript; what it said."""
+    """Run one command of the transcript; return its output."""
     command = re.split(r"\nqsub: ", part)[0].replace("/usr/bin/python3", f"{sys.executable} -X utf8")
     done = lab.ended("/bin/bash", "-c", command.replace("-- ", f"-j oe -o out{number} -- "))
     return done.stdout or done.stderr

@@ -1,4 +1,4 @@
-"""Jobs that wait: dependencies, arrays, holds, and what their owner may change; as the recorded PBS did it."""
+"""Jobs that wait: dependencies, arrays, holds, and changes by their owner; as the recorded PBS behaved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RAN = ("F", 92, 0, "n", None)
 
 
 def test_dependents_run_or_are_removed(pbs_lab: PbsLab) -> None:
-    """One that is removed looks like a success, but for the Exit_status that it never gets."""
+    """A removed job looks successful, except that it has no Exit_status."""
     parents = {"ok": pbs_lab.submit(*ONE, *WAITS, "0"), "bad": pbs_lab.submit(*ONE, *WAITS, "3")}
     parents["del"] = pbs_lab.submit(*ONE, "--", "/bin/sleep", "600")
     kinds = ("afterok", "afternotok", "afterany", "after")
@@ -44,8 +44,8 @@ def test_dependents_run_or_are_removed(pbs_lab: PbsLab) -> None:
     removed = {key for key, child in ended.items() if "Exit_status" not in child}
     assert removed == {("afterok", "bad"), ("afterok", "del"), ("afternotok", "ok")}
     for (kind, name), child in ended.items():
-        gone = ("F", 92, None, "s", f"{kind}:{parents[name]}@pbshead")
-        assert outcome(child) == (gone if (kind, name) in removed else RAN)
+        removal = ("F", 92, None, "s", f"{kind}:{parents[name]}@pbshead")
+        assert outcome(child) == (removal if (kind, name) in removed else RAN)
     assert outcome(pbs_lab.wait_for(of_all, "F")) == RAN
 
 
@@ -127,7 +127,7 @@ def test_what_the_owner_may_change(pbs_lab: PbsLab) -> None:
 
 
 def test_what_the_owner_may_not(pbs_lab: PbsLab) -> None:
-    """errors/other-commands.txt: 0 has ended, 1 runs."""
+    """From errors/other-commands.txt: job 0 has ended, job 1 runs."""
     pbs_lab.wait_for(pbs_lab.submit("--", "/bin/true"), "F")
     pbs_lab.wait_for(pbs_lab.submit("--", "/bin/sleep", "600"), "R")
     refused = {

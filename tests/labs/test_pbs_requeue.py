@@ -1,4 +1,4 @@
-"""Preemption and qrerun: what a job of `low` goes through when it has to leave, as the recorded one did."""
+"""Preemption and qrerun: the states of a job of `low` that is preempted, as recorded."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ while :; do sleep 0.05; done
 
 
 def start(lab: PbsLab, *options: str) -> str:
-    """A job on all nodes, in its trap."""
+    """Start a job on all nodes, and return its ID when its trap is set."""
     job = lab.submit(*LOW, *OUT, *options, "-k", "oed", "-N", "victim", "--", "/bin/bash", "-c", CATCHES_TERM)
-    wait_for(lambda: "start" in said(lab) and lab.job(job)["substate"] == 42)
+    wait_for(lambda: "start" in output_of(lab) and lab.job(job)["substate"] == 42)
     return job
 
 
-def said(lab: PbsLab) -> str:
+def output_of(lab: PbsLab) -> str:
     path = lab.home / "out"
     return path.read_text() if path.exists() else ""
 
@@ -47,16 +47,16 @@ def test_requeue(pbs_lab: PbsLab) -> None:
     assert_as_recorded("preempt-requeue-2-high-running", when(pbs_lab, victim, "Q", 10))
     pbs_lab.run("qdel", high)
     assert_as_recorded("preempt-requeue-3-low-again", when(pbs_lab, victim, "R", 42))
-    wait_for(lambda: said(pbs_lab).count("start") == 2)
-    lines = re.sub(r"in \S+,", "in TMPDIR,", said(pbs_lab)).splitlines()
-    assert [line for line in lines if line != "Terminated"] == [  # which bash says where it was in a sleep
+    wait_for(lambda: output_of(pbs_lab).count("start") == 2)
+    lines = re.sub(r"in \S+,", "in TMPDIR,", output_of(pbs_lab)).splitlines()
+    assert [line for line in lines if line != "Terminated"] == [  # bash prints this if it was in a sleep
         *("start in TMPDIR, left there: 0", "TERM", "saved"),
         "start in TMPDIR, left there: 0",
     ]
 
 
 def when(lab: PbsLab, job_id: str, state: str, substate: int) -> Job:
-    """Its attributes as soon as it is in this state with a comment of the scheduler's."""
+    """Return its attributes as soon as it is in this state with a comment of the scheduler's."""
     found: list[Job] = []
 
     def is_there() -> bool:
@@ -69,7 +69,7 @@ def when(lab: PbsLab, job_id: str, state: str, substate: int) -> Job:
 
 
 def test_suspension(pbs_lab: PbsLab) -> None:
-    """No signal that could be caught but CONT; the same run goes on."""
+    """The only signal that can be caught is CONT; the same run continues."""
     pbs_lab.set_preempt_order("SCR")
     victim = start(pbs_lab)
     high = pbs_lab.preempt(seconds=600)
@@ -80,8 +80,8 @@ def test_suspension(pbs_lab: PbsLab) -> None:
     wait_for(lambda: process.read_text().rpartition(")")[2].split()[0] == "T")
     pbs_lab.run("qdel", high)
     assert_as_recorded("preempt-suspend-3-low-again", when(pbs_lab, victim, "R", 42))
-    assert said(pbs_lab).count("start") == 1
-    assert "TERM" not in said(pbs_lab)
+    assert output_of(pbs_lab).count("start") == 1
+    assert "TERM" not in output_of(pbs_lab)
 
 
 def test_deletion(pbs_lab: PbsLab) -> None:
@@ -116,7 +116,7 @@ def test_a_rerun_is_the_same_job_whatever_it_ended_with(pbs_lab: PbsLab) -> None
     job = start(pbs_lab)
     first = pbs_lab.job(job)
     pbs_lab.rerun(job)
-    assert "saved" in said(pbs_lab)
+    assert "saved" in output_of(pbs_lab)
     again = pbs_lab.wait_for(job, "R")
     assert (again["run_count"], again["queue"]) == (2, first["queue"])
     assert "Exit_status" not in again
@@ -126,12 +126,12 @@ def test_output_is_invisible_until_the_end_of_the_last_run(pbs_lab: PbsLab) -> N
     job = pbs_lab.submit(*LOW, *OUT, script='echo "a run"; touch run$(ls run* | wc -l); sleep 600\n')
     for run in (0, 1):
         wait_for((pbs_lab.home / f"run{run}").exists)
-        assert not said(pbs_lab)
+        assert not output_of(pbs_lab)
         if not run:
             pbs_lab.rerun(job)
     pbs_lab.run("qdel", job)
     pbs_lab.wait_for(job, "F")
-    assert said(pbs_lab).count("a run") == 2
+    assert output_of(pbs_lab).count("a run") == 2
 
 
 def test_a_hold_counts_once_the_job_waits_again(pbs_lab: PbsLab) -> None:
@@ -147,7 +147,7 @@ def test_a_hold_counts_once_the_job_waits_again(pbs_lab: PbsLab) -> None:
 
 
 def test_a_launcher_that_leaves_on_term_cuts_the_grace_of_the_other_ranks(pbs_lab: PbsLab) -> None:
-    """kill_delay or not: the low job is back in the queue long before it."""
+    """Whatever kill_delay is, the low job is back in the queue long before it."""
     copy_jobs(pbs_lab)
     pbs_lab.set_kill_delay("low", 60)
     tracer = [sys.executable, str(pbs_lab.home / "w" / "tracer.py"), str(pbs_lab.home / "log"), "rank", "never"]

@@ -1,6 +1,7 @@
-"""Who gets which signal when a job is deleted, signalled, at its walltime, or gives way: as the recorded PBS did it.
+"""The signals that the processes of a job receive when it is deleted, signalled, preempted, or reaches its walltime, as
+recorded.
 
-All jobs of a recording run at once; each recording is a test of its own.
+All jobs of a recording run at once; each recording is a separate test.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ JOBS = {
     "gang-script-stays": "m4_script_stays.sh",
 }
 ENDED_BY_USR1 = {"script-trap-bgchild__qsig__ignore-term", "gang-direct-pbsdsh__qsig__ignore-term"}
-"""Their session's leader dies of it, and the rest is killed, mostly before it can note what it got."""
+"""The signal ends their session's leader, and the rest is killed, mostly before it can log the signal."""
 
 COUNTS_IN_A_SUBSHELL = "[ $(ls $L.done.* 2>/dev/null | wc -l) -lt 3 ]"
 COUNTS_ITSELF = '! { set -- $L.done.*; [ -e "$1" ] && [ $# -ge 3 ]; }'
-"""The recorded script was lucky: TERM kills its subshells, too, and what they would have said is then nothing."""
+"""The recorded script was lucky: TERM also kills its subshells, whose output is then empty."""
 
 GRACE_S, KILL_DELAY_S = 0.6, 2
 NEVER_S = 600
-"""The kill_delay where KILL has no part: however slow the machine is, it does not come."""
+"""A kill_delay for tests without KILL: it does not come, however slow the machine is."""
 
 
 class Scene:
-    """One recording, played again: three seconds of it take `GRACE_S`."""
+    """One recording, repeated: three seconds of it take `GRACE_S`."""
 
     def __init__(self, lab: PbsLab, recording: str) -> None:
         self.lab, self.recording = lab, recording
@@ -73,7 +74,7 @@ class Scene:
         self.job_id = lab.submit(*self._where(), *self._what())
         self.log = lab.home / "w" / f"{recording}.{self.job_id}"
         self.asked = 0.0
-        """When the event was asked for."""
+        """When the event was requested."""
         self.job: Job = {}
 
     @property
@@ -121,7 +122,9 @@ class Scene:
 
 
 def copy_jobs(lab: PbsLab) -> None:
-    """Into the home folder of the site, as the recorded jobs lay, with a Python and host names that are there."""
+    """Copy the recorded jobs to the home folder of the site, where they were recorded, with this Python and these host
+    names.
+    """
     (folder := lab.home / "w").mkdir()
     for path in (RECORDED / "jobs").iterdir():
         text = re.sub(r"(/usr/bin/)?python3 ", f"{sys.executable} ", path.read_text())
@@ -131,7 +134,7 @@ def copy_jobs(lab: PbsLab) -> None:
 
 
 def play(recordings: list[str], kill_delay_s: int, session_poll_s: float) -> Iterator[dict[str, Scene]]:
-    """`kill_delay_s`: of those that ignore TERM."""
+    """Yield the scenes of the recordings. `kill_delay_s`: for those that ignore TERM."""
     lab = PbsLab.start(session_poll_s=session_poll_s)
     try:
         copy_jobs(lab)
@@ -160,7 +163,7 @@ def gangs() -> Iterator[dict[str, Scene]]:
 
 
 def end_of(recording: str) -> dict[str, str]:
-    """State, substate, run_count and Exit_status of the recording's last line."""
+    """Return state, substate, run_count and Exit_status of the recording's last line."""
     line = recorded(f"signals/{recording}.txt").strip().splitlines()[-1]
     found = dict(re.findall(r"(job_state|substate|run_count|Exit_status) = (\S+)", line))
     comment = line.partition("comment = ")[2].partition(" run_count")[0]
@@ -181,7 +184,8 @@ def assert_as_recorded(scene: Scene) -> None:
 
 
 def distinct(events: Story) -> Story:
-    """In order, except that a shell that gets TERM while its child dies of it may note either first.
+    """Return the events without repetitions, in order, but sorted for a shell: when it gets TERM while its child dies
+    of it, it may log either first.
 
     The recorded rank beside pbsdsh gets TERM twice within 10 ms. Signals do not queue (signal(7)): a process that does
     not run in between gets one.
@@ -203,12 +207,12 @@ def test_gang(gangs: dict[str, Scene], recording: str) -> None:
 def test_kill_comes_no_earlier_than_the_queue_s_kill_delay(one_node: dict[str, Scene]) -> None:
     for recording in ("direct__qdel__ignore-term-killdelay2", "script-trap-bgchild__qdel__ignore-term"):
         scene = one_node[recording]
-        gone = time.mktime(time.strptime(scene.job["obittime"]))  # in whole seconds
-        assert gone + 1 > scene.asked + KILL_DELAY_S
+        ended_at = time.mktime(time.strptime(scene.job["obittime"]))  # in whole seconds
+        assert ended_at + 1 > scene.asked + KILL_DELAY_S
 
 
 def test_ranks_that_ignore_term_are_killed_once_the_first_node_s_script_is_gone(gangs: dict[str, Scene]) -> None:
-    """However long kill_delay is: what a launcher that leaves on TERM does to its ranks."""
+    """However long kill_delay is: this is the effect of a launcher that exits on TERM on its ranks."""
     scene = gangs["gang-script-pbsdsh__qdel__ignore-term"]
-    gone = time.mktime(time.strptime(scene.job["obittime"]))
-    assert gone < scene.asked + NEVER_S
+    ended_at = time.mktime(time.strptime(scene.job["obittime"]))
+    assert ended_at < scene.asked + NEVER_S

@@ -1,4 +1,4 @@
-"""What happens to jobs when a node is lost, the server is down, or nothing is remembered: as on the recorded site."""
+"""Jobs when a node is lost, the server is down, or the history is disabled: as on the recorded site."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_jobs_run_on_while_the_server_is_down(pbs_lab: PbsLab) -> None:
 
 
 def assert_as_recorded(lab: PbsLab, name: str, job: str) -> None:
-    """Every command of the transcript that names the job or none; only the time of a JSON may differ."""
+    """Run every command of the transcript that names the job or none; only the time in JSON output may differ."""
     for step in transcript(name):
         if "|" not in step.command and "<" not in step.command and step.code:
             command = step.command.replace("221.pbshead", job).replace("223.pbshead", job)

@@ -1,4 +1,4 @@
-"""The lab behaves as a Slurm site does: what the end-to-end tests stand on, measured on the real thing."""
+"""The lab behaves as a Slurm site does: the assumptions of the end-to-end tests, measured on a real Slurm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ echo "run ${SLURM_RESTART_COUNT:-0}"
 
 
 GRACE_S = 30
-"""As `slurm-up` has set it for the partition `low`."""
+"""The GraceTime that `slurm-up` sets for the partition `low`."""
 
 
 def submit(lab: SlurmLab, folder: Path, script: str) -> str:
@@ -45,7 +45,7 @@ def submit(lab: SlurmLab, folder: Path, script: str) -> str:
 
 
 def signal_times(folder: Path, event: str) -> list[int]:
-    """Seconds at which the scripts in this folder noted this event."""
+    """Return the seconds at which the scripts in this folder logged this event."""
     notes = folder / "signals"
     lines = notes.read_text().splitlines() if notes.exists() else []
     return [int(line.split()[1]) for line in lines if line.startswith(event)]
@@ -116,7 +116,7 @@ def test_preemption_reaches_the_steps_at_once_and_the_batch_shell_after_the_grac
     slurm_lab.preempt()
     wait_for(lambda: len(signal_times(folder, "step-TERM")) >= 3)
     assert signal_times(folder, "step-TERM")[2] - asked < min(5 * slowness(), GRACE_S / 2)
-    # while the signal is still on its way to a node, a running job is SIGNALING (squeue(1), JOB STATE CODES)
+    # while the signal is on its way to a node, a running job is SIGNALING (squeue(1), JOB STATE CODES)
     job = slurm_lab.wait_for_state(job_id, "RUNNING")
     assert job["Restarts"] == "0"
     assert job["PreemptTime"] != "None"
@@ -129,9 +129,13 @@ def test_preemption_reaches_the_steps_at_once_and_the_batch_shell_after_the_grac
 def test_a_job_that_requeues_itself_is_held_until_its_owner_releases_it(slurm_lab: SlurmLab) -> None:
     folder = slurm_lab.folder()
     job_id = submit(slurm_lab, folder, REQUEUES_ITSELF)
-    held = {"Restarts": "1", "JobState": "PENDING", "Reason": "BeginTime"}  # the reason comes with the scheduler's turn
+    held = {
+        "Restarts": "1",
+        "JobState": "PENDING",
+        "Reason": "BeginTime",
+    }  # set by the next scheduling cycle
     wait_for(lambda: held.items() <= slurm_lab.job(job_id).items())
-    # started in the second in which it was requeued, a job fails: its node still counts the credential as revoked
+    # a job that starts in the second of its requeue fails: its node still counts the credential as revoked
     requeued = time.time()
     wait_for(lambda: time.time() > requeued + 2)
     slurm_lab.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")

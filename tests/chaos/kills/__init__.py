@@ -1,5 +1,5 @@
-"""Kills of processes at moments that facts choose: a function of the product is called, or returns, in some process.
+"""Kills of processes at moments that are events: a function of the product is called, or returns, in some process.
 
-orders: what is to be killed, and when. moments: in all processes of a job, they carry the orders out. victims: who is
-who among the processes. plans: random orders, and what is to become of the training then.
+orders: the victims and moments of kills. moments: carry the orders out, in all processes of a job. victims: find
+processes by kind. plans: random orders, and the permitted ends of the training.
 """

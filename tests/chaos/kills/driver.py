@@ -1,4 +1,4 @@
-"""A program with a TorchTrainer, which is started again after it was killed: driver.py MAX_RETRIES"""
+"""A program with a TorchTrainer, which is started again after a kill: driver.py MAX_RETRIES"""
 
 import sys
 
@@ -8,7 +8,7 @@ from hpc_det.sgd import TorchTrainer
 from tests.sgd.trained import Linear, weights
 
 EPOCHS = 12
-"""A snapshot of the second is written, and any process killed with it, before the last begins."""
+"""Enough epochs that a snapshot of the second is written, and any process killed with it, before the last starts."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""In each process of a job: functions of the product that carry an order out when its moment has come.
+"""Change functions of the product, in each process of a job, so that they carry an order out at its moment.
 
-`site/sitecustomize.py` installs this where its folder is on PYTHONPATH. Modules are changed as they are imported. Only
-the first order that is not done yet is looked at, so that orders come one after the other.
+`inject/sitecustomize.py` installs this where its folder is on PYTHONPATH. Modules are changed when they are imported.
+Only the first pending order is considered, so that orders are carried out one after the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from tests.chaos.kills.victims import Processes
 from tests.processes import send
 
 _NEVER_S = 90.0
-"""The longest wait of a process for its victims, or for its own end. Shorter than a test's, whose log then says why."""
+"""Longest wait [s] of a process for its victims, or for its own end. Shorter than a test's wait, so that the log shows
+the cause.
+"""
 
 
 def install(folder: Path) -> None:
@@ -41,7 +43,7 @@ def install(folder: Path) -> None:
 
 
 def owner_of(function: str, module: ModuleType) -> tuple[Any, str]:
-    """What has a moment's function as an attribute, and the attribute's name."""
+    """Return the object that has a moment's function as an attribute, and the attribute's name."""
     *path, name = function.partition(":")[2].split(".")
     return functools.reduce(getattr, path, module), name
 
@@ -128,7 +130,7 @@ def _carry_out(folder: Path, number: int, order: orders.Order) -> None:
 
 
 def _victims(folder: Path, trial: Path, kinds: Sequence[str]) -> list[int]:
-    """At a start some may not be there yet: their peer waits for them."""
+    """Return the PIDs of the victims. At a start some may not exist yet, and this waits for them."""
     end = time.monotonic() + _NEVER_S
     while time.monotonic() < end:
         processes = Processes(folder, trial)
@@ -144,6 +146,6 @@ def _trial(folder: Path) -> Path:
 
 
 def _attempt(trial: Path) -> int:
-    """The last one that has begun."""
+    """Return the number of the last attempt that has started."""
     journal = trial / "journal.jsonl"
     return journal.read_text().count('"event": "started"') if journal.exists() else 0

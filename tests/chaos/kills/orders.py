@@ -1,4 +1,4 @@
-"""What is to be killed when: files of a folder, which all processes of the experiments under test see."""
+"""Orders to kill: files in a folder that all processes of the experiments under test see."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "HPC_DET_TEST_KILLS"
-"""The variable that names it. It also marks all processes that a killed experiment might leave behind."""
+"""The environment variable with the path of the folder. It also marks all processes that a killed experiment might
+leave behind.
+"""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The n-th call of a function in one process begins, or has ended."""
+    """The start or the end of the n-th call of a function in one process."""
 
     function: str
     """`module:Class.function`"""
     after: bool = False
     count: int = 1
     rank: int | None = None
-    """Only in the process of this rank."""
+    """If set, only the process of this rank counts."""
 
     def __str__(self) -> str:
         place = "after" if self.after else "before"
@@ -36,14 +38,14 @@ class Moment:
 class Order:
     moment: Moment
     victims: tuple[str, ...]
-    """Kinds that `victims.Processes.victims` knows; they are killed in this order."""
+    """Kinds of victims (see `victims.Processes.victims`), in the order in which they are killed."""
     signal: int
     stops_first: bool = False
-    """All victims are stopped before the first of them is killed: none can react to the end of another."""
+    """Stop all victims before the first is killed, so that none can react to the end of another."""
     stays: bool = False
-    """The process of the moment goes no further: it waits until somebody ends it."""
+    """The process of the moment waits after the kill until it is ended."""
     at_once: bool = False
-    """It may follow the order before it in the same attempt. Otherwise it waits for the next one."""
+    """The order may follow the one before it in the same attempt. Otherwise it waits for the next attempt."""
 
 
 def write(folder: Path, orders: Sequence[Order]) -> None:
@@ -61,8 +63,8 @@ def _parsed(data: dict[str, Any]) -> Order:
 
 
 def claim(folder: Path, number: int) -> bool:
-    """Whether this process is to carry it out: only one does at a time. The claim of a process that ends lapses: it
-    may have been killed by the order before.
+    """Return whether this process must carry the order out: only one process does at a time. The claim ends with its
+    process, which may be killed by the order before.
     """
     path = folder / f"{number}.claimed"
     with _lock:
@@ -74,11 +76,11 @@ def claim(folder: Path, number: int) -> bool:
 
 _lock = threading.Lock()
 _claimed: set[Path] = set()
-"""By this process."""
+"""The claims of this process."""
 
 
 def _locks(path: Path) -> bool:
-    """Until this process ends (fcntl(2): a process that it forks has not locked the file)."""
+    """Lock a file until this process ends (fcntl(2): a process that it forks does not hold the lock)."""
     file = os.open(path, os.O_CREAT | os.O_WRONLY)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,6 +98,6 @@ def note_done(folder: Path, number: int, **facts: Any) -> None:
 
 
 def done(folder: Path) -> list[dict[str, Any]]:
-    """What was noted of each, in turn."""
+    """Return the noted facts of each order, in order."""
     paths = sorted(folder.glob("*.done"), key=lambda path: int(path.stem))
     return [json.loads(path.read_text()) for path in paths]

@@ -1,4 +1,4 @@
-"""Random orders for gangs on two nodes of PBS, whose jobs come back by themselves."""
+"""Random orders for gangs on two nodes of PBS, whose jobs resume automatically."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ ALL = (RANK, ANOTHER_RANK, RANKS, LAUNCHER, FIRST_AGENT, LAST_AGENT, AGENTS, STA
 
 
 def one_after_the_other(seed: int) -> list[Kill]:
-    """Each in an attempt of its own."""
+    """Kill twice, each time in another attempt."""
     planner = Planner(seed)
     return [planner.any(ALL, IN_RANKS) for _ in range(2)]
 
 
 def twice_in_a_row(seed: int) -> list[Kill]:
-    """An agent that begins; then one of the ranks, and the job while it sees to that."""
+    """Kill an agent or the job when an agent starts; then a rank or an agent in training, and the job while it handles
+    that.
+    """
     planner = Planner(seed)
     return [
         planner.any((FIRST_AGENT, LAST_AGENT, JOB), [IN_AGENT]),

@@ -1,4 +1,4 @@
-"""Random orders: a seed gives the kills of one training, each with the ends that its attempt may have then."""
+"""Random orders: a seed determines the kills of one training, each with the causes with which its attempt may end."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Kill:
     """A row of the table."""
     order: Order
     ends: tuple[str, ...]
-    """The causes that the end of the attempt may have then."""
+    """The causes with which the attempt may end."""
     ends_job: bool = False
 
     @property
     def at_once(self) -> Kill:
-        """In the attempt of the kill before it, while the product still handles that one."""
+        """The same kill, but in the attempt of the kill before it, while the product still handles that one."""
         return replace(self, order=replace(self.order, at_once=True))
 
 
 def most_failures(kills: Sequence[Kill]) -> int:
-    """How many attempts may end as failed, at most: nothing else is charged to max_restarts."""
+    """Return the largest number of attempts that may end as failed: nothing else is charged to max_restarts."""
     attempts = list[list[Kill]]()
     for kill in kills:
         if not kill.order.at_once:
@@ -61,7 +61,7 @@ JOB = Victim(("job",), (LOST,), ends_job=True)
 JOB_AND_AGENT = Victim(("job", "agent"), (LOST,), ends_job=True)
 EVERYTHING = Victim(("everything",), (LOST,), ends_job=True)
 LOCAL = (RANK, ANOTHER_RANK, RANKS, LAUNCHER, AGENT, JOB, JOB_AND_AGENT, EVERYTHING)
-"""On one node. A job that is killed there does not come back by itself."""
+"""Victims on one node. A job that is killed there does not resume automatically."""
 
 RANK_ASKED = Victim(("its rank",), (PREEMPTED,), signal.SIGTERM)
 AGENT_ASKED = Victim(("agent",), (PREEMPTED,), signal.SIGTERM)
@@ -71,15 +71,15 @@ ASKED_TO_END = (RANK_ASKED, AGENT_ASKED, JOB_ASKED)
 
 @dataclass(frozen=True)
 class Time:
-    """Of an attempt's life."""
+    """A phase of an attempt."""
 
     functions: Sequence[str]
     most: int = 1
-    """The count of a moment is 1 to this."""
+    """The largest count of a moment; the smallest is 1."""
     rank: int | None = None
     """None: any; NO_RANK: in another process."""
     ends: tuple[str, ...] = ()
-    """The causes that are possible then, too."""
+    """Causes that are possible in this phase in addition to those of the victim."""
 
 
 NO_RANK = -1
@@ -120,7 +120,7 @@ SEARCH_IS_NOTIFIED = Time(("hpc_det.search.journal:SearchJournal.leave",), rank=
 
 
 def of_each_seed(plans: Mapping[Callable[[int], list[Kill]], int]) -> list[Any]:
-    """Parameters of tests, one for each training: its plan and seed."""
+    """Return one parameter per training: its plan and seed."""
     return [pytest.param(plan, seed, id=f"{plan.__name__}-{seed}") for plan in plans for seed in range(plans[plan])]
 
 
@@ -159,13 +159,13 @@ class Planner:
 
 
 def one_after_the_other(seed: int, count: int = 3) -> list[Kill]:
-    """Each in an attempt of its own."""
+    """Kill several times, each time in another attempt."""
     planner = Planner(seed)
     return [planner.any(LOCAL, IN_RANKS) for _ in range(count)]
 
 
 def before_ranks_start(seed: int) -> list[Kill]:
-    """The job or its agent, while they begin; the last one in training."""
+    """Kill the job or its agent while they start; the last time, in training."""
     planner = Planner(seed)
     return [
         planner.any((JOB, EVERYTHING), [JOB_BEGINS, ATTEMPT_BEGINS]),
@@ -176,7 +176,7 @@ def before_ranks_start(seed: int) -> list[Kill]:
 
 
 def twice_in_a_row(seed: int) -> list[Kill]:
-    """The job is killed while it handles the end of an attempt; then one more."""
+    """Kill a process, then the job while it handles the end of that attempt; then kill once more."""
     planner = Planner(seed)
     first = planner.any((RANK, RANKS, LAUNCHER, AGENT), IN_RANKS)
     second = planner.any((JOB, EVERYTHING), [ATTEMPT_ENDS]).at_once
@@ -186,7 +186,7 @@ def twice_in_a_row(seed: int) -> list[Kill]:
 
 
 def at_the_end(seed: int) -> list[Kill]:
-    """All is trained, but that is not recorded yet."""
+    """Kill when the training is complete, but that is not recorded yet."""
     planner = Planner(seed)
     of_ranks = planner.any((RANK, ANOTHER_RANK, EVERYTHING), [ENDS])
     of_job = planner.any((JOB, EVERYTHING), [replace(ATTEMPT_ENDS, ends=HAS_FINISHED), SEARCH_IS_NOTIFIED])
@@ -194,7 +194,7 @@ def at_the_end(seed: int) -> list[Kill]:
 
 
 def asked_and_killed(seed: int) -> list[Kill]:
-    """Asked to end, and killed in the save that follows; then only asked."""
+    """Request a stop, and kill during the save that follows; then only request a stop."""
     planner = Planner(seed)
     asked = planner.any(ASKED_TO_END, [TRAINS, VALIDATES])
     killed = planner.any(LOCAL, [SAVES, COMMITS]).at_once
@@ -203,7 +203,7 @@ def asked_and_killed(seed: int) -> list[Kill]:
 
 
 def of_launchers(seed: int) -> list[Kill]:
-    """With ranks that take seconds to start."""
+    """Kill ranks that take seconds to start."""
     planner = Planner(seed)
     return [
         planner.kill(LAUNCHER, planner.random.choice([TRAINS, SAVES, COMMITS])),

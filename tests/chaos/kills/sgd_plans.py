@@ -1,4 +1,6 @@
-"""Random orders for a program with a TorchTrainer: its workers, its node agent with the fork server, and itself."""
+"""Random orders for a program with a TorchTrainer: its workers, its node agent with the fork server, and the
+program.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,8 @@ BETWEEN_CALLS = Time(
 
 
 def random_ones(seed: int) -> list[Kill]:
-    """In any order, maybe the second while the program handles the first; the last at any time until the end.
-
-    A worker that is new has 8 batches in the last epoch.
+    """Kill three times, perhaps the second time while the program handles the first; the last time at any moment until
+    the end. A new worker has 8 batches in the last epoch.
     """
     planner = Planner(seed)
     first, second = planner.any(ALL, [BEGINS, IN_WORKERS]), planner.any(ALL, [IN_WORKERS, IS_KEPT, BETWEEN_CALLS])

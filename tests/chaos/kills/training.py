@@ -1,4 +1,4 @@
-"""A training with kills on this machine or a lab, and the checks of all that was promised of it."""
+"""A training with kills on this machine or a lab, and the checks of all promises about it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEXT_COMMAND = re.compile(r"go on with `hpc-det (experiment \w+ \d+)`")
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Where one training with kills runs."""
+    """The folders of one training with kills."""
 
     root: Path
     kills: Path
@@ -48,13 +48,13 @@ class Sandbox:
         return self.root / "experiments" / "1" / "trials" / "1"
 
     def left(self) -> dict[int, str]:
-        """The processes of the experiment that still run."""
+        """Return the processes of the experiment that still run, with their command lines."""
         return Processes(self.kills, self.trial).commands()
 
 
 @contextmanager
 def sandbox(profile: str) -> Iterator[Sandbox]:
-    """State and profile (`cluster: killed`) for one training; what is left of its processes is ended at the end."""
+    """Yield state and profile (`cluster: killed`) for one training; kill its remaining processes at the end."""
     folder = Path(tempfile.mkdtemp(prefix="k", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
     made = Sandbox(folder / "root", folder / "kills", folder / "tmp")
     for path in (made.root / "conf" / "cluster", made.kills, made.tmp):
@@ -73,7 +73,7 @@ def sandbox(profile: str) -> Iterator[Sandbox]:
 
 
 def check_survival(profile: str, kills: Sequence[Kill], tally: Tally, undisturbed: Story, *overrides: str) -> None:
-    """Train on the cluster `profile` with these kills. Each counts as survived where all promises are kept."""
+    """Train on the cluster `profile` with these kills. Each counts as survived if all promises are kept."""
     with tally.trying_each(kill.what for kill in kills), sandbox(profile) as made:
         story = _begun(made, kills, *overrides)
         commands = _completed(story)
@@ -87,14 +87,16 @@ def _begun(made: Sandbox, kills: Sequence[Kill], *overrides: str) -> Story:
 
 
 def _completed(story: Story) -> int:
-    """Wait for the end, and run the command that a user is shown where it ended too early. Return how often."""
+    """Wait for the end. If it comes too early, run the command that the user is shown. Return the number of such
+    commands.
+    """
     commands = 0
     while (ended := story.wait(check=False)).returncode:
         shown = NEXT_COMMAND.search(ended.stderr)
         assert shown or f"experiment {story.number}: CANCELED" in ended.stderr, ended.stderr
         commands += 1
         assert commands <= 20, ended.stderr
-        # A cancelled experiment shows no command; docs/how-to/resume-and-requeue.md has the one that continues it.
+        # A cancelled experiment shows no command; docs/how-to/resume-and-requeue.md contains the one that continues it.
         hpc_det(*(shown[1].split() if shown else ("experiment", "continue", story.number)))
     return commands
 
@@ -114,8 +116,8 @@ def _check_promises(made: Sandbox, kills: Sequence[Kill], story: Story, commands
 
 
 def _check_ends(story: Story, kills: Sequence[Kill], at: Sequence[int], shown: str) -> None:
-    """Each attempt but the last has ended by a kill in it, with a cause that this kill may have. Where the job was
-    killed after all was done, the last end may be missing.
+    """Check that each attempt except the last ended by a kill in it, with a cause that this kill may have. If the job
+    was killed after its work was done, the last end may be missing.
     """
     events = Journal(story.trial.journal).events()
     last = max(event["attempt"] for event in events)
@@ -134,7 +136,7 @@ def _check_ends(story: Story, kills: Sequence[Kill], at: Sequence[int], shown: s
 
 
 def _check_charges(history: Sequence[AttemptEnd]) -> None:
-    """A budget for the attempts that have failed, and for no other, is enough."""
+    """Check that a budget for the failed attempts alone is enough."""
     failures = sum(end.cause is Cause.FAILED for end in history)
     decisions = [decide(history[:count], failures) for count in range(1, len(history))]
     assert [decision for decision in decisions if decision.action is Action.GIVE_UP] == []
@@ -149,7 +151,7 @@ def _check_checkpoints(story: Story, promised: set[str]) -> None:
 
 
 def _check_metrics(story: Story) -> None:
-    """Each attempt continues, without a gap, where its checkpoint was."""
+    """Check that each attempt continues, without a gap, from its checkpoint."""
     attempt, next_batch = 0, 1
     for line in each(story.trial.metrics):
         assert line["attempt"] >= attempt

@@ -1,4 +1,4 @@
-"""The processes of one trial or TorchTrainer, by what they are."""
+"""Find the processes of one trial or TorchTrainer, by kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Processes:
         self._mark = f"{FOLDER}={kills}"
 
     def victims(self, kind: str) -> list[int]:
-        """Those that run now, of one of the kinds below; "rank 1" may be any rank."""
+        """Return the PIDs of running processes of one of the kinds below; "rank 1" may be any rank."""
         match kind.split():
             case ["self"]:
                 return [os.getpid()]
@@ -62,17 +62,17 @@ class Processes:
         raise ValueError(kind)
 
     def marked(self) -> list[int]:
-        """All of the experiment, also ranks that were forked from a process outside of it."""
+        """Return all processes of the experiment, also ranks that were forked from a process outside of it."""
         marked = {pid for pid in processes.pids() if self._mark in processes.words(pid, "environ")}
         return sorted(marked | {*processes.ranks(self._trial)})
 
     def commands(self) -> dict[int, str]:
-        """The command lines of those of `marked` that run."""
+        """Return the command lines of the `marked` processes that run."""
         commands = {pid: " ".join(processes.words(pid, "cmdline")) for pid in self.marked()}
         return {pid: command for pid, command in commands.items() if command}
 
     def _launchers(self) -> list[int]:
-        """Below an agent. Some replace their process by torchrun's or MPI's."""
+        """Return the launchers below an agent. Some replace their process by torchrun or MPI."""
         agents = {*processes.agents(self._trial)}
         found = [pid for pid in processes.pids() if any(each in word for word in _command(pid) for each in _LAUNCHERS)]
         return [pid for pid in found if agents & {*processes.ancestors(pid)} and pid not in agents]
@@ -82,7 +82,7 @@ class Processes:
         return [pid for pid in self._marked_with(_FORK_SERVER) if processes.ancestors(pid)[0] in agents]
 
     def _workers(self) -> list[int]:
-        """Forked from the fork server, so that all look alike."""
+        """Return the workers, which are forked from the fork server, so that all have the same command line."""
         fork_servers = self._fork_servers()
         return [pid for pid in self._marked_with(_FORK_SERVER) if processes.ancestors(pid)[0] in fork_servers]
 

@@ -1,4 +1,4 @@
-"""The story of the end-to-end tests, batch by batch as a test allows it."""
+"""The story of the end-to-end tests, trained batch by batch as a test permits."""
 
 import os
 import time
@@ -17,8 +17,8 @@ class PacedTrial(StoryTrial):
         return super().train_batch(batch, epoch_idx, batch_idx)
 
     def _await_leave(self, batch_idx: int) -> None:
-        """The file $CHAOS_PACE says how many batches may be trained. After a stop request they go on slowly: the ranks
-        still have to agree on the stop.
+        """Wait until the file $CHAOS_PACE permits this batch. After a stop request, train on slowly: the ranks still
+        have to agree on the stop.
         """
         while batch_idx >= int(Path(os.environ["CHAOS_PACE"]).read_text()):
             if read_stop(Path(os.environ["HPC_DET_FOLDER"], "stop.json"), int(os.environ["HPC_DET_NUMBER"])):

@@ -1,4 +1,4 @@
-"""Records what the processes of a job send: a file in $CHAOS_TAP for each connection, named by when it began."""
+"""Record what the processes of a job send: one file in $CHAOS_TAP per connection, named by its start time."""
 
 import os
 import socket

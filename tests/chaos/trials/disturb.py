@@ -1,7 +1,8 @@
-"""Signals as a scheduler sends them, at the moment of a training that a schedule has drawn.
+"""Send signals as a scheduler does, at the moment of a training that a schedule has drawn.
 
-CHAOS_PLAN is {ATTEMPT: [{"where", "at", "signals", "to", "rank"}, ...]}: at the first `where` in batch `at` or
-later this rank sends the signals to the node's agent, to itself, or to both, and waits until the stop is on its way.
+CHAOS_PLAN is {ATTEMPT: [{"where", "at", "signals", "to", "rank"}, ...]}: at the first `where` in batch `at` or later,
+this rank sends the signals to the node's agent, to itself, or to both, and waits until the rank has noticed the stop
+request.
 """
 
 import gc
@@ -17,7 +18,9 @@ from hpc_det.pytorch import PyTorchCallback
 from hpc_det.pytorch.state.portable import Portable
 
 PATIENCE_S = 90
-"""Less than a test waits for the training, so that its log shows what had no effect."""
+"""Seconds to wait for the effect of a signal. Less than a test waits for the training, so that its log shows which
+signal had none.
+"""
 
 
 class Disturber:
@@ -27,7 +30,7 @@ class Disturber:
         self.left = [each for each in plan.get(os.environ["HPC_DET_NUMBER"], []) if each["rank"] == self.rank]
         if any(each["where"] == "write" for each in self.left):
             self._disturb_writers()
-        self.batch = 0  # the one that is trained, or was last
+        self.batch = 0  # the current batch, or the last one
         self("init")
 
     def __call__(self, where):
@@ -43,7 +46,9 @@ class Disturber:
         return [pid for name, pid in (("agent", agent()), ("rank", os.getpid())) if to in (name, "both")]
 
     def _disturb_writers(self):
-        """The thread that writes a checkpoint is held up, with the files written and nothing committed."""
+        """Send the signals from the thread that writes a checkpoint, when the files are written and nothing is
+        committed.
+        """
         write = Portable.write
 
         def disturbed(portable, folder, steps):
@@ -55,7 +60,7 @@ class Disturber:
 
 
 def agent():
-    """The process that listens to the ranks of this node (unix(7), SO_PEERCRED)."""
+    """Return the PID of the process that listens to the ranks of this node (unix(7), SO_PEERCRED)."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(os.environ["HPC_DET_SOCKET"])
         return peer_of(line)[0]
@@ -70,7 +75,7 @@ def until_noticed():
 
 
 class Hooks(PyTorchCallback):
-    """Signals around all that happens between batches."""
+    """Sends signals around all events between batches."""
 
     def __init__(self, context, disturb):
         self.context = context

@@ -48,7 +48,9 @@ class WithData(DeepSpeedTrial):
 
 
 class EngineTrial(WithData):
-    """Two ranks divide every size: what pads ZeRO-3's shards is memory as DeepSpeed found it."""
+    """A trial with one engine. Every size is divisible by two ranks, since the padding of ZeRO-3's shards is
+    uninitialised memory.
+    """
 
     def __init__(self, context):
         super().__init__(context)

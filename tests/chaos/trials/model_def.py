@@ -1,4 +1,4 @@
-"""A trial in which all matters that a resume can get wrong, as hyperparameters say; and one that is sharded."""
+"""Trials, one of them sharded, with all the state that a resume can get wrong, as their hyperparameters say."""
 
 import random
 
@@ -38,7 +38,7 @@ WIDTH = 6
 
 
 class Records(Dataset):
-    """With noise from every generator that people use for it, or without."""
+    """Records with noise from every common generator, or without noise."""
 
     def __init__(self, count, noisy):
         self.inputs = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(count))
@@ -54,7 +54,7 @@ class Records(Dataset):
 
 
 class Shuffled(Sampler):
-    """By torch's own generator."""
+    """Shuffles with torch's own generator."""
 
     def __init__(self, count):
         self.count = count
@@ -67,7 +67,7 @@ class Shuffled(Sampler):
 
 
 class Net(nn.Module):
-    """With an exponential average of its weights and one of what it has seen, which is another on each rank."""
+    """A net with an exponential average of its weights, and one of its inputs, which differs on each rank."""
 
     def __init__(self, hparams):
         super().__init__()
@@ -119,20 +119,20 @@ class WithoutEvaluation(PyTorchTrial):
         self.records = context.wrap_reducer(sum, "records")
 
     def parts(self, model):
-        """The parameters of each optimizer."""
+        """Return the parameters of each optimizer."""
         if len(self.hparams["optimizers"]) == 1:
             return [list(model.parameters())]
         first = list(model.first.parameters())
         return [first, [each for each in model.parameters() if all(each is not other for other in first)]]
 
     def shard(self, model):
-        """Not."""
+        """Do nothing: only ShardedTrial shards its model."""
 
     def ddp_options(self):
         return {"broadcast_buffers": self.hparams["broadcast_buffers"]}
 
     def build_callbacks(self):
-        return {"hooks": Told(self)}
+        return {"hooks": TrialHooks(self)}
 
     def build_training_data_loader(self):
         data = Records(self.hparams["records"], self.hparams["data"] != "own")
@@ -173,8 +173,8 @@ def clipped(weights):
     nn.utils.clip_grad_norm_(weights, max_norm=0.5)
 
 
-class Told(Hooks):
-    """Lowers a learning rate by what validations say, and freezes a layer for a while."""
+class TrialHooks(Hooks):
+    """Lowers a learning rate when validations do not improve, and freezes a layer for a while."""
 
     def __init__(self, trial):
         super().__init__(trial.context, trial.disturb)
@@ -198,7 +198,7 @@ class PlainTrial(WithoutEvaluation):
 
 
 class FullTrial(WithoutEvaluation):
-    """Rank 0 validates all records at once, or leaves that for a stop."""
+    """Rank 0 validates all records at once, or a stop interrupts it."""
 
     def evaluate_full_dataset(self, data_loader):
         errors = []

@@ -1,4 +1,4 @@
-"""Trials with engines, which tell of each micro batch: ZeRO of every stage, and a pipeline of two stages."""
+"""Trials with engines that log each micro batch: ZeRO of every stage, and a pipeline of two stages."""
 
 import os
 import signal
@@ -20,11 +20,11 @@ from hpc_det.store.attempt import read_stop
 RECORDS, MICRO = 240, 3
 
 
-class Told(nn.Module):
-    """The loss of a micro batch. The log says which records those of training were.
+class LoggedLoss(nn.Module):
+    """Returns the loss of a micro batch, and logs the numbers of its training records.
 
-    In the batch that hyperparameters.waits_at has for this attempt, the last rank waits after the first of them until
-    it is asked to stop, or for whatever else a test does to it.
+    In the batch that hyperparameters.waits_at contains for this attempt, the last rank waits after the first micro
+    batch, until it is asked to stop or a test kills or stops it.
     """
 
     def __init__(self, context: DeepSpeedTrialContext) -> None:
@@ -49,7 +49,7 @@ class Told(nn.Module):
             self._wait(number)
 
     def _wait(self, number: int) -> None:
-        """It goes on slowly: ranks still have to agree on the stop."""
+        """Wait for the stop request, and a little longer: ranks still have to agree on the stop."""
         stop = Path(os.environ["HPC_DET_FOLDER"], "stop.json")
         if not read_stop(stop, self.attempt):
             say(f"waiting in {number}")
@@ -59,14 +59,14 @@ class Told(nn.Module):
 
 
 def say(line: str) -> None:
-    """In one piece: ranks may share a log."""
+    """Print a line with one write, since ranks may share a log."""
     print(f"{line}\n", end="", flush=True)
 
 
 class WithData(DeepSpeedTrial):
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         super().__init__(context)
-        self.loss = Told(context)
+        self.loss = LoggedLoss(context)
         records = torch.randn(RECORDS, 16, generator=torch.Generator().manual_seed(1))
         numbered = torch.stack([torch.arange(RECORDS).float(), records[:, :4].argmax(dim=1).float()], dim=1)
         self.data = TensorDataset(records, numbered)
@@ -99,8 +99,10 @@ def die_in_a_file(state, path):
 
 
 class Zero(WithData):
-    """Hyperparameter `stage`: 0 to 3. Four ranks divide every size: what pads ZeRO-3's shards is memory as DeepSpeed
-    found it, and no two runs have the same.
+    """A trial with one engine. Hyperparameter `stage`: 0 to 3.
+
+    Every size is divisible by four ranks: the padding of ZeRO-3's shards is uninitialised memory, which differs in each
+    run.
     """
 
     def __init__(self, context: DeepSpeedTrialContext) -> None:
@@ -127,7 +129,7 @@ class Zero(WithData):
 
 
 class Piped(WithData):
-    """Two stages, of as many ranks each."""
+    """A trial with a pipeline of two stages, each on half of the ranks."""
 
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         super().__init__(context)

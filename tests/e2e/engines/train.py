@@ -1,4 +1,4 @@
-"""The trial with ZeRO as a script of its own: train.py BATCHES [CHECKPOINT]"""
+"""The trial with ZeRO as a script: train.py BATCHES [CHECKPOINT]"""
 
 import sys
 
@@ -8,7 +8,7 @@ from model_def import Zero
 from hpc_det.pytorch import Batch
 from hpc_det.pytorch.deepspeed import Trainer, init
 
-# In a job the experiment's come instead.
+# In a job, the hyperparameters and the configuration of the experiment replace these.
 HPARAMS = {"stage": 2, "accumulation": 4, "waits_at": [], "raise_at": -1, "dies_in_save": False}
 CONFIG = {"searcher": {"metric": "loss"}, "reproducibility": {"experiment_seed": 5}}
 
@@ -22,5 +22,5 @@ with init(hparams=HPARAMS, exp_conf=CONFIG) as context:
         checkpoint_policy="none",
         latest_checkpoint=checkpoint,
     )
-# In one piece: ranks share the pipe.
+# In one write: ranks share the pipe.
 sys.stdout.write(f"left the block, in a group: {dist.is_initialized()}\n")

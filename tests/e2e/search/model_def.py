@@ -7,7 +7,9 @@ from hpc_det.pytorch import DataLoader, PyTorchTrial
 
 
 class Known(PyTorchTrial):
-    """Trains for nothing; what it reports is a known function, best at x = 0.3, and better after more batches."""
+    """A trial whose metric is a known function, independent of its training: best at x = 0.3, and better after more
+    batches.
+    """
 
     def __init__(self, context):
         self.context = context

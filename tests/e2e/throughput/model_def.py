@@ -1,4 +1,4 @@
-"""A trial that takes its time where it is told to."""
+"""A trial that sleeps in loading and training as its hyperparameters say."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A trial in which all that a resume can get wrong matters: dropout, momentum, a schedule, a shuffle, numpy's RNG."""
+"""A trial with all the state that a resume can get wrong: dropout, momentum, a schedule, a shuffle, numpy's RNG."""
 
 import os
 import time
@@ -16,7 +16,7 @@ RECORDS = 250
 
 
 class Backwards(nn.Module):
-    """Layers registered in another order than they are used in: DDP's buckets then change after its first iteration."""
+    """Registers its layers in another order than it uses them, so DDP's buckets change after its first iteration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class StoryTrial(PyTorchTrial):
         return {"accuracy": (self.model(records).argmax(dim=1) == labels).float().mean()}
 
     def _misbehave(self, batch_idx: int) -> None:
-        """The last rank does."""
+        """Let the last rank fail or wait as the hyperparameters say."""
         if self.context.distributed.get_rank() < self.context.distributed.get_size() - 1:
             return
         if self.context.get_hparam("raise_at") == batch_idx:
@@ -71,8 +71,8 @@ class StoryTrial(PyTorchTrial):
             self._wait()
 
     def _wait(self) -> None:
-        """Until it is asked to stop, or a test does something else to it. It goes on slowly: ranks still have to agree
-        on the stop.
+        """Wait until the rank is asked to stop, or a test kills or stops it, and a little longer: ranks still have to
+        agree on the stop.
         """
         while not read_stop(Path(os.environ["HPC_DET_FOLDER"], "stop.json"), 1):
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A small trial that resumes exactly, unless it is asked to keep a part of its state where no checkpoint has it."""
+"""A small trial that resumes exactly, unless a hyperparameter makes it keep some state outside of checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ batches = 0
 
 
 class Centred(torch.nn.Module):
-    """Keeps the mean of what this rank has seen, as a batch norm does. DDP gives all ranks that of rank 0."""
+    """Keeps the mean of the records of this rank, as a batch norm does. DDP gives all ranks that of rank 0."""
 
     mean: torch.Tensor
 
@@ -35,7 +35,7 @@ class LeakyTrial(PyTorchTrial):
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
         self.count = 0
         self.average = 0.0
-        """Which nothing depends on, but with `leak: average`."""
+        """Nothing depends on it, except with `leak: average`."""
         self.generator = torch.Generator().manual_seed(7)
 
     def build_training_data_loader(self) -> DataLoader:

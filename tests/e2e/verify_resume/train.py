@@ -1,4 +1,4 @@
-"""A script with a Trainer, and with a length and periods of its own."""
+"""A script with a Trainer that sets its own length and periods."""
 
 from __future__ import annotations
 

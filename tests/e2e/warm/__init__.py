@@ -1,5 +1,5 @@
-"""A launcher for what is not about launchers: its ranks are forked from a process that has loaded torch.
+"""A launcher for tests that do not depend on launchers: its ranks are forked from a process that has loaded torch.
 
-`launcher` is hpc_det.launch.direct but for what it starts: a `stand_in`, which has the `server` fork the rank, and
-lives and dies with it.
+`launcher` differs from hpc_det.launch.direct only in the process that it starts: a `stand_in`, which asks the `server`
+to fork the rank. The two end together.
 """

@@ -1,4 +1,4 @@
-"""Forks a rank for each connection of a stand-in."""
+"""Fork a rank for each connection of a stand-in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.forked_python import become
 
 @contextmanager
 def warm_ranks(folder: Path) -> Iterator[None]:
-    """Within, the jobs that this process submits have them. Needs the fork server."""
+    """In the block, jobs that this process submits have warm ranks. Needs the fork server."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "socket"))
         listener.listen()
@@ -39,8 +39,8 @@ def warm_ranks(folder: Path) -> Iterator[None]:
 
 
 def _serve(listener: socket.socket) -> NoReturn:
-    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # or that one would not end
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who guard
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # else the fork server stays
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the guards
     while True:
         stand_in, _ = listener.accept()
         if os.fork() == 0:
@@ -50,7 +50,7 @@ def _serve(listener: socket.socket) -> NoReturn:
 
 
 def _guard(stand_in: socket.socket) -> NoReturn:
-    """Of one rank: it ends with whoever has asked for it, and that one learns how it has ended."""
+    """Guard one rank: kill it when its stand-in ends, and send its exit code to the stand-in."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     ends_with_parent()
     wanted = json.loads(stand_in.makefile().readline())
@@ -61,8 +61,8 @@ def _guard(stand_in: socket.socket) -> NoReturn:
         ends_with_parent()
         ignore_stop_signals()
         become(wanted["program"], wanted["environment"], Path(wanted["folder"]))
-    gone, _, _ = select.select([stand_in.fileno(), os.pidfd_open(rank)], [], [])
-    is_orphan = stand_in.fileno() in gone
+    readable, _, _ = select.select([stand_in.fileno(), os.pidfd_open(rank)], [], [])
+    is_orphan = stand_in.fileno() in readable
     if is_orphan:
         os.kill(rank, signal.SIGKILL)
     _, status = os.waitpid(rank, 0)

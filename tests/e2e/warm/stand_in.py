@@ -1,4 +1,4 @@
-"""In the place of a rank, for the launcher that has started it: ends as the rank that the server forks."""
+"""A stand-in for a rank, for the launcher that starts it: exits as the rank that the server forks does."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import socket
 import sys
 
 SERVER = "HPC_DET_TEST_WARM_RANKS"
-"""The variable that says where the server listens."""
+"""The environment variable with the path of the server's socket."""
 
 
 def main(program: list[str]) -> int:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the one who prints to the log is the rank
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the rank alone prints to the log
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(os.environ[SERVER])
         wanted = {"program": program, "environment": {**os.environ}, "folder": os.getcwd()}

@@ -1,4 +1,4 @@
-"""The parent of an array: it begins with its first subjob, counts them, and ends with the last."""
+"""The parent of an array: it begins with its first subjob, counts the subjobs, and ends with the last."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _end(parent: Job) -> None:
 
 
 def state_count(parent: Job) -> str:
-    """Nobody is expired any more once the parent has ended."""
+    """Return the counts of states; `Expired` is 0 once the parent has ended."""
     states = [one.state for one in parent.subjobs]
     numbers = {"Queued": "QHW", "Running": "RS", "Exiting": "E", "Expired": "X"}
     return " ".join(f"{name}:{sum(state in letters for state in states)}" for name, letters in numbers.items())
@@ -49,7 +49,7 @@ def remaining(parent: Job) -> str:
 
 
 def ranges(indices: Iterable[int]) -> str:
-    """`0-3,5`."""
+    """Return ranges such as `0-3,5`."""
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""How a command reaches the server or the moms: one JSON object a line over a Unix socket, both ways."""
+"""Connect a command to the server or the moms: one JSON object per line over a Unix socket, both ways."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ServerDown(Exception):
-    """Nobody listens."""
+    """Nothing listens on the socket."""
 
 
 class Connection:
@@ -33,7 +33,7 @@ class Connection:
         self.socket.sendall(json.dumps(request).encode() + b"\n")
 
     def receive(self) -> dict[str, Any]:
-        """Raises `ServerDown` where the other side is gone."""
+        """Return the next message. Raises `ServerDown` if the other side has closed the connection."""
         line = self._lines.readline()
         if not line:
             raise ServerDown

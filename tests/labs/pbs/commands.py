@@ -1,4 +1,4 @@
-"""The commands that ask for one thing for each of their ids: qdel, qsig, qhold, qrls, qrerun, qalter, qmove, qorder."""
+"""The commands that send one request for each of their IDs: qdel, qsig, qhold, qrls, qrerun, qalter, qmove, qorder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.labs.pbs.resources import Refused, parse_resources
 from tests.labs.pbs.site import LOGIN_HOST, SERVER, Site
 
 MANAGER = "PBS_LAB_MANAGER"
-"""Set in the environment, a command speaks as a manager of the site; without it nobody does, root neither."""
+"""Environment variable that makes a command act as a manager of the site; without it no user does, not even root."""
 MALFORMED = 1
 Asked = dict[str, Any]
 
@@ -82,7 +82,7 @@ def _bad_qalter(text: str) -> int:
 
 
 def _changes(options: list[tuple[str, str]]) -> Asked:
-    """Names of the job's own fields, and `asked` resources."""
+    """Return the changed fields of the job by name, and the resources as `asked`."""
     parsers: dict[str, tuple[str, Callable[[str], Any]]] = {
         "-N": ("name", str),
         "-o": ("output", str),
@@ -97,14 +97,14 @@ def _changes(options: list[tuple[str, str]]) -> Asked:
 
 
 def _dependencies(text: str) -> list[tuple[str, list[str]]]:
-    """None is refused, so that one that is there cannot be taken away."""
+    """Parse dependencies. An empty list is refused, so that an existing dependency cannot be removed."""
     if not (found := qsub.parse_depend(text.removeprefix("depend="))):
         raise qsub.BadUsage(2, "illegal -W value")
     return found
 
 
 def _each(name: str, site: Site, ids: list[str], asked: Asked) -> int:
-    """Asks for every id; the exit code is the last error's."""
+    """Send a request for every ID; return the exit code of the last error."""
     code = 0
     for text in ids:
         for job_id in _expanded(name, text):
@@ -116,7 +116,7 @@ def _each(name: str, site: Site, ids: list[str], asked: Asked) -> int:
 
 
 def _expanded(name: str, text: str) -> Iterator[str]:
-    """`12[2-3]` is two subjobs."""
+    """Yield the IDs of subjobs: `12[2-3]` is two."""
     match = re.fullmatch(r"(\d+)(\[([\d,:-]*)\])?(\.[\w.-]+)?", text)
     if not match:
         raise Refused(MALFORMED, f"illegally formed job identifier: {text}")

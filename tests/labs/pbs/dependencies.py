@@ -1,4 +1,4 @@
-"""`-W depend=afterok:12`: who waits for whom, and who is removed because it never can run."""
+"""`-W depend=afterok:12`: which job waits for which, and which jobs are removed because they can never run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hold(pbs: Pbs, job: Job, depend: list[tuple[str, list[str]]]) -> None:
 
 
 def settle(pbs: Pbs) -> None:
-    """Releases those whose parents are as wanted; removes those whose parents never will be."""
+    """Release jobs whose dependencies are met; remove jobs whose dependencies can no longer be met."""
     for job in list(pbs.jobs.values()):
         if job.state == "H" and job.depend:
             answers = [_is_met(pbs, kind, parent) for kind, parents in job.depend for parent in parents]
@@ -34,7 +34,7 @@ def settle(pbs: Pbs) -> None:
 
 
 def _is_met(pbs: Pbs, kind: str, parent_id: str) -> bool | None:
-    """None while that is open. Nobody knows how a job ended that the server does not know, whatever was asked."""
+    """Return None while undecided. A parent that the server does not know meets no dependency, whatever its kind."""
     parent = pbs.jobs.get(parent_id)
     if parent is None:
         return False
@@ -53,13 +53,13 @@ def _release(job: Job) -> None:
 
 
 def _remove(job: Job) -> None:
-    """As recorded: looks like a success, but for the Exit_status that it never gets."""
+    """Remove a job; as recorded, it looks successful except that it has no Exit_status."""
     job.substate = FINISHED
     job_life.close(job)
 
 
 def shown(job: Job) -> str | None:
-    """`afterok:12.pbshead@pbshead`, and `beforeok:...` of those who wait for this one."""
+    """Return `afterok:12.pbshead@pbshead`, and `beforeok:...` with the jobs that wait for this one."""
     kinds: dict[str, list[str]] = {kind: list(parents) for kind, parents in job.depend}
     for kind in SEEN_BY_PARENT.values():
         if ids := [child for how, child in job.dependents if how == kind]:

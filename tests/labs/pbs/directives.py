@@ -1,4 +1,4 @@
-"""`#PBS` lines of a script, until its first command."""
+"""Parse the `#PBS` lines of a script, up to its first command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 
 
 def directives(script: str, prefix: str = "#PBS") -> list[str]:
-    """The words of all of them."""
+    """Return the words of all directives."""
     words: list[str] = []
     for line in script.splitlines():
         text = line.strip()

@@ -1,4 +1,4 @@
-"""What a job's processes find in their environment, and the files that it names."""
+"""The environment of a job's processes, and the files that it names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATH = "/bin:/usr/bin"
 
 
 def variables_of_login(env: Mapping[str, str], workdir: str, queue: str) -> dict[str, str]:
-    """The `PBS_O_*` of a submission."""
+    """Return the `PBS_O_*` of a submission."""
     return {
         "PBS_O_HOME": env.get("HOME", "/"),
         "PBS_O_LANG": env.get("LANG", "C.UTF-8"),
@@ -37,7 +37,7 @@ def shell_of(job: Job) -> str:
 
 
 def of_task(site: Site, job: Job, node: int, task: str) -> dict[str, str]:
-    """A process of a job on its node of this number; `node` counts each node once."""
+    """Return the environment of a process of a job on the node with this number; `node` counts each node once."""
     slot = next(slot for slot in job.slots if slot.node == job.nodes[node])
     threads = str(slot.chunk.ompthreads or slot.chunk.ncpus)
     home = str(site.user_home)
@@ -72,12 +72,12 @@ def _of_subjob(job: Job) -> dict[str, str]:
 
 
 def temporary_folder(site: Site, job: Job, node: str) -> os.PathLike[str]:
-    """`TMPDIR`; the nodes of a real site have the same path on disks of their own."""
+    """Return `TMPDIR`; on a real site the nodes have the same path on separate disks."""
     return site.home / "nodes" / node / f"pbs.{job.id}"
 
 
 def nodefile(job: Job) -> str:
-    """A line for each MPI process: `mpiprocs` of each chunk, one where it does not say."""
+    """Return a line for each MPI process: `mpiprocs` of each chunk, by default one."""
     return "".join(f"{slot.node}\n" * _processes(slot.chunk) for slot in job.slots)
 
 

@@ -1,4 +1,4 @@
-"""A job as the server knows it: what was submitted, where and how it runs, how it ended."""
+"""A job in the server's memory: its submission, its state and processes, and its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUEUED, HELD_BY_USER, HELD_BY_DEPENDENCY, WAITING, STARTING, RUNNING = 10, 20, 2
 SUSPENDED, SUSPENDED_BY_SCHEDULER, EXITING, RERUNNING, NODE_LOST = 43, 45, 50, 60, 63
 ARRAY_BEGUN, TERMINATED, FINISHED, FAILED = 70, 91, 92, 93
 
-# Exit_status where PBS itself ended the run.
+# Exit_status of runs that PBS itself ended.
 REQUEUED, SISTER_LOST, FIRST_NODE_LOST, OVER_WALLTIME = -11, -14, -20, -29
 REMOVED_SUBJOB = 1
 
@@ -23,7 +23,7 @@ DONE = "FX"
 
 @dataclass(frozen=True)
 class Submission:
-    """What `qsub` sends; its fields are what JSON can carry."""
+    """The content of a `qsub` request; its fields can be written as JSON."""
 
     name: str
     queue: str
@@ -55,23 +55,23 @@ class Submission:
 
 @dataclass
 class Task:
-    """One session of a job on one of its nodes; the first of all is the job script's or the program's."""
+    """One session of a job on one of its nodes; the first task is the job script or the program."""
 
     pid: int
     node: int
     number: str
     """`PBS_TASKNUM`."""
     status: int | None = None
-    """Its exit code, or 256 and the signal of which it died; None while it runs."""
+    """Its exit code, or 256 plus the number of the signal that ended it; None while it runs."""
     watcher: Any = None
-    """Whoever waits for its end: the connection of a pbsdsh or pbs_tmrsh."""
+    """The connection of a pbsdsh or pbs_tmrsh that waits for its end."""
     lost: bool = False
-    """Its node went down: nobody hears of its end."""
+    """Whether its node went down, so that its end is not reported."""
 
 
 @dataclass(frozen=True)
 class Waiter:
-    """A command that blocks until the job has ended, or until the end `of_run`."""
+    """A command that blocks until the job has ended, or (`of_run`) until its current run has."""
 
     connection: Any
     of_run: bool
@@ -100,7 +100,7 @@ class Job:
     number: int
     submission: Submission
     index: int | None = None
-    """Of a subjob."""
+    """The index of a subjob; None for other jobs."""
     parent: Job | None = None
     subjobs: list[Job] = field(default_factory=list)
 
@@ -114,7 +114,7 @@ class Job:
     error: str | None = None
     depend: list[tuple[str, list[str]]] = field(default_factory=list)
     dependents: list[tuple[str, str]] = field(default_factory=list)
-    """How and which: shown in `depend`, too, and kept after the end."""
+    """Kind and ID of the jobs that wait for this one: shown in `depend`, too, and kept after the end."""
     holds: set[str] = field(default_factory=set)
     execution_time: float | None = None
     rank: float = field(default_factory=time.time)
@@ -135,15 +135,15 @@ class Job:
     slots: list[Slot] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
     ending: str | None = None
-    """Why TERM was sent: delete, requeue, walltime; None while nobody asked for the end."""
+    """Why TERM was sent: delete, requeue, walltime; None if no end was requested."""
     ended_by: str = ""
     kill_at: float | None = None
     next_look: float = 0
-    """When to look again at its walltime, or at what is left of its session."""
+    """When to check its walltime, or the rest of its session, again."""
     gone_at: float | None = None
-    """When its last process was seen to be gone."""
+    """When its last process was found to have ended."""
     lost_at: float | None = None
-    """When a node of it was lost, and `lost_status` is what that makes of the run."""
+    """When one of its nodes was lost; `lost_status` is the Exit_status that follows."""
     lost_status: int = 0
     suspended_at: float | None = None
     suspended_s: float = 0
@@ -177,7 +177,7 @@ class Job:
 
     @property
     def nodes(self) -> list[str]:
-        """Each once, in the order of the chunks."""
+        """Its nodes, each once, in the order of the chunks."""
         return list(dict.fromkeys(slot.node for slot in self.slots))
 
     @property
@@ -186,7 +186,7 @@ class Job:
         return None if limit is None else parse_walltime(limit)
 
     def used_walltime_s(self, now: float) -> float:
-        """Stands while the job is suspended."""
+        """Return the used walltime [s], which does not increase while the job is suspended."""
         if self.stime is None:
             return 0
         return (self.gone_at or self.suspended_at or now) - self.stime - self.suspended_s
@@ -197,5 +197,5 @@ class Job:
         return self.tasks[0]
 
     def sessions(self, first_node_only: bool = False) -> list[int]:
-        """Ids of those that PBS can reach."""
+        """Return the IDs of the sessions that PBS can reach."""
         return [task.pid for task in self.tasks if not task.lost and not (first_node_only and task.node)]

@@ -1,4 +1,4 @@
-"""What happens to a job that runs: signals, its walltime, lost nodes; then its end, or its return to the queue."""
+"""The life of a running job: signals, its walltime, lost nodes; then its end, or its return to the queue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.labs.pbs.state import Pbs
 
 
 def ended(pbs: Pbs, pid: int, status: int) -> None:
-    """A session's leader has died; a child that is no leader is none of PBS's business."""
+    """Record the end of a session's leader; PBS ignores other child processes."""
     for job in pbs.on_nodes():
         for task in job.tasks:
             if task.pid == pid and not task.lost:
@@ -39,7 +39,7 @@ def ended(pbs: Pbs, pid: int, status: int) -> None:
 
 
 def _leader_died(pbs: Pbs, job: Job, task: Task) -> None:
-    """The rest of its session is killed at once, but not where TERM was sent: there it has its grace, until `poll`."""
+    """Kill the rest of its session at once, unless TERM was sent: then it has its grace, until `poll` ends that."""
     if task.watcher:
         task.watcher.send(task=task.number, exit=task.status)
     if not job.ending:
@@ -49,7 +49,7 @@ def _leader_died(pbs: Pbs, job: Job, task: Task) -> None:
 
 
 def _is_empty(job: Job) -> bool:
-    """The first session of all is: whatever else the job has, PBS kills it now."""
+    """Return whether the first session is empty, in which case PBS kills all other processes of the job."""
     return job.state in "RS" and (job.top.lost or (job.top.status is not None and not mom.members([job.top.pid])))
 
 
@@ -67,14 +67,14 @@ def _exit_status(job: Job) -> int | None:
 
 
 def terminate(pbs: Pbs, job: Job, why: str, by: str = "") -> None:
-    """TERM to the first node, at once and alone; KILL later, from `poll`."""
+    """Send TERM to the first node only, now; `poll` sends KILL later."""
     if not job.ending:
         now = time.time()
         job.kill_at = now + pbs.queue(job.queue).kill_delay_s + pbs.settings.kill_late_s
         job.next_look = now + pbs.settings.session_poll_s
     job.ending, job.ended_by = why, by
     job.substate = RERUNNING if why == "requeue" else job.substate
-    if by:  # by any qdel: recorded of the scheduler's own, in whose name PBS runs the same request
+    if by:  # also for a qdel by the scheduler: PBS was recorded to run the same request in the scheduler's name
         job.comment = f"{job.comment} and terminated by {by}"
     mom.signal_sessions(job.sessions(first_node_only=True), signal.SIGTERM)
     if job.state == "S":
@@ -82,14 +82,14 @@ def terminate(pbs: Pbs, job: Job, why: str, by: str = "") -> None:
 
 
 def kill(job: Job, by: str) -> None:
-    """`qdel -W force`: no grace."""
+    """`qdel -W force`: kill without grace."""
     job.ending, job.ended_by = "delete", by
     job.kill_at = time.time()
     mom.signal_sessions(job.sessions(), signal.SIGKILL)
 
 
 def suspend(job: Job, substate: int = SUSPENDED) -> None:
-    """On all nodes, by a signal that nobody can catch."""
+    """Stop the job on all nodes, by a signal that cannot be caught."""
     mom.signal_sessions(job.sessions(), signal.SIGSTOP)
     job.state, job.substate, job.suspended_at, job.mtime = "S", substate, time.time(), time.time()
 
@@ -170,7 +170,7 @@ def finish(pbs: Pbs, job: Job) -> None:
 
 
 def _back_to_queue(job: Job) -> None:
-    """Same id, same queue; the number of its run grows with the next start."""
+    """Requeue with the same ID in the same queue; the next start increases run_count."""
     job.state, job.substate = ("H", HELD_BY_USER) if job.holds else ("Q", QUEUED)
     job.slots, job.tasks, job.ending = [], [], None
     job.stime = job.kill_at = job.gone_at = job.lost_at = job.suspended_at = None
@@ -188,7 +188,7 @@ def _finish_for_good(pbs: Pbs, job: Job) -> None:
 
 
 def close(job: Job) -> None:
-    """Done, whether it ever ran or not."""
+    """Mark the job as done, whether it ever ran or not."""
     job.state, job.mtime = "X" if job.parent else "F", time.time()
     if job.parent:
         arrays.subjob_done(job.parent, job)
@@ -196,7 +196,7 @@ def close(job: Job) -> None:
 
 
 def _answer(job: Job) -> None:
-    """Those who wait for the end of a run, and at the end of the job those who wait for that."""
+    """Answer the commands that wait for the end of a run, and, at the end of the job, those that wait for that."""
     for waiter in list(job.waiters):
         if job.is_done or waiter.of_run:
             waiter.connection.send(code=0, exit=job.exit_status)
@@ -204,7 +204,7 @@ def _answer(job: Job) -> None:
 
 
 def delete_waiting(job: Job, by: str) -> None:
-    """A job that never ran keeps its comment; a subjob has a line of its own."""
+    """Delete a job that never ran; it keeps its comment, while a subjob gets another one."""
     job.substate, job.ended_by, job.holds = TERMINATED, by, set()
     if job.parent:
         job.exit_status, job.comment = 1, "Subjob finished"

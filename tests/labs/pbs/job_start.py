@@ -1,4 +1,4 @@
-"""A job gets its nodes: its folders, its nodefile, its first process, and later those of pbsdsh and pbs_tmrsh."""
+"""Start a job: its folders, its nodefile, its first process, and later those of pbsdsh and pbs_tmrsh."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def _script_path(site: Site, job: Job) -> Path:
 
 
 def spawn(pbs: Pbs, job: Job, node: int, argv: list[str]) -> Task:
-    """The first of a job is its script below a login shell, or its program; the others come from pbsdsh."""
+    """Start a process. The first one of a job is its script below a login shell, or its program; others come from
+    pbsdsh.
+    """
     is_script = not job.tasks and job.submission.argv is None
     number = _task_number(job, node) if job.tasks else "1"
     env = environment.of_task(pbs.site, job, node, number)
@@ -65,5 +67,5 @@ def spawn(pbs: Pbs, job: Job, node: int, argv: list[str]) -> Task:
 
 
 def _task_number(job: Job, node: int) -> str:
-    """Counted on each node; on the first, the job itself is number 1."""
+    """Return the number, counted per node; on the first node, the job itself is number 1."""
     return f"{(node << 30) + 1 + sum(task.node == node for task in job.tasks):08X}"

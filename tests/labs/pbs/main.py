@@ -1,4 +1,4 @@
-"""Every command of the site begins here; what it does is imported only now, so that it starts at once."""
+"""The entry point of every command of the site; a command's module is imported only when needed, for a fast start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The moms: processes of jobs in sessions of their own, found by session as a PBS without cgroups finds them."""
+"""The moms: processes of jobs in separate sessions, found by session as a PBS without cgroups finds them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Program:
-    """What a session leader is to be."""
+    """The process that becomes a session leader."""
 
     argv: list[str]
     env: Mapping[str, str]
@@ -28,25 +28,26 @@ class Program:
     output: Path
     error: Path
     name: str = ""
-    """`argv[0]` where it differs from the program: a login shell's begins with `-`."""
+    """`argv[0]` if it differs from the program: a login shell's begins with `-`."""
     stdin: bytes = b""
     host: str | None = None
-    """Its host name, in namespaces of its own."""
+    """Its host name, which it has in separate namespaces."""
     hosts: Path | None = None
     network: str | None = None
     """The path of a network namespace."""
 
 
 def adopt_orphans_and_die_with_parent() -> None:
-    """The processes of jobs stay descendants of this one, and no site outlives the test that made it."""
+    """Keep the processes of jobs as descendants of this one, and end this one with the test that started it."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def start(program: Program) -> int:
-    """The pid, which is the session's id, too. A program that does not start ends with 254, as under PBS.
+    """Start a session and return its ID, the PID of its leader. A program that does not start exits with 254, as under
+    PBS.
 
-    It leads its session by then: what is sent to the session of a job that ends now must reach it.
+    The process leads its session when this returns, so that signals to the session of a job that ends now reach it.
     """
     reader, writer = os.pipe()
     os.write(writer, program.stdin)
@@ -91,7 +92,7 @@ def _enter_host(name: str, hosts: Path | None) -> None:
 
 
 def members(sessions: Collection[int]) -> list[int]:
-    """Pids of the living processes of these sessions, children before their parents."""
+    """Return the PIDs of the living processes of these sessions, children before their parents."""
     parents = {}
     for name in os.listdir("/proc"):
         if name.isdecimal() and (found := _state_parent_session(int(name))):
@@ -106,7 +107,7 @@ def _depth(pid: int, parents: Mapping[int, int]) -> int:
 
 
 def _state_parent_session(pid: int) -> tuple[str, int, int] | None:
-    """proc(5); None where the process has ended meanwhile."""
+    """Read proc(5); return None if the process has ended meanwhile."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -116,10 +117,10 @@ def _state_parent_session(pid: int) -> tuple[str, int, int] | None:
 
 
 def signal_sessions(sessions: Collection[int], number: int) -> None:
-    """To all at the same moment, as far as they did not make process groups of their own; to those, children first.
+    """Signal all processes of the sessions' own process groups at once, then those in other groups, children first.
 
-    One after the other, a script could see its child die, and end, before it gets its own signal: a real PBS is fast
-    enough that this was never recorded, a machine that is busy with tests is not.
+    If they were signalled one by one, a script could see its child die, and exit, before its own signal arrives: a real
+    PBS is so fast that this was never recorded, but a machine that is busy with tests is not.
     """
     found = members(sessions) if sessions else []
     groups = {pid: _group(pid) for pid in found}
@@ -144,7 +145,7 @@ def signal_processes(pids: Iterable[int], number: int) -> None:
 
 
 def descendants(root: int) -> dict[int, str]:
-    """Command lines by pid of all living processes below this one."""
+    """Return the command lines, by PID, of all living processes below this one."""
     parents = {}
     for name in os.listdir("/proc"):
         if name.isdecimal() and (found := _state_parent_session(int(name))) and found[0] not in "ZX":

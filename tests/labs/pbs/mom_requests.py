@@ -1,4 +1,6 @@
-"""What pbsdsh and pbs_tmrsh ask of the moms, and the lab of the whole site: also while the PBS server is down."""
+"""The requests of pbsdsh and pbs_tmrsh to the moms, and of the lab to the whole site, also while the PBS server is
+down.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ OK: Answer = {"code": 0}
 
 
 def spawn(pbs: Pbs, peer: Any, request: Answer) -> Answer:
-    """One more session of a running job."""
+    """Start another session of a running job."""
     job = pbs.find(request["id"])
     node = job.nodes.index(request["node"])
     if not pbs.nodes[request["node"]].up:
@@ -35,7 +37,7 @@ def job_nodes(pbs: Pbs, peer: Any, request: Answer) -> Answer:
 
 
 def turn_node(pbs: Pbs, peer: Any, request: Answer) -> Answer:
-    """The lab's: power off and on."""
+    """Switch a node off or on, for the lab."""
     if request["name"] not in pbs.nodes:
         raise Refused(1, f"{request['name']} is none of the nodes {', '.join(pbs.nodes)}")
     pbs.nodes[request["name"]].turn(request["up"])
@@ -45,13 +47,13 @@ def turn_node(pbs: Pbs, peer: Any, request: Answer) -> Answer:
 
 
 def turn_server(pbs: Pbs, peer: Any, request: Answer) -> Answer:
-    """The lab's: the PBS server goes down or comes back; jobs run on."""
+    """Stop or start the PBS server, for the lab; jobs keep running."""
     pbs.answers = request["up"]
     return OK
 
 
 def strays(pbs: Pbs, peer: Any, request: Answer) -> Answer:
-    """The lab's: processes that left the session of their job, which PBS would leave behind."""
+    """Return the processes that left the session of their job, which PBS would leave behind, for the lab."""
     ours = mom.members([session for job in pbs.on_nodes() for session in job.sessions()])
     return {"code": 0, "strays": {pid: text for pid, text in mom.descendants(os.getpid()).items() if pid not in ours}}
 

@@ -1,4 +1,4 @@
-"""Where a job's output goes: spooled out of sight until the last run's end, or to its place at once (`-k oed`)."""
+"""The files of a job's output: spooled until the end of its last run, or written in place at once (`-k oed`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.labs.pbs.site import LOGIN_HOST, Site
 
 
 def shown_paths(job: Job) -> tuple[str, str]:
-    """`Output_Path` and `Error_Path`, with the host as qstat shows them."""
+    """Return `Output_Path` and `Error_Path`, with the host, as qstat shows them."""
     return f"{LOGIN_HOST}:{_asked(job, 'o')}", f"{LOGIN_HOST}:{_asked(job, 'e')}"
 
 
@@ -33,7 +33,7 @@ def _index(job: Job) -> str:
 
 
 def _final(site: Site, job: Job, which: str) -> Path:
-    """A folder becomes a file of its own in it; what is kept on the node without `d` lies in the home folder."""
+    """Return the final path: in a folder, a file named after the job; with `-k` without `d`, in the home folder."""
     path = Path(_asked(job, which))
     if which in job.submission.keep and "d" not in job.submission.keep:
         return site.user_home / path.name
@@ -42,7 +42,7 @@ def _final(site: Site, job: Job, which: str) -> Path:
 
 
 def while_running(site: Site, job: Job) -> tuple[Path, Path]:
-    """Files for standard output and error of every process of the job."""
+    """Return the files for standard output and error of every process of the job."""
     output, error = (_place(site, job, which) for which in "oe")
     joined = {"oe": (output, output), "eo": (error, error)}
     return joined.get(job.submission.join, (output, error))
@@ -55,7 +55,9 @@ def _place(site: Site, job: Job, which: str) -> Path:
 
 
 def deliver(site: Site, job: Job) -> None:
-    """After the last run; output for a folder that is not there is lost, and the job none the worse for it."""
+    """Deliver the output after the last run; if the folder does not exist, the output is lost and the job still
+    succeeds.
+    """
     for which in "oe":
         spooled = site.home / "spool" / f"{job.id}.{'OU' if which == 'o' else 'ER'}"
         if not spooled.exists():
@@ -63,6 +65,6 @@ def deliver(site: Site, job: Job) -> None:
         final = _final(site, job, which)
         if final.parent.is_dir():
             shutil.copyfile(spooled, final)
-            if final.is_file():  # and not /dev/null, which others need
+            if final.is_file():  # /dev/null is in use by others
                 final.chmod(0o666 & ~job.submission.umask)
         spooled.unlink()

@@ -1,4 +1,4 @@
-"""`pbsnodes`: the nodes, in JSON or as text."""
+"""`pbsnodes`: print the nodes, in JSON or as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes a job would get, and what `comment` says when there are none."""
+"""Find the nodes for a job, and the `comment` when there are none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.labs.pbs.state import Pbs
 
 @dataclass
 class Room:
-    """What is left of one node."""
+    """The free resources of one node."""
 
     ncpus: int
     ngpus: int
@@ -32,7 +32,7 @@ Rooms = dict[str, Room]
 
 
 def rooms(pbs: Pbs, without: Collection[Job] = ()) -> Rooms:
-    """Of the nodes that are up; `without` the jobs that would leave."""
+    """Return the rooms of the nodes that are up, as if the jobs in `without` had left."""
     found = {name: Room(pbs.settings.ncpus, pbs.settings.ngpus) for name, node in pbs.nodes.items() if node.up}
     for job in pbs.on_nodes():
         if job.state != "S" and job not in without:
@@ -49,7 +49,7 @@ def take(free: Rooms, job: Job, slots: Collection[Slot]) -> None:
 
 
 def place(job: Job, free: Rooms) -> list[Slot] | None:
-    """A slot for each chunk, nodes in their order; None where it does not fit."""
+    """Return a slot for each chunk, on nodes in order, or None if the job does not fit."""
     rest = {name: Room(room.ncpus, room.ngpus, room.users) for name, room in free.items()}
     names = job.resources["place"]
     if "excl" in names:
@@ -75,7 +75,7 @@ def _fill(job: Job, rest: Rooms, scatter: bool) -> list[Slot] | None:
 
 
 def fits_again(job: Job, free: Rooms) -> bool:
-    """A suspended job on its own nodes."""
+    """Return whether a suspended job fits on its own nodes."""
     rest = {name: Room(room.ncpus, room.ngpus, room.users) for name, room in free.items()}
     for slot in job.slots:
         if slot.node not in rest or not rest[slot.node].fits(slot.chunk):

@@ -1,4 +1,4 @@
-"""`qmgr -c`: lists what is set, and, for a manager, sets what tests want to change."""
+"""`qmgr -c`: list settings, and, for a manager, change those that tests need to change."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _print_server(known: dict[str, Any]) -> str:
 
 
 def _set(site: Site, words: list[str]) -> int:
-    """`set queue low kill_delay = 5`, `set sched preempt_order = S`, `unset queue low kill_delay`."""
+    """Execute `set queue low kill_delay = 5`, `set sched preempt_order = S`, `unset queue low kill_delay`."""
     match = re.fullmatch(r"(set|s|unset) (queue|server|sched) (?:(\S+) )?(\w+)(?: = (.*))?", " ".join(words))
     name = match[4].lower() if match else ""
     if not match or name not in SETTABLE:

@@ -1,4 +1,4 @@
-"""`qstat` and `qselect`: jobs, queues and the server in the forms that programs and people read."""
+"""`qstat` and `qselect`: print jobs, queues and the server in the forms for programs and for people."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _qstat(site: Site, given: dict[str, str], form: str, ids: list[str]) -> int:
     errors = [(1, f"illegally formed job identifier: {one}") for one in ids if _is_elsewhere(one)]
     answers = [_asked(site, together, history, "-t" in given) for together in _requests(ids, "-E" in given)]
     errors += [error for answer in answers for error in answer["errors"]]
-    if form == "json":  # one object "Jobs", which takes the jobs of the first answer only
+    if form == "json":  # there is one object "Jobs", with the jobs of the first answer only
         answers = [answer for answer in answers if answer["jobs"]][:1]
     jobs = {name: job for answer in answers for name, job in answer["jobs"].items()}
     if form == "json":
@@ -65,13 +65,13 @@ def _by_server_and_number(job_id: str) -> tuple[str, int]:
 
 
 def _is_elsewhere(job_id: str) -> bool:
-    """On a server that nobody knows."""
+    """Return whether the ID names an unknown server."""
     return job_id[:1].isdecimal() and not job_id.endswith(f".{SERVER}")
 
 
 def _requests(ids: list[str], express: bool) -> list[list[str]]:
-    """The server is asked for each id alone, with -E for all ids of a command line at once, when the last has come. A
-    last one that is malformed comes never.
+    """Return the requests: one for each ID, or with -E one for all IDs, sent after the last has been read. If the last
+    ID is malformed, that request is never sent.
     """
     own = [one for one in ids if not _is_elsewhere(one)]
     if not ids:
@@ -82,7 +82,9 @@ def _requests(ids: list[str], express: bool) -> list[list[str]]:
 
 
 def _asked(site: Site, ids: list[str], history: bool, subjobs: bool) -> dict[str, Any]:
-    """Where the server knows one of several ids, it is silent about the others; otherwise it refuses the last."""
+    """Ask for jobs. If the server knows one of several IDs, it reports no error for the others; otherwise only for the
+    last.
+    """
     answer = client.ask(site.server_socket, do="status", ids=ids, history=history, subjobs=subjobs)
     return {**answer, "errors": [] if answer["jobs"] else answer["errors"][-1:]}
 
@@ -93,12 +95,12 @@ def print_json(content: dict[str, Any]) -> None:
 
 
 def typed_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Attributes as its JSON has them."""
+    """Return the attributes as in PBS' JSON."""
     return job | {"Variable_List": {name: typed(value) for name, value in job["Variable_List"].items()}}
 
 
 def typed(value: str) -> Any:
-    """PBS writes what looks like a number, or like a truth, as one: 007 becomes 7."""
+    """Convert as PBS does, which writes everything that looks like a number or a boolean as one: 007 becomes 7."""
     if value in ("true", "false"):
         return value == "true"
     try:
@@ -126,7 +128,7 @@ def long_text(title: str, attributes: dict[str, Any]) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """At commas, and where there is none, at the 79th character."""
+    """Wrap at commas, or at the 79th character if there is none."""
     rows = [""]
     for piece in line.replace(",", ",\0").split("\0"):
         width = len(rows[-1]) + len(piece)

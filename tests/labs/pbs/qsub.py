@@ -1,4 +1,4 @@
-"""`qsub`: options and directives, what it refuses, and what it sends."""
+"""`qsub`: options and directives, the requests that it refuses, and the requests that it sends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Options = list[tuple[str, str]]
 
 
 class BadUsage(Refused):
-    """With the usage below the complaint, as getopt's callers print it."""
+    """An error that is printed with the usage, as getopt's callers do."""
 
 
 def qsub(site: Site, arguments: list[str]) -> int:
@@ -70,7 +70,7 @@ def _exit_code(site: Site, job_id: str) -> int:
 
 
 def _read(arguments: list[str]) -> tuple[Options, list[str], bool]:
-    """Options, the script or the program, and whether it is a program: `-- command`."""
+    """Return the options, the script or the program, and whether it is a program: `-- command`."""
     if arguments and arguments[0].startswith("--") and arguments[0] != "--":
         letters = "".join(f"invalid option -- '{letter}'\n" for letter in arguments[0][1:3])
         raise BadUsage(2, letters)
@@ -95,7 +95,7 @@ def _script(rest: list[str]) -> tuple[str, str]:
 
 
 def _copied(script: str) -> str:
-    """A file in TMPDIR is written first."""
+    """Write the script to a file in TMPDIR first, as qsub does."""
     folder = os.environ.get("PBS_TMPDIR") or os.environ.get("TMPDIR") or "/var/tmp"
     try:
         with tempfile.NamedTemporaryFile("w", prefix="pbsscrpt", dir=folder) as file:
@@ -162,7 +162,7 @@ def _is_here(folder: str) -> bool:
 
 
 def _attributes(options: Options) -> dict[str, str]:
-    """All `-W name=value`."""
+    """Return all `-W name=value`."""
     found: dict[str, str] = {}
     for text in (value for name, value in options if name == "-W"):
         for setting in re.split(r",(?=\w+=)", text):
@@ -222,7 +222,7 @@ def parse_priority(text: str) -> int:
 
 
 def parse_date(text: str) -> float:
-    """`[[CC]YY]MMDDhhmm[.SS]`, or `hhmm` of today or tomorrow."""
+    """Parse `[[CC]YY]MMDDhhmm[.SS]`, or `hhmm` of today or tomorrow."""
     digits, _, seconds = text.partition(".")
     now = time.localtime()
     full = time.strftime("%Y%m%d%H%M", now)[: 12 - len(digits)] + digits
@@ -244,5 +244,5 @@ def parse_depend(text: str) -> list[tuple[str, list[str]]]:
 
 
 def full_id(text: str) -> str:
-    """`12` and `12.pbshead` are the same job."""
+    """Return the full ID: `12` and `12.pbshead` are the same job."""
     return text if "." in text or not text[:1].isdecimal() else f"{text}.{SERVER}"

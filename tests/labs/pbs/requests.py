@@ -1,4 +1,4 @@
-"""What the commands may ask of the PBS server; mom_requests.py is what may be asked of the moms."""
+"""The requests that commands may send to the PBS server; those to the moms are in mom_requests.py."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _first_state(pbs: Pbs, job: Job, sent: Submission) -> None:
 
 
 def wait(pbs: Pbs, peer: Any, request: Answer) -> Answer | None:
-    """Answered at the job's end."""
+    """Answer at the job's end."""
     job = pbs.find(request["id"])
     if job.is_done:
         return {"code": 0, "exit": job.exit_status}
@@ -110,7 +110,7 @@ def _delete_one(pbs: Pbs, job: Job, by: str, force: bool) -> None:
 
 
 def send_signal(pbs: Pbs, peer: Any, request: Answer) -> Answer:
-    """To the first node; `suspend` and `resume` are for managers, and for all nodes."""
+    """Signal the first node; `suspend` and `resume` are for managers, and for all nodes."""
     name, job = request["signal"], _live(pbs, request["id"])
     if name in ("suspend", "resume"):
         _for_managers(request)
@@ -142,7 +142,7 @@ def _for_managers(request: Answer) -> None:
 
 
 def rerun(pbs: Pbs, peer: Any, request: Answer) -> Answer | None:
-    """Answered when the run is dead."""
+    """Answer when the run has ended."""
     job = _live(pbs, request["id"])
     _for_managers(request)
     if not job.rerunnable:
@@ -155,7 +155,7 @@ def rerun(pbs: Pbs, peer: Any, request: Answer) -> Answer | None:
 
 
 def hold(pbs: Pbs, peer: Any, request: Answer) -> Answer:
-    """A running job goes on; the hold counts once it waits again."""
+    """Set a hold. A running job continues; the hold takes effect when it is back in the queue."""
     job = _live(pbs, request["id"])
     _may_hold(request)
     job.holds |= set(request["holds"])
@@ -165,7 +165,7 @@ def hold(pbs: Pbs, peer: Any, request: Answer) -> Answer:
 
 
 def _may_hold(request: Answer) -> None:
-    """Those of operators and of the system are the managers'."""
+    """Check that only managers use the holds of operators and of the system."""
     if set(request["holds"]) & {"o", "s"}:
         _for_managers(request)
 
@@ -206,7 +206,7 @@ def move(pbs: Pbs, peer: Any, request: Answer) -> Answer:
 
 
 def order(pbs: Pbs, peer: Any, request: Answer) -> Answer:
-    """The two change places."""
+    """Swap the places of two jobs."""
     first, second = _live(pbs, request["id"]), _live(pbs, request["other"])
     for job in (first, second):
         if job.state not in "QHW":
@@ -220,7 +220,7 @@ def site(pbs: Pbs, peer: Any, request: Answer) -> Answer:
 
 
 def change(pbs: Pbs, peer: Any, request: Answer) -> Answer:
-    """`qmgr -c 'set ...'`."""
+    """Handle `qmgr -c 'set ...'`."""
     if not request["manager"]:
         raise Refused(UNAUTHORIZED, "Unauthorized Request")
     target = pbs.queue(request["queue"]) if request["queue"] else pbs.settings

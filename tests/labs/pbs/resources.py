@@ -1,4 +1,6 @@
-"""What a job asks for: `-l select=2:ncpus=4,place=scatter -l walltime=1:00:00`, and how qsub refuses it."""
+"""The resources of a job: `-l select=2:ncpus=4,place=scatter -l walltime=1:00:00`, and the errors of qsub
+about them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ BAD_VALUE, UNKNOWN_RESOURCE, MIXED, BAD_NODES = 166, 187, 5, 241
 
 
 class Refused(Exception):
-    """A command ends with this exit code and says this, after its own name."""
+    """Ends a command with this exit code, and this text after the command's name."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -23,7 +25,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Chunk:
-    """What lies on one node."""
+    """The resources on one node."""
 
     ncpus: int = 1
     ngpus: int = 0
@@ -34,7 +36,7 @@ class Chunk:
 
     @property
     def takes(self) -> dict[str, int | str]:
-        """As `exec_vnode` prints it: what a node has less of meanwhile."""
+        """Return the resources that a node lacks meanwhile, as `exec_vnode` prints them."""
         counted = {"ncpus": self.ncpus, "ngpus": self.ngpus or None, "mem": self.mem}
         return {name: value for name, value in counted.items() if value is not None}
 
@@ -71,7 +73,7 @@ def _is_size(text: str) -> bool:
 
 
 def parse_walltime(text: str) -> float:
-    """Seconds of `[[hours:]minutes:]seconds`."""
+    """Return the seconds of `[[hours:]minutes:]seconds`."""
     if not re.fullmatch(r"\d+(:\d+){0,2}(\.\d+)?", text):
         raise Refused(BAD_VALUE, "Illegal attribute or resource value Resource_List.walltime")
     seconds = 0.0
@@ -86,7 +88,7 @@ def clock(seconds: float) -> str:
 
 
 def parse_resources(options: list[str]) -> dict[str, str]:
-    """All `-l` of a job as one dictionary; the last of a name wins."""
+    """Return all `-l` of a job as one dictionary; the last value of a name is used."""
     asked: dict[str, str] = {}
     for option in options:
         for setting in option.split(","):
@@ -112,7 +114,7 @@ def _check(asked: Mapping[str, str]) -> None:
 
 
 def resource_list(asked: Mapping[str, str]) -> tuple[dict[str, int | str], list[Chunk]]:
-    """`Resource_List` as qstat shows it, sorted by name, and the chunks."""
+    """Return `Resource_List` as qstat shows it, sorted by name, and the chunks."""
     select, place = _select_and_place(asked)
     chunks = parse_select(select)
     sums = {name: sum(getattr(chunk, name) or 0 for chunk in chunks) for name in ("mpiprocs", "ncpus", "ngpus")}

@@ -1,4 +1,4 @@
-"""One look at the queues: who starts, who goes on, and who has to leave for a job of higher priority."""
+"""One cycle over the queues: which jobs start, resume, or are preempted by a job of higher priority."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cycle(pbs: Pbs) -> None:
         if _run(pbs, job, free) or not _is_express(pbs, job):
             continue
         if _leaving_suffices(pbs, job):
-            return  # what they leave is for this job alone
+            return  # the nodes that they free are reserved for this job
         if victims := _victims(pbs, job):
             for victim in victims:
                 _preempt(pbs, victim)
@@ -48,7 +48,7 @@ def _array_may_run(parent: Job) -> bool:
 
 
 def _order(pbs: Pbs, job: Job) -> tuple[int, bool, float]:
-    """Queues by priority; in each, those that were stopped, then in the order of submission."""
+    """Return the sort key: queues by priority; in each, suspended jobs first, then the order of submission."""
     return -_priority(pbs, job), job.state != "S", job.rank
 
 
@@ -61,7 +61,7 @@ def _is_express(pbs: Pbs, job: Job) -> bool:
 
 
 def _run(pbs: Pbs, job: Job, free: Rooms) -> bool:
-    if not _wants_nodes(job):  # its array has as many running subjobs as it may
+    if not _wants_nodes(job):  # its array already runs as many subjobs as it may
         return False
     if job.state == "S" and fits_again(job, free):
         job_life.resume(job)
@@ -81,18 +81,20 @@ def _leaving_suffices(pbs: Pbs, job: Job) -> bool:
 
 
 def _victims(pbs: Pbs, job: Job) -> list[Job]:
-    """As few as make room, the last started first; none where not even all of them would."""
+    """Return as few jobs as make room, the last started first; none if not even all of them would make room."""
     can_go = [one for one in pbs.on_nodes() if one.state == "R" and not one.ending and not _is_express(pbs, one)]
     can_go = sorted((one for one in can_go if _method(pbs, one)), key=lambda one: one.stime or 0, reverse=True)
-    gone = [one for one in pbs.on_nodes() if one.ending or one.state == "E"]
+    leaving = [one for one in pbs.on_nodes() if one.ending or one.state == "E"]
     for number in range(1, len(can_go) + 1):
-        if place(job, rooms(pbs, without=[*gone, *can_go[:number]])):
+        if place(job, rooms(pbs, without=[*leaving, *can_go[:number]])):
             return can_go[:number]
     return []
 
 
 def _method(pbs: Pbs, job: Job) -> str | None:
-    """The first of `preempt_order` that this job can bear; C does nothing on a site without scripts for it."""
+    """Return the first letter of `preempt_order` that is possible for this job; C has no effect without checkpoint
+    scripts.
+    """
     can = {"S": True, "R": job.rerunnable, "D": True}
     return next((letter for letter in pbs.settings.preempt_order if can.get(letter)), None)
 

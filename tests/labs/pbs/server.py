@@ -24,7 +24,7 @@ Handlers = Mapping[str, Handler]
 
 
 class Peer:
-    """Whoever sent a request; it may be answered later, or more than once."""
+    """The sender of a request, which may be answered later, or more than once."""
 
     def __init__(self, connection: socket.socket, handlers: Handlers) -> None:
         self.socket = connection
@@ -35,7 +35,7 @@ class Peer:
         try:
             self.socket.sendall(json.dumps(answer).encode() + b"\n")
         except OSError:
-            return  # it is gone, and does not care any more
+            return  # the peer has ended
 
 
 class Server:
@@ -75,7 +75,7 @@ class Server:
         self.stopping = True
 
     def _keep_listening(self) -> None:
-        """A PBS server that is down has no socket; its jobs run on."""
+        """Open or close the server's socket: a PBS server that is down has none, while its jobs keep running."""
         path = self.pbs.site.server_socket
         if self.pbs.answers and self.listener is None:
             self.listener = self._listen(path, requests.OF_SERVER)
@@ -86,7 +86,7 @@ class Server:
             path.unlink()
 
     def _listen(self, path: Path, handlers: Handlers) -> socket.socket:
-        """Whoever sees the socket is answered: it has its name once somebody listens."""
+        """Listen on a socket that gets its name only afterwards, so that every client that sees it is answered."""
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"{path}.new")
         listener.listen(64)
@@ -101,7 +101,7 @@ class Server:
     def _read(self, peer: Peer) -> None:
         try:
             data = peer.socket.recv(1 << 16)
-        except ConnectionResetError:  # it was killed before it read its answer
+        except ConnectionResetError:  # the peer was killed before it read its answer
             data = b""
         if not data:
             self.selector.unregister(peer.socket)
@@ -145,7 +145,7 @@ class Server:
                 self.pbs.forget(job)
 
     def _end_all(self) -> None:
-        """Every process of every job, and what left its session, too."""
+        """Kill every process of every job, also those that left its session."""
         end = time.monotonic() + 5
         while (left := mom.descendants(os.getpid())) and time.monotonic() < end:
             mom.signal_processes(left, signal.SIGKILL)

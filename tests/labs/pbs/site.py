@@ -1,4 +1,4 @@
-"""One site: a folder with the commands, the sockets, the spool, the nodes' folders and what is set for it."""
+"""One site: a folder with the commands, the sockets, the spool, the nodes' folders and the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ SERVER = "pbshead"
 LOGIN_HOST = "pbslogin"
 VERSION = "23.06.06"
 
-# Isolated, so that no environment and no site-packages of a job can change what a command does, and it starts at once.
+# The command runs in isolated mode, so that neither the environment nor the site-packages of a job can affect it, and
+# it starts fast.
 WRAPPER = """#!{python} -IS
 import sys
 sys.path.insert(0, {repository!r})
@@ -25,7 +26,7 @@ from tests.labs.pbs.main import main
 sys.exit(main({name!r}, {site!r}, sys.argv[1:]))
 """
 
-# Whatever /etc/profile has set is undone: this machine may have a PBS, whose commands come first there.
+# Undo the settings of /etc/profile: this machine may have a PBS, whose commands come first there.
 BASH_PROFILE = """mapfile -d '' -t given </proc/$$/environ
 for name in $(compgen -e); do
   case $name in PWD | OLDPWD | SHLVL | _) ;; *) unset "$name" 2>/dev/null ;; esac
@@ -41,7 +42,7 @@ SH_PROFILE = "export PATH={bin}:/bin:/usr/bin\n"
 class QueueSettings:
     priority: int | None = None
     kill_delay: int | None = None
-    """Seconds between TERM and KILL; PBS takes 10 where it is not set."""
+    """Seconds between TERM and KILL; PBS uses 10 if it is not set."""
 
     @property
     def kill_delay_s(self) -> float:
@@ -50,7 +51,7 @@ class QueueSettings:
 
 @dataclass
 class Settings:
-    """What a site sets, and how late this one polls: a real PBS polls within seconds, up to minutes."""
+    """The settings of a site, and its polling delays: a real PBS polls within seconds, up to minutes."""
 
     nodes: list[str]
     ncpus: int = 4
@@ -64,26 +65,26 @@ class Settings:
     )
     preempt_order: str = "R"
     job_sort_formula: str = ""
-    """Shown, and not taken into account."""
+    """Shown, but without effect."""
     preempt_queue_prio: int = 150
     job_history_enable: bool = True
     node_fail_requeue: float = 1
     """Seconds from the loss of a job's first node to its requeue; 310 by default on a real site."""
     sister_lost_s: float = 1
-    """Seconds for which a job that lost another node goes on; about six minutes on the recorded site."""
+    """Seconds for which a job continues after losing another node; about six minutes on the recorded site."""
     kill_late_s: float = 0.2
-    """How much later than kill_delay KILL comes; 4 to 14 s on the recorded site."""
+    """Seconds after kill_delay at which KILL is sent; 4 to 14 s on the recorded site."""
     session_poll_s: float = 0.2
-    """How often a session that was sent TERM is looked at: once it is empty, ranks that are left are killed.
-
-    10 s on the recorded site, so that ranks may have as much or nothing after their launcher is gone."""
+    """Seconds between checks of a session that was sent TERM: once it is empty, the remaining ranks are killed. 10 s on
+    the recorded site, so ranks may have up to 10 s, or no time, after their launcher's end.
+    """
     walltime_poll_s: float = 0.2
     exiting_s: float = 0.05
-    """How long an ended job is in state E; 1 to 2 s on the recorded site."""
+    """Seconds for which an ended job is in state E; 1 to 2 s on the recorded site."""
     own_hosts: bool = False
-    """Each process sees its node's name as host name, and all names of nodes resolve; needs root."""
+    """Whether each process sees its node's name as host name, and all names of nodes resolve; needs root."""
     networks: dict[str, str] = field(default_factory=dict)
-    """Of nodes with network namespaces of their own: the namespace's path -> the node's address, in their order."""
+    """For nodes with separate network namespaces: the namespace's path -> the node's address, in the nodes' order."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Site:
 
     @property
     def user_home(self) -> Path:
-        """Where jobs start, with the profile that puts the commands of PBS on the PATH of a login shell."""
+        """The folder in which jobs start; its profile puts the commands of PBS on the PATH of a login shell."""
         return self.home / "home"
 
     @property
@@ -105,7 +106,7 @@ class Site:
 
     @property
     def mom_socket(self) -> Path:
-        """Of the moms and of the lab itself: it answers while the PBS server is down."""
+        """The socket of the moms and of the lab itself, which works while the PBS server is down."""
         return self.home / "mom.sock"
 
     @property

@@ -1,4 +1,4 @@
-"""All that a site knows: its nodes, its jobs in the order of their submission, its settings."""
+"""The state of a site: its nodes, its jobs in the order of their submission, its settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pbs:
     jobs: dict[str, Job] = field(default_factory=dict)
     next_number: int = 0
     answers: bool = True
-    """False while the PBS server is down: moms and jobs go on."""
+    """False while the PBS server is down; moms and jobs continue."""
 
     def find(self, job_id: str) -> Job:
         if job_id not in self.jobs:
@@ -53,7 +53,7 @@ class Pbs:
             self.jobs.pop(one.id, None)
 
     def on_nodes(self) -> Iterator[Job]:
-        """Jobs with processes, or with the remains of some."""
+        """Return the jobs with processes, or with remains of processes."""
         return (job for job in list(self.jobs.values()) if job.state in "RSE")
 
     def users_of(self, node: str) -> list[Job]:

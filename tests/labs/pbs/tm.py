@@ -1,4 +1,4 @@
-"""`pbsdsh` and `pbs_tmrsh`: more processes of a running job, on any of its nodes, started by the moms."""
+"""`pbsdsh` and `pbs_tmrsh`: start more processes of a running job, on any of its nodes, through the moms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_IN_JOB = 255
 
 @dataclass
 class Spawned:
-    """The tasks of one pbsdsh: TERM is passed on to them on all nodes, and it leaves without waiting."""
+    """The tasks of one pbsdsh, which forwards TERM to them on all nodes, and exits without waiting."""
 
     site: Site
     job: str
@@ -29,7 +29,7 @@ class Spawned:
     def forward(self, number: int, frame: FrameType | None) -> None:
         with Connection(self.site.mom_socket) as moms:
             moms.send(do="signal-task", id=self.job, tasks=self.tasks, signal=number)
-        os._exit(1)  # recorded as the Exit_status of a job that was nothing but a pbsdsh
+        os._exit(1)  # recorded as the Exit_status of a job that consisted of a pbsdsh
 
 
 def pbsdsh(site: Site, arguments: list[str]) -> int:
@@ -52,7 +52,7 @@ def pbsdsh(site: Site, arguments: list[str]) -> int:
 
 
 def _run(moms: Connection, spawned: Spawned, nodes: list[str], argv: list[str], waits: bool = True) -> None:
-    """All at once; then for each that failed a line, as they end."""
+    """Start all at once; print a line for each task that fails, when it ends."""
     for node in nodes:
         moms.send(do="spawn", id=spawned.job, node=node, argv=argv)
     order: list[str] = []
@@ -70,7 +70,7 @@ def _run(moms: Connection, spawned: Spawned, nodes: list[str], argv: list[str], 
 
 
 def pbs_tmrsh(site: Site, arguments: list[str]) -> int:
-    """Its exit code is the program's; a signal ends it alone, and the program goes on."""
+    """Run a program on a node, and return its exit code; a signal ends only this command, and the program continues."""
     host, *argv = arguments
     job = os.environ["PBS_JOBID"]
     if host not in client.ask(site.mom_socket, do="job-nodes", id=job)["nodes"]:

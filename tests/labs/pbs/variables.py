@@ -1,4 +1,4 @@
-"""`qsub -v`: which values arrive, and how; every case here was recorded."""
+"""`qsub -v`: which values arrive, and in which form; every case here was recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CANNOT_SEND = Refused(1, "cannot send environment with the job")
 
 
 def parse_variables(text: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Commas part them, but in quotes or after a backslash; quotes are eaten, other backslashes doubled."""
+    """Split at commas, except in quotes or after a backslash; quotes are removed, other backslashes doubled."""
     if re.search(r"""'[^']*"[^']*,[^']*'""", text):
         raise CANNOT_SEND
     found: dict[str, str] = {}

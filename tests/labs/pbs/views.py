@@ -1,4 +1,4 @@
-"""What the server tells: the attributes of jobs as qstat prints them, in its order; queues, nodes, server."""
+"""The server's answers: the attributes of jobs as qstat prints them, in its order; queues, nodes, server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Attributes = dict[str, Any]
 
 
 def jobs(pbs: Pbs, ids: list[str], history: bool, subjobs: bool) -> dict[str, Any]:
-    """All that are known, and for each id that is not one error `[exit code, text]`."""
+    """Return all known jobs, and an error `[exit code, text]` for each unknown ID."""
     found: dict[str, Attributes] = {}
     errors: list[tuple[int, str]] = []
     home = str(pbs.site.user_home)
@@ -34,7 +34,7 @@ def jobs(pbs: Pbs, ids: list[str], history: bool, subjobs: bool) -> dict[str, An
             errors.append((0, f"{NO_HISTORY} {job_id}") if no_history else (refusal.code, refusal.text))
     if not ids and not no_history:
         known = [job for job in pbs.jobs.values() if not job.parent and (history or job.state != "F")]
-        known.sort(key=lambda job: job.rank)  # as qorder has it
+        known.sort(key=lambda job: job.rank)  # in the order that qorder changes
         found = {job.id: attributes(job, home) for first in known for job in _family(first, subjobs)}
     return {"code": 0, "jobs": found, "errors": errors}
 
@@ -59,7 +59,7 @@ def date(moment: float | None) -> str | None:
 
 
 def attributes(job: Job, jobdir: str) -> Attributes:
-    """In the recorded order; what is None does not appear."""
+    """Return the attributes in the recorded order, without those that are None."""
     waits_in_array = job.parent and not job.run_count and not job.is_done
     shown = _of_waiting_subjob(job) if waits_in_array else _of_job(job, jobdir)
     return {name: value for name, value in shown.items() if value is not None}
@@ -68,7 +68,7 @@ def attributes(job: Job, jobdir: str) -> Attributes:
 def _of_job(job: Job, jobdir: str) -> Attributes:
     out, err = output.shown_paths(job)
     ran = job.run_count > 0 and bool(job.slots)
-    own = not (job.parent and job.run_count)  # what a subjob that runs or ran does not show
+    own = not (job.parent and job.run_count)  # attributes that a subjob does not show once it has run
     return {
         "Job_Name": job.name,
         "Job_Owner": job.submission.owner,
@@ -116,7 +116,7 @@ def _of_job(job: Job, jobdir: str) -> Attributes:
 
 
 def _of_waiting_subjob(job: Job) -> Attributes:
-    """Its parent's, but for its own state, and for what only a job of its own has."""
+    """Return the parent's attributes, with the subjob's own state, and without those that only a separate job has."""
     assert job.parent
     not_shown = {"array", "array_state_count", "array_indices_submitted", "array_indices_remaining"}
     not_shown |= {"max_run_subjobs", "project", "Submit_Host"}
@@ -162,18 +162,18 @@ def _array(job: Job) -> Attributes:
         return {}
     return {
         "array": "True",
-        "array_state_count": arrays.state_count(job) if not job.is_done else _nobody(),
+        "array_state_count": arrays.state_count(job) if not job.is_done else _empty_counts(),
         "array_indices_submitted": arrays.submitted(job),
         "array_indices_remaining": arrays.remaining(job),
     }
 
 
-def _nobody() -> str:
+def _empty_counts() -> str:
     return "Queued:0 Running:0 Exiting:0 Expired:0"
 
 
 def site(pbs: Pbs) -> dict[str, Any]:
-    """What qstat -Q, qstat -B, pbsnodes and qmgr print."""
+    """Return the content of qstat -Q, qstat -B, pbsnodes and qmgr."""
     current = [job for job in pbs.jobs.values() if not job.parent and job.state != "F"]
     queues = {name: _queue(pbs, name, [job for job in current if job.queue == name]) for name in pbs.settings.queues}
     return {

@@ -1,4 +1,4 @@
-"""Runs in each Python process of an experiment whose profile has this folder on PYTHONPATH."""
+"""Install the kills in each Python process of an experiment whose profile has this folder on PYTHONPATH."""
 
 import os
 from pathlib import Path
