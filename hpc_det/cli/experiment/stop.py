@@ -147,8 +147,8 @@ def _still_there(view: ExperimentView) -> SearchJournal:
     """Return the journal of the experiment's search, to write to. Raises UsageError if the experiment has ended."""
     if (found := state(view)).is_final:
         raise UsageError(
-            f"experiment {view.id} has already ended: {found.value}; `hpc-det experiment continue {view.id}` would "
-            f"continue it"
+            f"experiment {view.id} has already ended: {found.value}; `hpc-det experiment continue {view.id}` "
+            f"trains it further"
         )
     return SearchJournal(view.folder)
 
