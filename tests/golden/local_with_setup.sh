@@ -1,6 +1,6 @@
 #!/bin/bash
 # experiment 12: digits
-# Written by hpc_det. `bash` with this file by hand does the same job.
+# Written by hpc_det. To start the same job by hand, run `bash` with this file.
 exec >>'/home/a b/experiments/12/jobs/1.log' 2>&1
 cd '/home/a b/experiments/12' || exit
 
@@ -8,6 +8,6 @@ module load cuda/12.4 || exit
 ulimit -n 4096
 export PATH=/opt/venv/bin:"$PATH"
 
-# one node agent, for each attempt
+# the job process starts one agent for each attempt
 exec /opt/venv/bin/python -m hpc_det.launch.job '/home/a b/experiments/12' 1 -- \
   /opt/venv/bin/python -m hpc_det.launch.agent

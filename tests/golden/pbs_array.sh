@@ -1,6 +1,6 @@
 #!/bin/bash
 # experiment 12: digits
-# Written by hpc_det. `qsub -J 0-63%16` with this file by hand does the same job.
+# Written by hpc_det. To start the same job by hand, run `qsub -J 0-63%16` with this file.
 #PBS -N digits
 #PBS -l select=1:ncpus=12:ngpus=4:mpiprocs=1:ompthreads=3
 #PBS -l place=scatter
@@ -10,7 +10,7 @@
 #PBS -j oe
 #PBS -o /home/ada/hpc_det/experiments/12/jobs/1.log
 
-# a stop signal before the job listens does not end it
+# ignore stop signals until the job process handles them
 trap '' TERM USR1 USR2
 
 cd /home/ada/hpc_det/experiments/12 || exit
@@ -18,7 +18,7 @@ exec >>/home/ada/hpc_det/experiments/12/jobs/1-"${HPC_DET_INDEX:-$PBS_ARRAY_INDE
 
 export PATH=/opt/venv/bin:"$PATH"
 
-# one node agent per node, for each attempt
+# the job process starts one agent per node, for each attempt
 exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1 -- \
   /opt/venv/bin/python -m hpc_det.launch.on_nodes pbsdsh /home/ada/hpc_det/experiments/12/jobs \
   /opt/venv/bin/python -m hpc_det.launch.agent

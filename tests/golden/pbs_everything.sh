@@ -1,6 +1,6 @@
 #!/bin/bash
 # experiment 12: Größe 1/2; it's "new"
-# Written by hpc_det. `qsub` with this file by hand does the same job.
+# Written by hpc_det. To start the same job by hand, run `qsub` with this file.
 #PBS -N Gr__e_1_2__it_s__new_
 #PBS -l select=2:ncpus=12:ngpus=4:gpu_type=a100:mpiprocs=1:ompthreads=3:mem=16gb
 #PBS -q low
@@ -14,7 +14,7 @@
 #PBS -o "/home/a b/experiments/12/jobs/1.log"
 #PBS -P proj -W "group_list=two words" -l place=scatter:excl
 
-# a stop signal before the job listens does not end it
+# ignore stop signals until the job process handles them
 trap '' TERM USR1 USR2
 
 cd '/home/a b/experiments/12' || exit
@@ -25,7 +25,7 @@ ulimit -n 4096
 export NCCL_DEBUG=WARN
 export PATH=/opt/venv/bin:"$PATH"
 
-# one node agent per node, for each attempt
+# the job process starts one agent per node, for each attempt
 exec /opt/venv/bin/python -m hpc_det.launch.job '/home/a b/experiments/12' 1 -- \
   /opt/venv/bin/python -m hpc_det.launch.on_nodes pbs_tmrsh '/home/a b/experiments/12/jobs' \
   /opt/venv/bin/python -m hpc_det.launch.agent

@@ -1,6 +1,6 @@
 #!/bin/bash
 # experiment 12: Größe 1/2; it's "new"
-# Written by hpc_det. `sbatch` with this file by hand does the same job.
+# Written by hpc_det. To start the same job by hand, run `sbatch` with this file.
 #SBATCH "--job-name=Größe 1/2; it's \"new\""
 #SBATCH --nodes=2
 #SBATCH --ntasks=2
@@ -20,7 +20,7 @@
 #SBATCH --chdir=/home/ada/hpc_det/experiments/12
 #SBATCH --exclusive "--comment=two words"
 
-# a stop signal before the job listens does not end it
+# ignore stop signals until the job process handles them
 trap '' TERM USR1 USR2
 
 module load gcc/12 || exit
@@ -29,7 +29,7 @@ ulimit -n 4096
 export NCCL_DEBUG=WARN
 export PATH=/opt/venv/bin:"$PATH"
 
-# one node agent per node, for each attempt
+# the job process starts one agent per node, for each attempt
 exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1 -- \
   srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 --wait=60 --export=ALL --mpi=none \
   /opt/venv/bin/python -m hpc_det.launch.agent

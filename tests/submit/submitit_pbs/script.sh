@@ -11,7 +11,7 @@
 #PBS -q low
 #PBS -W umask=022
 
-# 12[3].server is 12_3 for submitit. A job that goes on for another has that one's id.
+# For submitit, job 12[3].server is 12_3. A job that continues another one has the id of the first.
 own_id=${PBS_JOBID%%.*}
 own_id=${own_id/\[/_}
 export SUBMITIT_PBS_JOB_ID=${SUBMITIT_PBS_JOB_ID:-${own_id%]}}
