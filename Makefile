@@ -53,6 +53,8 @@ lint: $(INSTALLED)
 # The site, in build/docs. A broken link, a page outside the navigation or any other warning is an error.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "Open build/docs/index.html. Its search needs a web server:"
+	@echo "python3 -m http.server --bind 127.0.0.1 --directory build/docs"
 	@for kind in tutorials how-to explanation reference; do \
 	    echo "$$kind: $$(find docs/$$kind -name '*.md' -exec cat {} + | wc -w) words"; \
 	done
@@ -67,7 +69,7 @@ bench: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV). With torch's CUDA build, which PyPI has for Linux, pip downloads about 3 GB and"
-	@echo "installs 5.3 GB; with a CPU build 0.5 GB and 1.5 GB: see \"Two commands\" in README.md."
+	@echo "installs 5.3 GB; with a CPU build 0.5 GB and 1.5 GB: see \"Install\" in README.md."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	touch $@

@@ -27,8 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.integration
 def test_the_site_builds_strictly_with_every_page(site: Path) -> None:
-    folders = [page.relative_to(REPOSITORY / "docs").with_suffix("") for page in PAGES]
-    built = [site / (folder.parent if folder.name == "index" else folder) / "index.html" for folder in folders]
+    built = [site / page.relative_to(REPOSITORY / "docs").with_suffix(".html") for page in PAGES]
     assert [file for file in built if not file.is_file()] == []
 
 
