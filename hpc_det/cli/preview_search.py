@@ -106,7 +106,7 @@ def in_words(record: Mapping[str, Any]) -> str:
 
 
 def _training(record: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{record['searcher']}: {count(record['trials'], 'trial')}, {record['concurrent']} at a time"
+    yield f"{record['searcher']}: {count(record['trials'], 'trial')}, at most {record['concurrent']} at a time"
     for row in record["lengths"]:
         length = f"{row['length']} {record['unit']}" if record["unit"] else "their own end"
         yield f"  {count(row['trials'], 'trial')} to {length}"

@@ -42,7 +42,7 @@ def test_a_single_trial_in_words(hpc_det: Command, config: Path, root: Path) -> 
     )
     assert result == (
         0,
-        "single: 1 trial, 1 at a time\n"
+        "single: 1 trial, at most 1 at a time\n"
         "  1 trial to 10 batches\n"
         "In all 10 batches, 1 times a full trial.\n"
         "\n"
@@ -89,7 +89,7 @@ def test_a_search_by_halving_tells_how_many_train_how_long() -> None:
     assert record["total"] == sum(length * count for length, count in trials.items())
     assert record["full_trials"] == round(record["total"] / 900, 2)
     lines = in_words(record).splitlines()
-    assert lines[0] == "async_halving: 9 trials, 1 at a time"
+    assert lines[0] == "async_halving: 9 trials, at most 1 at a time"
     assert lines[1] == f"  {trials[100]} trials to 100 batches"
     assert lines[-1] == "  ..."
 
@@ -97,7 +97,7 @@ def test_a_search_by_halving_tells_how_many_train_how_long() -> None:
 def test_a_preview_shows_the_trials_that_there_will_be() -> None:
     grid = previewed({"name": "grid", "max_length": {"epochs": 2}, "max_concurrent_trials": 16}, LR, None)
     assert in_words(grid).splitlines() == [
-        "grid: 2 trials, 2 at a time",
+        "grid: 2 trials, at most 2 at a time",
         "  2 trials to 2 epochs",
         "In all 4 epochs, 2 times a full trial.",
         "",
@@ -113,4 +113,8 @@ def test_a_search_without_a_length_says_so(limit: int) -> None:
     record = previewed(searcher, {}, 1)
     assert (record["unit"], record["total"], record["full_trials"]) == (None, None, None)
     assert record["lengths"] == [{"length": None, "trials": 4}]
-    assert in_words(record).splitlines()[:3] == ["random: 4 trials, 4 at a time", "  4 trials to their own end", ""]
+    assert in_words(record).splitlines()[:3] == [
+        "random: 4 trials, at most 4 at a time",
+        "  4 trials to their own end",
+        "",
+    ]

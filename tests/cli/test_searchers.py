@@ -43,7 +43,7 @@ def test_optuna_is_not_loaded_to_submit_and_its_choices_are_not_foretold(
     monkeypatch.chdir(code)
     loaded = "optuna" in sys.modules
     shown = hpc_det("preview-search", config, *OPTUNA)
-    assert shown.out.startswith("optuna: 4 trials, 4 at a time\n  4 trials to 10 batches\n")
+    assert shown.out.startswith("optuna: 4 trials, at most 4 at a time\n  4 trials to 10 batches\n")
     assert not unnamed(shown.out, "hyperparameters")
     assert json.loads(hpc_det("preview-search", config, *OPTUNA, "--json").out)["first"] == []
     assert ("optuna" in sys.modules) == loaded
@@ -73,7 +73,7 @@ def test_a_class_of_the_users_is_previewed_like_any_searcher(
     (code / "mine.py").write_text(text)
     shown = hpc_det("preview-search", config, *custom(name))
     assert shown.code == 0, shown.err
-    assert shown.out.startswith("custom: 4 trials, 4 at a time\n")
+    assert shown.out.startswith("custom: 4 trials, at most 4 at a time\n")
 
 
 def test_what_is_wrong_with_a_class_is_told_at_the_submission(

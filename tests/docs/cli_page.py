@@ -13,8 +13,7 @@ from hpc_det.cli.main import COMMANDS
 
 HEAD = """# The command line
 
-Every command, as `--help` shows it. `python -m tests.docs.generated` generates this page, and a test executes each
-example.
+Every command, as `--help` shows it. A test executes each example.
 
 - **IDs.** `ID` is the number of an experiment, `IDS` are several, such as `12,15-18`. A trial is `EXPERIMENT/TRIAL`,
   such as `12/7`. If the command fails for one of several IDs, it reports that and continues with the others. If an ID

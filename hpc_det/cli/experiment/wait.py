@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 import click
@@ -9,7 +10,7 @@ import click
 from hpc_det.cli.arguments import any_experiments_argument
 from hpc_det.cli.output import each
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.watch import Watch, insist_on_completion
+from hpc_det.view.watch import Watch, insist_on_completion, say
 
 
 @click.command()
@@ -39,13 +40,14 @@ def wait(experiments: list[ExperimentFolder], poll: float) -> None:
 def wait_for(experiment: ExperimentFolder, poll_s: float) -> None:
     """Return when the experiment is COMPLETED; raise HpcDetError with the reason if it ends in another state."""
     watch = Watch(experiment)
+    if sys.stderr.isatty():
+        say(f"waiting for experiment {experiment.id}; `hpc-det experiment logs {experiment.id} -f` shows its output")
     try:
         state = watch.wait(poll_s)
     except KeyboardInterrupt:
-        click.echo(
-            f"hpc-det: stopped waiting; experiment {experiment.id} continues; end it with `hpc-det experiment kill "
-            f"{experiment.id}`",
-            err=True,
+        say(
+            f"stopped waiting; experiment {experiment.id} continues; end it with `hpc-det experiment kill "
+            f"{experiment.id}`"
         )
         raise
     insist_on_completion(watch.view, state)
