@@ -31,7 +31,7 @@ REPOSITORY = Path(package.__file__).parents[1]
 INJECT = Path(__file__).with_name("inject")
 SETUP = 'setup: ["export PYTHONPATH={repository}:{inject} {variable}={kills} TMPDIR={tmp}"]\n'
 ALL_KEPT = "checkpoint_storage.save_trial_latest=1000"
-NEXT_COMMAND = re.compile(r"go on with `hpc-det (experiment \w+ \d+)`")
+NEXT_COMMAND = re.compile(r"`hpc-det (experiment (?:continue|activate) \d+)`")
 
 
 @dataclass(frozen=True)
