@@ -103,7 +103,8 @@ class TrialStorage:
             with answering(remote):
                 damage = remote.download(copied)
         if damage:
-            others = f"`hpc-det trial list-checkpoints {self.trial.experiment().id}/{self.trial.id}` lists others"
+            trial = f"{self.trial.experiment().named()}/{self.trial.id}"
+            others = f"`hpc-det trial list-checkpoints {trial}` lists others"
             raise HpcDetError([f"checkpoint {checkpoint.uuid}: damaged: {problem}; {others}" for problem in damage])
         experiment = self.trial.experiment()
         return repair_code(copied, [], [experiment.code_kept, experiment.code])

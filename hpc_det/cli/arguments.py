@@ -135,7 +135,7 @@ def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
     has = f"its trials are 1 to {max(created)}" if created else "no trial has been created"
     raise UsageError(
         f"experiment {experiment.id}: no trial {number} yet; {has}; see `hpc-det experiment list-trials "
-        f"{experiment.id}`"
+        f"{experiment.named()}`"
     )
 
 

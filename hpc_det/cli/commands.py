@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from hpc_det.errors import nearest, or_else
+from hpc_det.errors import nearest
 
 # If a group has no command with the typed name, these are tried in order.
 OTHER_NAMES = {"ls": ("list",), "rm": ("remove", "delete"), "delete": ("rm",)}
@@ -72,8 +72,8 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None and args[0][:1].isalnum():
             known = self.list_commands(ctx)
-            commands = f"the commands are {', '.join(known)}"
-            ctx.fail(f"No such command {args[0]!r}; {or_else(nearest(args[0], known), commands)}")
+            meant = nearest(args[0], known) or f"the commands are {', '.join(known)}"
+            ctx.fail(f"No such command {args[0]!r}; {meant}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

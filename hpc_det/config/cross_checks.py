@@ -90,9 +90,12 @@ def _batch_size_problems(experiment: Tree) -> Iterator[Problem]:
 
 
 def batch_notes(experiment: Tree) -> Iterator[str]:
-    """Yield a note for each batch size that the slots cannot share equally."""
+    """Yield a note for each explicit batch size that the slots cannot share equally; none for a range."""
     slots = value_at(experiment, "resources", "slots_per_trial")
-    for size in _batch_sizes(value_at(experiment, "hyperparameters", "global_batch_size")):
+    spec = value_at(experiment, "hyperparameters", "global_batch_size")
+    if isinstance(spec, dict) and spec.get("type") == "int":
+        return
+    for size in dict.fromkeys(_batch_sizes(spec)):
         if type(size) is int and type(slots) is int and size > slots and size % slots:
             whole = size - size % slots
             yield (

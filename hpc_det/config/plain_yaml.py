@@ -133,7 +133,7 @@ def key_lines(text: str) -> dict[str, int]:
     """Return the line of each key of the map in `text`, by its dotted path; empty if `text` is not YAML."""
     try:
         return dict(_key_lines(yaml.compose(text, Loader=_Loader), ""))
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         return {}
 
 
@@ -164,10 +164,13 @@ def read_text(path: Path) -> str:
 
 def _instead_of(missing: Path) -> str:
     """Return what may have been meant by a file that does not exist: a similar name, or the names that there are."""
-    folder = missing.absolute().parent
-    if not folder.is_dir():
-        return f"there is no folder {folder}"
-    files = {file.stem: file.name for file in sorted(folder.iterdir()) if file.suffix in (".yaml", ".yml")}
+    try:
+        folder = missing.absolute().parent
+        if not folder.is_dir():
+            return f"there is no folder {folder}"
+        files = {file.stem: file.name for file in sorted(folder.iterdir()) if file.suffix in (".yaml", ".yml")}
+    except OSError:  # the folder may not be read, or the current directory has been deleted
+        return "give the path of an experiment file"
     if close := closest(missing.stem, files):
         return f"did you mean {files[close]!r}?"
     return f"{folder} contains {some([*files.values()]) or 'no .yaml file'}"

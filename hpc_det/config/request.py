@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hpc_det.config.entrypoint import Context
 from hpc_det.config.merge import Tree, join
-from hpc_det.config.plain_yaml import load_yaml, parse_yaml
-from hpc_det.errors import UsageError, nearest, or_else, shown
+from hpc_det.config.plain_yaml import load_yaml, parse_map, parse_yaml, read_text
+from hpc_det.config.secrets import shown_at
+from hpc_det.errors import UsageError, nearest, or_else
 from hpc_det.resources import data_path
 from hpc_det.store.experiments import state_root
 
@@ -43,6 +44,8 @@ class Request:
     """Name of the experiment if no layer sets one: the name of its file."""
     config_file: Path | None = None
     """File that contains the config, for messages; None for a config without a file."""
+    config_text: str = ""
+    """Content of that file. It is not read again: it may be a pipe."""
     config_keys: tuple[str, ...] = ()
     """Keys of the config that overrides such as --config set, for messages."""
 
@@ -65,20 +68,23 @@ def from_file(
     interpolations, only `${hpc_det:FOLDER}` in `context_dir` is resolved, since the shipped examples are plain files,
     too.
     """
-    config = load_yaml(path)
-    if not config and not overrides and template is None:
-        raise UsageError(f"{path}: is empty; expected at least an entrypoint and a searcher with its metric")
+    text = read_text(path)
+    config = parse_map(text, str(path))
     for override in overrides:
         apply_override(config, override)
+    profile = load_yaml(find("cluster", DEFAULT_CLUSTER if cluster is None else cluster, env))
+    if not config and template is None and not profile.get("experiment"):
+        raise UsageError(f"{path}: is empty; expected at least an entrypoint and a searcher with its metric")
     written = config.pop("context_dir", None)
     return Request(
-        cluster=load_yaml(find("cluster", DEFAULT_CLUSTER if cluster is None else cluster, env)),
+        cluster=profile,
         template=None if template is None else _template(load_yaml(find("template", template, env)), template),
         template_name=template,
         config=config,
         context_dir=_context_dir(context_dir or written),
         default_name=path.stem,
         config_file=path,
+        config_text=text,
         config_keys=_keys_of(overrides),
     )
 
@@ -183,8 +189,8 @@ def apply_override(config: Tree, override: str) -> None:
             node[key] = {}
         if not isinstance(node[key], dict):
             raise UsageError(
-                f"--config {override}: {walked} is {shown(node[key])}, not a map, so no key can be set below it; set "
-                f"{walked} itself"
+                f"--config {dotted}: {walked} is {shown_at(walked, node[key])}, not a map, so no key can be set below "
+                f"it; set {walked} itself"
             )
         node = node[key]
     node[last] = parse_yaml(text, f"--config {dotted}")

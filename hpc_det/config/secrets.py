@@ -16,9 +16,15 @@ _NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _SETS = re.compile(rf"\w*({_NAMES.pattern})\w*=", re.IGNORECASE)
 """Matches a line of shell code that sets a variable with such a name."""
 _STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential")
-_SECRET_PATHS = re.compile(
-    rf"data\.secrets|environment\.registry_auth|checkpoint_storage\.({'|'.join(_STORAGE_SECRETS)})|notify\[\d+\]\.webhook"
+_SECTIONS = re.compile(
+    r"(cluster\.(environment_variables|experiment|setup)|environment|data|checkpoint_storage|notify)\b"
 )
+"""Settings that may contain secrets."""
+_SECRET_PATHS = re.compile(
+    rf"data\.secrets|environment\.registry_auth|checkpoint_storage\.({'|'.join(_STORAGE_SECRETS)})"
+    r"|notify(\[\d+\])?(\.webhook|$)"
+)
+_SUSPICIOUS = re.compile(rf"{_NAMES.pattern}|registry_auth|connection_string|webhook", re.IGNORECASE)
 
 
 def masked(tree: Tree) -> Tree:
@@ -58,16 +64,17 @@ def masked_lines(lines: Iterable[str]) -> list[str]:
 
 
 def shown_at(path: str, value: Any) -> str:
-    """Return the repr of the `value` of the setting `path`, which may be invalid, without its secrets."""
-    if _SECRET_PATHS.match(path):
-        return repr(MASK)
-    if isinstance(value, dict) and path.isidentifier():
-        return shown(masked({path: value})[path])
-    if isinstance(value, str) and path.startswith("environment.environment_variables"):
-        name = re.match(r"\w*", value)
-        if name and _NAMES.search(name[0]):
-            return repr(value[: name.end() + 1] + MASK)
-    return shown(value)
+    """Return the repr of `value` for a message; a mask if it is a secret, or may contain one.
+
+    `path` is the setting whose value it is. The value may be invalid, such as a map in place of a text, so in sections
+    with secrets a suspicious word anywhere in it is enough.
+    """
+    if not _SECTIONS.match(path):
+        return shown(value)
+    variable = re.match(r"\w+\W", value) if isinstance(value, str) else None
+    if variable and _NAMES.search(variable[0]):
+        return repr(f"{variable[0]}{MASK}")
+    return repr(MASK) if _SECRET_PATHS.match(path) or _SUSPICIOUS.search(f"{path} {value}") else shown(value)
 
 
 def masked_paths(tree: Tree) -> list[str]:

@@ -223,7 +223,7 @@ def _bound_names(body: ast.Module | ast.ClassDef) -> Iterator[str]:
                 yield name
             case ast.alias(name=name, asname=asname):
                 yield asname or name
-            case ast.Name(id=name, ctx=ast.Store()):
+            case ast.Name(id=name, ctx=ast.Store()) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
                 yield name
 
 
@@ -235,7 +235,7 @@ def _is_dynamic(tree: ast.Module) -> bool:
         for node in _scope(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     }
-    return bool(used & {"setattr", "globals", "exec"} or patched & set(_classes(tree)))
+    return bool(used & {"setattr", "globals", "locals", "vars", "exec"} or patched & set(_classes(tree)))
 
 
 def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
@@ -248,7 +248,9 @@ def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
 
 def _may_be_trial(name: str, tree: ast.Module) -> bool:
     """Return False if the only definition of the name is a function, or a class without a base class."""
-    if _is_dynamic(tree) or [*_bound_names(tree)].count(name) != 1:
+    bound = [*_bound_names(tree)]
+    elsewhere = {bound_name for node in ast.walk(tree) if isinstance(node, ast.Global) for bound_name in node.names}
+    if _is_dynamic(tree) or "*" in bound or bound.count(name) != 1 or name in elsewhere:
         return True
     for node in _scope(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:

@@ -26,9 +26,10 @@ from hpc_det.config.rank_variables import COMPAT, DETERMINED
 from hpc_det.config.request import Request
 from hpc_det.config.schema import LOG_POLICIES, Experiment
 from hpc_det.config.searchers import COMPARING
+from hpc_det.config.secrets import shown_at
 from hpc_det.config.section import Section
 from hpc_det.config.trial_code import check_entrypoint, metric_notes, silent_script, speaks_determined
-from hpc_det.errors import Problem, UsageError, nearest, shown
+from hpc_det.errors import Problem, UsageError, nearest
 from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 
 Model = TypeVar("Model", bound=Section)
@@ -101,7 +102,7 @@ def effective(request: Request) -> Effective:
             *pool_notes(experiment, cluster),
             *batch_notes(tree),
             *constant_notes(tree["hyperparameters"], tree["searcher"]),
-            *_hook_notes(tree["notify"], request.context),
+            *_hook_notes(tree["notify"], request.context, functools.partial(_in_its_layer, written)),
             *metric_notes(tree.get("entrypoint"), request.context, tree["searcher"]["metric"]),
         ],
         context_dir=request.context_dir,
@@ -156,7 +157,13 @@ def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:
     defaults = profile.get("experiment") or {}
     if isinstance(defaults, dict):
         return defaults
-    problems.append(Problem("cluster.experiment", f"got {shown(defaults)}", "expected a map of experiment settings"))
+    problems.append(
+        Problem(
+            "cluster.experiment",
+            f"got {shown_at('cluster.experiment', defaults)}",
+            "expected a map of experiment settings",
+        )
+    )
     return {}
 
 
@@ -184,23 +191,29 @@ def _code_problems(tree: Tree, context: Context) -> list[str]:
     folder = str(context.folder)
     if not context.folder.is_dir():
         hint = "; only `hpc-det run` resolves interpolations" if "${" in folder else ""
-        beside = [path.name for path in context.folder.parent.glob("*/")]
-        meant = f" ({close})" if (close := nearest(context.folder.name, beside)) else ""
+        meant = f" ({close})" if (close := nearest(context.folder.name, _folders_in(context.folder.parent))) else ""
         return [f"context_dir: {folder!r} is not a folder{meant}; give the folder of the trial's code{hint}"]
     return [*check_entrypoint(tree.get("entrypoint"), context), *_uncompared(tree, context)]
 
 
-def _hook_notes(hooks: Sequence[Tree], context: Context) -> Iterator[str]:
+def _folders_in(folder: Path) -> list[str]:
+    """Return the names of the folders in it; none if it cannot be read."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_dir()]
+    return []
+
+
+def _hook_notes(hooks: Sequence[Tree], context: Context, place: Callable[[str], str]) -> Iterator[str]:
     """Yield a note for each hook whose program is given as a path, and cannot be run."""
     for i, hook in enumerate(hooks):
-        program = (hook.get("command") or [""])[0]
+        program, key = (hook.get("command") or [""])[0], place(f"notify[{i}].command")
         if "/" not in program:
             continue
         file = context.path(program)
-        if not file.is_file():
-            yield f"notify[{i}].command: {program!r} is not a file ({file}); without it no notification is sent"
+        if not os.path.isfile(file):  # unlike Path.is_file, False for a folder that may not be read
+            yield f"{key}: {program!r} is not a file here ({file}); the nodes of the job need it"
         elif not os.access(file, os.X_OK):
-            yield f"notify[{i}].command: {file} is not executable; run `chmod +x {shlex.quote(str(file))}`"
+            yield f"{key}: {file} is not executable; run `chmod +x {shlex.quote(str(file))}`"
 
 
 def _uncompared(tree: Tree, context: Context) -> list[str]:
@@ -250,11 +263,7 @@ def _in_its_layer(written: dict[str, str], path: str) -> str:
 def _config_source(request: Request) -> Callable[[str], str]:
     """Return a function from a path to the file and line of the config, or the --config option, that set it."""
 
-    @functools.cache
-    def lines() -> dict[str, int]:
-        with suppress(OSError, ValueError):
-            return key_lines(request.config_file.read_text(encoding="utf-8")) if request.config_file else {}
-        return {}
+    lines = functools.cache(lambda: key_lines(request.config_text))
 
     def source(path: str) -> str:
         for key in reversed(request.config_keys):

@@ -97,10 +97,10 @@ class ExperimentStore:
     def _newest(self) -> str:
         """Return a clause that names the newest experiment, for a message."""
         try:
-            numbers = self._numbers()
+            newest = max((found.id for found in self.all()), default=None)
         except (OSError, UsageError):
             return "which you may not read"
-        return f"where the newest is {numbers[-1]}" if numbers else "which has no experiment"
+        return "which has no experiment" if newest is None else f"where the newest is {newest}"
 
     def all(self) -> Iterator[ExperimentFolder]:
         """Return all experiments that are created completely and that this user may read, oldest first."""

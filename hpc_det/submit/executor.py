@@ -106,7 +106,7 @@ _REMEDIES = (
     ("invalid account", "set `account` in the cluster profile to one of your accounts"),
     ("invalid qos", "set `qos` in the cluster profile to one that you may use"),
     ("invalid partition|unknown queue", "set resources.resource_pool to one that the site has"),
-    ("time limit|walltime", "set resources.time_limit to what the partition or queue allows"),
+    ("requested time limit|walltime", "set resources.time_limit to what the partition or queue allows"),
 )
 """Remedies for errors of sbatch (slurm_errno.c) and qsub (pbs_error.h), by a pattern of their text."""
 

@@ -719,7 +719,6 @@ COMMANDS = [
         command="experimnt list",
         what=["No such command 'experimnt'"],
         where=["hpc-det"],
-        values=["experiment, top, trial"],
         remedy=["did you mean 'experiment'?"],
     ),
     Mistake(
@@ -727,7 +726,6 @@ COMMANDS = [
         command="experiment creat tiny.yaml",
         what=["No such command 'creat'"],
         where=["hpc-det experiment"],
-        values=["activate, archive"],
         remedy=["did you mean 'create'?"],
     ),
     Mistake(
@@ -748,7 +746,7 @@ COMMANDS = [
         name="An override sets a key below a value",
         command=config("name.first=tiny"),
         what=["name", "not a map"],
-        where=["--config name.first=tiny"],
+        where=["--config name.first"],
         values=["'tiny'"],
         remedy=["set name itself"],
     ),
@@ -995,7 +993,7 @@ EXPERIMENTS = [
         command="experiment logs 1",
         given=lambda user: user.submits(FakeScheduler([JobState.QUEUED], "Priority")),
         code=0,
-        what=["no logs yet"],
+        what=["no logs"],
         where=["experiment 1"],
         remedy=["hpc-det experiment logs -f 1", "hpc-det experiment describe 1"],
     ),

@@ -150,6 +150,13 @@ def test_a_colleague_reads_logs_of_ranks_and_jobs(shared: ExperimentFolder, root
     assert of_one.out.endswith("[rank=0] hello from rank 0\n")
 
 
+def test_a_command_that_a_message_suggests_names_the_colleagues_experiment(
+    shared: ExperimentFolder, root: Path, at: AS_USER
+) -> None:
+    missing = at(COLLEAGUE, "trial", "describe", f"{root}:2/9")
+    assert not unnamed(missing.err, f"hpc-det experiment list-trials {root}:2")
+
+
 def test_a_log_that_only_its_owner_may_read_hides_no_other(shared: ExperimentFolder, root: Path, at: AS_USER) -> None:
     log = shared.jobs / "1.log"
     log.write_text("before the job shares it\n")

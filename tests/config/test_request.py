@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -54,6 +56,27 @@ def test_a_context_dir_that_is_no_folder_is_a_problem(config: Path, tmp_path: Pa
         effective(from_file(config, tmp_path / "none", [], None, None, env))
 
 
+def test_a_file_that_is_a_pipe_is_read_once(tmp_path: Path, code: Path, env: dict[str, str]) -> None:
+    pipe = tmp_path / "tiny.yaml"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_text, args=(f"{CONFIG}max_restarts: -1\n",))
+    writer.start()
+    with refused(UsageError, "max_restarts", f"{pipe}:5"):
+        effective(from_file(pipe, code, [], None, None, env))
+    writer.join()
+
+
+def test_an_empty_file_is_enough_if_the_profile_has_the_settings(
+    config: Path, env: dict[str, str], user_file: UserFile
+) -> None:
+    config.write_text("# see the profile\n")
+    with refused(UsageError, config, "entrypoint"):
+        from_file(config, None, [], None, None, env)
+    profile = {"name": "site", "scheduler": "local", "slots_per_node": 1, "slot_type": "cpu", "max_nodes": 1}
+    user_file("cluster/site.yaml", profile | {"experiment": {"entrypoint": "true", "searcher": {"metric": "loss"}}})
+    assert from_file(config, None, [], None, "site", env).config == {}
+
+
 def test_the_digits_example_is_a_plain_file_too(code: Path, env: dict[str, str]) -> None:
     (code / "model_def.py").write_text((code / "model_def.py").read_text().replace("MyTrial", "DigitsTrial"))
     result = effective(from_file(data_path("conf") / "experiment/digits.yaml", code, [], "small", "local", env))
@@ -87,7 +110,7 @@ def test_an_override_sets_one_yaml_value(override: str, tree: dict[str, Any]) ->
         ("a", ["--config", "KEY=VALUE"]),
         ("=1", ["--config", "=1", "KEY=VALUE"]),
         ("a..b=1", ["--config", "a..b=1", "KEY=VALUE"]),
-        ("b.c.d=1", ["--config", "b.c.d=1", "b.c", 1]),
+        ("b.c.d=1", ["--config", "b.c.d", "b.c", 1]),
         ("b=[1", ["--config", "b:1", "bracket", "]"]),
     ],
 )

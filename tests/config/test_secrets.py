@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from hpc_det.config.secrets import MASK, masked, masked_lines, masked_names, masked_paths, masked_profile
+import pytest
+
+from hpc_det.config.secrets import MASK, masked, masked_lines, masked_names, masked_paths, masked_profile, shown_at
 
 
 def tree(variables: object, data: dict[str, object]) -> dict[str, object]:
@@ -46,6 +48,49 @@ def test_what_opens_a_store_or_a_registry_is_masked() -> None:
 def test_what_is_written_wrongly_shows_no_secret() -> None:
     for variables in ("HF_TOKEN=x", {"HF_TOKEN": "x"}, [{"HF_TOKEN": "x"}]):
         assert "x" not in str(masked({"environment": {"environment_variables": variables}}))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("data.secrets.a", "hunter2"),
+        ("data", [{"secrets": "hunter2"}]),
+        ("environment", [{"environment_variables": ["A_TOKEN=hunter2"]}]),
+        ("environment.registry_auth.a", "hunter2"),
+        ("environment.environment_variables", {"A_TOKEN": "hunter2"}),
+        ("environment.environment_variables", "A=1 A_TOKEN=hunter2"),
+        ("environment.environment_variables[0]", {"A_TOKEN": "hunter2"}),
+        ("environment.environment_variables[0]", "export A_TOKEN=hunter2"),
+        ("environment.environment_variables[0]", " A_TOKEN=hunter2"),
+        ("environment.environment_variables[0]", "MY-TOKEN=hunter2"),
+        ("environment.environment_variables[0]", "A_TOKEN=hunter2\x01"),
+        ("checkpoint_storage", [{"secret_key": "hunter2"}]),
+        ("notify", "https://hooks/hunter2"),
+        ("notify[1]", "https://hooks/hunter2"),
+        ("notify[1].webhook", ["hunter2"]),
+        ("cluster.environment_variables[0]", "A_KEY=hunter2\x01"),
+        ("cluster.setup[0]", "export A_KEY=hunter2\x02"),
+        ("cluster.experiment", [{"data": {"secrets": "hunter2"}}]),
+    ],
+)
+def test_a_message_about_a_wrong_value_shows_no_secret(path: str, value: object) -> None:
+    assert "hunter2" not in shown_at(path, value)
+    assert MASK in shown_at(path, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("environment.environment_variables[0]", "OMP_NUM_THREADS"),
+        ("environment.image", 6),
+        ("checkpoint_storage.host_path", "tmp"),
+        ("notify[0].on", ["start"]),
+        ("hyperparameters.key", "token"),
+        ("cluster.setup[0]", 3),
+    ],
+)
+def test_a_message_shows_a_wrong_value_that_is_no_secret(path: str, value: object) -> None:
+    assert shown_at(path, value) == repr(value)
 
 
 def test_a_line_of_shell_that_sets_a_secret_is_masked_whole() -> None:

@@ -50,6 +50,11 @@ def test_a_whole_trial_passes(tmp_path: Path, source: str) -> None:
         f"{HEAD}class T(PyTorchTrial): ...\nsetattr(T, 'train_batch', f)",
         "T = make_trial",
         "globals()['T'] = 1",
+        "class T: ...\nfrom other import *",
+        "class T: ...\nvars()['T'] = 1",
+        "class T: ...\ndef make():\n    global T\n    T = 1",
+        "class T: ...\nmatch 1:\n    case T: ...",
+        "@complete\nclass T: ...",
         "def __getattr__(name): ...",
     ],
 )

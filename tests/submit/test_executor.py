@@ -88,6 +88,16 @@ def test_a_refusal_says_what_sbatch_said_and_prints_nothing_beside(
     assert os.environ["SLURM_JOB_ID"] == "1"
 
 
+def test_the_time_limit_is_no_remedy_for_too_many_jobs(executor: GangExecutor, stub: Stub) -> None:
+    stub(
+        "sbatch",
+        "echo 'Job violates accounting/QOS policy (job submit limit, user size and/or time limits)' >&2; exit 1",
+    )
+    with refused(CommandError, "job submit limit") as info:
+        executor.submit_script()
+    assert "resources.time_limit" not in str(info.value)
+
+
 def test_an_answer_without_a_job_id_is_a_refusal(executor: GangExecutor, stub: Stub) -> None:
     stub("sbatch", "echo all is well")
     with refused(CommandError, "'all is well'"):

@@ -90,8 +90,8 @@ def show_and_submit(found: Effective, choices: Choices) -> None:
         click.echo(scripts[1].encode(), nl=False)
         if len(scripts) > 1:
             say(
-                f"note: a submission would use {len(scripts)} job arrays, since max_array_size of the cluster is "
-                f"{found.cluster.max_array_size}; this is the script of the first"
+                f"note: this is the first of {len(scripts)} scripts that a submission would use: max_array_size of the "
+                f"cluster is {found.cluster.max_array_size}"
             )
     if choices.explain:
         show_explained(found)

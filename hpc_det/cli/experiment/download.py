@@ -120,8 +120,8 @@ def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredC
     name = f"trial {trial.experiment().id}/{trial.id}"
     if not found:
         raise UsageError(
-            f"{name} has no checkpoint; `hpc-det experiment list-checkpoints {trial.experiment().id}` lists those of "
-            f"all trials"
+            f"{name} has no checkpoint; `hpc-det experiment list-checkpoints {trial.experiment().named()}` lists those "
+            f"of all trials"
         )
     if uuid is not None:
         named = [item for item in found if item.uuid.startswith(uuid)]

@@ -125,9 +125,9 @@ def print_experiment(experiment: ExperimentFolder, choices: LogChoices) -> None:
     watch = Watch(experiment)
     logs = ExperimentLogs(watch.view, _wanted(watch.view, choices))
     text = Text(watch.view, choices, names_trials=watch.view.has_many_trials)
-    name = f"experiment {experiment.id}"
-    if not _print(_passages(logs, choices, watch.state, name), choices, text) and not choices.follow:
-        _say_why_none(name, experiment, choices)
+    of = _Of(f"experiment {experiment.id}", experiment, watch.state, f"experiment kill {experiment.id}")
+    if not _print(_passages(logs, choices, of), choices, text) and not choices.follow:
+        _say_why_none(of, choices)
 
 
 def print_trial(trial: TrialFolder, choices: LogChoices) -> None:
@@ -140,19 +140,34 @@ def print_trial(trial: TrialFolder, choices: LogChoices) -> None:
 
     logs = TrialLogs(trial, _wanted(watch.view, choices))
     text = Text(watch.view, choices, names_trials=False)
-    name = f"trial {watch.view.id}/{trial.id}"
-    if not _print(_passages(logs, choices, state, name), choices, text) and not choices.follow:
-        _say_why_none(name, watch.view.folder, choices)
+    number = f"{watch.view.id}/{trial.id}"
+    of = _Of(f"trial {number}", watch.view.folder, state, f"trial kill {number}")
+    if not _print(_passages(logs, choices, of), choices, text) and not choices.follow:
+        _say_why_none(of, choices)
 
 
-def _say_why_none(name: str, experiment: ExperimentFolder, choices: LogChoices) -> None:
+@dataclass(frozen=True)
+class _Of:
+    """The experiment or trial whose logs are printed."""
+
+    name: str
+    experiment: ExperimentFolder
+    state: Callable[[], State]
+    kill: str
+    """The command that ends it, for its owner."""
+
+
+def _say_why_none(of: _Of, choices: LogChoices) -> None:
     """Print a note on stderr that no line was shown, and what to do."""
-    if choices.rank is not None or choices.since is not None or choices.level is not None:
-        say(f"{name}: no line matches --rank, --since and --level")
+    chosen = {"--rank": choices.rank, "--since": choices.since, "--level": choices.level}
+    options = [option for option, value in chosen.items() if value is not None]
+    named = of.experiment.named()
+    if options:
+        say(f"{of.name}: no line matches {' and '.join(options)}")
     else:
         say(
-            f"{name}: no logs yet; wait for them with `hpc-det experiment logs -f {experiment.id}`; the state is in "
-            f"`hpc-det experiment describe {experiment.id}`"
+            f"{of.name}: no logs; `hpc-det experiment describe {named}` shows its state, and `hpc-det experiment logs "
+            f"-f {named}` waits for lines"
         )
 
 
@@ -164,22 +179,23 @@ def _wanted(view: ExperimentView, choices: LogChoices) -> Wanted:
     return Wanted(rank=rank, since=choices.since, level=choices.level)
 
 
-def _passages(logs: Logs, choices: LogChoices, state: Callable[[], State], name: str) -> Iterator[Passage]:
+def _passages(logs: Logs, choices: LogChoices, of: _Of) -> Iterator[Passage]:
     """Yield the existing lines and, with `follow`, new lines until the state is final."""
     ends_here = not choices.follow
     yield from logs.passages(final=ends_here) if choices.tail is None else logs.last(choices.tail, final=ends_here)
     if choices.follow:
         try:
-            while not (found := state()).is_final:
+            while not (found := of.state()).is_final:
                 sys.stdout.flush()
                 time.sleep(POLL_S)
                 yield from logs.passages()
         except KeyboardInterrupt:
-            say(f"stopped following; {name} continues; end it with `hpc-det {name.replace(' ', ' kill ')}`")
+            end = f"; end it with `hpc-det {of.kill}`" if of.experiment.is_own() else ""
+            say(f"stopped following; {of.name} continues{end}")
             raise
         yield from logs.passages(final=True)  # what was written between the last read and the end
         sys.stdout.flush()
-        say(f"{name}: {found.value}")
+        say(f"{of.name}: {found.value}")
 
 
 def _print(passages: Iterator[Passage], choices: LogChoices, text: Text) -> bool:

@@ -41,13 +41,12 @@ def wait_for(experiment: ExperimentFolder, poll_s: float) -> None:
     """Return when the experiment is COMPLETED; raise HpcDetError with the reason if it ends in another state."""
     watch = Watch(experiment)
     if sys.stderr.isatty():
-        say(f"waiting for experiment {experiment.id}; `hpc-det experiment logs {experiment.id} -f` shows its output")
+        logs = f"hpc-det experiment logs -f {experiment.named()}"
+        say(f"waiting for experiment {experiment.id}; `{logs}` shows its output")
     try:
         state = watch.wait(poll_s)
     except KeyboardInterrupt:
-        say(
-            f"stopped waiting; experiment {experiment.id} continues; end it with `hpc-det experiment kill "
-            f"{experiment.id}`"
-        )
+        end = f"; end it with `hpc-det experiment kill {experiment.id}`" if experiment.is_own() else ""
+        say(f"stopped waiting; experiment {experiment.id} continues{end}")
         raise
     insist_on_completion(watch.view, state)

@@ -328,7 +328,7 @@ class TrialContext:
         """Return a hyperparameter. Raises UsageError that lists the existing names."""
         hparams = self._spec["hparams"]
         if name not in hparams:
-            close = nearest(name, hparams)
+            close = nearest(str(name), hparams)
             raise UsageError(
                 f"hyperparameters.{name}: not in the experiment config, which has {sorted(hparams)}; "
                 f"{f'{close} Otherwise add it' if close else 'add it'}"

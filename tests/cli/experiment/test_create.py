@@ -67,7 +67,7 @@ def test_a_dry_run_of_several_arrays_counts_the_scripts_that_it_does_not_print(
     search = "searcher={name: random, max_trials: 8, metric: accuracy, max_length: 10}"
     dry = hpc_det("experiment", "create", config, code, "--cluster", "small", "--config", search, "--dry-run")
     assert dry.out.count("#!/bin/bash") == 1
-    assert not unnamed(dry.err, "3 job arrays", "max_array_size", 3)
+    assert not unnamed(dry.err, "first of 3 scripts", "max_array_size", 3)
 
 
 @pytest.mark.integration

@@ -196,7 +196,7 @@ def test_logs_of_a_rank_that_does_not_exist(hpc_det: Command, life: Life) -> Non
 def test_logs_before_there_are_any(hpc_det: Command, life: Life) -> None:
     result = hpc_det("e", "logs", "1")
     assert (result.code, result.out) == (0, "")
-    assert not unnamed(result.err, "experiment 1", "no logs yet")
+    assert not unnamed(result.err, "experiment 1", "no logs")
     assert hpc_det("e", "logs", "1", "--json") == (0, "", "")
 
 

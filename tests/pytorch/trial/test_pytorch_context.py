@@ -63,6 +63,8 @@ def test_the_remainder_of_the_global_batch_is_dropped(context: PyTorchTrialConte
 def test_an_unknown_hyperparameter_is_named_with_those_there_are(context: PyTorchTrialContext) -> None:
     with refused(UsageError, "hyperparameters.dropout: ", ["global_batch_size", "layers", "learning_rate"]):
         context.get_hparam("dropout")
+    with refused(UsageError, "hyperparameters.5: "):
+        context.get_hparam(5)  # type: ignore[arg-type] # as from a loop over numbers
 
 
 def test_changing_what_was_returned_changes_no_config(context: PyTorchTrialContext) -> None:
