@@ -125,3 +125,14 @@ def test_aliases_are_otherwise_what_they_stand_for() -> None:
     assert parse_yaml(bomb(2), "conf.yaml")["a2"] == [[["x"]] * 10] * 10
     many = "[" + ", ".join(["1"] * 100_001) + "]"
     assert len(parse_yaml(many, "conf.yaml")) == 100_001, "written out, it may be as long as it likes"
+
+
+def test_a_missing_file_is_named_although_the_current_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with refused(UsageError, "tiny.yaml"):
+        load_yaml(Path("tiny.yaml"))

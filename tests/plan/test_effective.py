@@ -338,3 +338,23 @@ def test_a_search_that_compares_needs_a_script_that_reports(
         build(searcher={"name": fixed, "metric": "loss", **more}, **config)
     (code / "train.py").write_text("import hpc_det.pytorch")
     build(searcher={"metric": "loss", **searcher}, **config)
+
+
+def test_a_hook_whose_file_cannot_be_looked_at_is_a_note_and_no_error(build: Build) -> None:
+    unusable = f"/{'x' * 300}/hook.sh"  # longer than a name may be: stat fails with ENAMETOOLONG
+    notes = build(notify=[{"command": [unusable]}]).notes
+    assert [note for note in notes if not unnamed(note, "notify[0].command", unusable)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        (33, 1),
+        (32, 0),
+        ({"type": "categorical", "vals": [33, 33, 35]}, 2),
+        ({"type": "int", "minval": 33, "maxval": 64}, 0),
+    ],
+)
+def test_each_batch_size_that_slots_cannot_share_is_noted_once(build: Build, sizes: Any, count: int) -> None:
+    notes = build(hyperparameters={"global_batch_size": sizes}, resources={"slots_per_trial": 2}).notes
+    assert len([note for note in notes if note.startswith("hyperparameters.global_batch_size")]) == count

@@ -7,7 +7,7 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.node import files
-from hpc_det.store.experiments import configured_root, state_root
+from hpc_det.store.experiments import ExperimentStore, configured_root, state_root
 from tests.facts import refused
 
 
@@ -56,3 +56,9 @@ def test_a_root_of_another_user_is_refused(root: Path) -> None:
     os.chown(root, 1234, -1)
     with refused(UsageError, root, 1234):
         state_root(env(root))
+
+
+def test_an_incomplete_experiment_is_not_named_as_the_newest(root: Path) -> None:
+    (root / "experiments" / "77").mkdir(parents=True)
+    with refused(UsageError, "experiment 77", "which has no experiment"):
+        ExperimentStore(root).existing(77)
