@@ -145,7 +145,7 @@ def for_test(request: Request) -> Request:
         "perform_initial_validation": False,
         "checkpoint_storage": {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 0},
         "max_restarts": 0,
-        "environment": {"environment_variables": ["HPC_DET_TEST=1"]},  # for the ranks: hpc_det.pytorch.loop.run.Purpose
+        "environment": {"environment_variables": ["HPC_DET_TEST=1"]},  # for the ranks: hpc_det.core.run.Purpose
     }
     return _overridden(request, "test", overrides)
 

@@ -1,9 +1,9 @@
 """The API for trials in PyTorch: PyTorchTrial, its context, data, the Trainer and checkpoint loading."""
 
+from hpc_det.core.progress import Batch, Epoch, TrainUnit
 from hpc_det.distributed.metrics import Reducer
 from hpc_det.pytorch import samplers
 from hpc_det.pytorch.data import DataLoader, TorchData
-from hpc_det.pytorch.loop.schedule import Batch, Epoch, TrainUnit
 from hpc_det.pytorch.loop.trainer import Trainer, init
 from hpc_det.pytorch.state.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from hpc_det.pytorch.trial.callback import PyTorchCallback

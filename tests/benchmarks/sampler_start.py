@@ -25,7 +25,8 @@ def memory(kind):
 """
 OURS = """
 from hpc_det.pytorch import DataLoader
-from hpc_det.pytorch.data import Position, training_data
+from hpc_det.core.progress import Position
+from hpc_det.pytorch.data import training_data
 def first_batch(done):
     data = training_data(DataLoader(Records(), {batch}, shuffle=True), rank=0, size=1, seed=1)
     return next(data.batches(Position(0, done)))

@@ -15,11 +15,12 @@ from hpc_det.checkpoint import snapshots
 from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
 from hpc_det.checkpoint.committed import CODE, newest_good
 from hpc_det.checkpoint.content import load
+from hpc_det.core.portable import keep_code
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.node.files import write_first
 from hpc_det.node.json_files import append_line, read_json, read_lines, write_json
 from hpc_det.node.key import KEY_BYTES, user_key
-from hpc_det.pytorch.state.portable import Portable, keep_code
+from hpc_det.pytorch.loop.run import portable_of
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
 from hpc_det.sgd.rank.state import read_state, write_state
@@ -91,7 +92,7 @@ def saves_of_ranks(folder: Path, say: Say) -> None:
 def saves_of_engines(folder: Path, say: Say) -> None:
     """Save as DeepSpeed's engines do: some files by `put`, some written by other code, and the trial's code."""
     spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {}, "config": CONFIG}
-    portable = Portable(spec, Tiny, folder / "code", is_trainer=False)
+    portable = portable_of(spec, Tiny, folder / "code", is_trainer=False)
 
     def save(checkpoints: CheckpointContext, steps: int) -> None:
         def write(partial: Path, put: Put) -> None:

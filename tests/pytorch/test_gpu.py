@@ -16,12 +16,12 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from hpc_det.checkpoint.committed import committed
+from hpc_det.core.run import process_group
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rng import restore_rng, rng_state, unchanged_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchTrialContext, load_trial_from_checkpoint_path
 from hpc_det.pytorch.loop.loop import Loop
-from hpc_det.pytorch.loop.run import process_group
 from hpc_det.pytorch.strategies.ddp import data_parallel, synchronized_batch_norm
 from hpc_det.pytorch.strategies.device import ToDevice, prefetched
 from tests.distributed.ranks import OnRanks

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Dataset, Sampler, SequentialSampler
 
+from hpc_det.core.progress import Position
 from hpc_det.pytorch import samplers
-from hpc_det.pytorch.data import Position, training_data
+from hpc_det.pytorch.data import training_data
 from tests.facts import refused
 
 RANGE_10_BY_2 = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]

@@ -11,10 +11,10 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.config.rank_variables import NO_WHOLE_BATCH, TrainsOn
+from hpc_det.core.run import Purpose
 from hpc_det.distributed.rng import restore_rng, rng_state
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import DataLoader, Epoch, Trainer, init
-from hpc_det.pytorch.loop.run import Purpose
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports, samples_per_second
 from tests.facts import refused

@@ -23,17 +23,18 @@ from hpc_det.checkpoint.content import load
 from hpc_det.checkpoint.retention import Policy
 from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.config.merge import merge
+from hpc_det.core.portable import METADATA
+from hpc_det.core.saver import Checkpointing
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.rng import seed_everything
 from hpc_det.distributed.searcher import SearcherContext
 from hpc_det.node.heartbeat import Phase
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
-from hpc_det.pytorch.loop.checkpoint_saver import Checkpointing
 from hpc_det.pytorch.loop.loop import Loop, WarmStart
+from hpc_det.pytorch.loop.run import portable_of
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.profiling.measurements import Measurements
-from hpc_det.pytorch.state.portable import METADATA, Portable
 from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.trial import BuiltTrial, Trial
 from hpc_det.store.folders import TrialFolder
@@ -215,18 +216,20 @@ class Life:
         trial = self.trial_class(context)
         how = strategy(trial, context)
         how.check()
+        schedule = Schedule.from_config(self.config, self.hparams.get("global_batch_size"))
         loop = Loop(
             BuiltTrial(trial, context, how),
-            Schedule.from_config(self.config, self.hparams.get("global_batch_size")),
+            schedule,
             stop=stop,
             log=MetricsLog(self.folder, self.attempts),
             checkpointing=Checkpointing(
                 checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),
                 save_schedule=SaveSchedule(self.folder, context.distributed, **self.pace),
-                portable=Portable(spec, self.trial_class, self.code, is_trainer=False),
-                retention=self.retention,
+                retention=self.retention or (lambda: schedule.kept),
+                smaller_is_better=schedule.smaller_is_better,
                 asynchronous=self.asynchronous,
             ),
+            portable=portable_of(spec, self.trial_class, self.code, is_trainer=False),
             searcher=SearcherContext(self.folder, worker, context.distributed) if worker is not None else None,
             warm_start=WarmStart(weights=self.weights),
             measurements=self._measurements(context.distributed),

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler
 
+from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.external_loader import length_of
 from hpc_det.pytorch.data.order import Drawn, Items, Records
-from hpc_det.pytorch.data.partition import IndexBatches, OnePass, Position, Rest, Share, TrainingBatches
+from hpc_det.pytorch.data.partition import IndexBatches, OnePass, Rest, Share, TrainingBatches
 from hpc_det.pytorch.data.workers import ClosableLoader, WorkerInit, rank_loader
 
 

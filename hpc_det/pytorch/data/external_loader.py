@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from hpc_det.core.progress import Position
 from hpc_det.distributed.rng import restore_rng, rng_state, unchanged_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.micro_batches import Rounds
 from hpc_det.pytorch.data.order import set_epoch
-from hpc_det.pytorch.data.partition import Position
 from hpc_det.pytorch.data.workers import end_workers, shield, with_live_workers
 
 

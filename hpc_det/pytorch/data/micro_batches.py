@@ -13,8 +13,8 @@ from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data.partition import Position
 
 if TYPE_CHECKING:
     from hpc_det.pytorch.data import TrainingData

@@ -11,13 +11,13 @@ its random numbers depend on it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, count, islice
 from typing import Any, Protocol
 
 import numpy as np
 
+from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.order import Items, Numbers
 
@@ -26,17 +26,6 @@ BLOCK = 8192
 
 Key = tuple[int, int]
 KeyedBatch = tuple[Key, list[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A position in training: `done` items of epoch `epoch` are done, and all earlier epochs are complete.
-
-    An item is a record; with a batch sampler or an external loader it is a batch.
-    """
-
-    epoch: int = 0
-    done: int = 0
 
 
 class Rest(Enum):

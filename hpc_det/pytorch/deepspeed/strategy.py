@@ -11,6 +11,7 @@ import torch
 
 from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.checkpoint.content import check_loadable
+from hpc_det.core.progress import PROGRESS, Progress
 from hpc_det.distributed.metrics import MetricWindow, number_of
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import Counted, Evaluation, TrainingData
@@ -28,9 +29,8 @@ from hpc_det.pytorch.deepspeed.state import (
     stored_rank,
     tag,
 )
-from hpc_det.pytorch.loop.schedule import Progress
 from hpc_det.pytorch.loop.training_report import named
-from hpc_det.pytorch.state.state import PROGRESS, rank_file
+from hpc_det.pytorch.state.state import rank_file
 from hpc_det.pytorch.strategies.strategy import ModelParallelUnit, Trained, numbered
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.trial import implements

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from hpc_det.core.run import Run
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.data import DataLoader
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.runtime import explained
 from hpc_det.pytorch.deepspeed.state import load_engines, tag
 from hpc_det.pytorch.deepspeed.strategy import DeepSpeedStrategy
-from hpc_det.pytorch.loop.run import TrialRun
 from hpc_det.pytorch.loop.trainer import context_of_script
 from hpc_det.pytorch.trial.trial import Trial
 
@@ -86,7 +86,7 @@ class DeepSpeedTrial(Trial):
 class TrainerContext(DeepSpeedTrialContext):
     """The context of a Trainer, which contains its run."""
 
-    def __init__(self, run: TrialRun) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__(run.spec, run.distributed, run.folder)
         self.run = run
 

@@ -7,25 +7,23 @@ import importlib
 import os
 import pdb
 import shutil
-import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from hpc_det.core.entry import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
+from hpc_det.core.run import Outcome, Run
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.distributed.rng import seed_everything
 from hpc_det.errors import HpcDetError, UsageError, nearest, or_else
-from hpc_det.node.process import STOP_SIGNALS, SignalPipe
-from hpc_det.pytorch.loop.run import Outcome, TrialRun
+from hpc_det.node.process import SignalPipe
+from hpc_det.pytorch.loop.run import new_context, train
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.trial.trial import Trial, interface_problems
-from hpc_det.store.experiments import state_root
 from hpc_det.store.folders import TrialFolder
 
 
@@ -34,19 +32,19 @@ def run_trial(trial_name: str, process: RankProcess, env: Mapping[str, str]) -> 
 
     Raises UsageError for a class that cannot be a trial; exceptions of the trial are passed on.
     """
-    with TrialRun.of_attempt(process, env) as run:
+    with Run.of_attempt(process, env) as run:
         train_by_name(trial_name, run)
 
 
-def train_by_name(trial_name: str, run: TrialRun) -> Outcome:
+def train_by_name(trial_name: str, run: Run) -> Outcome:
     """Build the trial `module:Class` and train it by its experiment's configuration."""
     trial_class = load_trial_class(trial_name)
     seed_everything(run.spec["trial_seed"])
-    context = run.new_context(trial_class)
+    context = new_context(run, trial_class)
     schedule = Schedule.from_config(run.spec["config"], run.spec["hparams"].get("global_batch_size"))
     with trial_class.strategy_class.explained():
         trial = trial_class(context)
-    return run.train(trial, context, schedule, is_trainer=False)
+    return train(run, trial, context, schedule, is_trainer=False)
 
 
 def load_trial_class(name: str) -> type[Trial]:
@@ -94,10 +92,6 @@ def _cause(error: Exception) -> str:
 # --- without a job: no agent, no other rank
 
 
-STOP_SIGNALS_BUT_INTERRUPT = [number for number in STOP_SIGNALS if number != signal.SIGINT]
-"""Signals that stop a run without a job. Ctrl-C is not among them, since it must end an interactive run at once."""
-
-
 def run_locally(trial_name: str, spec: dict[str, Any], context_dir: Path, *, test: bool, debug: bool) -> Outcome:
     """Train `module:Class` from `context_dir` in this process.
 
@@ -107,17 +101,8 @@ def run_locally(trial_name: str, spec: dict[str, Any], context_dir: Path, *, tes
     with _folder(test) as folder, _explained(debug), closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals:
         os.chdir(context_dir)
         sys.path.insert(0, str(context_dir))
-        with TrialRun.unmanaged(spec, folder, Distributed(), signals, test=test) as run:
+        with Run.unmanaged(spec, folder, Distributed(), signals, test=test) as run:
             return train_by_name(trial_name, run)
-
-
-def new_folder() -> TrialFolder:
-    """Create and return a folder below the state root for a run without a job."""
-    parent = state_root(os.environ) / "local"
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = TrialFolder(Path(tempfile.mkdtemp(prefix=datetime.now().strftime("%Y%m%d-%H%M%S-"), dir=parent)))
-    folder.checkpoints.mkdir(mode=0o700)
-    return folder
 
 
 @contextmanager
@@ -130,10 +115,6 @@ def _folder(test: bool) -> Iterator[TrialFolder]:
     finally:
         if test:
             shutil.rmtree(folder.path)
-
-
-def announce(folder: TrialFolder) -> None:
-    print(f"hpc-det: checkpoints and metrics are in {folder.path}", flush=True)
 
 
 @contextmanager

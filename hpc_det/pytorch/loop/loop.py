@@ -19,19 +19,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_det.core.portable import Portable
+from hpc_det.core.progress import Progress, restored_progress
+from hpc_det.core.saver import Checkpointing, CheckpointSaver
+from hpc_det.core.search import Search
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import StopAgreement
 from hpc_det.distributed.rng import restore_rng, seed_everything
 from hpc_det.distributed.searcher import SearcherContext
-from hpc_det.pytorch.loop.checkpoint_saver import Checkpointing, CheckpointSaver
-from hpc_det.pytorch.loop.schedule import Progress, Schedule
-from hpc_det.pytorch.loop.search import Search
+from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.loop.training_report import TrainingReport
+from hpc_det.pytorch.loop.trial_content import TrialContent
 from hpc_det.pytorch.loop.validation import Validation
 from hpc_det.pytorch.profiling.measurements import Measurements
 from hpc_det.pytorch.profiling.timer import untimed
-from hpc_det.pytorch.state.state import restored_progress
 from hpc_det.pytorch.strategies.strategy import reporting_ranks
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.trial import BuiltTrial
@@ -62,11 +64,14 @@ class Loop:
         stop: StopAgreement,
         log: MetricsLog,
         checkpointing: Checkpointing,
+        portable: Portable,
         searcher: SearcherContext | None = None,
         warm_start: WarmStart | None = None,
         measurements: Measurements | None = None,
     ) -> None:
-        """`searcher`: the search that decides how long the trial trains, if any.
+        """`portable` adds the files with which a checkpoint can be loaded outside the experiment.
+
+        `searcher`: the search that decides how long the trial trains, if any.
 
         `measurements`: the profiling measurements; None without profiling.
         """
@@ -78,7 +83,13 @@ class Loop:
         self._log = log
         self._checkpointing = checkpointing
         self._checkpoints, self._save_schedule = checkpointing.checkpoints, checkpointing.save_schedule
-        self._search = Search(searcher, schedule)
+        self._portable = portable
+        self._search = Search(
+            searcher,
+            sets_length=schedule.search_unit is not None,
+            metric=schedule.metric,
+            smaller_is_better=schedule.smaller_is_better,
+        )
         self._warm_start = warm_start or WarmStart()
         self._measurements = measurements
         self._progress = Progress()
@@ -173,7 +184,7 @@ class Loop:
         if given is None:
             return None
         self._checkpoints.verify(given, self._strategy.reads)
-        is_own: bool = self._distributed.broadcast_json(self._checkpointing.portable.is_of_this_trial(given))
+        is_own: bool = self._distributed.broadcast_json(self._portable.is_of_this_trial(given))
         if self._distributed.is_chief:
             how = "resuming from" if is_own else "starting at batch 0 with the state of another trial or seed, from"
             print(f"hpc-det: {how} {given}", flush=True)
@@ -181,7 +192,7 @@ class Loop:
 
     def _mend_code(self, folder: Path) -> None:
         if self._distributed.is_chief:
-            for problem in self._checkpointing.portable.mend(folder):
+            for problem in self._portable.mend(folder):
                 print(f"hpc-det: warning: {problem}", flush=True)
 
     def _read_progress(self, folder: Path) -> int:
@@ -216,14 +227,13 @@ class Loop:
         )
         self._open_report = TrainingReport(self._context, strategy.mpu, reporting, self._callbacks)
         self._saver = CheckpointSaver(
-            self._built,
+            TrialContent(strategy, self._portable, self._callbacks, self._open_report.window),
             self._checkpointing,
-            self._schedule,
+            self._distributed,
             progress=self._progress,
             search=self._search,
-            callbacks=self._callbacks,
-            window=self._open_report.window,
             log=self._log,
+            never=self._schedule.only_trains,
         )
         if self._measurements:
             self._measure(self._measurements, data, stack)

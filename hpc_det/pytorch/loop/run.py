@@ -1,338 +1,102 @@
-"""One attempt of a trial on one rank: process group, folder, stop notices and the services of the job."""
+"""Training a trial class in one attempt: the run's services meet the trial, its schedule and its loop."""
 
 from __future__ import annotations
 
-import gc
-import json
-import os
-import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
-from hpc_det.checkpoint.checkpoints import CheckpointContext
-from hpc_det.checkpoint.object_store import Mirror, remote_of
-from hpc_det.checkpoint.pinned_staging import PinnedStaging
-from hpc_det.checkpoint.retention import Policy, policy_of
-from hpc_det.checkpoint.save_schedule import SaveSchedule
-from hpc_det.config.rank_variables import RESUME_CHECK, THROUGHPUT, TrainsOn, stops_of, trains_on
-from hpc_det.distributed.collectives import Distributed
-from hpc_det.distributed.metrics import MetricsLog
-from hpc_det.distributed.preempt import ForcedStop, StopAgreement, give_notice
-from hpc_det.distributed.rank_process import RankProcess, StopListener
-from hpc_det.distributed.searcher import SearcherContext
-from hpc_det.errors import UsageError
-from hpc_det.node.heartbeat import Progress
-from hpc_det.node.json_files import read_json, write_json
-from hpc_det.node.lines import Line
-from hpc_det.node.process import SignalPipe
-from hpc_det.pytorch.loop.checkpoint_saver import Checkpointing
+from hpc_det.core.portable import Portable
+from hpc_det.core.run import Outcome, Purpose, Run
+from hpc_det.distributed.preempt import ForcedStop
 from hpc_det.pytorch.loop.loop import Loop, WarmStart
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.profiling.measurements import Measurements
-from hpc_det.pytorch.state.portable import Portable, keep_code
-from hpc_det.pytorch.trial.trial import BuiltTrial, Trial
+from hpc_det.pytorch.trial.trial import BuiltTrial, Trial, kind_of
 from hpc_det.pytorch.trial.trial_context import TrialContext
-from hpc_det.store.attempt import Attempt
-from hpc_det.store.folders import TrialFolder
-from hpc_det.store.journal import Journal
 
 if TYPE_CHECKING:
     from hpc_det.pytorch.state.resume_trace import ResumeTrace
 
 
-Outcome = dict[str, Any]
-"""Content of outcome.json: the attempt, how it ended (`Loop.end`), the batches trained, and whether they are saved."""
+def new_context(run: Run, trial_class: type[Trial]) -> TrialContext:
+    return trial_class.strategy_class.context_class(run.spec, run.distributed, run.folder)
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobServices:
-    """The services of an experiment's job for its ranks; a run outside a job has none."""
+def train(
+    run: Run,
+    trial: Trial,
+    context: TrialContext,
+    schedule: Schedule,
+    *,
+    is_trainer: bool,
+    warm_start: Path | None = None,
+    profiling_enabled: bool = False,
+) -> Outcome:
+    """Train until the end or an agreed stop; rank 0 writes the outcome.
 
-    code: Path
-    """Folder of the code that checkpoints contain."""
-    searcher: SearcherContext
-    retention: Callable[[], Policy]
-    """Function that returns the current retention policy of the experiment."""
-    mirror: Mirror | None
-    """On rank 0: copies checkpoints to the object store; None if the experiment has none, and on other ranks."""
-    grace_s: float | None
-    """On rank 0: seconds between the notice of a preemption and the kill; None if unknown, and on other ranks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Purpose:
-    """The kinds of runs that differ from the training that the configuration describes."""
-
-    test: bool = False
-    """True if one batch is trained, validated and saved."""
-    trains_on: TrainsOn | None = None
-    """Input of a short run that measures the throughput; None for other runs."""
-    forced_stops: frozenset[int] | None = None
-    """Numbers of batches at which `experiment verify-resume` stops the run; None for other runs."""
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Purpose:
-        """Return the purpose from the environment, to which `--test` adds HPC_DET_TEST
-        (hpc_det.config.request.for_test).
-        """
-        return cls(
-            test=bool(env.get("HPC_DET_TEST")),
-            trains_on=trains_on(env.get(THROUGHPUT)),
-            forced_stops=stops_of(env.get(RESUME_CHECK)),
-        )
-
-    def adapted(self, schedule: Schedule, config: Mapping[str, Any]) -> Schedule:
-        """Return `schedule` as this run needs it. `config`: the experiment's configuration."""
-        if self.trains_on:
-            return schedule.for_throughput(config)
-        if self.forced_stops is not None:
-            return schedule.as_configured(config)
-        return schedule.for_test() if self.test else schedule
+    `profiling_enabled` overrides the configuration. Raises UsageError for a trial that wraps no model; exceptions of
+    the trial are passed on.
+    """
+    built = BuiltTrial(trial, context, trial.strategy_class(trial, context))
+    built.strategy.check()
+    context.trains_on = run.purpose.trains_on
+    trace = _resume_trace(run, built)
+    save_schedule = run.new_save_schedule()
+    if is_trainer and schedule.checkpoint_period:
+        save_schedule.leave_to_period()
+    weights = run.spec.get("warm_start")
+    loop = Loop(
+        built,
+        adapted(schedule, run.purpose, run.spec["config"]),
+        stop=run.stop,
+        log=run.log,
+        checkpointing=run.checkpointing(
+            schedule.kept, smaller_is_better=schedule.smaller_is_better, save_schedule=save_schedule
+        ),
+        portable=portable_of(run.spec, type(trial), run.job.code if run.job else None, is_trainer=is_trainer),
+        searcher=run.job.searcher if run.job else None,
+        warm_start=WarmStart(checkpoint=warm_start, weights=Path(weights) if weights else None),
+        measurements=_measurements(run, profiling_enabled),
+    )
+    steps = loop.run().steps
+    if trace:
+        trace.end(loop.end, steps)
+    return run.write_outcome(loop.end, steps, saved=loop.is_saved)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialRun:
-    """One attempt of a trial, as one rank takes part in it."""
-
-    spec: dict[str, Any]
-    """Content of trial.json."""
-    folder: TrialFolder
-    attempt: int
-    distributed: Distributed
-    stop: StopAgreement
-    log: MetricsLog
-    job: JobServices | None = None
-    """None outside a job."""
-    purpose: Purpose = field(default_factory=Purpose)
-
-    @classmethod
-    @contextmanager
-    def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Iterator[TrialRun]:
-        """Yield the run of a rank that a node agent's launcher started."""
-        attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heartbeat.progress
-        process.heartbeat.progress = lambda: Progress("meeting", 0)
-        stop_class = ForcedStop if RESUME_CHECK in env else StopAgreement
-        with process_group(distributed), _stops(distributed, process.signals, process.line, stop_class) as stop:
-            distributed.barrier()  # fails early on a network that connects ranks but drops data
-            process.heartbeat.progress = lambda: stop.progress
-            if distributed.is_chief:
-                keep_code(attempt.trial.experiment().code)  # before the trial is imported, which may change the folder
-            spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
-            yield cls(
-                spec=spec,
-                folder=attempt.trial,
-                attempt=attempt.number,
-                distributed=distributed,
-                stop=stop,
-                log=MetricsLog(attempt.trial, attempt.number),
-                job=_job_of(attempt, spec["config"], distributed),
-                purpose=Purpose.from_env(env),
-            )
-            process.heartbeat.progress = outside
-
-    @classmethod
-    @contextmanager
-    def unmanaged(
-        cls, spec: dict[str, Any], folder: TrialFolder, distributed: Distributed, signals: SignalPipe, *, test: bool
-    ) -> Iterator[TrialRun]:
-        """Yield a run outside a job, under torchrun or another launcher or in one process. Call it inside
-        `process_group`.
-        """
-        with _stops(distributed, signals, None) as stop:
-            yield cls(
-                spec=spec,
-                folder=folder,
-                attempt=1,
-                distributed=distributed,
-                stop=stop,
-                log=ShownLog(folder, 1),
-                purpose=Purpose(test=test),
-            )
-
-    def new_context(self, trial_class: type[Trial]) -> TrialContext:
-        return trial_class.strategy_class.context_class(self.spec, self.distributed, self.folder)
-
-    def train(
-        self,
-        trial: Trial,
-        context: TrialContext,
-        schedule: Schedule,
-        *,
-        is_trainer: bool,
-        warm_start: Path | None = None,
-        profiling_enabled: bool = False,
-    ) -> Outcome:
-        """Train until the end or an agreed stop; rank 0 writes the outcome.
-
-        `profiling_enabled` overrides the configuration. Raises UsageError for a trial that wraps no model; exceptions
-        of the trial are passed on.
-        """
-        built = BuiltTrial(trial, context, trial.strategy_class(trial, context))
-        built.strategy.check()
-        context.trains_on = self.purpose.trains_on
-        trace = self._resume_trace(built)
-        save_schedule = self._new_save_schedule()
-        if is_trainer and schedule.checkpoint_period:
-            save_schedule.leave_to_period()
-        weights = self.spec.get("warm_start")
-        loop = Loop(
-            built,
-            self.purpose.adapted(schedule, self.spec["config"]),
-            stop=self.stop,
-            log=self.log,
-            checkpointing=self._checkpointing(save_schedule, type(trial), is_trainer=is_trainer),
-            searcher=self.job.searcher if self.job else None,
-            warm_start=WarmStart(checkpoint=warm_start, weights=Path(weights) if weights else None),
-            measurements=self._measurements(profiling_enabled),
-        )
-        steps = loop.run().steps
-        if trace:
-            trace.end(loop.end, steps)
-        outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps, "saved": loop.is_saved}
-        if self.distributed.is_chief:
-            write_json(self.folder.outcome, outcome)
-        return outcome
-
-    def _checkpointing(
-        self, save_schedule: SaveSchedule, trial_class: type[Trial], *, is_trainer: bool
-    ) -> Checkpointing:
-        config, job = self.spec["config"], self.job
-        return Checkpointing(
-            checkpoints=CheckpointContext(
-                self.folder.checkpoints,
-                self.distributed,
-                job.mirror if job else None,
-                may_commit=lambda: Journal(self.folder.journal).insist_on_last(self.attempt),
-                copies=PinnedStaging(_staging(config)),
-            ),
-            save_schedule=save_schedule,
-            portable=Portable(self.spec, trial_class, job.code if job else None, is_trainer=is_trainer),
-            retention=job.retention if job else None,
-            asynchronous=config.get("asynchronous_checkpoints", True),
-        )
-
-    def _new_save_schedule(self) -> SaveSchedule:
-        auto = self.spec["config"].get("checkpoint_interval") == "auto"
-        return SaveSchedule(self.folder, self.distributed, auto=auto, grace_s=self.job.grace_s if self.job else None)
-
-    def _measurements(self, enabled: bool) -> Measurements | None:
-        profiling = self.spec["config"].get("profiling", {})
-        if not enabled and not profiling.get("enabled"):
-            return None
-        return Measurements(profiling, self.folder, self.attempt, self.distributed)
-
-    def _resume_trace(self, built: BuiltTrial) -> ResumeTrace | None:
-        stops = self.purpose.forced_stops
-        if stops is None:
-            return None
-        from hpc_det.pytorch.state.resume_trace import ResumeTrace  # not imported in other trainings
-
-        assert isinstance(self.stop, ForcedStop)
-        return ResumeTrace(built, self.stop, stops, self.folder, self.attempt)
-
-
-def _job_of(attempt: Attempt, config: dict[str, Any], distributed: Distributed) -> JobServices:
-    trial = attempt.trial
-    plan = read_json(trial.experiment().plan) if distributed.is_chief else None
-    return JobServices(
-        code=trial.experiment().code,
-        searcher=SearcherContext(trial, attempt.worker, distributed),
-        retention=partial(policy_of, trial),
-        mirror=_mirror(trial, config) if distributed.is_chief else None,
-        grace_s=plan and plan.get("grace_time_s"),
+def portable_of(spec: Mapping[str, Any], trial_class: type[Trial], code: Path | None, *, is_trainer: bool) -> Portable:
+    """Return the files with which a checkpoint of this trial class can be loaded outside the experiment."""
+    return Portable(
+        spec,
+        code,
+        trial_type=kind_of(trial_class).__name__,
+        trial_cls_spec=f"{trial_class.__module__}:{trial_class.__qualname__}",
+        is_trainer=is_trainer,
     )
 
 
-@contextmanager
-def process_group(distributed: Distributed) -> Iterator[None]:
-    """Join the ranks of `distributed` in a process group for the length of the block, unless the script has made one.
-
-    A script's own group is used and kept. After a failure the group is not destroyed: with a dead peer that may hang,
-    and the process exits anyway. Raises UsageError if a script's group has another rank or size, or cannot exchange CPU
-    tensors.
-    """
-    is_ours = not dist.is_initialized()
-    if not is_ours:
-        _check_group(distributed)
-    distributed.start()
-    yield
-    # Objects that hold the process group go first: gloo aborts in their destructors otherwise (pytorch 190489).
-    gc.collect()
-    distributed.leave()
-    if is_ours:
-        distributed.stop()
+def adapted(schedule: Schedule, purpose: Purpose, config: Mapping[str, Any]) -> Schedule:
+    """Return `schedule` as a run with this purpose needs it. `config`: the experiment's configuration."""
+    if purpose.trains_on:
+        return schedule.for_throughput(config)
+    if purpose.forced_stops is not None:
+        return schedule.as_configured(config)
+    return schedule.for_test() if purpose.test else schedule
 
 
-def _check_group(distributed: Distributed) -> None:
-    theirs, ours = (dist.get_rank(), dist.get_world_size()), (distributed.rank, distributed.size)
-    if theirs != ours:
-        raise UsageError(
-            f"the existing process group has rank {theirs[0]} of {theirs[1]}, but RANK and WORLD_SIZE mean "
-            f"rank {ours[0]} of {ours[1]}; set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun does"
-        )
-    if "cpu:" not in dist.get_backend_config():
-        raise UsageError(
-            f"the existing process group has the backend {dist.get_backend_config()}, but CPU tensors are exchanged, "
-            f"too; remove init_process_group, or give it the backend cpu:gloo,cuda:nccl"
-        )
-
-
-def _staging(config: dict[str, Any]) -> Path | None:
-    """Return the folder on the node's disk for copies of the saved objects; None if it is not configured.
-
-    Raises UsageError if this job cannot write there.
-    """
-    configured = config.get("checkpoint_staging")
-    if configured is None:
+def _measurements(run: Run, enabled: bool) -> Measurements | None:
+    profiling = run.spec["config"].get("profiling", {})
+    if not enabled and not profiling.get("enabled"):
         return None
-    folder = Path(os.path.expandvars(configured))
-    if not (folder.is_absolute() and os.access(folder, os.W_OK | os.X_OK)):
-        raise UsageError(
-            f"checkpoint_staging: {configured!r} is {str(folder)!r} on {socket.gethostname()}, where this job cannot "
-            f"write; name a folder on a local disk that every node of the pool has, or remove the key"
-        )
-    return folder
+    return Measurements(profiling, run.folder, run.attempt, run.distributed)
 
 
-def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
-    remote = remote_of(trial, config["checkpoint_storage"])
-    return Mirror(remote, trial.checkpoints) if remote else None
+def _resume_trace(run: Run, built: BuiltTrial) -> ResumeTrace | None:
+    stops = run.purpose.forced_stops
+    if stops is None:
+        return None
+    from hpc_det.pytorch.state.resume_trace import ResumeTrace  # not imported in other trainings
 
-
-@contextmanager
-def _stops(
-    distributed: Distributed, signals: SignalPipe, line: Line | None, stop_class: type[StopAgreement] = StopAgreement
-) -> Iterator[StopAgreement]:
-    """Yield the agreement of the ranks to stop, which a signal or a message of the agent starts."""
-    stop = stop_class(distributed.messages)
-
-    def notice(deadline: float | None) -> None:
-        stop.deadline = deadline
-        give_notice(distributed.messages)
-
-    listener = StopListener(signals, line, notice)
-    try:
-        yield stop
-        distributed.barrier()
-    finally:
-        listener.close()
-        stop.close()
-
-
-class ShownLog(MetricsLog):
-    """A metrics log that also prints the metrics, for runs without a follower."""
-
-    def report(self, kind: str, steps: int, total: int, metrics: Mapping[str, Any], **facts: float) -> None:
-        super().report(kind, steps, total, metrics, **facts)
-        values = ", ".join(f"{name} {_short(value)}" for name, value in metrics.items())
-        print(f"hpc-det: {kind} at batch {steps} of {total}: {values}", flush=True)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    assert isinstance(run.stop, ForcedStop)
+    return ResumeTrace(built, run.stop, stops, run.folder, run.attempt)

@@ -6,28 +6,23 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import torch
-
 from hpc_det.checkpoint.retention import Policy
+from hpc_det.core.entry import in_job, outside_job, shared_new_folder
+from hpc_det.core.progress import Batch, TrainUnit, unit_from_config, unit_of
+from hpc_det.core.run import Run
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.distributed.rank_process import join_gang, note_error
-from hpc_det.distributed.rng import seed_everything
 from hpc_det.errors import UsageError, nearest, shown
-from hpc_det.node.process import SignalPipe
-from hpc_det.pytorch.loop.harness import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
-from hpc_det.pytorch.loop.run import Purpose, TrialRun, process_group
-from hpc_det.pytorch.loop.schedule import Batch, CheckpointPolicy, Schedule, TrainUnit, unit_from_config, unit_of
+from hpc_det.pytorch.loop.run import train
+from hpc_det.pytorch.loop.schedule import CheckpointPolicy, Schedule
 from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial import Trial, interface_problems
 from hpc_det.pytorch.trial.trial_context import TrialContext
-from hpc_det.search.sample import first_sample
 from hpc_det.store.attempt import Attempt
-from hpc_det.store.folders import TrialFolder
 
 Context = TypeVar("Context", bound=TrialContext)
 
@@ -35,7 +30,7 @@ Context = TypeVar("Context", bound=TrialContext)
 class TrainerContext(PyTorchTrialContext):
     """The context of a Trainer, which contains its run."""
 
-    def __init__(self, run: TrialRun) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__(run.spec, run.distributed, run.folder)
         self.run = run
 
@@ -65,7 +60,7 @@ def init(
     Raises UsageError if the script's process group has another rank or size than these variables.
     """
 
-    def new_context(run: TrialRun) -> TrainerContext:
+    def new_context(run: Run) -> TrainerContext:
         return TrainerContext(_aggregating(run, aggregation_frequency))
 
     with context_of_script(new_context, hparams, exp_conf, distributed, enable_tensorboard_logging) as context:
@@ -74,7 +69,7 @@ def init(
 
 @contextmanager
 def context_of_script(
-    new_context: Callable[[TrialRun], Context],
+    new_context: Callable[[Run], Context],
     hparams: dict[str, Any] | None,
     exp_conf: dict[str, Any] | None,
     distributed: Distributed | None,
@@ -85,7 +80,8 @@ def context_of_script(
     SystemExit with code 0 in the block is a success, and is raised again after all ranks have left.
     """
     leaving = None
-    with _in_job() if Attempt.is_in(os.environ) else _unmanaged(hparams or {}, exp_conf or {}, distributed) as run:
+    here = Attempt.is_in(os.environ)
+    with in_job() if here else outside_job(hparams or {}, exp_conf or {}, distributed, shared_new_folder) as run:
         context = new_context(run)
         context.set_enable_tensorboard_logging(enable_tensorboard_logging)
         try:
@@ -109,7 +105,7 @@ class Trainer:
         if problems := interface_problems(type(trial)):
             raise UsageError([f"{type(trial).__name__} {problem}" for problem in problems])
         run = getattr(context, "run", None)
-        if not isinstance(run, TrialRun):
+        if not isinstance(run, Run):
             raise UsageError("Trainer: the context is not from hpc_det.pytorch.init(); create it with that function")
         self._trial = trial
         self._context = context
@@ -172,7 +168,8 @@ class Trainer:
             kept=_kept(config),
         )
         _ = schedule.max_length.length  # raises for an impossible length, before training starts
-        run.train(
+        train(
+            run,
             self._trial,
             self._context,
             schedule.for_test() if test_mode else schedule,
@@ -225,82 +222,7 @@ def _kept(config: Mapping[str, Any]) -> Policy:
     return Policy.of({**without, **config.get("checkpoint_storage", {})})
 
 
-# --- where it runs
-
-
-@contextmanager
-def _in_job() -> Iterator[TrialRun]:
-    """Yield the run of this rank of a job. An exception in the block is recorded as its failure and raised again."""
-    if "RANK" not in os.environ:
-        os.environ.update(_rank_without_launcher(Attempt.from_env(os.environ)))
-    process = join_gang(os.environ)
-    try:
-        with TrialRun.of_attempt(process, os.environ) as run:
-            seed_everything(run.spec["trial_seed"])
-            yield run
-    except BaseException as error:
-        note_error(process.attempt, int(os.environ["RANK"]), error)
-        raise
-    process.report_exit(0)
-
-
-def _rank_without_launcher(attempt: Attempt) -> dict[str, str]:
-    """Return torchrun's variables for a script that is the entrypoint, which runs once on each node."""
-    if attempt.ranks_per_node > 1:
-        error = UsageError(
-            f"entrypoint: the script is started once on a node with {attempt.ranks_per_node} slots; start one for each "
-            f"slot with a launcher: `python3 -m hpc_det.launch.torch_distributed` before the script"
-        )
-        note_error(attempt, None, error)
-        raise error
-    return {
-        "RANK": str(attempt.node_rank),
-        "WORLD_SIZE": str(attempt.nodes),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": attempt.master_addr,
-        "MASTER_PORT": str(attempt.master_port),
-    }
-
-
-@contextmanager
-def _unmanaged(
-    hparams: dict[str, Any], exp_conf: dict[str, Any], distributed: Distributed | None
-) -> Iterator[TrialRun]:
-    distributed = distributed or Distributed.from_env(os.environ)
-    with closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals, process_group(distributed):
-        spec = {
-            "experiment_id": 0,
-            "trial_id": 0,
-            "trial_seed": distributed.broadcast_json(_seed(exp_conf)),
-            "hparams": hparams,
-            "config": exp_conf,
-        }
-        seed_everything(spec["trial_seed"])
-        test = Purpose.from_env(os.environ).test
-        with TrialRun.unmanaged(spec, _folder(distributed), distributed, signals, test=test) as run:
-            yield run
-
-
-def _seed(exp_conf: Mapping[str, Any]) -> int:
-    """Return the trial's seed, 0 to 2**31 - 1, from the experiment's seed or else from that of torch's generator.
-
-    The script may have seeded that generator.
-    """
-    seed = exp_conf.get("reproducibility", {}).get("experiment_seed")
-    return first_sample({}, seed).seed if seed is not None else torch.initial_seed() % 2**31
-
-
-def _folder(distributed: Distributed) -> TrialFolder:
-    path = None
-    if distributed.is_chief:
-        folder = new_folder()
-        announce(folder)
-        path = str(folder.path)
-    return TrialFolder(Path(distributed.broadcast_json(path)))
-
-
-def _aggregating(run: TrialRun, frequency: int | None) -> TrialRun:
+def _aggregating(run: Run, frequency: int | None) -> Run:
     if frequency is None:
         return run
     config = run.spec["config"]

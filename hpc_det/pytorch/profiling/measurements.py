@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_det.core.progress import Progress
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.node.files import make_folder
-from hpc_det.pytorch.loop.schedule import Progress
 from hpc_det.pytorch.profiling.system import BufferedLines, SystemMetrics
 from hpc_det.pytorch.profiling.timer import Timer, synchronized
 from hpc_det.pytorch.strategies.ddp import DataParallel

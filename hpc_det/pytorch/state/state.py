@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -27,8 +26,6 @@ from hpc_det.checkpoint.reading import is_in_memory
 from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.distributed.rng import rng_state
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.pytorch.data import Position
-from hpc_det.pytorch.loop.schedule import Progress
 from hpc_det.pytorch.state.sharded_tensors import StoredShards, likes_of, part_like
 from hpc_det.pytorch.strategies.ddp import DataParallel, shares_buffers
 from hpc_det.pytorch.strategies.parameters import modes, named_parameters, set_modes
@@ -37,7 +34,6 @@ from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial_context import TrialContext, parameters_of
 
 STATE_DICT = "state_dict.pth"
-PROGRESS = "progress.pth"
 MODELS = "models_state_dict"
 GRADIENTS = "gradients"
 
@@ -190,21 +186,6 @@ def keep_types(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Any]
             loaded = optimizer.state[parameter].get(name)
             if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
                 optimizer.state[parameter][name] = value.to(loaded.device, copy=True)
-
-
-# --- progress
-
-
-def progress_state(progress: Progress, ranks: int) -> dict[str, Any]:
-    """Return the content of progress.pth. `ranks`: the size of the gang."""
-    return {**asdict(progress), "ranks": ranks}
-
-
-def restored_progress(folder: Path) -> tuple[Progress, int]:
-    """Return the progress and the number of ranks of the saved gang."""
-    state = load(folder / PROGRESS)
-    ranks = state.pop("ranks")
-    return Progress(**{**state, "position": Position(**state["position"])}), ranks
 
 
 # --- what is open between two reports, of any kind of trial

@@ -14,13 +14,12 @@ import torch
 
 from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.checkpoint.content import check_loadable
+from hpc_det.core.progress import PROGRESS, Progress
 from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import Evaluation, TrainingData
-from hpc_det.pytorch.loop.schedule import Progress
 from hpc_det.pytorch.state.sharded_tensors import own_part, shard_file, shards_in, without_shards
 from hpc_det.pytorch.state.state import (
-    PROGRESS,
     STATE_DICT,
     model_state,
     rank_file,

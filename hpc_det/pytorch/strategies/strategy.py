@@ -16,11 +16,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from hpc_det.checkpoint.checkpoints import Put
+from hpc_det.core.progress import Progress
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.errors import UsageError, shown
 from hpc_det.pytorch.data import Evaluation, TrainingData
-from hpc_det.pytorch.loop.schedule import Progress
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.trial_context import TrialContext
 

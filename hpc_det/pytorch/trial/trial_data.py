@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpc_det.config.rank_variables import NO_WHOLE_BATCH
+from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data import DataLoader, Evaluation, Position, training_data, validation_data
+from hpc_det.pytorch.data import DataLoader, Evaluation, training_data, validation_data
 from hpc_det.pytorch.strategies.device import mapped
 from hpc_det.pytorch.trial.trial import BuiltTrial
 from hpc_det.pytorch.trial.trial_context import TrialContext

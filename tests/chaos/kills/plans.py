@@ -102,9 +102,7 @@ COMMITS = Time(
     ),
     rank=0,
 )
-ENDS = Time(
-    ("hpc_det.pytorch.loop.run:TrialRun.train", "hpc_det.distributed.collectives:Distributed.stop"), ends=HAS_FINISHED
-)
+ENDS = Time(("hpc_det.pytorch.loop.run:train", "hpc_det.distributed.collectives:Distributed.stop"), ends=HAS_FINISHED)
 IN_RANKS = (STARTS, TRAINS, VALIDATES, SAVES, COMMITS)
 
 IN_AGENT = Time(

@@ -12,10 +12,10 @@ import signal
 import socket
 import time
 
+from hpc_det.core.portable import Portable
 from hpc_det.distributed.preempt import StopAgreement
 from hpc_det.node.agent_socket import peer_of
 from hpc_det.pytorch import PyTorchCallback
-from hpc_det.pytorch.state.portable import Portable
 
 PATIENCE_S = 90
 """Seconds to wait for the effect of a signal. Less than a test waits for the training, so that its log shows which

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomSampler
 
+from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data import DataLoader, Position, training_data
+from hpc_det.pytorch.data import DataLoader, training_data
 from hpc_det.pytorch.data.batch_shapes import shape_of
 from tests.facts import refused, unnamed
 from tests.pytorch.data.gang import by_ranks

@@ -15,9 +15,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler
 
+from hpc_det.core.progress import Position
 from hpc_det.distributed.rng import seed_generators
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data import DataLoader, Position, TrainingData, training_data, validation_data
+from hpc_det.pytorch.data import DataLoader, TrainingData, training_data, validation_data
 from hpc_det.pytorch.data.order import epoch_order
 from hpc_det.pytorch.samplers import ReproducibleShuffleBatchSampler, ReproducibleShuffleSampler
 from tests.facts import refused

@@ -20,9 +20,10 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from hpc_det.core.progress import Position
 from hpc_det.distributed.rng import seed_generators
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data import DataLoader, Position, training_data
+from hpc_det.pytorch.data import DataLoader, training_data
 from tests.facts import refused
 
 

@@ -10,8 +10,9 @@ from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
+from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data import Counted, DataLoader, Position, TrainingData, training_data
+from hpc_det.pytorch.data import Counted, DataLoader, TrainingData, training_data
 from tests.facts import refused
 from tests.pytorch.data.gang import by_ranks
 from tests.pytorch.data.test_data_loader import Records

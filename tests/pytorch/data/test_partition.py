@@ -9,10 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import partition
 from hpc_det.pytorch.data.order import Drawn, Items, Records
-from hpc_det.pytorch.data.partition import ForTorch, OnePass, Position, Rest, Share, Stretch, TrainingBatches
+from hpc_det.pytorch.data.partition import ForTorch, OnePass, Rest, Share, Stretch, TrainingBatches
 from tests.facts import refused
 
 SIZES = st.integers(1, 5)

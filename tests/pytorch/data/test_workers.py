@@ -17,9 +17,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 from torch.utils.data._utils import worker
 
+from hpc_det.core.progress import Position
 from hpc_det.errors import HpcDetError
 from hpc_det.node.process import STOP_SIGNALS
-from hpc_det.pytorch.data import Position, workers
+from hpc_det.pytorch.data import workers
 from hpc_det.pytorch.data.external_loader import ExternalTraining
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit, end_workers, shield
 from tests.facts import refused, unnamed

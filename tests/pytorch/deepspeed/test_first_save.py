@@ -10,10 +10,10 @@ import pytest
 from torch import nn
 
 from hpc_det.distributed.collectives import Distributed
+from tests.core.test_saver import AT_THE_END, in_the_stall
 from tests.distributed.ranks import OnRanks
 from tests.pytorch.deepspeed.life import life_of
 from tests.pytorch.deepspeed.trials import InBf16, Zero
-from tests.pytorch.loop.test_checkpoint_saver import AT_THE_END, in_the_stall
 
 
 class Layered(Zero):

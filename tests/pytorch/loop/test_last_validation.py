@@ -10,9 +10,9 @@ import pytest
 from hpc_det.config.merge import merge
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
+from tests.core.test_saver import Disk, disk
 from tests.distributed.ranks import OnRanks
 from tests.facts import refused
-from tests.pytorch.loop.test_checkpoint_saver import Disk, disk
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
 __all__ = ["disk"]

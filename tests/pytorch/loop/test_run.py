@@ -13,11 +13,11 @@ import pytest
 import torch.distributed as dist
 
 from hpc_det.checkpoint.pinned_staging import PinnedStaging
+from hpc_det.core.run import process_group
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json
 from hpc_det.pytorch import Batch, Trainer, init
-from hpc_det.pytorch.loop.run import process_group
 from hpc_det.store.folders import TrialFolder
 from tests.distributed.ranks import OnRanks
 from tests.facts import refused, unnamed

@@ -6,10 +6,10 @@ import pytest
 
 from hpc_det.checkpoint.retention import Policy
 from hpc_det.config.merge import merge
+from hpc_det.core.progress import Position, Progress, period_from_config, unit_from_config
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import Batch, Epoch, TrainUnit
-from hpc_det.pytorch.data import Position
-from hpc_det.pytorch.loop.schedule import Progress, Schedule, period_from_config, unit_from_config
+from hpc_det.pytorch.loop.schedule import Schedule
 from tests.facts import refused
 from tests.pytorch.trials import CONFIG
 

@@ -24,8 +24,8 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rng import restore_rng, rng_state
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch import LRScheduler, PyTorchTrial
+from hpc_det.pytorch.loop.run import portable_of
 from hpc_det.pytorch.state.load import CheckpointLoadContext, load_trial_from_checkpoint_path
-from hpc_det.pytorch.state.portable import Portable
 from hpc_det.pytorch.state.state import stored_state
 from tests.facts import refused
 from tests.pytorch.trials import Life, StopAt, Tiny, differences
@@ -132,7 +132,7 @@ def saved(
         "hparams": {"width": 3},
         "config": {"data": {"at": "x"}},
     }
-    portable = Portable(spec, named, code_folder(path / "code", word, **more), is_trainer=is_trainer)
+    portable = portable_of(spec, named, code_folder(path / "code", word, **more), is_trainer=is_trainer)
     (path / "checkpoints").mkdir()
     files = {"state_dict.pth": state}
     uuid = CheckpointContext(path / "checkpoints", Distributed()).save(

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from hpc_det.core.run import Purpose, Run
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import ForcedStop
 from hpc_det.distributed.rng import seed_everything
-from hpc_det.pytorch.loop.run import Purpose, TrialRun
+from hpc_det.pytorch.loop import run as training
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view.resume_check import Comparison, causes, compare
@@ -36,10 +37,10 @@ SETTINGS: dict[str, Any] = {
 
 
 def train(distributed: Distributed, folder: TrialFolder, trial: str, stops: frozenset[int], attempt: int) -> str:
-    """Run an attempt as `TrialRun.of_attempt` and `train_by_name` do, and return how it ended."""
+    """Run an attempt as `Run.of_attempt` and `train_by_name` do, and return how it ended."""
     seed_everything(5)
     stop = ForcedStop(distributed.messages)
-    run = TrialRun(
+    run = Run(
         spec={"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {}, "config": SETTINGS},
         folder=folder,
         attempt=attempt,
@@ -49,11 +50,11 @@ def train(distributed: Distributed, folder: TrialFolder, trial: str, stops: froz
         purpose=Purpose(forced_stops=stops),
     )
     trial_class = getattr(leaky, trial)
-    context = run.new_context(trial_class)
+    context = training.new_context(run, trial_class)
     context.set_enable_tensorboard_logging(False)
     try:
         schedule = Schedule.from_config(SETTINGS, None)
-        return str(run.train(trial_class(context), context, schedule, is_trainer=False)["kind"])
+        return str(training.train(run, trial_class(context), context, schedule, is_trainer=False)["kind"])
     finally:
         stop.close()
 

@@ -22,12 +22,11 @@ from hpc_det.checkpoint.committed import CODE, LOAD_DATA, checksum, committed_at
 from hpc_det.checkpoint.damaged import repair_code
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.config.secrets import masked
+from hpc_det.core.progress import PROGRESS
 from hpc_det.errors import UsageError
 from hpc_det.node.disk import temporary_beside
 from hpc_det.node.files import flush_file, flush_folder, flush_tree, make_folders
 from hpc_det.node.json_files import read_json
-from hpc_det.pytorch.state.state import PROGRESS
-from hpc_det.pytorch.trial.trial import Trial, kind_of
 
 METADATA = "metadata.json"
 _IDENTITY = ("trial_seed", "experiment_id", "trial_id")
@@ -35,21 +34,18 @@ _IDENTITY = ("trial_seed", "experiment_id", "trial_id")
 
 
 class Portable:
-    """Writes these files into each checkpoint. Create one object per process, and call `write` on rank 0 only.
+    """Writes these files into each checkpoint. Create one object per process, and call `write` on rank 0 only."""
 
-    `spec` is the content of trial.json; `code` is None if the folder of the trial's code is unknown. Raises UsageError
-    if the hyperparameters or the configuration cannot be written as JSON.
-    """
+    def __init__(self, spec: Mapping[str, Any], code: Path | None, **trial: object) -> None:
+        """`spec`: content of trial.json. `code`: folder of the trial's code; None if it is unknown. `trial`: entries
+        of load_data.json that tell how to build the trial.
 
-    def __init__(
-        self, spec: Mapping[str, Any], trial_class: type[Trial], code: Path | None, *, is_trainer: bool
-    ) -> None:
+        Raises UsageError if the hyperparameters or the configuration cannot be written as JSON.
+        """
         self._code = code
         self._load_data = _json(
             {
-                "trial_type": kind_of(trial_class).__name__,
-                "trial_cls_spec": f"{trial_class.__module__}:{trial_class.__qualname__}",
-                "is_trainer": is_trainer,
+                **trial,
                 "experiment_config": _masked(spec["config"]),
                 **{name: spec[name] for name in ("hparams", *_IDENTITY)},
             }
@@ -77,14 +73,14 @@ class Portable:
         self._recorded = {name.removeprefix(f"{CODE}/"): entry for name, entry in checkpoint.code.items()}
         return found
 
-    def write(self, folder: Path, steps: int) -> dict[str, FileEntry]:
+    def write(self, folder: Path, steps: int, metadata: Mapping[str, Any] | None = None) -> dict[str, FileEntry]:
         """Add the files to the partial folder of a checkpoint at `steps` batches, and return the entries of those in
-        `code/`.
+        `code/`. `metadata`: further entries of metadata.json.
 
         These are durable and verified already, as the `finish` of `CheckpointContext.save` needs them.
         """
         (folder / LOAD_DATA).write_text(self._load_data, encoding="utf-8")
-        (folder / METADATA).write_text(_json(_metadata(steps)), encoding="utf-8")
+        (folder / METADATA).write_text(_json({**(metadata or {}), **_metadata(steps)}), encoding="utf-8")
         for name in self._entries:
             _place(self._kept / name, folder / CODE / name)
         return {f"{CODE}/{name}": entry for name, entry in self._entries.items()}

@@ -16,11 +16,12 @@ import torch
 from hpc_det.checkpoint import staging
 from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import Committed, checksum, committed
+from hpc_det.core import portable as portable_module
+from hpc_det.core.portable import Portable, keep_code
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchTrial
-from hpc_det.pytorch.state import portable as portable_module
-from hpc_det.pytorch.state.portable import Portable, keep_code
+from hpc_det.pytorch.loop.run import portable_of
 from tests.facts import refused
 from tests.pytorch.trials import Life, StopAt
 
@@ -65,12 +66,12 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def test_it_says_what_the_trial_was_built_with(tmp_path: Path) -> None:
-    checkpoint = saved(tmp_path / "checkpoints", Portable(SPEC, Outer.Trial, None, is_trainer=False))
+    checkpoint = saved(tmp_path / "checkpoints", portable_of(SPEC, Outer.Trial, None, is_trainer=False))
     assert checkpoint.damage() == []
     assert set(checkpoint.files) == {"a.pth", "load_data.json", "metadata.json"}
     assert json.loads((checkpoint.path / "load_data.json").read_text()) == {
         "trial_type": "PyTorchTrial",
-        "trial_cls_spec": "tests.pytorch.state.test_portable:Outer.Trial",
+        "trial_cls_spec": "tests.core.test_portable:Outer.Trial",
         "is_trainer": False,
         "experiment_config": {
             "data": {"url": "s3://x", "secrets": {"access_key": "********"}},
@@ -94,7 +95,7 @@ def test_it_says_what_the_trial_was_built_with(tmp_path: Path) -> None:
     [{}, {"data": None, "environment": None}, {"environment": {"image": "x"}}, {"searcher": {"metric": "loss"}}],
 )
 def test_a_script_may_give_any_part_of_a_configuration(tmp_path: Path, config: dict[str, Any]) -> None:
-    Portable({**SPEC, "config": config}, Outer.Trial, None, is_trainer=True).write(tmp_path, 1)
+    portable_of({**SPEC, "config": config}, Outer.Trial, None, is_trainer=True).write(tmp_path, 1)
     about = json.loads((tmp_path / "load_data.json").read_text())
     assert about["is_trainer"] is True
     assert about["experiment_config"].get("searcher") == config.get("searcher")
@@ -102,11 +103,11 @@ def test_a_script_may_give_any_part_of_a_configuration(tmp_path: Path, config: d
 
 def test_what_json_cannot_hold_is_refused_before_training() -> None:
     with refused(UsageError, "JSON", "PosixPath"):
-        Portable({**SPEC, "hparams": {"data": Path("/data")}}, Outer.Trial, None, is_trainer=True)
+        portable_of({**SPEC, "hparams": {"data": Path("/data")}}, Outer.Trial, None, is_trainer=True)
 
 
 def test_a_callback_may_add_to_the_metadata(tmp_path: Path) -> None:
-    portable = Portable(SPEC, Outer.Trial, None, is_trainer=False)
+    portable = portable_of(SPEC, Outer.Trial, None, is_trainer=False)
 
     def finish(folder: Path) -> Any:
         known = portable.write(folder, 40)
@@ -125,14 +126,14 @@ def test_a_callback_may_add_to_the_metadata(tmp_path: Path) -> None:
 
 
 def test_checkpoints_take_the_code_along(tmp_path: Path, code: Path) -> None:
-    checkpoint = saved(tmp_path / "checkpoints", Portable(SPEC, Outer.Trial, code, is_trainer=False))
+    checkpoint = saved(tmp_path / "checkpoints", portable_of(SPEC, Outer.Trial, code, is_trainer=False))
     assert files(checkpoint.path / "code") == files(code)
     assert {"code/model_def.py", "code/models/net.py"} <= set(checkpoint.files)
     assert checkpoint.damage() == []
 
 
 def test_checkpoints_share_their_code_files(tmp_path: Path, code: Path) -> None:
-    portable = Portable(SPEC, Outer.Trial, code, is_trainer=False)
+    portable = portable_of(SPEC, Outer.Trial, code, is_trainer=False)
     first, second = (saved(tmp_path / "checkpoints", portable, steps) for steps in (10, 20))
     net = [checkpoint.path / "code" / "models" / "net.py" for checkpoint in (first, second)]
     assert net[0].samefile(net[1])
@@ -150,7 +151,7 @@ def test_the_code_is_read_and_flushed_once(tmp_path: Path, code: Path, monkeypat
 
     monkeypatch.setattr(portable_module, "checksum", noted)
     monkeypatch.setattr(staging, "checksum", noted)
-    portable = Portable(SPEC, Outer.Trial, code, is_trainer=False)
+    portable = portable_of(SPEC, Outer.Trial, code, is_trainer=False)
     for steps in (10, 20):
         saved(tmp_path / "checkpoints", portable, steps)
     assert sorted(read) == sorted(["model_def.py", "net.py", *["load_data.json", "metadata.json"] * 2])
@@ -163,7 +164,7 @@ def test_where_there_are_no_hard_links_files_are_copied(
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(os, "link", no_links)
-    portable = Portable(SPEC, Outer.Trial, code, is_trainer=False)
+    portable = portable_of(SPEC, Outer.Trial, code, is_trainer=False)
     first, second = (saved(tmp_path / "checkpoints", portable, steps) for steps in (10, 20))
     assert files(first.path / "code") == files(second.path / "code") == files(code)
     assert not (first.path / "code" / "model_def.py").samefile(second.path / "code" / "model_def.py")
@@ -178,9 +179,9 @@ def test_what_the_trial_does_in_its_folder_harms_no_checkpoint(tmp_path: Path, c
         file.write("\n# a trial that writes into a file that was submitted")
     (code / "data").mkdir()
     (code / "data" / "downloaded.bin").write_text("much")
-    first = saved(tmp_path / "checkpoints", Portable(SPEC, Outer.Trial, code, is_trainer=False))
+    first = saved(tmp_path / "checkpoints", portable_of(SPEC, Outer.Trial, code, is_trainer=False))
     (code / "model_def.py").write_text("again")
-    later = saved(tmp_path / "checkpoints", Portable(SPEC, Outer.Trial, code, is_trainer=False), 50)
+    later = saved(tmp_path / "checkpoints", portable_of(SPEC, Outer.Trial, code, is_trainer=False), 50)
     for checkpoint in (first, later):
         assert files(checkpoint.path / "code") == before
         assert checkpoint.damage() == []

@@ -1,4 +1,4 @@
-"""The saves of one attempt: the content of a checkpoint, and what follows its commit.
+"""The saves of one attempt: when a checkpoint is written, and what follows its commit.
 
 Training waits only for the copy of the state. The write continues in the background and is settled at a later batch,
 the same one on all ranks; at most one save is in flight.
@@ -12,20 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
 from hpc_det.checkpoint.retention import RESUME_DEPTH, Policy
 from hpc_det.checkpoint.save_schedule import LastSave, SaveSchedule
 from hpc_det.checkpoint.seals import FileEntry
-from hpc_det.distributed.metrics import MetricsLog, MetricWindow
+from hpc_det.core.progress import PROGRESS, Progress, progress_state
+from hpc_det.core.search import Search
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import StopAgreement
 from hpc_det.distributed.rng import unchanged_generators
-from hpc_det.pytorch.loop.schedule import Progress, Schedule
-from hpc_det.pytorch.loop.search import Search
-from hpc_det.pytorch.state.portable import Portable
-from hpc_det.pytorch.state.state import PROGRESS, progress_state
-from hpc_det.pytorch.trial.callback import Callbacks
-from hpc_det.pytorch.trial.trial import BuiltTrial
 
 WAIT_S = 2.0
 """Seconds to wait for a save in flight before the next one is postponed to a later batch.
@@ -34,24 +32,49 @@ Most disks commit a checkpoint in this time.
 """
 
 
+class Content(Protocol):
+    """The content of a training's checkpoints, on one rank."""
+
+    writes: bool
+    """True if each rank writes files with `write`, besides those of `files`."""
+    sees_files: bool
+    """True if `finish` or `write` of this rank must see the files before the commit, while training waits."""
+
+    def expected(self) -> list[Any]:
+        """Return the content of a later save, for the allocation of memory."""
+        ...
+
+    def files(self) -> dict[str, Any]:
+        """Return what this rank saves with torch.save, by file name."""
+        ...
+
+    def write(self, folder: Path, put: Put) -> None:
+        """Write more of this rank's state into the partial folder of a checkpoint, directly or with `put`."""
+        ...
+
+    def finish(self, folder: Path, steps: int) -> Mapping[str, FileEntry]:
+        """Add rank 0's files to the partial folder when all ranks have written, and return entries of flushed ones."""
+        ...
+
+    def committed(self, uuid: str) -> None:
+        """Take note of a save that is committed and settled; called on all ranks at the same batch."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
-    """Settings for saving and keeping the checkpoints of a trial."""
+    """Settings for saving and keeping the checkpoints of a training."""
 
     checkpoints: CheckpointContext
     """The checkpoints on disk."""
     save_schedule: SaveSchedule
-    """Decides when to save, besides the periods of the schedule."""
-    portable: Portable
-    """Adds the files with which a checkpoint can be loaded outside the experiment."""
-    retention: Callable[[], Policy] | None = None
-    """Returns the current retention policy of the experiment; None uses the schedule's policy."""
+    """Decides when to save, besides the periods of the configuration."""
+    retention: Callable[[], Policy]
+    """Returns the current retention policy."""
+    smaller_is_better: bool = True
+    """Which validations retention takes for the best."""
     asynchronous: bool = True
-    """True if training continues while a checkpoint is written.
-
-    A callback of any rank that overrides `on_checkpoint_write_end` disables this, since it must see the files before
-    the commit.
-    """
+    """True if training continues while a checkpoint is written. `Content.sees_files` of any rank disables this."""
 
 
 class CheckpointSaver:
@@ -59,35 +82,29 @@ class CheckpointSaver:
 
     def __init__(
         self,
-        built: BuiltTrial,
+        content: Content,
         checkpointing: Checkpointing,
-        schedule: Schedule,
+        distributed: Distributed,
         *,
         progress: Progress,
         search: Search,
-        callbacks: Callbacks,
-        window: MetricWindow,
         log: MetricsLog,
+        never: bool = False,
     ) -> None:
-        """`progress` and `window` belong to the loop and change as it trains. With `schedule.only_trains` nothing is
-        saved.
-        """
-        self._strategy = built.strategy
-        self._distributed = built.context.distributed
+        """`progress` belongs to the loop and changes as it trains. `never`: nothing is saved."""
+        self._content = content
+        self._distributed = distributed
         self._checkpoints = checkpointing.checkpoints
         self._progress = progress
         self._search = search
-        self._callbacks = callbacks
-        self._window = window
         self._save_schedule = checkpointing.save_schedule
-        self._portable = checkpointing.portable
-        self._retention = checkpointing.retention or (lambda: schedule.kept)
+        self._retention = checkpointing.retention
         self._log = log
-        self._smaller_is_better = schedule.smaller_is_better
-        # Ranks may have callbacks of their own, and all must save in the same way.
-        sees_files = self._distributed.gather_json(callbacks.overrides("on_checkpoint_write_end"))
+        self._smaller_is_better = checkpointing.smaller_is_better
+        # Ranks may differ in what must see the files, and all must save in the same way.
+        sees_files = self._distributed.gather_json(content.sees_files)
         self._asynchronous = checkpointing.asynchronous and not any(sees_files)
-        self._never = schedule.only_trains
+        self._never = never
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, of the last checkpoint, which may still be in flight."""
         self.is_postponed = False
@@ -119,7 +136,7 @@ class CheckpointSaver:
         if steps >= self.next_expectation:
             self.next_expectation = 2 * steps - self._first
             with unchanged_generators():
-                self._checkpoints.allocate(*self._strategy.expected(self._callbacks, self._window))
+                self._checkpoints.allocate(*self._content.expected())
 
     def save(self, *, is_provisional: bool = False) -> None:
         """Start a save and return when training may continue; the checkpoint is committed when the save is settled.
@@ -132,14 +149,14 @@ class CheckpointSaver:
         self.is_postponed = False
         save = self._checkpoints.begin if self._asynchronous else self._checkpoints.save
         with unchanged_generators():
-            files = self._strategy.files(self._callbacks, self._window)
+            files = self._content.files()
             if self._distributed.is_chief:
                 files[PROGRESS] = progress_state(self._progress, self._distributed.size)
             steps = self._progress.steps
             finish = partial(self._finish, steps=steps)
             then = self._save_schedule.save_committed if is_provisional else self._after_commit()
             self._is_provisional = is_provisional
-            write = self._write if self._strategy.saves_on_every_rank else None
+            write = self._content.write if self._content.writes else None
             self._uuid = save(steps, files, finish, write=write, then=then)
         self._saved = self._reached()
         self._save_schedule.training_goes_on()
@@ -203,16 +220,9 @@ class CheckpointSaver:
         """
         return self._progress.steps, self._progress.validated
 
-    def _write(self, folder: Path, put: Put) -> None:
-        self._strategy.write(folder, put)
-        self._callbacks.call("on_checkpoint_write_end", str(folder))
-
     def _finish(self, folder: Path, steps: int) -> Mapping[str, FileEntry]:
         self._log.flush()  # a resumed run does not report again what came before the checkpoint
-        entries = self._portable.write(folder, steps)
-        if not self._strategy.saves_on_every_rank:
-            self._callbacks.call("on_checkpoint_write_end", str(folder))
-        return entries
+        return self._content.finish(folder, steps)
 
     def _after_commit(self) -> Callable[[], None]:
         """Return the function that rank 0 calls after the commit, in the thread that writes the checkpoint."""
@@ -225,9 +235,9 @@ class CheckpointSaver:
         return work
 
     def _ends(self) -> None:
-        """Call the callbacks for a committed save, and record its times."""
+        """Report a committed save to the content, and record its times."""
         with unchanged_generators():
-            self._callbacks.call("on_checkpoint_upload_end", self._uuid)
+            self._content.committed(self._uuid)
         self._save_schedule.save_ends(self._progress.steps, self._checkpoints.saved)
 
     def _prune(self, validations: Mapping[int, float], to_resume_from: int = 0) -> None:

@@ -17,9 +17,9 @@ from hpc_det.checkpoint import checkpoints as checkpoints_module
 from hpc_det.checkpoint.committed import Committed, committed, committed_at
 from hpc_det.checkpoint.pinned_staging import _Chunk
 from hpc_det.checkpoint.retention import Policy
+from hpc_det.core import saver
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch import PyTorchCallback, PyTorchTrialContext
-from hpc_det.pytorch.loop import checkpoint_saver
 from hpc_det.store.save_times import read_each_save, read_saves, write_save
 from tests.checkpoint.saved import save
 from tests.distributed.ranks import OnRanks
@@ -236,7 +236,7 @@ class OnVerySlowDisk(Tiny):
 def test_a_periodic_save_is_postponed_while_the_one_before_is_written(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_saver, "WAIT_S", 0.0)
+    monkeypatch.setattr(saver, "WAIT_S", 0.0)
     OnVerySlowDisk.disk = disk
     undisturbed, life = (
         Life.begin(tmp_path / name, kind, **EVERY_7) for name, kind in (("undisturbed", Tiny), ("life", OnVerySlowDisk))
@@ -254,7 +254,7 @@ def test_a_checkpoint_of_just_this_batch_is_waited_for(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example the best checkpoint: a later one would not have its weights."""
-    monkeypatch.setattr(checkpoint_saver, "WAIT_S", 0.0)
+    monkeypatch.setattr(saver, "WAIT_S", 0.0)
     life = Life.begin(tmp_path, **{**EVERY_7, "checkpoint_policy": "all"}, min_validation_period={"batches": 8})
     threading.Timer(0.2, disk.go.set).start()
     life.attempt()
@@ -265,14 +265,14 @@ def test_nothing_is_flushed_or_made_on_the_disk_while_training_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_save, seen = threading.Event(), list[str]()
-    save = checkpoint_saver.CheckpointSaver.save
+    save = saver.CheckpointSaver.save
 
     def noted_save(*args: Any, **settings: Any) -> None:
         in_save.set()
         save(*args, **settings)
         in_save.clear()
 
-    monkeypatch.setattr(checkpoint_saver.CheckpointSaver, "save", noted_save)
+    monkeypatch.setattr(saver.CheckpointSaver, "save", noted_save)
     for name in ("fsync", "mkdir"):
         call = getattr(os, name)
 

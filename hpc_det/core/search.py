@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpc_det.core.progress import Progress
 from hpc_det.distributed.metrics import scalar
 from hpc_det.distributed.searcher import SearcherContext
 from hpc_det.errors import UsageError, nearest
-from hpc_det.pytorch.loop.schedule import Progress, Schedule
 from hpc_det.search.method import better
 
 
 class Search:
     """The search as a trial sees it. All ranks call each method at the same batch."""
 
-    def __init__(self, searcher: SearcherContext | None, schedule: Schedule) -> None:
-        """`searcher` is None for a run without a search, which ends at the length of its configuration."""
+    def __init__(
+        self, searcher: SearcherContext | None, *, sets_length: bool, metric: str | None, smaller_is_better: bool
+    ) -> None:
+        """`searcher` is None for a run without a search, which ends at the length of its configuration.
+
+        `sets_length`: whether the search determines how long the trial trains. `metric`: the validation metric that
+        the search compares; None: none.
+        """
         self._searcher = searcher
-        self._sets_length = schedule.search_unit is not None
-        self._metric = schedule.metric
-        self._smaller_is_better = schedule.smaller_is_better
+        self._sets_length = sets_length
+        self._metric = metric
+        self._smaller_is_better = smaller_is_better
         self.validations: dict[int, float] = {}
         """Values of the searcher's metric by number of batches."""
         self.improved = False

@@ -1,0 +1,1 @@
+"""The public Core API: what any training loop needs to hear a stop, save, resume, report and search."""

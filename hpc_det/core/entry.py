@@ -1,0 +1,118 @@
+"""Where a script's training runs: as a rank of a job, or outside of one, under torchrun or in one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpc_det.core.run import Purpose, Run, process_group
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.rank_process import join_gang, note_error
+from hpc_det.distributed.rng import seed_everything
+from hpc_det.errors import UsageError
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe
+from hpc_det.search.sample import first_sample
+from hpc_det.store.attempt import Attempt
+from hpc_det.store.experiments import state_root
+from hpc_det.store.folders import TrialFolder
+
+STOP_SIGNALS_BUT_INTERRUPT = [number for number in STOP_SIGNALS if number != signal.SIGINT]
+"""Signals that stop a run without a job. Ctrl-C is not among them, since it must end an interactive run at once."""
+
+
+@contextmanager
+def in_job() -> Iterator[Run]:
+    """Yield the run of this rank of a job. An exception in the block is recorded as its failure and raised again."""
+    if "RANK" not in os.environ:
+        os.environ.update(_rank_without_launcher(Attempt.from_env(os.environ)))
+    process = join_gang(os.environ)
+    try:
+        with Run.of_attempt(process, os.environ) as run:
+            seed_everything(run.spec["trial_seed"])
+            yield run
+    except BaseException as error:
+        note_error(process.attempt, int(os.environ["RANK"]), error)
+        raise
+    process.report_exit(0)
+
+
+def _rank_without_launcher(attempt: Attempt) -> dict[str, str]:
+    """Return torchrun's variables for a script that is the entrypoint, which runs once on each node."""
+    if attempt.ranks_per_node > 1:
+        error = UsageError(
+            f"entrypoint: the script is started once on a node with {attempt.ranks_per_node} slots; start one for each "
+            f"slot with a launcher: `python3 -m hpc_det.launch.torch_distributed` before the script"
+        )
+        note_error(attempt, None, error)
+        raise error
+    return {
+        "RANK": str(attempt.node_rank),
+        "WORLD_SIZE": str(attempt.nodes),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": attempt.master_addr,
+        "MASTER_PORT": str(attempt.master_port),
+    }
+
+
+@contextmanager
+def outside_job(
+    hparams: dict[str, Any],
+    config: dict[str, Any],
+    distributed: Distributed | None,
+    folder: Callable[[Distributed], TrialFolder],
+) -> Iterator[Run]:
+    """Yield the run of a script that no job has started. `folder` is called on all ranks, in the process group."""
+    distributed = distributed or Distributed.from_env(os.environ)
+    with closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals, process_group(distributed):
+        spec = {
+            "experiment_id": 0,
+            "trial_id": 0,
+            "trial_seed": distributed.broadcast_json(_seed(config)),
+            "hparams": hparams,
+            "config": config,
+        }
+        seed_everything(spec["trial_seed"])
+        test = Purpose.from_env(os.environ).test
+        with Run.unmanaged(spec, folder(distributed), distributed, signals, test=test) as run:
+            yield run
+
+
+def _seed(config: Mapping[str, Any]) -> int:
+    """Return the trial's seed, 0 to 2**31 - 1, from the experiment's seed or else from that of torch's generator.
+
+    The script may have seeded that generator.
+    """
+    seed = config.get("reproducibility", {}).get("experiment_seed")
+    return first_sample({}, seed).seed if seed is not None else torch.initial_seed() % 2**31
+
+
+def shared_new_folder(distributed: Distributed) -> TrialFolder:
+    """Return a new folder for a run without a job, the same on all ranks."""
+    path = None
+    if distributed.is_chief:
+        folder = new_folder()
+        announce(folder)
+        path = str(folder.path)
+    return TrialFolder(Path(distributed.broadcast_json(path)))
+
+
+def new_folder() -> TrialFolder:
+    """Create and return a folder below the state root for a run without a job."""
+    parent = state_root(os.environ) / "local"
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = TrialFolder(Path(tempfile.mkdtemp(prefix=datetime.now().strftime("%Y%m%d-%H%M%S-"), dir=parent)))
+    folder.checkpoints.mkdir(mode=0o700)
+    return folder
+
+
+def announce(folder: TrialFolder) -> None:
+    print(f"hpc-det: checkpoints and metrics are in {folder.path}", flush=True)
