@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from hpc_det.core.state_dicts import parameters_of
 from hpc_det.distributed.preempt import ForcedStop
 from hpc_det.distributed.rng import rng_state
 from hpc_det.node.files import make_folder
@@ -27,7 +28,6 @@ from hpc_det.node.json_files import append_line
 from hpc_det.pytorch.state.fingerprint import Texts, attributes, is_users, some_texts_of, tensor_text, texts_of
 from hpc_det.pytorch.strategies.strategy import Trained
 from hpc_det.pytorch.trial.trial import BuiltTrial
-from hpc_det.pytorch.trial.trial_context import parameters_of
 from hpc_det.store.attempt import request_stop
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.trace_names import ATTRIBUTE, GLOBAL, LOADER

@@ -2,7 +2,7 @@
 
 state_dict.pth    models_state_dict, optimizers_state_dict, lr_schedulers_state_dict, callbacks    rank 0
                   and, with scaled losses, scaler_state_dict
-shard-R.pth       parts of sharded models: see hpc_det.pytorch.state.sharded_tensors               each rank
+shard-R.pth       parts of sharded models: see hpc_det.core.sharded_tensors                        each rank
 progress.pth      batches, position, validation state, number of ranks                             rank 0
 rank-R.pth        random generators, gradients before their optimizer step, metrics and reducers   each rank
                   since the last report, lengths of event files, frozen and eval modes, buffers
@@ -11,7 +11,6 @@ rank-R.pth        random generators, gradients before their optimizer step, metr
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,16 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from hpc_det.checkpoint.content import load, read
 from hpc_det.checkpoint.reading import is_in_memory
+from hpc_det.core.sharded_tensors import StoredShards, likes_of, part_like
+from hpc_det.core.state_dicts import load_model, restore
 from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.distributed.rng import rng_state
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.pytorch.state.sharded_tensors import StoredShards, likes_of, part_like
 from hpc_det.pytorch.strategies.ddp import DataParallel, shares_buffers
 from hpc_det.pytorch.strategies.parameters import modes, named_parameters, set_modes
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
-from hpc_det.pytorch.trial.trial_context import TrialContext, parameters_of
+from hpc_det.pytorch.trial.trial_context import TrialContext
 
 STATE_DICT = "state_dict.pth"
 MODELS = "models_state_dict"
@@ -123,40 +123,13 @@ def restore_models(state: dict[str, Any], context: PyTorchTrialContext, where: P
     shards = StoredShards(where, context.distributed.rank)
     for key, owners in _owners(context).items():
         for k, owner in enumerate(owners):
-            _restore(owner, shards.fitted(state[key][k], f"{key}/{k}", likes_of(owner, f"{key}/{k}")))
+            restore(owner, shards.fitted(state[key][k], f"{key}/{k}", likes_of(owner, f"{key}/{k}")))
     parameters = dict(named_parameters(context.models))
     likes = {f"{GRADIENTS}/{name}": parameter for name, parameter in parameters.items()}
     for name, gradient in shards.fitted(state.get(GRADIENTS, {}), GRADIENTS, likes).items():
         parameters[name].grad = gradient.to(parameters[name].device)
     if context.precision.scaler and "scaler_state_dict" in state:
-        _restore(context.precision.scaler, state["scaler_state_dict"])
-
-
-def _restore(owner: Any, content: dict[str, Any]) -> None:
-    """Restore an object from copies of `content`, which may be in a mapped file that is deleted later."""
-    if isinstance(owner, torch.nn.Module):
-        _load_model(owner, content)
-    elif isinstance(owner, torch.optim.Optimizer):
-        owner.load_state_dict(content)  # copies tensors to the GPU; on the CPU it keeps those of `content`
-        for state in owner.state.values():
-            state.update({name: copy.deepcopy(value) for name, value in state.items() if not _is_on_gpu(value)})
-        keep_types(owner, content.get("state", {}))
-    else:
-        owner.load_state_dict(copy.deepcopy(content))
-
-
-def _load_model(model: torch.nn.Module, content: dict[str, Any]) -> None:
-    """Copy the state into the parameters and buffers. Extra state, which modules keep as it is, is copied first."""
-    named = *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
-    loaded = {name for name, _ in named}
-    kept = {name: copy.deepcopy(value) for name, value in content.items() if name not in loaded}
-    own = copy.copy(content)  # keeps `_metadata`, the versions of the modules, which a new dict would lack
-    own.update(kept)
-    model.load_state_dict(own)
-
-
-def _is_on_gpu(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_cuda
+        restore(context.precision.scaler, state["scaler_state_dict"])
 
 
 def restore_weights(state: dict[str, Any], context: PyTorchTrialContext, where: Path) -> None:
@@ -166,7 +139,7 @@ def restore_weights(state: dict[str, Any], context: PyTorchTrialContext, where: 
         raise UsageError(f"{where / STATE_DICT}: contains {len(stored)} models, but the trial wraps {len(models)}")
     for k, (model, content) in enumerate(zip(models, stored, strict=True)):
         try:
-            _load_model(model, shards.fitted(content, f"{MODELS}/{k}", likes_of(model, f"{MODELS}/{k}")))
+            load_model(model, shards.fitted(content, f"{MODELS}/{k}", likes_of(model, f"{MODELS}/{k}")))
         except RuntimeError as error:
             raise UsageError(f"{where / STATE_DICT}: the weights do not fit the trial's model: {error}") from None
 
@@ -177,15 +150,6 @@ def _owners(context: PyTorchTrialContext) -> dict[str, list[Any]]:
         "optimizers_state_dict": [*context.optimizers],
         "lr_schedulers_state_dict": [*context.lr_schedulers],
     }
-
-
-def keep_types(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Any]]) -> None:
-    """Restore the types of the state, most of which load_state_dict casts to the types of the parameters."""
-    for number, parameter in enumerate(parameters_of(optimizer)):
-        for name, value in saved.get(number, {}).items():
-            loaded = optimizer.state[parameter].get(name)
-            if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
-                optimizer.state[parameter][name] = value.to(loaded.device, copy=True)
 
 
 # --- what is open between two reports, of any kind of trial

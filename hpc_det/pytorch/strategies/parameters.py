@@ -13,8 +13,8 @@ import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from hpc_det.core.sharded_tensors import is_sharded_tensor
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.state.sharded_tensors import is_sharded_tensor
 
 _SHOWN = 3
 

@@ -15,10 +15,11 @@ import torch
 from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.checkpoint.content import check_loadable
 from hpc_det.core.progress import PROGRESS, Progress
+from hpc_det.core.sharded_tensors import own_part, shard_file, shards_in, without_shards
+from hpc_det.core.state_dicts import parameters_of
 from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import Evaluation, TrainingData
-from hpc_det.pytorch.state.sharded_tensors import own_part, shard_file, shards_in, without_shards
 from hpc_det.pytorch.state.state import (
     STATE_DICT,
     model_state,
@@ -36,7 +37,7 @@ from hpc_det.pytorch.strategies.parameters import is_sharded, reshard
 from hpc_det.pytorch.strategies.strategy import Trained, make_data_parallel_mpu, numbered
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
-from hpc_det.pytorch.trial.trial_context import TrialContext, parameters_of
+from hpc_det.pytorch.trial.trial_context import TrialContext
 
 if TYPE_CHECKING:
     from hpc_det.pytorch.trial.trial import PyTorchTrial

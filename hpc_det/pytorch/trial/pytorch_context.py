@@ -10,13 +10,14 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from hpc_det.core.state_dicts import parameters_of
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.strategies.amp import Precision
 from hpc_det.pytorch.strategies.ddp import DataParallel, data_parallel, synchronized_batch_norm
 from hpc_det.pytorch.strategies.fusion import FusionTuner
 from hpc_det.pytorch.strategies.parameters import Unshared, is_sharded, obstacles
-from hpc_det.pytorch.trial.trial_context import TrialContext, parameters_of
+from hpc_det.pytorch.trial.trial_context import TrialContext
 from hpc_det.store.folders import TrialFolder
 
 Model = TypeVar("Model", bound=torch.nn.Module)

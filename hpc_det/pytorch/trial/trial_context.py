@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import torch
-
 from hpc_det.config.rank_variables import TrainsOn
+from hpc_det.core.tensorboard import Profiler, TensorBoard
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, nearest
 from hpc_det.pytorch.strategies.device import ToDevice, prefetched
 from hpc_det.pytorch.trial.reducer import MetricReducer, Reducers
-from hpc_det.pytorch.trial.tensorboard import Profiler, TensorBoard
 from hpc_det.search.sample import sample
 from hpc_det.store.folders import TrialFolder
 
@@ -347,8 +345,3 @@ def _known(value: Known | None) -> Known:
     if value is None:
         raise UsageError("the numbers of batches and epochs are not known before training starts; read them later")
     return value
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """Return the parameters of all groups of an optimizer, in order."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

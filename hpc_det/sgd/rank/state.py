@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 
 from hpc_det.checkpoint.content import read
+from hpc_det.core.state_dicts import keep_types
 from hpc_det.distributed.sealed import SealedGroup
 from hpc_det.errors import UsageError
 from hpc_det.node.disk import temporary_beside
 from hpc_det.node.files import flush_folder
-from hpc_det.pytorch.state.state import keep_types
 from hpc_det.pytorch.strategies.ddp import shares_buffers
 from hpc_det.pytorch.strategies.device import mapped
 from hpc_det.sgd.operator.options import Amp

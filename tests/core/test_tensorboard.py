@@ -21,10 +21,10 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.summary.writer import event_file_writer  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
+from hpc_det.core.tensorboard import Profiler, TensorBoard
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchTrialContext
-from hpc_det.pytorch.trial.tensorboard import Profiler, TensorBoard
 from hpc_det.store.folders import TrialFolder
 from tests.distributed.ranks import OnRanks
 from tests.facts import refused, warned
@@ -228,7 +228,7 @@ def test_without_tensorboard_reports_are_left_out_and_a_writer_says_how_to_insta
 
 @pytest.mark.integration
 def test_the_module_itself_loads_no_tensorboard() -> None:
-    code = "import hpc_det.pytorch.trial.tensorboard, sys\n"
+    code = "import hpc_det.core.tensorboard, sys\n"
     code += "print(any(name.startswith('tensorboard') for name in sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 

@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from hpc_det.checkpoint.content import read
+from hpc_det.core.state_dicts import parameters_of
 from hpc_det.errors import HpcDetError
-from hpc_det.pytorch.trial.trial_context import parameters_of
 
 Shards = dict[str, dict[str, Any]]
 """Content of one shard-R.pth."""
