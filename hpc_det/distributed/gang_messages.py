@@ -106,6 +106,10 @@ class GangMessages:
             self._wait(kind, [0], what, limit_s, is_it, go_on)
             return self._values[kind][0]
 
+    def latest(self, kind: str) -> dict[int, Any]:
+        """Return the latest value of this kind by sender. Call it with the messages locked, as `go_on` is called."""
+        return self._values.get(kind, {})
+
     def arrivals(self, kind: str) -> int:
         """Return how many messages of this kind this rank has received."""
         with self._changed:

@@ -1,0 +1,100 @@
+"""Meetings: the calls that every rank of a gang makes, in the same order.
+
+A loop that makes such a call on one rank only would hang in a collective without naming the cause. So before each of
+them all ranks send rank 0 what they are about to do. If that differs, every rank raises an error that names the ranks
+and their calls. Messages are used, not collectives, because a rank that is elsewhere may be in a collective of the
+training.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hpc_det.distributed.gang_messages import GangMessages
+from hpc_det.errors import HpcDetError, UsageError
+
+LONGEST_S = 24 * 3600.0
+"""Seconds that ranks wait for the last one; one rank may do long work alone, such as an evaluation."""
+NOTE_S = 60.0
+"""Seconds after which rank 0 prints which ranks have not called yet."""
+_CALL, _VERDICT = "core call", "core verdict"
+
+
+class Meetings:
+    """One rank's part in the meetings. `ticks` returns how often this rank has asked whether to stop."""
+
+    def __init__(self, messages: GangMessages, ticks: Callable[[], int]) -> None:
+        self._messages = messages
+        self._ticks = ticks
+        self._number = 0
+
+    def meet(self, call: str, *, failed: bool = False) -> None:
+        """Wait until every rank makes its next call, and raise UsageError if the calls differ.
+
+        `failed`: this rank cannot take part, because an exception is under way; the other ranks then raise HpcDetError.
+        """
+        if self._messages.size == 1:
+            return
+        self._number += 1
+        number = self._number
+        self._messages.to_rank_0(_CALL, [number, call, self._ticks(), failed])
+        if self._messages.rank == 0:
+            self._messages.to_all(_VERDICT, [number, *self._verdict(number, call)])
+        _, problem, is_usage = self._messages.from_rank_0(
+            _VERDICT, f"answered {call}", limit_s=LONGEST_S, is_it=lambda value: value[0] == number
+        )
+        if problem and not failed:
+            raise (UsageError if is_usage else HpcDetError)(problem)
+
+    def _verdict(self, number: int, call: str) -> tuple[str, bool]:
+        """Return the problem of this meeting, "" without one, and whether the user's program causes it."""
+        calls = self._messages.from_all(
+            _CALL,
+            f"made the call {call}",
+            limit_s=LONGEST_S,
+            is_it=lambda value: value[0] == number,
+            go_on=_Note(self._messages, number, call),
+        )
+        if failed := [rank for rank, (_, _, _, has_failed) in enumerate(calls) if has_failed]:
+            return f"{call}: rank {failed[0]} failed, so nothing was committed", False
+        for what, place in (("calls", 1), ("ticks", 2)):
+            values = [value[place] for value in calls]
+            if other := next((rank for rank, value in enumerate(values) if value != values[0]), None):
+                return _different(what, call, other, values), True
+        return "", False
+
+
+class _Note:
+    """Prints once which ranks are missing, if a meeting waits for longer than NOTE_S."""
+
+    def __init__(self, messages: GangMessages, number: int, call: str) -> None:
+        self._messages, self._number, self._call = messages, number, call
+        self._at = time.monotonic() + NOTE_S
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._at:
+            return
+        self._at = float("inf")
+        here = self._messages.latest(_CALL)
+        missing = [rank for rank in range(self._messages.size) if here.get(rank, [0])[0] != self._number]
+        print(
+            f"hpc-det: {self._call} has waited {NOTE_S:g} s for rank {', '.join(map(str, missing[:8]))}; every rank "
+            f"must make this call",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _different(what: str, call: str, other: int, values: list[Any]) -> str:
+    if what == "calls":
+        return (
+            f"ranks make different calls: rank 0 {values[0]}, rank {other} {values[other]}; call the methods of "
+            f"hpc_det.core on every rank, in the same order and with the same step"
+        )
+    return (
+        f"{call}: rank 0 has called should_stop {values[0]} times, rank {other} {values[other]} times; call it on "
+        f"every rank, equally often"
+    )

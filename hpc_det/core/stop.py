@@ -1,0 +1,46 @@
+"""A stop of the training, as a loop sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpc_det.store.attempt import Reason, StopRequest
+
+StopReason = Literal["preempted", "time limit", "paused", "cancelled", "search", "resume check"]
+"""Why a loop must end.
+
+"preempted": by the scheduler, or by a signal outside a job; "search": the searcher wants no more training of this trial
+for now; "resume check": by `experiment verify-resume`.
+"""
+_REASONS: dict[Reason, StopReason] = {
+    "signal": "preempted",
+    "time limit": "time limit",
+    "pause": "paused",
+    "cancel": "cancelled",
+    "kill": "cancelled",
+    "resume check": "resume check",
+}
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The answer of `should_stop`: true if the loop must end. It is the same on every rank."""
+
+    reason: StopReason | None = None
+    """None: there is no stop."""
+    deadline: float | None = None
+    """When the processes will be killed, in seconds since the epoch; None: unknown, or there is no stop."""
+
+    def __bool__(self) -> bool:
+        return self.reason is not None
+
+
+NO_STOP = Stop()
+
+
+def stop_of(request: StopRequest | None, deadline: float | None) -> Stop:
+    """Return the stop for a stop request; None: a signal to this process alone, or the request is not visible yet."""
+    if request is None:
+        return Stop("preempted", deadline)
+    return Stop(_REASONS[request.reason], request.deadline if deadline is None else deadline)
