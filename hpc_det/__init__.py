@@ -13,6 +13,7 @@ A folder may import only the folders listed below it (tests/test_architecture.py
     view           reads the files of experiments: states, histories, metrics, profiles
     pytorch        PyTorchTrial and DeepSpeedTrial: trial/ loop/ data/ strategies/ state/ deepspeed/ profiling/
     compat         `import determined` for code that was written for Determined
+    core           what any training loop needs: passes over any loader that resume in the middle
     checkpoint     from tensors in memory to a committed folder and back: copies, writer, commit, verify, prune, mirror
     distributed    inside a rank: its process, collectives, the agreement to stop, metrics, RNG states
     schedulers     slurm/ pbs/ local: commands, parsers, flags, queue, detection of a site, processes on its nodes

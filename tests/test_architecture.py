@@ -26,6 +26,7 @@ ORDER = (
     "view",
     "pytorch",
     "compat",
+    "core",
     "checkpoint",
     "distributed",
     "schedulers",
