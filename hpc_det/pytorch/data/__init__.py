@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 import torch
 
+from hpc_det.core.loader import length_of
 from hpc_det.core.progress import Position
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.data.batch_shapes import Shapes
 from hpc_det.pytorch.data.data_loader import DataLoader
-from hpc_det.pytorch.data.external_loader import ExternalTraining, ExternalValidation, length_of
+from hpc_det.pytorch.data.external_loader import ExternalTraining, ExternalValidation
 from hpc_det.pytorch.data.micro_batches import Counted, Evaluation, MicroBatches, rounds_of
 from hpc_det.pytorch.data.shared_batches import SharedTraining, SharedValidation
 

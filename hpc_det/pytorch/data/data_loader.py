@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler
 
+from hpc_det.core.loader import length_of
+from hpc_det.core.loader_workers import ClosableLoader, WorkerInit
 from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data.external_loader import length_of
 from hpc_det.pytorch.data.order import Drawn, Items, Records
 from hpc_det.pytorch.data.partition import IndexBatches, OnePass, Rest, Share, TrainingBatches
-from hpc_det.pytorch.data.workers import ClosableLoader, WorkerInit, rank_loader
+from hpc_det.pytorch.data.workers import rank_loader
 
 
 class DataLoader:

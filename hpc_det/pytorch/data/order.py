@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils import data
 
+from hpc_det.core.loader import set_epoch
 from hpc_det.distributed.rng import mixed_seed, seeded
 from hpc_det.errors import UsageError
 
@@ -178,14 +179,6 @@ class SameSize(_Checked):
                     f"pipeline takes one size only; set drop_last=True in it"
                 )
         return rows
-
-
-def set_epoch(sampler: Any, epoch: int) -> None:
-    """Call `set_epoch` of the sampler and of samplers inside it (attribute `sampler`, as torch's BatchSampler has)."""
-    while sampler is not None:
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        sampler = getattr(sampler, "sampler", None)
 
 
 STATELESS = (

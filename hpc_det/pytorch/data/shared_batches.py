@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from hpc_det.core.loader_workers import ClosableLoader
 from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.data_loader import DataLoader
 from hpc_det.pytorch.data.micro_batches import Evaluation, Rounds, rounds_of
 from hpc_det.pytorch.data.order import Items, Nominal, SameSize
 from hpc_det.pytorch.data.partition import OnePass, SoMany, TrainingBatches
-from hpc_det.pytorch.data.workers import ClosableLoader
 
 
 class SharedTraining:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeGuard
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from hpc_det.pytorch.data.external_loader import ReplayedLoader
+from hpc_det.core.loader import ReplayedLoader
 from hpc_det.sgd.rank import RankPlace, RankSettings
 from hpc_det.sgd.rank.shards import Shards, order_of, takes_any_order
 

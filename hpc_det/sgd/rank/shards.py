@@ -22,10 +22,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from hpc_det.core.loader import generators_of
+from hpc_det.core.loader_workers import WorkerInit
 from hpc_det.distributed.rng import mixed_seed
-from hpc_det.pytorch.data.external_loader import generators_of
 from hpc_det.pytorch.data.partition import KeyedBatch
-from hpc_det.pytorch.data.workers import WorkerInit, rank_loader
+from hpc_det.pytorch.data.workers import rank_loader
 from hpc_det.sgd.rank import RankPlace
 
 BLIND = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from hpc_det.core.loader import length_of
 from hpc_det.core.progress import Position
 from hpc_det.distributed.rng import seed_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import TrainingData, ValidationData, training_data, validation_data
-from hpc_det.pytorch.data.external_loader import length_of
 from tests.facts import refused
 from tests.pytorch.data.gang import by_ranks
 from tests.pytorch.data.test_data_loader import Records
