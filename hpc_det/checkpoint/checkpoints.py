@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,29 @@ class CheckpointContext:
         After `files`, every rank calls `write`. When all ranks have written, rank 0 calls `finish`, commits, and calls
         `then`. Rank 0 flushes files that have no entry by then, and reads them for their checksums.
         """
+        with self.saving(steps, files, finish, then=then) as save:
+            if write:
+                write(save.staging.partial, lambda name, content: save.write({name: content}))
+        return save.staging.uuid
+
+    @contextmanager
+    def saving(
+        self,
+        steps: int,
+        files: Mapping[str, Any],
+        finish: Finish = _nothing,
+        *,
+        then: Callable[[], object] = lambda: None,
+    ) -> Iterator[AsyncSave]:
+        """Like `save`, but the caller's block writes more files into the partial folder, before the commit.
+
+        An exception in the block leaves the checkpoint uncommitted, and must then leave the block on every rank.
+        """
         save = self._new(files, makes_folder=True)
         save.write(files)
-        if write:
-            write(save.staging.partial, lambda name, content: save.write({name: content}))
+        yield save
         self._commit(save, steps, finish, then)
         self._distributed.barrier()
-        return save.staging.uuid
 
     def begin(
         self,

@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -260,10 +260,12 @@ def _stops(
 class ShownLog(MetricsLog):
     """A metrics log that also prints the metrics, for runs without a follower."""
 
-    def report(self, kind: str, steps: int, total: int, metrics: Mapping[str, Any], **facts: float) -> None:
-        super().report(kind, steps, total, metrics, **facts)
-        values = ", ".join(f"{name} {_short(value)}" for name, value in metrics.items())
-        print(f"hpc-det: {kind} at batch {steps} of {total}: {values}", flush=True)
+    def report_all(self, records: Sequence[Mapping[str, Any]]) -> None:
+        super().report_all(records)
+        last = records[-1]  # of many, since a loop may report at every batch
+        values = ", ".join(f"{name} {_short(value)}" for name, value in last["metrics"].items())
+        of = f" of {last['total']}" if last["total"] else ""
+        print(f"hpc-det: {last['kind']} at batch {last['steps']}{of}: {values}", flush=True)
 
 
 def _short(value: Any) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
+from hpc_det.checkpoint.checkpoints import CheckpointContext, Finish, Put
 from hpc_det.checkpoint.retention import RESUME_DEPTH, Policy
 from hpc_det.checkpoint.save_schedule import LastSave, SaveSchedule
 from hpc_det.checkpoint.seals import FileEntry
@@ -149,11 +149,8 @@ class CheckpointSaver:
         self.is_postponed = False
         save = self._checkpoints.begin if self._asynchronous else self._checkpoints.save
         with unchanged_generators():
-            files = self._content.files()
-            if self._distributed.is_chief:
-                files[PROGRESS] = progress_state(self._progress, self._distributed.size)
+            files, finish = self._files()
             steps = self._progress.steps
-            finish = partial(self._finish, steps=steps)
             then = self._save_schedule.save_committed if is_provisional else self._after_commit()
             self._is_provisional = is_provisional
             write = self._content.write if self._content.writes else None
@@ -162,6 +159,24 @@ class CheckpointSaver:
         self._save_schedule.training_goes_on()
         if not self._asynchronous:
             self._ends()
+
+    @contextmanager
+    def saving(self) -> Iterator[Path]:
+        """Yield the partial folder of a save, into which every rank writes more files; then commit the save.
+
+        Training waits for the commit. An exception in the block must leave it on every rank.
+        """
+        self.settle()
+        self._save_schedule.save_begins(postponed=self.is_postponed)
+        self.is_postponed = self._is_provisional = False
+        with unchanged_generators():
+            files, finish = self._files()
+        with self._checkpoints.saving(self._progress.steps, files, finish, then=self._after_commit()) as save:
+            yield save.staging.partial
+        self._uuid = save.staging.uuid
+        self._saved = self._reached()
+        self._save_schedule.training_goes_on()
+        self._ends()
 
     def save_when_free(self) -> None:
         """Start a save, or postpone it if another one is in flight for more than WAIT_S seconds.
@@ -219,6 +234,13 @@ class CheckpointSaver:
         A validation changes what a checkpoint contains: callbacks, and the schedulers that they step.
         """
         return self._progress.steps, self._progress.validated
+
+    def _files(self) -> tuple[dict[str, Any], Finish]:
+        """Return this rank's files, and the function that adds the rest on rank 0."""
+        files = self._content.files()
+        if self._distributed.is_chief:
+            files[PROGRESS] = progress_state(self._progress, self._distributed.size)
+        return files, partial(self._finish, steps=self._progress.steps)
 
     def _finish(self, folder: Path, steps: int) -> Mapping[str, FileEntry]:
         self._log.flush()  # a resumed run does not report again what came before the checkpoint

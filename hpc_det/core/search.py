@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hpc_det.core.progress import Progress
@@ -62,7 +63,12 @@ class Search:
             self.may_come_back = self._searcher.may_come_back()
         return until
 
-    def take(self, progress: Progress, metrics: dict[str, Any]) -> None:
+    def end(self) -> None:
+        """Report that the trial itself ended its training."""
+        assert self._searcher
+        self._searcher.end()
+
+    def take(self, progress: Progress, metrics: Mapping[str, Any]) -> None:
         """Record the metrics of a validation. Raises UsageError if the searcher's metric is missing or not a number."""
         if self._metric is None:
             return
@@ -73,7 +79,7 @@ class Search:
         self.validations[progress.steps] = value
 
 
-def _number(name: str, metrics: dict[str, Any]) -> float:
+def _number(name: str, metrics: Mapping[str, Any]) -> float:
     if name not in metrics:
         raise UsageError(
             f"searcher.metric: '{name}' is not among the validation metrics {sorted(metrics)} that the trial returns; "

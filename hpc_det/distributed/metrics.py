@@ -17,7 +17,7 @@ import torch
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.node.files import flush_file
-from hpc_det.node.json_files import append_line
+from hpc_det.node.json_files import append_lines
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import BEGINS, as_written, validations
@@ -301,6 +301,7 @@ class MetricsLog:
 
     def __init__(self, trial: TrialFolder, attempt: int) -> None:
         self._path = trial.metrics
+        self._groups = trial.groups
         self._attempt = attempt
         self._journal = Journal(trial.journal)
         self._journal_bytes = 0
@@ -314,20 +315,34 @@ class MetricsLog:
         """Return the value of `metric` at each past validation, by the number of batches trained."""
         return validations(self._path, metric)
 
-    def report(self, kind: str, steps: int, total: int, metrics: Mapping[str, Any], **facts: float) -> None:
-        """Append a report. `kind`: training or validation; `total`: batches of the whole trial; `facts`: more fields.
+    def report(self, kind: str, steps: int, total: int | None, metrics: Mapping[str, Any], **facts: float) -> None:
+        """Append a report. `kind`: training or validation; `total`: batches of the whole trial, None if unknown;
+        `facts`: more fields.
 
         Values that JSON cannot represent become null.
         """
-        self._append({"kind": kind, "steps": steps, "total": total, "metrics": spelled(metrics), **facts})
+        self.report_all([{"kind": kind, "steps": steps, "total": total, "metrics": spelled(metrics), **facts}])
+
+    def report_all(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append reports with one write. Their metrics are as JSON can represent them; see `spelled`."""
+        self._append(*records)
+
+    def report_group(self, group: str, steps: int, metrics: Mapping[str, Any]) -> None:
+        """Append a report of a group that is neither training nor validation, to a file of its own."""
+        self._insist_on_last_attempt()
+        record = {"group": group, "steps": steps, "metrics": spelled(metrics)}
+        append_lines(self._groups, [self._stamped(record)], durable=False)
 
     def flush(self) -> None:
         """Flush the reports to disk. Call before a checkpoint is committed: a resumed run does not repeat them."""
         flush_file(self._path)
 
-    def _append(self, record: Mapping[str, Any]) -> None:
+    def _append(self, *records: Mapping[str, Any]) -> None:
         self._insist_on_last_attempt()
-        append_line(self._path, {**record, "attempt": self._attempt, "time": time.time()}, durable=False)
+        append_lines(self._path, [self._stamped(record) for record in records], durable=False)
+
+    def _stamped(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        return {**record, "attempt": self._attempt, "time": record.get("time", time.time())}
 
     def _insist_on_last_attempt(self) -> None:
         # Without a job there is no journal, and no other attempt that could write.

@@ -64,6 +64,11 @@ class StopAgreement:
         self._thread.start()
 
     @property
+    def ticks(self) -> int:
+        """Number of calls of `should_stop`."""
+        return self._tick
+
+    @property
     def stopped(self) -> bool:
         """Whether `should_stop` has returned True."""
         # Settled alone is not enough: the settled tick may be beyond the end of training, and never be reached.

@@ -6,7 +6,7 @@ import math
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.search.journal import SearchJournal
-from hpc_det.search.method import Exit, Work
+from hpc_det.search.method import Exit, FixedSearch, Work
 from hpc_det.store.folders import TrialFolder
 
 
@@ -25,6 +25,11 @@ class SearcherContext:
         It has none if the gang reported its metric before it failed, or if the gang was considered lost.
         """
         return bool(self._distributed.broadcast_json(self._work() is not None))
+
+    def compares(self) -> bool:
+        """Return whether the search chooses or ends trials by the metrics that trials report."""
+        fixed = self._search is not None and isinstance(self._search.state().method, FixedSearch)
+        return not self._distributed.broadcast_json(fixed)
 
     def until(self) -> int | None:
         """Return the length at which the search wants the metric, in the unit of `searcher.max_length`.

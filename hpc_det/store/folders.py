@@ -75,6 +75,11 @@ class TrialFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def groups(self) -> Path:
+        """The reports of metrics that are neither of training nor of validation, written by rank 0."""
+        return self.path / "groups.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """A folder, or a symbolic link to a folder outside of the experiment."""
         return self.path / "checkpoints"

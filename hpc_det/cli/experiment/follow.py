@@ -145,7 +145,8 @@ class OneTrial:
             if record["kind"] == "training":
                 self._training = record["metrics"]
             else:
-                yield f"batch {record['steps']} of {record['total']}: {_last(self._training, record['metrics'])}"
+                of = f" of {record['total']}" if record["total"] else ""
+                yield f"batch {record['steps']}{of}: {_last(self._training, record['metrics'])}"
 
     def bar(self, state: ExperimentState) -> Group:
         """Return the progress bar with the last metrics below it."""
