@@ -12,8 +12,8 @@ It works in a job of hpc_det under every launcher, under torchrun, and in one pr
 
 from hpc_det.core.core import Core, Info
 from hpc_det.core.init import init
-from hpc_det.core.operations import Operation
 from hpc_det.core.progress import Batch, Epoch
+from hpc_det.core.search import Operation
 from hpc_det.core.stop import Stop
 
 __all__ = ["Batch", "Core", "Epoch", "Info", "Operation", "Stop", "init"]

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_det.checkpoint.committed import CODE
 from hpc_det.checkpoint.retention import Policy
 from hpc_det.core.meetings import Meetings
-from hpc_det.core.operations import Operation
 from hpc_det.core.passes import Passes
 from hpc_det.core.portable import Portable
-from hpc_det.core.progress import Batch, Position, Progress, TrainUnit, period_from_config, unit_from_config, unit_of
+from hpc_det.core.progress import Batch, Progress, TrainUnit, period_from_config
 from hpc_det.core.reports import Reports
 from hpc_det.core.run import Run
 from hpc_det.core.saver import CheckpointSaver
-from hpc_det.core.search import Search
+from hpc_det.core.saves import Saves
+from hpc_det.core.search import Operation, Searching
 from hpc_det.core.stop import NO_STOP, Stop, stop_of
 from hpc_det.core.tensorboard import TensorBoard
 from hpc_det.core.tracked import Resumed, Tracked
@@ -26,11 +26,7 @@ from hpc_det.distributed.metrics import plain, spelled
 from hpc_det.distributed.preempt import ForcedStop
 from hpc_det.distributed.rng import rng_state
 from hpc_det.errors import UsageError
-from hpc_det.store.attempt import read_stop, request_stop
-from hpc_det.store.metrics import number_in
-
-LOOK = 50
-"""Batches between two looks at a save in flight."""
+from hpc_det.store.attempt import StopRequest, read_stop, request_stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,40 +54,39 @@ class Core:
     def __init__(self, run: Run) -> None:
         """`run`: the attempt that this process takes part in. Collective: the newest checkpoint is verified."""
         self._run = run
-        self._stop = NO_STOP
+        self._agreement = run.stop
         self._tick = run.stop.should_stop
-        config = run.spec["config"]
-        self.hparams: dict[str, Any] = dict(run.spec["hparams"])
-        """The hyperparameters of this trial."""
-        self.config: dict[str, Any] = dict(config)
-        """The effective configuration of the experiment; outside a job, the argument of `init`."""
+        self._stop = NO_STOP
+        self._meetings = Meetings(run.distributed.messages, lambda: run.stop.ticks)
         self.distributed = run.distributed
         """This rank, the number of ranks, and communication between them."""
+        self.hparams: dict[str, Any] = dict(run.spec["hparams"])
+        """The hyperparameters of this trial."""
+        self.config: dict[str, Any] = dict(run.spec["config"])
+        """The effective configuration of the experiment; outside a job, the argument of `init`."""
         self.info = Info(
             **{name: run.spec[name] for name in ("experiment_id", "trial_id", "trial_seed")},
             attempt=run.attempt,
             folder=run.folder.path,
         )
-        self._meetings = Meetings(run.distributed.messages, lambda: run.stop.ticks)
-        searcher = config.get("searcher") or {}
-        self._checkpointing = run.checkpointing(
-            _kept(config), smaller_is_better=searcher.get("smaller_is_better", True)
-        )
-        resumed = self._newest()
-        self._progress = resumed.progress if resumed else Progress()
+        searcher = self.config.get("searcher") or {}
+        checkpointing = run.checkpointing(_kept(self.config), smaller_is_better=searcher.get("smaller_is_better", True))
+        self._checkpoints = checkpointing.checkpoints
+        rank = self.distributed.rank
+        found = self._checkpoints.newest(lambda name: not name.startswith(f"{CODE}/"))
+        resumed = Resumed(found[0], rank) if found else None
+        weights = run.spec.get("warm_start")
         self.latest_checkpoint: Path | None = resumed.folder if resumed else None
         """The folder of the newest checkpoint of this trial, undamaged; None before the first."""
-        weights = run.spec.get("warm_start")
         self.warm_start: Path | None = Path(weights) if weights and not resumed else None
         """The folder of a checkpoint of another trial, whose weights this trial starts with; None without one."""
-        self._passes = Passes(
-            resumed.of_rank if resumed and resumed.has_rank else {},
-            done=self._progress.position.done,
-            seed=self.info.trial_seed + self.distributed.rank,
-        )
-        folder = run.folder.tensorboard
-        rank = self.distributed.rank
-        self._tensorboard = TensorBoard(folder if rank == 0 else folder / f"rank-{rank}")
+        self._progress = resumed.progress if resumed else Progress()
+        of_rank = resumed.of_rank if resumed and resumed.has_rank else {}
+        self._passes = Passes(of_rank, done=self._progress.position.done, seed=self.info.trial_seed + rank)
+        self._is_pass_left = False
+        """Whether the loop has left an open pass before its end."""
+        self._tensorboard = TensorBoard(run.folder.tensorboard / f"rank-{rank}" if rank else run.folder.tensorboard)
+        self._tensorboard.cut(of_rank.get("tensorboard", {}))
         self._reports = Reports(run.log, self._tensorboard) if self.distributed.is_chief else None
         self._tracked = Tracked(
             self.distributed,
@@ -100,8 +95,29 @@ class Core:
             self.warm_start,
             self._of_rank,
         )
-        self._begin_search(searcher)
-        self._begin_saving(resumed)
+        batch_size = self.hparams.get("global_batch_size")
+        self._searching = Searching(run.job.searcher if run.job else None, searcher, self._progress, batch_size)
+        if not self._searching.wants_training():
+            self._stop = Stop("search")
+        saver = CheckpointSaver(
+            self._tracked,
+            checkpointing,
+            self.distributed,
+            progress=self._progress,
+            search=self._searching.search,
+            log=run.log,
+        )
+        if resumed:
+            saver.resumed()
+        self._saves = Saves(
+            saver,
+            checkpointing.save_schedule,
+            period_from_config(self.config.get("min_checkpoint_period") or 0, batch_size),
+            tracked=self._tracked,
+            progress=self._progress,
+            passes=self._passes,
+        )
+        self._continue_log()
 
     # --- state
 
@@ -142,7 +158,7 @@ class Core:
         Between two batches, due checkpoints are saved. After an agreed stop the state is saved and the iteration ends.
         """
         unit = _unit(until)
-        if unit is None and self._is_abandoned:
+        if unit is None and self._is_pass_left:
             self._end_pass()
         while not (self._stop or (unit and unit.reached(self._progress))):
             yield from self._pass(loader, unit, accumulate)
@@ -193,8 +209,8 @@ class Core:
         """
         self._reach(step)
         if checkpoint and not self._stop:
-            self.save()
-            self._saver.settle()
+            self._meet(f"report with a checkpoint at batch {step}")
+            self._saves.save_and_wait()
         if group == "validation":
             if not self._stop:
                 self._validate(step, metrics)
@@ -211,23 +227,18 @@ class Core:
         Without a search there is one, from `searcher.max_length`. Raises UsageError if neither exists, and if the body
         ends before the length or without a validation.
         """
-        while not self._stop and (operation := self._operation()):
-            before = self._progress.validated, self._search_reports
+        searching = self._searching
+        while not self._stop and (operation := searching.operation()):
+            if self._reports and isinstance(operation.until, Batch):
+                self._reports.total = operation.until.length
+            validated, reports = self._progress.validated, searching.reports
             yield operation
             if self._stop:
                 return
-            if not operation.is_reached:
-                raise UsageError(
-                    f"search: the loop ended at batch {self.step}, epoch {self.epoch}, before the length of "
-                    f"{operation.length} {operation.unit}; train until `is_reached`, or use batches(loader, "
-                    f"until=operation)"
-                )
-            if before == (self._progress.validated, self._search_reports):
-                raise UsageError(
-                    f"search: nothing was reported at {operation.length} {operation.unit}; report the metric "
-                    f"{self._metric!r} with group='validation' at the end of each operation"
-                )
-            if not self._compares:
+            self._check_operation(
+                operation, is_reported=(validated, reports) != (self._progress.validated, searching.reports)
+            )
+            if not searching.compares:
                 return
 
     # --- checkpoints
@@ -237,8 +248,7 @@ class Core:
         self._meet(f"save at batch {self.step}")
         if not self._tracked:
             raise UsageError("save: no object is tracked; call track before, or write the files in core.checkpoint")
-        self._settle_position()
-        self._saver.save()
+        self._saves.save()
 
     @contextmanager
     def checkpoint(self, step: int | None = None, *, metadata: Mapping[str, Any] | None = None) -> Iterator[Path]:
@@ -251,11 +261,10 @@ class Core:
         Raises UsageError if ranks pass different steps, and HpcDetError if another rank failed.
         """
         self._reach(self.step if step is None else step)
-        self._settle_position()
         call = f"checkpoint at batch {self.step}"
         self._meet(call)
         self._tracked.metadata = metadata or {}
-        with self._saver.saving() as folder:
+        with self._saves.around() as folder:
             try:
                 yield folder
             except BaseException:
@@ -274,93 +283,54 @@ class Core:
 
     def finishing(self) -> AbstractContextManager[None]:
         """Wait for a save in flight if the block raises, as long as the job's deadline allows."""
-        return self._saver.finishing(self._run.stop)
+        return self._saves.saver.finishing(self._agreement)
 
     def finish(self) -> None:
         """Save what is unsaved, and write the outcome. Collective."""
         self._meet("leaving the block of init")
-        self._settle_position()
         if self._reports:
             self._reports.flush()
-        if self._tracked:
-            self._saver.save_the_rest(self._run.stop)
-        self._saver.settle()
-        end = self._end()
+        self._saves.save_the_rest(self._agreement)
+        end = "stopped" if self._agreement.stopped else self._searching.end()
+        saver = self._saves.saver
         if end == "finished":
-            self._saver.prune_all()
+            saver.prune_all()
         self._tensorboard.close()
         self._passes.close()
-        self._run.write_outcome(end, self.step, saved=self._saver.is_saved)
+        self._run.write_outcome(end, self.step, saved=saver.is_saved)
 
-    # --- helpers: beginning
+    # --- helpers
 
-    def _newest(self) -> Resumed | None:
-        rank = self.distributed.rank
-        found = self._checkpointing.checkpoints.newest(lambda name: not name.startswith("code/"))
-        return Resumed(found[0], rank) if found else None
-
-    def _begin_search(self, searcher: Mapping[str, Any]) -> None:
-        job = self._run.job
-        context = job.searcher if job else None
-        length = searcher.get("max_length")
-        self._compares = bool(context and context.compares())
-        self._metric: str | None = searcher.get("metric")
-        self._length = length
-        self._search = Search(
-            context,
-            sets_length=bool(length) and self._compares,
-            metric=self._metric,
-            smaller_is_better=searcher.get("smaller_is_better", True),
-        )
-        self._search_reports = 0
-        """Validations that were reported to the search."""
-        self._has_validated = False
-        self._requested: int | None = None
-        """The length that the search requests; None: it requests none."""
-        if self._compares:
-            if not self._search.wants_training():
-                self._stop = Stop("search")
-            self._requested = self._search.length()
-
-    def _begin_saving(self, resumed: Resumed | None) -> None:
-        config = self.config
-        self._saver = CheckpointSaver(
-            self._tracked,
-            self._checkpointing,
-            self.distributed,
-            progress=self._progress,
-            search=self._search,
-            log=self._run.log,
-        )
-        self._is_abandoned = False
-        """Whether the loop has left an open pass before its end."""
-        self._period = period_from_config(
-            config.get("min_checkpoint_period") or 0, self.hparams.get("global_batch_size")
-        )
-        if resumed:
-            self._saver.resumed()
-        self._schedule = self._checkpointing.save_schedule
-        self._schedule.begin(self.step)
-        self._counted, self._counted_at = self.step, time.perf_counter()
-        self._next = self._next_boundary()
-        position = resumed.of_rank.get("tensorboard", {}) if resumed and resumed.has_rank else {}
-        self._tensorboard.cut(position)
+    def _continue_log(self) -> None:
         if self.distributed.is_chief:
             self._run.log.begin_at(trained=self.step, validated=self._progress.validated)
-            if self._metric:
-                self._search.validations = self._run.log.validations(self._metric)
+            if metric := self._searching.metric:
+                self._searching.search.validations = self._run.log.validations(metric)
 
-    # --- helpers: batches
+    def _check_operation(self, operation: Operation, *, is_reported: bool) -> None:
+        """Raise UsageError if the body of a loop over `search` did less than the operation asks for."""
+        asked = f"{operation.length} {operation.unit}"
+        if not operation.is_reached:
+            raise UsageError(
+                f"search: the body ended at batch {self.step}, epoch {self.epoch}, before the length of {asked}; use "
+                f"batches(loader, until=operation), or train until operation.is_reached"
+            )
+        if not is_reported:
+            raise UsageError(
+                f"search: no validation was reported at {asked}; report {self._searching.metric!r} with "
+                f"group='validation' at the end of each operation"
+            )
 
     def _pass(self, loader: Iterable[Any], unit: TrainUnit | None, accumulate: int) -> Iterator[Any]:
-        progress, passes = self._progress, self._passes
+        progress, passes, saves = self._progress, self._passes, self._saves
+        forced = self._run.purpose.forced_stops or ()
         batches = passes.open(loader, progress.position.epoch)
-        self._is_abandoned = True
-        with self._run.stop.steps("training", progress.steps):
+        self._is_pass_left = True
+        with self._agreement.steps("training", progress.steps):
             for batch in batches:
                 passes.done += 1
                 progress.steps += 1
-                if self._forced and progress.steps in self._forced:
+                if progress.steps in forced:
                     self._force_stop()
                 yield batch
                 if passes.done % accumulate:
@@ -368,51 +338,19 @@ class Core:
                 if self._tick():
                     self._stop_here()
                     return
-                if progress.steps >= self._next:
-                    self._do_what_is_due()
+                if progress.steps >= saves.next:
+                    saves.do_what_is_due()
                 if unit and unit.reached(progress):
                     return
         self._end_pass()
 
     def _end_pass(self) -> None:
-        self._passes.end()
-        self._progress.position = Position(self.epoch + 1)
-        self._is_abandoned = False
-        # `min_checkpoint_period` in epochs
-        if self._tracked and self._period and not isinstance(self._period, Batch):
-            self._progress.epoch_ended = True
-            if self._period.due(self._progress):
-                self._saver.save_when_free()
-
-    def _do_what_is_due(self) -> None:
-        """Save if a save is due at this batch; finish the save in flight if it is committed."""
-        now = time.perf_counter()
-        self._schedule.trained(self.step - self._counted, now - self._counted_at)
-        if self._tracked:
-            self._settle_position()
-            self._saver.settle(wait=False)
-            self._saver.expect()
-            is_due = self._schedule.is_due(self.step) or bool(self._period and self._period.due(self._progress))
-            if (is_due or self._saver.is_postponed) and not self._saver.is_saved:
-                self._saver.save_when_free()
-        self._counted, self._counted_at = self.step, time.perf_counter()
-        self._next = self._next_boundary()
-
-    def _next_boundary(self) -> float:
-        """Return the number of batches at which something may be due next, the same on all ranks."""
-        steps = self.step
-        period = self._period.next_boundary(steps) if self._period else float("inf")
-        return min(self._schedule.next_look, self._saver.next_expectation, period, steps + LOOK)
-
-    def _settle_position(self) -> None:
-        """Put the position in the open pass into the progress, which counts it only when it is saved."""
-        self._progress.position = Position(self.epoch, self._passes.done)
+        self._saves.end_pass()
+        self._is_pass_left = False
 
     def _of_rank(self) -> dict[str, Any]:
         """Return what this rank's file contains besides tracked objects."""
         return {"rng": rng_state(), "pass": self._passes.state(), "tensorboard": self._tensorboard.position()}
-
-    # --- helpers: stops
 
     def _meet(self, call: str) -> None:
         self._meetings.meet(call)
@@ -422,30 +360,22 @@ class Core:
         if self._stop:
             return
         self._meet(f"stop at batch {self.step}")
-        stop, attempt = self._run.stop, self._run.attempt
-        request = None
-        if self.distributed.is_chief and self._run.job:
-            if isinstance(stop, ForcedStop) and stop.is_forced:
-                request_stop(self._run.folder.stop, attempt=attempt, reason="resume check", source="verify-resume")
-            request = read_stop(self._run.folder.stop, attempt)
-        here = stop_of(request, stop.deadline)
+        here = stop_of(self._stop_request() if self.distributed.is_chief else None, self._agreement.deadline)
         self._stop = Stop(*self.distributed.broadcast_json([here.reason, here.deadline]))
         if self._reports:
             self._reports.flush()
-        if self._tracked:
-            self._settle_position()
-            self._saver.save_the_rest(stop)
-            self._note_saved()
+        self._saves.save_the_rest(self._agreement)
+        self._note_saved()
 
-    @property
-    def _forced(self) -> frozenset[int] | None:
-        return self._run.purpose.forced_stops
+    def _stop_request(self) -> StopRequest | None:
+        folder, attempt = self._run.folder, self._run.attempt
+        if isinstance(self._agreement, ForcedStop) and self._agreement.is_forced:
+            return request_stop(folder.stop, attempt=attempt, reason="resume check", source="verify-resume")
+        return read_stop(folder.stop, attempt) if self._run.job else None
 
     def _force_stop(self) -> None:
-        assert isinstance(self._run.stop, ForcedStop)
-        self._run.stop.force()
-
-    # --- helpers: validations and the search
+        assert isinstance(self._agreement, ForcedStop)
+        self._agreement.force()
 
     def _reach(self, step: int) -> None:
         """Count the steps of a loop that does not use `batches`."""
@@ -455,55 +385,20 @@ class Core:
         self._meet(f"report of group validation at batch {step}")
         own = spelled({name: plain(value) for name, value in metrics.items()}) if self._reports else None
         metrics = self.distributed.broadcast_json(own)
-        if self._metric and (self._metric in metrics or self._compares):
-            number = number_in(metrics.get(self._metric))
-            self._search.take(self._progress, metrics if number is None else {**metrics, self._metric: number})
+        self._searching.take(metrics)
         self._progress.validated = self.step
-        self._has_validated = True
         if self._reports:
             self._reports.validation(step, metrics)
         policy = self.config.get("checkpoint_policy", "best")
-        if self._tracked and (policy == "all" or (policy == "best" and self._search.improved)) and self.step:
-            self._settle_position()
-            self._saver.save()
-        if self._compares and not self._stop and (operation := self._operation()) and operation.is_reached:
-            self._report_to_search()
-
-    def _report_to_search(self) -> None:
-        if self._tracked:
-            self._settle_position()
-            if not self._saver.is_saved:
-                self._saver.save()
-            self._saver.settle()  # a report is made once, so its batch must not be lost afterwards
-        self._search_reports += 1
-        self._requested = self._search.next_length(self._progress)
-        if self._requested is None:
-            self._stop = Stop("search")
-
-    def _operation(self) -> Operation | None:
-        length = self._length
-        if self._compares:
-            if self._requested is None:
-                return None
-            unit, amount = unit_of(length or 0), self._requested
-        elif length:
-            unit, amount = unit_of(length), length if isinstance(length, int) else next(iter(length.values()))
-        else:
-            raise UsageError("search: searcher.max_length is not set, and no search requests a length; set it")
-        until = unit_from_config({unit: amount}, self.hparams.get("global_batch_size"))
-        if self._reports and isinstance(until, Batch):
-            self._reports.total = until.length
-        return Operation(length=amount, unit=unit, until=until, progress=self._progress)
-
-    def _end(self) -> str:
-        if self._run.stop.stopped:
-            return "stopped"
-        if self._compares and not self._stop and self._has_validated:
-            self._search.end()  # the loop has ended before the length that the search requested
-        return "waiting" if self._search.may_come_back else "finished"
+        if self._tracked and self.step and (policy == "all" or (policy == "best" and self._searching.search.improved)):
+            self._saves.save()
+        if self._searching.wants_report():
+            self._saves.save_and_wait()  # a report is made once, so its batch must not be lost afterwards
+            if not self._searching.report():
+                self._stop = Stop("search")
 
     def _note_saved(self) -> None:
-        newest = self._checkpointing.checkpoints.saved
+        newest = self._checkpoints.saved
         path = self.distributed.broadcast_json(str(newest.path) if newest else None)
         self.latest_checkpoint = Path(path) if path else self.latest_checkpoint
 

@@ -1,15 +1,20 @@
-"""One trial's exchange with the search: how long to train, and the validations that it reports."""
+"""One trial's exchange with the search: how long to train, and the validations that it reports.
+
+`Search` is that of a trial class, whose schedule has lengths and periods; `Searching` that of any loop.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_det.core.progress import Progress
+from hpc_det.core.progress import Progress, TrainUnit, unit_from_config, unit_of
 from hpc_det.distributed.metrics import scalar
 from hpc_det.distributed.searcher import SearcherContext
 from hpc_det.errors import UsageError, nearest
 from hpc_det.search.method import better
+from hpc_det.store.metrics import number_in
 
 
 class Search:
@@ -77,6 +82,101 @@ class Search:
         if self.improved:
             progress.best = value
         self.validations[progress.steps] = value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """A length to which the trial trains, counted from its beginning."""
+
+    length: int
+    unit: str
+    """batches, records or epochs, as in `searcher.max_length`."""
+    until: TrainUnit = field(repr=False)
+    """The length for `batches(loader, until=...)`; records are converted to batches."""
+    progress: Progress = field(repr=False, compare=False)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the trial has trained to this length. Epochs are those that `batches` has completed."""
+        return self.until.reached(self.progress)
+
+
+class Searching:
+    """One trial's part in the search. All ranks call each method at the same batch."""
+
+    def __init__(
+        self,
+        searcher: SearcherContext | None,
+        config: Mapping[str, Any],
+        progress: Progress,
+        global_batch_size: int | None,
+    ) -> None:
+        """`searcher`: the job's access to the search; None outside a job. `config`: the configuration's section
+        `searcher`. `global_batch_size`: converts records to batches. Collective.
+        """
+        self._progress = progress
+        self._global_batch_size = global_batch_size
+        self._max_length: Mapping[str, int] | int | None = config.get("max_length")
+        self.metric: str | None = config.get("metric")
+        """The validation metric that the search compares; None without one."""
+        self.compares = searcher is not None and searcher.compares()
+        """Whether the search chooses or ends trials by this metric."""
+        self.search = Search(
+            searcher,
+            sets_length=self.compares,
+            metric=self.metric,
+            smaller_is_better=config.get("smaller_is_better", True),
+        )
+        self.reports = 0
+        """Number of reports to the search."""
+        self._requested: int | None = self.search.length() if self.compares else None
+        """The length that the search requests; None: it requests none."""
+
+    def wants_training(self) -> bool:
+        """Return whether there is training to do; the search may have no work for a trial that is started again."""
+        return not self.compares or self.search.wants_training()
+
+    def operation(self) -> Operation | None:
+        """Return the length that the search requests, or that of the configuration; None: no more training.
+
+        Raises UsageError if there is neither.
+        """
+        if self.compares:
+            return None if self._requested is None else self._to(self._requested)
+        if not self._max_length:
+            raise UsageError("search: searcher.max_length is not set, and no search requests a length; set it")
+        length = self._max_length
+        return self._to(length if isinstance(length, int) else next(iter(length.values())))
+
+    def take(self, metrics: Mapping[str, Any]) -> None:
+        """Record the metrics of a validation. Raises UsageError if a search that compares trials lacks its metric."""
+        if self.metric and (self.metric in metrics or self.compares):
+            number = number_in(metrics.get(self.metric))
+            self.search.take(self._progress, metrics if number is None else {**metrics, self.metric: number})
+
+    def wants_report(self) -> bool:
+        """Return whether the search waits for the metric at the length that the trial has reached."""
+        return self.compares and self._requested is not None and self._to(self._requested).is_reached
+
+    def report(self) -> bool:
+        """Report the last validation to the search, and return whether it requests more training now."""
+        self.reports += 1
+        self._requested = self.search.next_length(self._progress)
+        return self._requested is not None
+
+    def end(self) -> str:
+        """Return "waiting" if the search may want more of this trial later, or else "finished".
+
+        A trial that ends before the length that the search requested has ended for good, if it has a validation.
+        """
+        if self._requested is not None and self._progress.validated >= 0:
+            self.search.end()
+        return "waiting" if self.search.may_come_back else "finished"
+
+    def _to(self, length: int) -> Operation:
+        unit = unit_of(self._max_length or 0)
+        until = unit_from_config({unit: length}, self._global_batch_size)
+        return Operation(length=length, unit=unit, until=until, progress=self._progress)
 
 
 def _number(name: str, metrics: Mapping[str, Any]) -> float:

@@ -1,0 +1,103 @@
+"""The saves of a loop: between two batches, at the end of a pass, on request, and before the exit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpc_det.checkpoint.save_schedule import SaveSchedule
+from hpc_det.core.passes import Passes
+from hpc_det.core.progress import Batch, Position, Progress, TrainUnit
+from hpc_det.core.saver import CheckpointSaver
+from hpc_det.core.tracked import Tracked
+from hpc_det.distributed.preempt import StopAgreement
+
+LOOK = 50
+"""Batches between two looks at a save in flight."""
+
+
+class Saves:
+    """The saves of one rank. All ranks call each method at the same batch."""
+
+    def __init__(
+        self,
+        saver: CheckpointSaver,
+        schedule: SaveSchedule,
+        period: TrainUnit | None,
+        *,
+        tracked: Tracked,
+        progress: Progress,
+        passes: Passes,
+    ) -> None:
+        """`period`: `min_checkpoint_period` of the configuration. `progress` and `passes` change as the loop trains."""
+        self.saver = saver
+        self._schedule = schedule
+        self._period = period
+        self._tracked = tracked
+        self._progress = progress
+        self._passes = passes
+        schedule.begin(progress.steps)
+        self._counted, self._counted_at = progress.steps, time.perf_counter()
+        """Batches that the schedule knows of, and when it was told, by time.perf_counter."""
+        self.next = self._next_boundary()
+        """Number of batches at which `do_what_is_due` is to be called next."""
+
+    def do_what_is_due(self) -> None:
+        """Save if a save is due at this batch; finish the save in flight if it is committed."""
+        steps = self._progress.steps
+        self._schedule.trained(steps - self._counted, time.perf_counter() - self._counted_at)
+        if self._tracked:
+            self._take_position()
+            self.saver.settle(wait=False)
+            self.saver.expect()
+            is_due = self._schedule.is_due(steps) or bool(self._period and self._period.due(self._progress))
+            if (is_due or self.saver.is_postponed) and not self.saver.is_saved:
+                self.saver.save_when_free()
+        self._counted, self._counted_at = steps, time.perf_counter()
+        self.next = self._next_boundary()
+
+    def end_pass(self) -> None:
+        """Count a completed pass, and save if that is due."""
+        self._passes.end()
+        self._progress.position = Position(self._progress.position.epoch + 1)
+        if self._tracked and self._period and not isinstance(self._period, Batch):
+            self._progress.epoch_ended = True
+            if self._period.due(self._progress) and not self.saver.is_saved:
+                self.saver.save_when_free()
+
+    def save(self) -> None:
+        """Save the tracked objects; training continues while the checkpoint is written."""
+        self._take_position()
+        self.saver.save()
+
+    def save_and_wait(self) -> None:
+        """Save the tracked objects unless they are saved, and wait for the commit."""
+        if self._tracked and not self.saver.is_saved:
+            self.save()
+        self.saver.settle()
+
+    def save_the_rest(self, stop: StopAgreement) -> None:
+        """Save what no checkpoint contains, if the deadline of the stop leaves time for it."""
+        if self._tracked:
+            self._take_position()
+            self.saver.save_the_rest(stop)
+        self.saver.settle()
+
+    @contextmanager
+    def around(self) -> Iterator[Path]:
+        """Yield the folder of a checkpoint, into which every rank writes files, and commit it."""
+        self._take_position()
+        with self.saver.saving() as folder:
+            yield folder
+
+    def _take_position(self) -> None:
+        """Put the position in the open pass into the progress; counting it there at each batch would cost time."""
+        self._progress.position = Position(self._progress.position.epoch, self._passes.done)
+
+    def _next_boundary(self) -> float:
+        """Return the number of batches at which something may be due next, the same on all ranks."""
+        steps = self._progress.steps
+        period = self._period.next_boundary(steps) if self._period else float("inf")
+        return min(self._schedule.next_look, self.saver.next_expectation, period, steps + LOOK)
