@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.core.passes import Passes
-from hpc_det.core.progress import Batch, Position, Progress, TrainUnit
+from hpc_det.core.progress import Batch, Epoch, Position, Progress, TrainUnit
 from hpc_det.core.saver import CheckpointSaver
 from hpc_det.core.tracked import Tracked
 from hpc_det.distributed.preempt import StopAgreement
@@ -52,7 +52,8 @@ class Saves:
             self._take_position()
             self.saver.settle(wait=False)
             self.saver.expect()
-            is_due = self._schedule.is_due(steps) or bool(self._period and self._period.due(self._progress))
+            in_period = isinstance(self._period, Batch) and self._period.due(self._progress)
+            is_due = self._schedule.is_due(steps) or in_period
             if (is_due or self.saver.is_postponed) and not self.saver.is_saved:
                 self.saver.save_when_free()
         self._counted, self._counted_at = steps, time.perf_counter()
@@ -62,10 +63,9 @@ class Saves:
         """Count a completed pass, and save if that is due."""
         self._passes.end()
         self._progress.position = Position(self._progress.position.epoch + 1)
-        if self._tracked and self._period and not isinstance(self._period, Batch):
-            self._progress.epoch_ended = True
-            if self._period.due(self._progress) and not self.saver.is_saved:
-                self.saver.save_when_free()
+        self._progress.epoch_ended = True
+        if self._tracked and isinstance(self._period, Epoch) and self._period.due(self._progress):
+            self.saver.save_when_free()
 
     def save(self) -> None:
         """Save the tracked objects; training continues while the checkpoint is written."""
@@ -95,6 +95,7 @@ class Saves:
     def _take_position(self) -> None:
         """Put the position in the open pass into the progress; counting it there at each batch would cost time."""
         self._progress.position = Position(self._progress.position.epoch, self._passes.done)
+        self._progress.epoch_ended = self._passes.done == 0 and self._progress.steps > 0
 
     def _next_boundary(self) -> float:
         """Return the number of batches at which something may be due next, the same on all ranks."""
