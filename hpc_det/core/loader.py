@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -81,7 +82,7 @@ class ReplayedLoader(ExternalLoader):
         is_ahead = rng is not None and done > 0 and self._reads_ahead and not self.loads_in_workers
         moment = (done + 1, then) if is_ahead and self._cut else None
         iterator = self._resumed(epoch, done, began or {}, moment)
-        if began:
+        if began and not (self._reads_ahead and self._cut):  # then they are a step further already
             self.restore_generators(began.get("now", ()))
         if moment is None:
             restore_rng(then)
@@ -91,7 +92,8 @@ class ReplayedLoader(ExternalLoader):
         if self._stateful is not None and began.get("loader") is not None:
             self._prepare(epoch, starts_workers=False)
             self._stateful.load_state_dict(began["loader"])
-            return self._iterate(epoch, done)
+            with self._workers_started_already(epoch):
+                return self._iterate(epoch, done)
         self._prepare(epoch)
         if self._cut:
             return self._iterate(epoch, done, moment)
@@ -123,6 +125,19 @@ class ReplayedLoader(ExternalLoader):
             else:
                 begin()
         self.restore_generators(states)
+
+    @contextmanager
+    def _workers_started_already(self, epoch: int) -> Iterator[None]:
+        """Draw no seed for persistent workers from a generator in use, if this is not their first pass."""
+        loader = self._torch_loader
+        if loader is None or not loader.persistent_workers or not epoch:
+            yield
+            return
+        own, loader.generator = loader.generator, torch.Generator()
+        try:
+            yield
+        finally:
+            loader.generator = own
 
     def _iterate(self, epoch: int, done: int = 0, moment: Moment | None = None) -> Iterator[Any]:
         if self._cut:
