@@ -104,7 +104,9 @@ def test_a_hydra_app_that_uses_no_launcher_of_ours_loads_little_of_us() -> None:
 def test_the_rank_side_loads_no_command_line_no_config_machinery_and_no_deepspeed() -> None:
     """The modules for DeepSpeed are an exception: DeepSpeed imports pydantic."""
     deepspeeds = modules_of("pytorch/deepspeed")
-    rank_side = [module for module in modules_of("checkpoint", "distributed", "pytorch") if module not in deepspeeds]
+    rank_side = [
+        module for module in modules_of("checkpoint", "core", "distributed", "pytorch") if module not in deepspeeds
+    ]
     config_machinery = ("hydra", "click", "rich", "submitit", "jinja2")
     assert loaded_by(rank_side, (*config_machinery, "pydantic", "deepspeed")) == set()
     assert loaded_by(deepspeeds, config_machinery) == set()

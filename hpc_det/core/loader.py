@@ -185,9 +185,12 @@ class ReplayedLoader(ExternalLoader):
     def finish(self) -> None:
         """End the open pass if all of its batches are done.
 
-        At its end a sampler may draw from its generator once more, as torch's RandomSampler does.
+        At its end a sampler of torch may draw from its generator once more, as RandomSampler does. Other iterables are
+        not asked for their end, because they may have more batches than their length says.
         """
-        if self._pass.is_open and not self._reads_ahead and self.left(self._pass.done) == 0:
+        if self._torch_loader is None or self._reads_ahead or not self._pass.is_open:
+            return
+        if self.left(self._pass.done) == 0:
             self._pass.finish()
 
     def after(self, done: int) -> int:

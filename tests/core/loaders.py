@@ -104,9 +104,9 @@ def with_a_generator(data: type[Numbers], **options: Any) -> Any:
 
 
 def with_a_sampler_that_draws_as_it_goes(data: type[Numbers], **options: Any) -> Any:
-    records = data(240)
+    records = data(72)
     sampler = RandomSampler(records, replacement=True, generator=torch.Generator().manual_seed(3))
-    return DataLoader(records, batch_size=40, sampler=sampler, **options)
+    return DataLoader(records, batch_size=12, sampler=sampler, **options)
 
 
 def weighted(data: type[Numbers], **options: Any) -> Any:

@@ -7,6 +7,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -146,6 +147,44 @@ def test_two_loaders_may_have_a_generator_in_common() -> None:
     for old, new in zip(open_passes, continued, strict=True):
         assert [int(batch) for batch in new] == [int(batch) for batch in old]
     assert [*map(int, after[0].begin(1))] == [*map(int, before[0].begin(1))]
+
+
+def test_an_iterable_with_more_batches_than_its_length_loses_none() -> None:
+    class Longer:
+        def __init__(self) -> None:
+            self._numbers = iter(range(100))
+
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Iterator[int]:
+            return self._numbers
+
+    loader = ReplayedLoader(Longer())
+    taken: list[int] = []
+    for epoch in range(2):
+        taken += islice(loader.begin(epoch), 3)
+        loader.generator_states()
+    assert taken == [0, 1, 2, 3, 4, 5]
+
+
+class Short(Sampler[int]):
+    """A sampler with more indices than its length says."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+    def __len__(self) -> int:
+        return 4
+
+
+def test_a_sampler_with_more_indices_than_its_length_loses_none() -> None:
+    loader = ReplayedLoader(DataLoader(Numbers(), batch_size=None, sampler=Short()))
+    taken = []
+    for number in loader.begin(0):
+        taken.append(number)
+        loader.finish()
+    assert taken == [0, 1, 2, 3, 4, 5]
 
 
 # --- the loader is left as it was
