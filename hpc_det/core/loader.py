@@ -2,9 +2,10 @@
 
 A resumed pass gives the records that the rest of the undisturbed pass would have given, with the same random numbers:
 
-- torch's DataLoader over a map-style data set, also as prepared by accelerate, is cut by index (loader_indices): no
-  skipped record is read. With workers this needs a seed.
-- A loader with a `state_dict`, such as torchdata's StatefulDataLoader, restores its position itself.
+- The DataLoader of torch or torchdata over a map-style data set, also as prepared by accelerate, is cut by index (see
+  loader_indices): no skipped record is read. With workers this needs a seed.
+- Any other loader with a `state_dict`, such as torchdata's StatefulDataLoader of an iterable data set, restores its
+  position itself.
 - Any other iterable is started in the same state as before, and the batches that were done are read and dropped.
 """
 
@@ -48,12 +49,12 @@ class ReplayedLoader(ExternalLoader):
         self.generators = generators_of(loader)
         """The generators of the loader and its samplers, apart from the global ones."""
         self._reads_ahead = _is_shard_of_accelerate(loader)
-        self._stateful = _stateful(loader)
         self._cut = None
         can_be_cut = self._torch_loader is not None and (self._torch_loader is loader or self._reads_ahead)
-        if can_be_cut and self._stateful is None:
+        if can_be_cut:
             assert self._torch_loader is not None
             self._cut = cut_sampler_of(self._torch_loader, seed)
+        self._stateful = None if self._cut else _stateful(loader)
         self._began: dict[str, Any] = {}
         self._pass = _Pass(iter(()), 0)
 
@@ -105,6 +106,10 @@ class ReplayedLoader(ExternalLoader):
         for owner in (self._loader, *samplers_of(self._loader)):
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(epoch)
+        if getattr(self._torch_loader, "_initial_iter_for_state_dict", False):
+            # A StatefulDataLoader asked for its state before its first pass, as accelerate does, has made an iterator,
+            # and would draw nothing in this pass, whichever it is.
+            self._torch_loader.load_state_dict({})  # type: ignore[union-attr]
         if epoch and starts_workers:
             self._start_workers()
         self._began = {"rng": rng_state(), "generators": self.generator_states()}
@@ -165,7 +170,7 @@ class ReplayedLoader(ExternalLoader):
         return {**self._began, "now": self.generator_states(), **({} if state is None else {"loader": state})}
 
     def state(self) -> dict[str, Any] | None:
-        """Return the loader's `state_dict()` in the middle of a pass; None at its border, or if it has none."""
+        """Return the loader's `state_dict()` in the middle of a pass; None at its border, or if it is not needed."""
         # A StatefulDataLoader with the state of the end of a pass makes the next pass empty (meta-pytorch/data 1437).
         if self._stateful is None or not self._pass.is_open or self.left(self._pass.done) == 0:
             return None

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from hpc_det.core.external_loader import samplers_of
 from hpc_det.distributed.rng import mixed_seed, restore_rng, seed_generators
 
 Moment = tuple[int, dict[str, Any]]
@@ -149,16 +150,26 @@ _WHOLE: dict[str, Any] = {"epoch": 0, "done": 0, "moment": None}
 def cut_sampler_of(loader: DataLoader[Any], seed: int | None) -> CutSampler | None:
     """Return the sampler that cuts passes of `loader`; None if its passes cannot be cut by index.
 
-    They can be cut over a map-style data set, if torch's own code iterates the loader. With workers a seed is needed,
-    because the state of a worker's generators depends on all records that it has read.
+    They can be cut over a map-style data set, if torch's or torchdata's own code iterates the loader, and neither the
+    data set nor a sampler has a state to restore. With workers a seed is needed, because the state of a worker's
+    generators depends on all records that it has read.
     """
-    is_plain = type(loader).__iter__ is DataLoader.__iter__
-    is_iterable = isinstance(loader.dataset, IterableDataset)
-    if not is_plain or is_iterable or (loader.num_workers and seed is None):
+    if not _is_iterated_by_torch(loader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    if any(hasattr(owner, "state_dict") for owner in (loader.dataset, *samplers_of(loader))):
+        return None
+    if loader.num_workers and seed is None:
         return None
     if _index_sampler_of(loader) not in vars(loader):
         return None
     return CutSampler(loader, seed if loader.num_workers else None)
+
+
+def _is_iterated_by_torch(loader: DataLoader[Any]) -> bool:
+    # A subclass of torchdata's loader that has more to save has its own state_dict.
+    methods = (getattr(type(loader), name, None) for name in ("__iter__", "state_dict"))
+    modules = {method.__module__.partition(".")[0] for method in methods if method is not None}
+    return modules <= {"torch", "torchdata"}
 
 
 def _index_sampler_of(loader: DataLoader[Any]) -> str:

@@ -43,6 +43,20 @@ def test_any_other_iterable_continues_bit_for_bit(make: Make) -> None:
     assert differing(make) == []
 
 
+def test_a_generator_continues_in_its_only_pass() -> None:
+    def noisy() -> Iterator[Any]:
+        for number in range(6):
+            yield number, random.random()
+
+    assert differing(noisy, passes=1, at=[(0, done) for done in range(1, 6)]) == []
+
+
+def test_a_seed_changes_nothing_without_workers() -> None:
+    make = functools.partial(loaders.shuffled, Noisy)
+    assert undisturbed(make, seed=5)[0] == undisturbed(make)[0]
+    assert differing(make, seed=5) == []
+
+
 def test_the_check_sees_a_loader_that_does_not_continue() -> None:
     """A negative control: this generator is not one that a loader shows."""
     hidden = [torch.Generator().manual_seed(3)]

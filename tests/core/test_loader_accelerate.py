@@ -35,6 +35,12 @@ def prepared(data: type[Numbers], *, seedable: bool = False, kind: Any = loaders
     return accelerate.Accelerator(cpu=True, dataloader_config=configuration).prepare(kind(data, **options))
 
 
+def stateful(data: type[Numbers], **options: Any) -> Any:
+    pytest.importorskip("torchdata.stateful_dataloader")
+    configuration = accelerate.DataLoaderConfiguration(use_stateful_dataloader=True)
+    return accelerate.Accelerator(cpu=True, dataloader_config=configuration).prepare(loaders.shuffled(data, **options))
+
+
 def of_rank_1(data: type[Numbers]) -> Any:
     """Return what accelerate makes of a loader on rank 1 of 2."""
     inner = DataLoader(data(24), batch_size=2)
@@ -87,6 +93,11 @@ def test_its_workers_ignore_the_stop_signals() -> None:
     inner = torch_loader_of(loader)
     assert inner is not None
     assert isinstance(inner.worker_init_fn, WorkerInit)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 with torch 2.13
+def test_a_stateful_loader_inside_continues_bit_for_bit() -> None:
+    assert differing(functools.partial(stateful, Numbers)) == []
 
 
 @pytest.mark.integration
