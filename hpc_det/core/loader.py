@@ -54,7 +54,7 @@ class ReplayedLoader(ExternalLoader):
         if can_be_cut:
             assert self._torch_loader is not None
             self._cut = cut_sampler_of(self._torch_loader, seed)
-        self._stateful = None if self._cut else _stateful(loader)
+        self._stateful = None if self._cut is not None else _stateful(loader)
         self._began: dict[str, Any] = {}
         self._pass = _Pass(iter(()), 0)
 
@@ -81,9 +81,9 @@ class ReplayedLoader(ExternalLoader):
         # accelerate's loader reads batches `done` and `done` + 1 at once. When the position was saved, it had read the
         # first of them.
         is_ahead = rng is not None and done > 0 and self._reads_ahead and not self.loads_in_workers
-        moment = (done + 1, then) if is_ahead and self._cut else None
+        moment = (done + 1, then) if is_ahead and self._cut is not None else None
         iterator = self._resumed(epoch, done, began or {}, moment)
-        if began and not (self._reads_ahead and self._cut):  # then they are a step further already
+        if began and not (self._reads_ahead and self._cut is not None):  # then they are a step further already
             self.restore_generators(began.get("now", ()))
         if moment is None:
             restore_rng(then)
@@ -96,7 +96,7 @@ class ReplayedLoader(ExternalLoader):
             with self._workers_started_already(epoch):
                 return self._iterate(epoch, done)
         self._prepare(epoch)
-        if self._cut:
+        if self._cut is not None:
             return self._iterate(epoch, done, moment)
         iterator = self._iterate(epoch)
         deque(islice(iterator, done), maxlen=0)
@@ -124,7 +124,7 @@ class ReplayedLoader(ExternalLoader):
         states = self.generator_states()
         begin = functools.partial(with_live_workers, loader, functools.partial(iter, loader))
         with unchanged_generators():
-            if self._cut:
+            if self._cut is not None:
                 with self._cut.installed_empty():
                     begin()
             else:
@@ -145,7 +145,7 @@ class ReplayedLoader(ExternalLoader):
             loader.generator = own
 
     def _iterate(self, epoch: int, done: int = 0, moment: Moment | None = None) -> Iterator[Any]:
-        if self._cut:
+        if self._cut is not None:
             with self._cut.installed(epoch, done, moment):
                 iterator = self._started()
             self._cut.start()

@@ -201,6 +201,24 @@ def test_a_sampler_with_more_indices_than_its_length_loses_none() -> None:
     assert taken == [0, 1, 2, 3, 4, 5]
 
 
+class Unsized(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(6).tolist())
+
+
+def test_a_sampler_may_have_no_length() -> None:
+    def make() -> Any:
+        return DataLoader(Noisy(), batch_size=None, sampler=Unsized())
+
+    assert differing(make) == []
+
+
+def test_a_loader_may_be_empty() -> None:
+    loader = ReplayedLoader(DataLoader(Numbers(0)))
+    assert [len(list(loader.begin(epoch))) for epoch in range(2)] == [0, 0]
+    assert list(loader.resume(1, 0, loader.began())) == []
+
+
 # --- the loader is left as it was
 
 
