@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hpc_det.core.loader import length_of
+from hpc_det.core.external_loader import length_of
 from hpc_det.core.progress import Position
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.data.batch_shapes import Shapes

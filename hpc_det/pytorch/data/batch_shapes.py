@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpc_det.core.loader import length_of
+from hpc_det.core.external_loader import length_of
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.data_loader import DataLoader

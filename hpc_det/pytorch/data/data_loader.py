@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler
 
-from hpc_det.core.loader import length_of
+from hpc_det.core.external_loader import length_of
 from hpc_det.core.loader_workers import ClosableLoader, WorkerInit
 from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError

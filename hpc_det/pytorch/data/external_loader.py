@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, ClassVar
 
-from hpc_det.core.loader import ExternalLoader, length_of
+from hpc_det.core.external_loader import ExternalLoader, length_of
 from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.micro_batches import Rounds

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils import data
 
-from hpc_det.core.loader import set_epoch
+from hpc_det.core.external_loader import set_epoch
 from hpc_det.distributed.rng import mixed_seed, seeded
 from hpc_det.errors import UsageError
 

@@ -38,6 +38,10 @@ class Source(Protocol):
         """Return the data for resuming the open pass, besides its number and `done`, in a form for torch.save."""
         ...
 
+    def finish(self) -> None:
+        """End the open pass if all of its batches are done, so that the states of the generators are final."""
+        ...
+
     def after(self, done: int) -> int:
         """Return the position after one more batch than at the position `done`."""
         ...
@@ -157,6 +161,7 @@ class Passes:
 
     def own(self) -> dict[str, Any]:
         """Return the position and the generator states of this rank, taken together with `position`."""
+        self._source.finish()
         return {
             "position": self.position(),
             "began": self._source.began() if self._is_open else None,

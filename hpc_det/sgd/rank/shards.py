@@ -22,7 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hpc_det.core.loader import generators_of
+from hpc_det.core.external_loader import generators_of
 from hpc_det.core.loader_workers import WorkerInit
 from hpc_det.distributed.rng import mixed_seed
 from hpc_det.pytorch.data.partition import KeyedBatch
@@ -161,6 +161,9 @@ class Shards:
 
     def began(self) -> dict[str, Any]:
         return {"seed": self._seed}
+
+    def finish(self) -> None:
+        """Do nothing: the user's generators are drawn from at the beginning of a pass only."""
 
     def after(self, done: int) -> int:
         return done + self._cut.whole

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from hpc_det.core.loader import length_of
+from hpc_det.core.external_loader import length_of
 from hpc_det.core.progress import Position
 from hpc_det.distributed.rng import seed_generators
 from hpc_det.errors import UsageError

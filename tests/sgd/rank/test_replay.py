@@ -99,6 +99,15 @@ def test_the_open_pass_is_replayed_bit_for_bit(loader: Callable[[], Any], before
         assert after.position() == undisturbed.position()
 
 
+def test_a_snapshot_after_the_last_batch_of_a_whole_pass_is_exact() -> None:
+    before, after = passes(with_a_generator()), passes(with_a_generator())
+    for _ in before.batches(None):
+        own, position = before.own(), before.position()
+    after.restore(position, own)
+    after.restore_generators(own)
+    assert [batch[0].tolist() for batch in after.batches(None)] == [batch[0].tolist() for batch in before.batches(None)]
+
+
 def test_loaders_may_have_a_generator_in_common() -> None:
     def both() -> list[Passes]:
         generator = torch.Generator().manual_seed(3)
