@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from hpc_det.core.tensorboard import TensorBoard
 from hpc_det.core.tracked import Resumed, Tracked
 from hpc_det.distributed.metrics import plain, spelled
 from hpc_det.distributed.preempt import ForcedStop
-from hpc_det.distributed.rng import rng_state
+from hpc_det.distributed.rng import mixed_seed, rng_state
 from hpc_det.errors import UsageError
 from hpc_det.store.attempt import StopRequest, read_stop, request_stop
 
@@ -82,7 +82,9 @@ class Core:
         """The folder of a checkpoint of another trial, whose weights this trial starts with; None without one."""
         self._progress = resumed.progress if resumed else Progress()
         of_rank = resumed.of_rank if resumed and resumed.has_rank else {}
-        self._passes = Passes(of_rank, done=self._progress.position.done, seed=self.info.trial_seed + rank)
+        self._passes = Passes(
+            of_rank, done=self._progress.position.done, seed=mixed_seed("loader", self.info.trial_seed, rank)
+        )
         self._is_pass_left = False
         """Whether the loop has left an open pass before its end."""
         self._tensorboard = TensorBoard(run.folder.tensorboard / f"rank-{rank}" if rank else run.folder.tensorboard)
@@ -105,7 +107,7 @@ class Core:
             self.distributed,
             progress=self._progress,
             search=self._searching.search,
-            log=run.log,
+            log=self._reports or run.log,
         )
         if resumed:
             saver.resumed()
@@ -281,15 +283,21 @@ class Core:
 
     # --- called by init
 
-    def finishing(self) -> AbstractContextManager[None]:
-        """Wait for a save in flight if the block raises, as long as the job's deadline allows."""
-        return self._saves.saver.finishing(self._agreement)
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """End this object's threads; if the block raises, wait for a save in flight as long as there is time."""
+        try:
+            with self._saves.saver.finishing(self._agreement):
+                yield
+        finally:
+            if self._reports:
+                self._reports.close()
 
     def finish(self) -> None:
         """Save what is unsaved, and write the outcome. Collective."""
         self._meet("leaving the block of init")
         if self._reports:
-            self._reports.flush()
+            self._reports.write()
         self._saves.save_the_rest(self._agreement)
         end = "stopped" if self._agreement.stopped else self._searching.end()
         saver = self._saves.saver
@@ -363,7 +371,7 @@ class Core:
         here = stop_of(self._stop_request() if self.distributed.is_chief else None, self._agreement.deadline)
         self._stop = Stop(*self.distributed.broadcast_json([here.reason, here.deadline]))
         if self._reports:
-            self._reports.flush()
+            self._reports.write()
         self._saves.save_the_rest(self._agreement)
         self._note_saved()
 

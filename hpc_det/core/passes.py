@@ -33,12 +33,13 @@ class Passes:
         """Return the rest of pass `epoch` over `source`; the open pass, if it is not at its end."""
         if self._batches is not None and source is self._source:
             return self._batches
-        loader = self._loader_of(source)
+        loader, resumed = self._loader_of(source), self._resumed.get("pass") or {}
         if self.done and self._resumed:
-            self._batches = loader.resume(epoch, self.done, self._resumed.get("pass") or None)
-            self.restore_generators()
+            self._batches = loader.resume(epoch, self.done, resumed or None, self._rng)
+            self._rng = None
         else:
             self.restore_generators()
+            loader.restore_generators(resumed.get("now", ()))
             self.done = 0
             self._batches = loader.begin(epoch)
         self._resumed = {}
@@ -55,8 +56,10 @@ class Passes:
             self._rng = None
 
     def state(self) -> dict[str, Any]:
-        """Return what `open` needs to continue the open pass; {} at a border of passes."""
-        return self._loader.began() if self._loader and self._batches is not None else {}
+        """Return what `open` needs to continue; {} before the first pass."""
+        if self._loader is None:
+            return dict(self._resumed.get("pass") or {})
+        return self._loader.began() if self._batches is not None else {"now": self._loader.generator_states()}
 
     def close(self) -> None:
         """End the loader's worker processes."""
@@ -69,5 +72,5 @@ class Passes:
         if self._loader is None or source is not self._source:
             if self._loader:
                 self._loader.close()
-            self._loader, self._source = ReplayedLoader(source), source
+            self._loader, self._source = ReplayedLoader(source, seed=self._seed), source
         return self._loader

@@ -1,11 +1,13 @@
-"""Reports of a loop's metrics: rank 0 writes them to the trial's files, TensorBoard and loggers.
+"""Reports of a loop's metrics: rank 0 writes them to the trial's files and to TensorBoard.
 
-A report is converted at once and written later, at most WRITE_S after the one before it: a loop may report at every
-batch, and a write costs as much as a small batch.
+A report is converted at once and written soon: a loop may report at every batch, and a write costs as much as a small
+batch. The first report after a pause is written at once, the others together after WRITE_S, by a thread, so that the
+last one is visible even if the loop then does something that takes long.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -25,44 +27,85 @@ class Reports:
     def __init__(self, log: MetricsLog, tensorboard: TensorBoard) -> None:
         self._log = log
         self._tensorboard = tensorboard
+        self._lock = threading.RLock()
         self._waiting: list[tuple[int, dict[str, Any], float]] = []
         """Training reports that are not written yet: batches, metrics, and the time in seconds since the epoch."""
         self._write_at = 0.0
         """Seconds of time.monotonic at which the next training report is written at once."""
+        self._thread: threading.Thread | None = None
+        self._has_news, self._is_closed = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        """The error of a write by the thread, which the next call raises."""
         self.total: int | None = None
         """Number of batches of the whole trial; None if it is unknown."""
 
     def training(self, steps: int, metrics: Mapping[str, Any]) -> None:
-        """Report training metrics after `steps` batches. Values on a GPU are copied, and read when they are written."""
-        self._waiting.append((steps, {name: _kept(value) for name, value in metrics.items()}, time.time()))
+        """Report training metrics after `steps` batches. Values on a GPU are copied, and read when they are written.
+
+        Raises the error of an earlier write.
+        """
+        if self._error:
+            raise self._error
+        with self._lock:
+            self._waiting.append((steps, {name: _kept(value) for name, value in metrics.items()}, time.time()))
         if time.monotonic() >= self._write_at:
-            self.flush()
+            self.write()
+        elif not self._has_news.is_set():
+            self._wake()
 
     def validation(self, steps: int, metrics: Mapping[str, Any]) -> None:
         """Report validation metrics, which are written at once."""
-        self.flush()
-        self._log.report("validation", steps, self.total, metrics)
-        self._tensorboard.report("validation", steps, metrics)
+        with self._lock:
+            self.write()
+            self._log.report("validation", steps, self.total, metrics)
+            self._tensorboard.report("validation", steps, metrics)
 
     def group(self, group: str, steps: int, metrics: Mapping[str, Any]) -> None:
         """Report metrics of another group, which are written at once."""
-        self._log.report_group(group, steps, metrics)
-        self._tensorboard.report("training", steps, {f"{group}/{name}": value for name, value in metrics.items()})
+        with self._lock:
+            self._log.report_group(group, steps, metrics)
+            self._tensorboard.report("training", steps, {f"{group}/{name}": value for name, value in metrics.items()})
+
+    def write(self) -> None:
+        """Write the training reports that are waiting."""
+        with self._lock:
+            self._write_at = time.monotonic() + WRITE_S
+            waiting, self._waiting = self._waiting, []
+            records = [
+                {"kind": "training", "steps": steps, "total": self.total, "metrics": spelled(metrics), "time": at}
+                for steps, metrics, at in waiting
+            ]
+            if records:
+                self._log.report_all(records)
+            for record in records:
+                self._tensorboard.report("training", record["steps"], record["metrics"])
 
     def flush(self) -> None:
-        """Write the training reports that are waiting."""
-        self._write_at = time.monotonic() + WRITE_S
-        waiting, self._waiting = self._waiting, []
-        records = [(steps, spelled(metrics), at) for steps, metrics, at in waiting]
-        if records:
-            self._log.report_all(
-                [
-                    {"kind": "training", "steps": steps, "total": self.total, "metrics": metrics, "time": at}
-                    for steps, metrics, at in records
-                ]
-            )
-        for steps, metrics, _ in records:
-            self._tensorboard.report("training", steps, metrics)
+        """Write all reports, and flush them to disk. Any thread may call this."""
+        self.write()
+        self._log.flush()
+
+    def close(self) -> None:
+        """End the thread. Reports that are waiting are not written."""
+        self._is_closed.set()
+        self._has_news.set()
+        if self._thread:
+            self._thread.join()
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_later, name="reports", daemon=True)
+            self._thread.start()
+        self._has_news.set()
+
+    def _write_later(self) -> None:
+        while self._has_news.wait() and not self._is_closed.wait(WRITE_S):
+            self._has_news.clear()
+            try:
+                self.write()
+            except BaseException as error:
+                self._error = error
+                return
 
 
 def _kept(value: Any) -> Any:

@@ -21,7 +21,6 @@ from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.core.progress import PROGRESS, Progress, progress_state
 from hpc_det.core.search import Search
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import StopAgreement
 from hpc_det.distributed.rng import unchanged_generators
 
@@ -61,6 +60,14 @@ class Content(Protocol):
         ...
 
 
+class Flushed(Protocol):
+    """The reports of a training, which are on disk before a checkpoint is committed."""
+
+    def flush(self) -> None:
+        """Flush all reports to disk. The thread that commits calls this."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
     """Settings for saving and keeping the checkpoints of a training."""
@@ -88,7 +95,7 @@ class CheckpointSaver:
         *,
         progress: Progress,
         search: Search,
-        log: MetricsLog,
+        log: Flushed,
         never: bool = False,
     ) -> None:
         """`progress` belongs to the loop and changes as it trains. `never`: nothing is saved."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 
 from hpc_det.checkpoint.committed import newest_good
 from hpc_det.checkpoint.content import load
+from hpc_det.store.metrics import read_reports
 from tests.e2e.story import Story, hpc_det
 from tests.e2e.test_slurm import use
 from tests.labs.slurm import SlurmLab
@@ -78,9 +76,11 @@ def test_asha_promotes_and_ends_trials_of_a_plain_loop() -> None:
     loop = PlainLoop.begin(f"searcher={searcher}", rates)
     loop.wait()
     trials = json.loads(hpc_det("experiment", "list-trials", loop.number, "--json").stdout)
-    assert sorted(trial["batches"] for trial in trials) == [8, 8, 16, 16]
-    best = sorted(trials, key=lambda trial: float(trial["hparams"]["lr"]))[:2]
-    assert {trial["batches"] for trial in best} == {16}
+    assert {trial["batches"] for trial in trials} == {8, 16}
+    for trial in trials:
+        folder = loop.trial.experiment().trial(trial["trial"])
+        steps = [report["steps"] for report in read_reports(folder.metrics) if report["kind"] == "training"]
+        assert steps == [*range(1, trial["batches"] + 1)]
 
 
 @pytest.mark.slurm
@@ -99,12 +99,3 @@ def test_a_plain_loop_on_two_nodes_is_preempted_twice_and_the_same(
         each.wait()
     assert loop.causes == ["preempted", "preempted", "finished"]
     assert loop.is_same_as(whole)
-
-
-# --- outside of a job
-
-
-def run(root: Path, *launcher: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *launcher, str(HERE / "alone.py")]
-    variables = {**os.environ, "HPC_DET_ROOT": str(root), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
