@@ -17,7 +17,7 @@ _SETS = re.compile(rf"\w*({_NAMES.pattern})\w*=", re.IGNORECASE)
 """Matches a line of shell code that sets a variable with such a name."""
 _STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential")
 _SECTIONS = re.compile(
-    r"(cluster\.(environment_variables|experiment|setup)|environment|data|checkpoint_storage|notify)\b"
+    r"(cluster\.(environment_variables|experiment|setup)|environment|data|checkpoint_storage|notify|loggers)\b"
 )
 """Settings that may contain secrets."""
 _SECRET_PATHS = re.compile(
