@@ -11,8 +11,10 @@ A folder may import only the folders listed below it (tests/test_architecture.py
     launch         on the nodes: the job, one agent per node, launchers, the entry point of a rank
     notify         hooks called when an experiment starts, pauses or ends
     view           reads the files of experiments: states, histories, metrics, profiles
+    integrations   adapters for W&B, MLflow and other packages; each is imported only where it is used
     pytorch        PyTorchTrial and DeepSpeedTrial: trial/ loop/ data/ strategies/ state/ deepspeed/ profiling/
     compat         `import determined` for code that was written for Determined
+    core           the public Core API, for any training loop: run, report, save, resume, stop, search
     checkpoint     from tensors in memory to a committed folder and back: copies, writer, commit, verify, prune, mirror
     distributed    inside a rank: its process, collectives, the agreement to stop, metrics, RNG states
     schedulers     slurm/ pbs/ local: commands, parsers, flags, queue, detection of a site, processes on its nodes
