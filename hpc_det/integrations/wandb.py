@@ -1,9 +1,9 @@
 """Weights & Biases: one run for all attempts of a trial, and the upload of offline runs.
 
 The id of the run is saved in the trial's folder before the first `wandb.init`, and later attempts resume it. The x axis
-of charts is the number of batches, which each row contains. It is not W&B's own step: W&B drops rows whose step is below
-the last one. The stretch that an attempt trains again after a loss is in the run twice; `hpc_det/resumed_at` contains
-the batches at which attempts resumed.
+of charts is the number of batches, which each row contains, instead of W&B's own step: W&B drops rows whose step is
+below the last one. The stretch that an attempt trains again after a loss is in the run twice; `hpc_det/resumed_at`
+contains the batches at which attempts resumed.
 
 An offline attempt is a folder for itself. `hpc-det experiment sync` uploads the folders in the order of attempts into
 the same run. Offline, W&B would number the rows of each attempt from 0 and the upload would replace rows, so later

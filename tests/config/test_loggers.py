@@ -11,8 +11,8 @@ from tests.facts import unnamed
 
 Build = Callable[..., Effective]
 Problems = Callable[..., list[str]]
-WANDB = {"project": None, "entity": None, "mode": "online", "base_url": None, "tags": []}
-MLFLOW = {"tracking_uri": None, "experiment_name": None, "mode": "online"}
+WANDB: dict[str, Any] = {"project": None, "entity": None, "mode": "online", "base_url": None, "tags": []}
+MLFLOW: dict[str, Any] = {"tracking_uri": None, "experiment_name": None, "mode": "online"}
 
 
 def test_each_entry_has_the_defaults_of_its_kind(build: Build) -> None:

@@ -68,7 +68,7 @@ def trial(tmp_path: Path) -> TrialFolder:
 
 @pytest.fixture
 def start(trial: TrialFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Return a function that makes loggers of the given kinds with fake integrations, and opens all gates at the end."""
+    """Return a function that makes loggers with fake integrations; all gates are opened at the end."""
     made: list[Fake] = []
 
     def logger(settings: Mapping[str, Any], logged: LoggedTrial) -> Fake:

@@ -27,7 +27,8 @@ Settings: TypeAlias = Mapping[str, Any]
 def sync(experiment: ExperimentFolder, kind: str | None, dry_run: bool) -> None:
     """Upload offline runs of the experiment's loggers.
 
-    Attempts of a trial are uploaded in their order. What is uploaded already is skipped, so the command can be repeated.
+    Attempts of a trial are uploaded in their order, and runs that were uploaded before are skipped. If the upload of a
+    trial fails, the command continues with the others and exits with 1.
 
     \b
     Example:
