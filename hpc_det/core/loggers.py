@@ -293,4 +293,5 @@ def _words(error: BaseException) -> str:
 
 def say(kind: str, text: str) -> None:
     """Print a message of the logger `kind`, without secrets."""
-    print(f"hpc-det: logger {kind}: {visible(without_secrets(text, os.environ))}", flush=True)
+    line = " ".join(without_secrets(text, os.environ).split())
+    print(f"hpc-det: logger {kind}: {visible(line)}", flush=True)

@@ -88,6 +88,8 @@ class WandbLogger:
             run = self._started("online")
         except Exception as error:
             self._trial.say(f"this attempt is logged offline, for `hpc-det experiment sync`: {error}")
+            if wandb.run is None:  # otherwise the service also has a run of the trial's code
+                wandb.teardown()  # the service would refuse the same id for the offline run
             return None
         self._trial.say(str(run.url))
         return run

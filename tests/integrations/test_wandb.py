@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,16 @@ class FakeWandb:
     """Stands in for the module. `refuses`: raised by init in mode online."""
 
     Settings = dict
+    run = None
 
     def __init__(self) -> None:
+        self.torn_down = 0
         self.inits: list[dict[str, Any]] = []
         self.runs: list[FakeRun] = []
         self.refuses: Exception | None = None
+
+    def teardown(self) -> None:
+        self.torn_down += 1
 
     def init(self, **arguments: Any) -> FakeRun:
         self.inits.append(arguments)
@@ -161,6 +167,7 @@ def test_without_a_server_the_attempt_is_logged_offline(fake: FakeWandb, logged:
     logger(logged).begin(0)
     assert [init["mode"] for init in fake.inits] == ["online", "offline"]
     assert len({init["id"] for init in fake.inits}) == 1
+    assert fake.torn_down == 1
     assert any("no route" in line for line in said)
 
 
@@ -237,3 +244,28 @@ def test_the_package_of_the_same_name_is_the_installed_one() -> None:
     from hpc_det.integrations import wandb
 
     assert vars(wandb)["wandb"] is sys.modules["wandb"]
+
+
+def test_a_real_server_that_does_not_answer_leaves_an_offline_run(
+    logged: Logged, said: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import wandb as library
+
+    from hpc_det.integrations import wandb
+
+    for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setattr(wandb, "INIT_S", 1.0)
+    with socket.socket() as closed:  # bound and not listening: connections are refused
+        closed.bind(("127.0.0.1", 0))
+        made = logger(logged, base_url=f"http://127.0.0.1:{closed.getsockname()[1]}")
+        try:
+            made.begin(0)
+            made.report("training", 100, {"loss": 0.5})
+            made.end("finished")
+        finally:
+            library.teardown()
+    assert len(wandb.offline_runs(logged().folder)) == 1
+    assert len(said) == 1
