@@ -15,6 +15,7 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.config.fields import time_limit_min
 from hpc_det.config.job_sections import Resources
+from hpc_det.config.loggers import logger_problems
 from hpc_det.config.merge import Tree, value_at
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import expectation
@@ -38,6 +39,7 @@ def cross_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
     yield from _profiling_problems(experiment)
     yield from _log_policy_problems(experiment)
     yield from _hook_problems(experiment)
+    yield from logger_problems(experiment)
 
 
 def _searcher_problems(experiment: Tree) -> Iterator[Problem]:

@@ -18,6 +18,9 @@ FOR_USERS = {
     "the argument `timeout_s`.",
     "DS_ACCELERATOR": "The accelerator that DeepSpeed uses, `cpu` or `cuda`. hpc_det sets it by the slot type "
     "unless it is set.",
+    "WANDB_API_KEY": "Key of Weights & Biases, for `loggers`; not needed after `wandb login`.",
+    "MLFLOW_TRACKING_URI": "URI of the MLflow server for `loggers` without `tracking_uri`, and for "
+    "`hpc-det experiment sync`.",
 }
 """Meaning of each variable that a user or an administrator may set."""
 

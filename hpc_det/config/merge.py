@@ -185,6 +185,12 @@ def _field(name: str) -> Callable[[Any], object]:
     return lambda element: element.get(name, element) if isinstance(element, dict) else element
 
 
+def _only_key(element: Any) -> object:
+    """Return the key of a logger: its kind, the only key of the element that has a value."""
+    kinds = [kind for kind, value in element.items() if value is not None] if isinstance(element, dict) else []
+    return kinds[0] if len(kinds) == 1 else element
+
+
 def _policy(element: Any) -> object:
     """Return the key of a log policy: its name, or the action and pattern of one without a name."""
     if not isinstance(element, dict):
@@ -253,6 +259,7 @@ RULES: dict[str, Rule] = {
     "hyperparameters": _hyperparameters,
     "labels": _set_union,
     "log_policies": _keyed(_policy),
+    "loggers": _keyed(_only_key),
     "min_checkpoint_period": _atomic,
     "min_validation_period": _atomic,
     "resources.devices": _keyed(_field("container_path"), _expand_device),

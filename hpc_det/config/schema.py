@@ -23,6 +23,7 @@ from hpc_det.config.fields import (
     Text,
 )
 from hpc_det.config.job_sections import BindMount, Environment, Pbs, Resources, Slurm
+from hpc_det.config.loggers import LoggerEntry
 from hpc_det.config.searchers import Searcher
 from hpc_det.config.section import Section
 from hpc_det.config.storage import CheckpointStorage, OwnFolder
@@ -277,6 +278,9 @@ class Experiment(Section):
     )
     notify: Annotated[list[Hook], Expected("a list of maps with one of command, webhook and mail")] = Field(
         default=[], description="Hooks called when the experiment starts, pauses or ends."
+    )
+    loggers: Annotated[list[LoggerEntry], Expected("a list of maps with one of wandb and mlflow")] = Field(
+        default=[], description="Services to which rank 0 sends the metrics of its trial."
     )
     retention_policy: RetentionPolicy = Field(default=RetentionPolicy(), description="Retention of logs.")
     preemption_timeout: Positive | None = Field(

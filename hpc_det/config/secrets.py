@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hpc_det.config.merge import Tree, leaves
@@ -17,7 +17,7 @@ _SETS = re.compile(rf"\w*({_NAMES.pattern})\w*=", re.IGNORECASE)
 """Matches a line of shell code that sets a variable with such a name."""
 _STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential")
 _SECTIONS = re.compile(
-    r"(cluster\.(environment_variables|experiment|setup)|environment|data|checkpoint_storage|notify)\b"
+    r"(cluster\.(environment_variables|experiment|setup)|environment|data|checkpoint_storage|notify|loggers)\b"
 )
 """Settings that may contain secrets."""
 _SECRET_PATHS = re.compile(
@@ -25,6 +25,10 @@ _SECRET_PATHS = re.compile(
     r"|notify(\[\d+\])?(\.webhook|$)"
 )
 _SUSPICIOUS = re.compile(rf"{_NAMES.pattern}|registry_auth|connection_string|webhook", re.IGNORECASE)
+_SHORTEST = 6
+"""Characters that a value needs to be taken for a secret: shorter ones, such as 1 or true, occur in other words."""
+_USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/?#@]*@", re.IGNORECASE)
+"""Matches the beginning of a URL with a user name or password before its host."""
 
 
 def masked(tree: Tree) -> Tree:
@@ -75,6 +79,14 @@ def shown_at(path: str, value: Any) -> str:
     if variable and _NAMES.search(variable[0]):
         return repr(f"{variable[0]}{MASK}")
     return repr(MASK) if _SECRET_PATHS.match(path) or _SUSPICIOUS.search(f"{path} {value}") else shown(value)
+
+
+def without_secrets(text: str, env: Mapping[str, str]) -> str:
+    """Return the text of a library without the values of variables such as ..._KEY, and without passwords in URLs."""
+    for name, value in env.items():
+        if len(value) >= _SHORTEST and _NAMES.search(name):
+            text = text.replace(value, MASK)
+    return _USERINFO.sub(rf"\1{MASK}@", text)
 
 
 def masked_paths(tree: Tree) -> list[str]:

@@ -1,4 +1,4 @@
-"""The configuration of a short training of an experiment: one trial of a few batches, without notifications."""
+"""The configuration of a short training of an experiment: one trial of a few batches, without hooks and loggers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def short_training(experiment: Tree, *, title: str, label: str, batches: int, re
     tree = deepcopy(experiment)
     tree["name"] = f"{tree['name']}: {title}"
     tree["labels"] = [*(each for each in tree["labels"] if each != label), label]
-    tree["notify"] = []
+    tree["notify"], tree["loggers"] = [], []
     tree["searcher"] = _single(tree["searcher"], batches)
     tree["scheduling_unit"] = max(batches // reports, 1)
     tree["max_restarts"] = 0

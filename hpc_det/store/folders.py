@@ -95,6 +95,15 @@ class TrialFolder:
         return self.path / "tensorboard"
 
     @property
+    def loggers(self) -> Path:
+        """A folder for each logger (hpc_det.core.loggers), with its files and, offline, its runs; written by rank 0."""
+        return self.path / "loggers"
+
+    def logger_calls(self, kind: str) -> Path:
+        """Return the journal of what the logger of this kind has sent, written by rank 0."""
+        return self.loggers / f"{kind}.jsonl"
+
+    @property
     def profile(self) -> Path:
         """Measurements of its training: see hpc_det.pytorch.profiling."""
         return self.path / "profile"

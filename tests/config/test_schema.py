@@ -93,6 +93,7 @@ def test_the_defaults_are_determineds() -> None:
         },
         "log_policies": [],
         "notify": [],
+        "loggers": [],
         "retention_policy": {"log_retention_days": None},
         "preemption_timeout": None,
         "integrations": None,

@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_det.config.secrets import MASK, masked, masked_lines, masked_names, masked_paths, masked_profile, shown_at
+from hpc_det.config.secrets import (
+    MASK,
+    masked,
+    masked_lines,
+    masked_names,
+    masked_paths,
+    masked_profile,
+    shown_at,
+    without_secrets,
+)
 
 
 def tree(variables: object, data: dict[str, object]) -> dict[str, object]:
@@ -112,3 +121,9 @@ def test_masks_are_found_again_where_nobody_has_set_the_secret_since() -> None:
     assert masked_paths(shown) == ["data.secrets.user", "data.secrets.deep.er"]
     variables = shown["environment"]["environment_variables"]
     assert masked_names([*variables, "A_KEY=mine"]) == ["HF_TOKEN"]
+
+
+def test_a_text_of_a_library_loses_the_values_of_secret_variables_and_passwords_in_urls() -> None:
+    env = {"WANDB_API_KEY": "0123456789", "A_TOKEN": "1", "HOME": "/home/ada"}
+    text = "key 0123456789, 1 of 1, /home/ada, postgresql://ada:hunter2@db/x and ada@example.org"
+    assert without_secrets(text, env) == f"key {MASK}, 1 of 1, /home/ada, postgresql://{MASK}@db/x and ada@example.org"

@@ -60,6 +60,7 @@ COMMANDS = (
     LazyCommand("logs", "experiment.logs", "Print the output of jobs and ranks, by attempt and merged by time."),
     LazyCommand("pause", "experiment.stop", "Save a checkpoint of each trial, then free the nodes until `activate`."),
     LazyCommand("set", "experiment.set", "Change the name, description, limits, priority or retention of experiments."),
+    LazyCommand("sync", "experiment.sync", "Upload offline runs of the experiment's loggers."),
     LazyCommand(
         "tune-throughput",
         "experiment.tune_throughput",
