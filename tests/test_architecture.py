@@ -75,15 +75,9 @@ def modules_of(*parts: str) -> list[str]:
     return found
 
 
-def loaded_by(modules: list[str], watched: tuple[str, ...], *, missing: tuple[str, ...] = ()) -> set[str]:
-    """Return those of the `watched` packages that a fresh interpreter has loaded after importing all `modules`.
-
-    `missing`: packages that it cannot import.
-    """
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({missing!r})); [__import__(m) for m in {modules!r}]; "
-        f"print(*({set(watched)!r} & set(sys.modules)))"
-    )
+def loaded_by(modules: list[str], watched: tuple[str, ...]) -> set[str]:
+    """Return those of the `watched` packages that a fresh interpreter has loaded after importing all `modules`."""
+    code = f"import sys; [__import__(m) for m in {modules!r}]; print(*({set(watched)!r} & set(sys.modules)))"
     return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
 
 

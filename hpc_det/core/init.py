@@ -26,6 +26,7 @@ def init(
     hparams: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     name: str | None = None,
+    loggers: list[dict[str, Any]] | None = None,
     distributed: Distributed | None = None,
 ) -> Iterator[Core]:
     """Yield this rank's view of the training, for the length of a `with` block.
@@ -34,6 +35,8 @@ def init(
     arguments, and the ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...). There, a run resumes when the
     script is started again with the same `name` (by default the script's name), unless it had finished; a signal
     (TERM, USR1, USR2, HUP) makes all ranks save and stop at the same batch.
+
+    `loggers`: like the key `loggers` of an experiment, for a run outside a job: [{"wandb": {...}}, {"mlflow": {...}}].
 
     The random generators of Python, numpy and torch are seeded with the trial's seed on all ranks. An existing process
     group of the script is used and kept.
@@ -46,7 +49,8 @@ def init(
     here = Attempt.is_in(os.environ)
     folder = partial(_local_folder, name or _script_name())
     leaving = None
-    with in_job() if here else outside_job(hparams or {}, config or {}, distributed, folder) as run:
+    config = {**(config or {}), **({"loggers": loggers} if loggers else {})}
+    with in_job() if here else outside_job(hparams or {}, config, distributed, folder) as run:
         core = Core(run)
         with core.finishing():
             try:

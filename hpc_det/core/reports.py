@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,6 +85,10 @@ class Reports:
         """Write all reports, and flush them to disk. Any thread may call this."""
         self.write()
         self._log.flush()
+
+    def saved(self, steps: int, checkpoint: Path) -> None:
+        """Take note of a committed checkpoint."""
+        self._log.saved(steps, checkpoint)
 
     def close(self) -> None:
         """End the thread. Reports that are waiting are not written."""

@@ -21,6 +21,7 @@ from hpc_det.checkpoint.pinned_staging import PinnedStaging
 from hpc_det.checkpoint.retention import Policy, policy_of
 from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.config.rank_variables import RESUME_CHECK, THROUGHPUT, TrainsOn, stops_of, trains_on
+from hpc_det.core.loggers import Loggers
 from hpc_det.core.portable import keep_code
 from hpc_det.core.saver import Checkpointing
 from hpc_det.distributed.collectives import Distributed
@@ -107,34 +108,45 @@ class Run:
             if distributed.is_chief:
                 keep_code(attempt.trial.experiment().code)  # before the trial is imported, which may change the folder
             spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
-            yield cls(
+            log = RunLog(attempt.trial, spec, attempt.number, chief=distributed.is_chief, shown=False)
+            run = cls(
                 spec=spec,
                 folder=attempt.trial,
                 attempt=attempt.number,
                 distributed=distributed,
                 stop=stop,
-                log=MetricsLog(attempt.trial, attempt.number),
+                log=log,
                 job=_job_of(attempt, spec["config"], distributed),
                 purpose=Purpose.from_env(env),
             )
+            with _ends_as_failed(log):
+                yield run
             process.heartbeat.progress = outside
 
     @classmethod
     @contextmanager
     def unmanaged(
-        cls, spec: dict[str, Any], folder: TrialFolder, distributed: Distributed, signals: SignalPipe, *, test: bool
+        cls,
+        spec: dict[str, Any],
+        folder: TrialFolder,
+        distributed: Distributed,
+        signals: SignalPipe,
+        *,
+        test: bool,
+        attempt: int = 1,
     ) -> Iterator[Run]:
         """Yield a run outside a job, under torchrun or another launcher or in one process. Call it inside
         `process_group`.
         """
-        with _stops(distributed, signals, None) as stop:
+        log = RunLog(folder, spec, attempt, chief=distributed.is_chief, shown=True)
+        with _stops(distributed, signals, None) as stop, _ends_as_failed(log):
             yield cls(
                 spec=spec,
                 folder=folder,
-                attempt=1,
+                attempt=attempt,
                 distributed=distributed,
                 stop=stop,
-                log=ShownLog(folder, 1),
+                log=log,
                 purpose=Purpose(test=test),
             )
 
@@ -166,6 +178,7 @@ class Run:
         outcome = {"attempt": self.attempt, "kind": end, "steps": steps, "saved": saved}
         if self.distributed.is_chief:
             write_json(self.folder.outcome, outcome)
+            self.log.end(end, self.stop.deadline)
         return outcome
 
 
@@ -257,15 +270,48 @@ def _stops(
         stop.close()
 
 
-class ShownLog(MetricsLog):
-    """A metrics log that also prints the metrics, for runs without a follower."""
+class RunLog(MetricsLog):
+    """A metrics log that also sends everything to the loggers of the configuration. Rank 0 alone writes to it."""
+
+    def __init__(self, folder: TrialFolder, spec: Mapping[str, Any], attempt: int, *, chief: bool, shown: bool) -> None:
+        """`shown`: print the metrics, too, for runs without a follower."""
+        super().__init__(folder, attempt)
+        self._loggers = Loggers.of(spec["config"].get("loggers"), folder, spec, attempt) if chief else Loggers()
+        self._shown = shown
+
+    def begin_at(self, *, trained: int, validated: int) -> None:
+        super().begin_at(trained=trained, validated=validated)
+        self._loggers.begin(trained)
 
     def report_all(self, records: Sequence[Mapping[str, Any]]) -> None:
         super().report_all(records)
-        last = records[-1]  # of many, since a loop may report at every batch
-        values = ", ".join(f"{name} {_short(value)}" for name, value in last["metrics"].items())
-        of = f" of {last['total']}" if last["total"] else ""
-        print(f"hpc-det: {last['kind']} at batch {last['steps']}{of}: {values}", flush=True)
+        for record in records:
+            self._loggers.report(record["kind"], record["steps"], record["metrics"])
+        if self._shown:
+            last = records[-1]  # of many, since a loop may report at every batch
+            values = ", ".join(f"{name} {_short(value)}" for name, value in last["metrics"].items())
+            of = f" of {last['total']}" if last["total"] else ""
+            print(f"hpc-det: {last['kind']} at batch {last['steps']}{of}: {values}", flush=True)
+
+    def report_group(self, group: str, steps: int, metrics: Mapping[str, Any]) -> None:
+        super().report_group(group, steps, metrics)
+        self._loggers.report(group, steps, metrics)
+
+    def saved(self, steps: int, checkpoint: Path) -> None:
+        self._loggers.checkpoint(steps, checkpoint)
+
+    def end(self, kind: str, deadline: float | None = None) -> None:
+        """Send the rest to the loggers. `kind`: the end of the outcome, or "failed"; further calls do nothing."""
+        self._loggers.end(kind, deadline)
+
+
+@contextmanager
+def _ends_as_failed(log: MetricsLog) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        log.end("failed")
+        raise
 
 
 def _short(value: Any) -> str:

@@ -67,6 +67,10 @@ class Flushed(Protocol):
         """Flush all reports to disk. The thread that commits calls this."""
         ...
 
+    def saved(self, steps: int, checkpoint: Path) -> None:
+        """Take note of a committed checkpoint, on rank 0."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
@@ -267,6 +271,8 @@ class CheckpointSaver:
         """Report a committed save to the content, and record its times."""
         with unchanged_generators():
             self._content.committed(self._uuid)
+        if saved := self._checkpoints.saved:
+            self._log.saved(saved.steps, saved.path)
         self._save_schedule.save_ends(self._progress.steps, self._checkpoints.saved)
 
     def _prune(self, validations: Mapping[int, float], to_resume_from: int = 0) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -332,6 +333,12 @@ class MetricsLog:
         self._insist_on_last_attempt()
         record = {"group": group, "steps": steps, "metrics": spelled(metrics)}
         append_lines(self._groups, [self._stamped(record)], durable=False)
+
+    def saved(self, steps: int, checkpoint: Path) -> None:
+        """Take note of a committed checkpoint; does nothing here."""
+
+    def end(self, kind: str, deadline: float | None = None) -> None:
+        """Take note of the end of training; does nothing here."""
 
     def flush(self) -> None:
         """Flush the reports to disk. Call before a checkpoint is committed: a resumed run does not repeat them."""
