@@ -16,6 +16,8 @@ pytestmark = pytest.mark.integration
 PACKAGE = Path(hpc_det.__file__).parent
 ORDER = (
     "cli",
+    "compat",
+    "client",
     "report",
     "doctor",
     "sweep",
@@ -25,7 +27,6 @@ ORDER = (
     "notify",
     "view",
     "pytorch",
-    "compat",
     "checkpoint",
     "distributed",
     "schedulers",
@@ -42,6 +43,7 @@ ORDER = (
 HEAVY = ("torch", "numpy", "hydra", "deepspeed", "mpi4py")
 LOGIN_SIDE = (
     "cli",
+    "client",
     "doctor",
     "report",
     "submit",

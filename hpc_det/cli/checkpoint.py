@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from hpc_det.checkpoint.storage import is_here
-from hpc_det.cli.arguments import insist_on_own, store
 from hpc_det.cli.commands import Group
 from hpc_det.cli.experiment.download import copy, output_dir
 from hpc_det.cli.output import Output, Record, at_once, confirm, output_options, show, yes_option
+from hpc_det.client.lookup import insist_on_own, store
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.view.checkpoints import StoredCheckpoint, find
 from hpc_det.view.formatting import count, iso, labelled, size, values_in_words

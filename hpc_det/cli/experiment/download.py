@@ -13,9 +13,8 @@ import click
 from hpc_det.cli.arguments import any_experiment_argument
 from hpc_det.cli.output import at_once
 from hpc_det.errors import UsageError
-from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.view.checkpoints import StoredCheckpoint, best_first, of_experiment, of_trial
-from hpc_det.view.state import effective_config
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.checkpoints import StoredCheckpoint, best_of_experiment
 from hpc_det.view.watch import say
 
 output_dir = click.option(
@@ -97,59 +96,6 @@ def copy(checkpoints: Sequence[StoredCheckpoint], output: Path) -> None:
         if is_new:
             with suppress(OSError):  # it is not empty
                 output.rmdir()
-
-
-def best_of_experiment(
-    experiment: ExperimentFolder, count: int, metric: str | None, smaller_is_better: bool | None
-) -> list[StoredCheckpoint]:
-    """Return the best `count` checkpoints by `metric`, or by the searcher's metric for None.
-
-    Raises UsageError if no checkpoint has a validation with the metric.
-    """
-    config = effective_config(experiment)
-    return _best(of_experiment(experiment, config), config["searcher"], count, metric, smaller_is_better)
-
-
-def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredCheckpoint:
-    """Return the checkpoint whose UUID begins with `uuid`; if that is None, the best or the latest one.
-
-    Raises UsageError if there is none, or if `uuid` is not unique.
-    """
-    config = effective_config(trial.experiment())
-    found = of_trial(trial, config)
-    name = f"trial {trial.experiment().id}/{trial.id}"
-    if not found:
-        raise UsageError(
-            f"{name} has no checkpoint; `hpc-det experiment list-checkpoints {trial.experiment().named()}` lists those "
-            f"of all trials"
-        )
-    if uuid is not None:
-        named = [item for item in found if item.uuid.startswith(uuid)]
-        if len(named) == 1:
-            return named[0]
-        listed = ", ".join(item.uuid for item in named or found)
-        raise UsageError(f"--uuid {uuid}: {name} has {'several matches' if named else 'no match'}: {listed}")
-    return _best(found, config["searcher"], 1, None, None)[0] if best else found[0]
-
-
-def _best(
-    found: Sequence[StoredCheckpoint],
-    searcher: dict[str, object],
-    count: int,
-    metric: str | None,
-    smaller_is_better: bool | None,
-) -> list[StoredCheckpoint]:
-    by = metric or str(searcher["metric"])
-    if smaller_is_better is None:
-        if by != searcher["metric"]:
-            raise UsageError(f"--sort-by {by}: add --smaller-is-better or --greater-is-better")
-        smaller_is_better = bool(searcher["smaller_is_better"])
-    whole = [item for item in found if not item.checkpoint.removed]  # without those that lost files to `rm --glob`
-    if best := best_first(whole, by, smaller_is_better=smaller_is_better)[:count]:
-        return best
-    known = sorted({name for item in found for name in item.metrics if item.value(name) is not None})
-    has = f"they have {', '.join(known)}" if known else "none was validated at the batches of a checkpoint"
-    raise UsageError(f"no checkpoint has a validation with {by!r}: {has}")
 
 
 def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import click
 
-from hpc_det.cli.arguments import any_experiment_argument, created_trial
+from hpc_det.cli.arguments import any_experiment_argument
 from hpc_det.cli.commands import bundle
 from hpc_det.cli.output import Output, log_line, output_options
+from hpc_det.client.lookup import created_trial
 from hpc_det.errors import UsageError, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.formatting import date_and_time, iso
