@@ -10,7 +10,7 @@ import click
 from hpc_det.cli import describe_trial
 from hpc_det.cli.arguments import any_trial_argument, trial_argument
 from hpc_det.cli.commands import Group
-from hpc_det.cli.experiment.download import copy, output_dir
+from hpc_det.cli.experiment.download import copy, of_one_trial, output_dir
 from hpc_det.cli.experiment.list_checkpoints import best_option, show_checkpoints
 from hpc_det.cli.experiment.logs import LogChoices, log_options, print_trial
 from hpc_det.cli.output import Column, Output, Record, column, output_options, rows, show
@@ -18,7 +18,7 @@ from hpc_det.client.stopping import kill_trial
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
-from hpc_det.view.checkpoints import of_one_trial, of_trial, set_aside_in
+from hpc_det.view.checkpoints import of_trial, set_aside_in
 from hpc_det.view.formatting import (
     NONE,
     columns,

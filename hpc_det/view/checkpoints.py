@@ -103,56 +103,40 @@ def best_first(
 
 
 def best_of_experiment(
-    experiment: ExperimentFolder, count: int, metric: str | None, smaller_is_better: bool | None
+    experiment: ExperimentFolder, metric: str | None = None, smaller_is_better: bool | None = None
 ) -> list[StoredCheckpoint]:
-    """Return the best `count` checkpoints by `metric`, or by the searcher's metric for None.
+    """Return the checkpoints with a validation, best first by `metric`, or by the searcher's metric for None.
 
-    Raises UsageError if no checkpoint has a validation with the metric.
+    Checkpoints that lost files to `checkpoint rm --glob` are left out. Raises UsageError if no validation has the
+    metric, or if `smaller_is_better` is None for another metric than the searcher's.
     """
     config = effective_config(experiment)
-    return _best_of(of_experiment(experiment, config), config["searcher"], count, metric, smaller_is_better)
+    return _ranked(of_experiment(experiment, config), config["searcher"], metric, smaller_is_better)
 
 
-def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredCheckpoint:
-    """Return the checkpoint whose UUID begins with `uuid`; if that is None, the best or the latest one.
-
-    Raises UsageError if there is none, or if `uuid` is not unique.
-    """
-    config = effective_config(trial.experiment())
-    found = of_trial(trial, config)
-    name = f"trial {trial.experiment().id}/{trial.id}"
-    if not found:
-        raise UsageError(
-            f"{name} has no checkpoint; `hpc-det experiment list-checkpoints {trial.experiment().named()}` lists those "
-            f"of all trials"
-        )
-    if uuid is not None:
-        named = [item for item in found if item.uuid.startswith(uuid)]
-        if len(named) == 1:
-            return named[0]
-        listed = ", ".join(item.uuid for item in named or found)
-        raise UsageError(f"--uuid {uuid}: {name} has {'several matches' if named else 'no match'}: {listed}")
-    return _best_of(found, config["searcher"], 1, None, None)[0] if best else found[0]
-
-
-def _best_of(
-    found: Sequence[StoredCheckpoint],
-    searcher: dict[str, object],
-    count: int,
-    metric: str | None,
-    smaller_is_better: bool | None,
+def best_of_trial(
+    trial: TrialFolder, metric: str | None = None, smaller_is_better: bool | None = None
 ) -> list[StoredCheckpoint]:
-    by = metric or str(searcher["metric"])
-    if smaller_is_better is None:
-        if by != searcher["metric"]:
-            raise UsageError(f"--sort-by {by}: add --smaller-is-better or --greater-is-better")
-        smaller_is_better = bool(searcher["smaller_is_better"])
-    whole = [item for item in found if not item.checkpoint.removed]  # without those that lost files to `rm --glob`
-    if best := best_first(whole, by, smaller_is_better=smaller_is_better)[:count]:
-        return best
+    """Return the checkpoints of a trial like `best_of_experiment`."""
+    config = effective_config(trial.experiment())
+    return _ranked(of_trial(trial, config), config["searcher"], metric, smaller_is_better)
+
+
+def _ranked(
+    found: Sequence[StoredCheckpoint], searcher: Tree, metric: str | None, smaller_is_better: bool | None
+) -> list[StoredCheckpoint]:
+    by = metric or searcher["metric"]
+    if smaller_is_better is None and by != searcher["metric"]:
+        raise UsageError(
+            f"sort_by {by!r}: is not the searcher's metric, {searcher['metric']!r}; set smaller_is_better, too"
+        )
+    is_small = searcher["smaller_is_better"] if smaller_is_better is None else smaller_is_better
+    whole = [item for item in found if not item.checkpoint.removed]
+    best = best_first(whole, by, smaller_is_better=is_small)
     known = sorted({name for item in found for name in item.metrics if item.value(name) is not None})
-    has = f"they have {', '.join(known)}" if known else "none was validated at the batches of a checkpoint"
-    raise UsageError(f"no checkpoint has a validation with {by!r}: {has}")
+    if known and not best:
+        raise UsageError(f"no checkpoint has a validation with {by!r}: they have {', '.join(known)}")
+    return best
 
 
 # --- by uuid

@@ -17,12 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hpc_det.checkpoint.committed import CODE, LOAD_DATA, MANIFEST, read_manifest
+from hpc_det.checkpoint.committed import CODE, LOAD_DATA, MANIFEST, METADATA, read_manifest
 from hpc_det.checkpoint.committed_folder import OddManifest, in_words, irregularities
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.json_files import read_json
-from hpc_det.pytorch.state.portable import METADATA
 from hpc_det.pytorch.state.state import restore_models, state_file, stored_state
 from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial import PyTorchTrial
