@@ -41,7 +41,7 @@ def test_the_state_follows_the_files_and_the_scheduler(life: Life, scheduler: Fa
     scheduler.states = [JobState.QUEUED, JobState.RUNNING]
     assert experiment.state is ExperimentState.QUEUED
     life.begins()
-    assert experiment.state is ExperimentState.RUNNING
+    assert experiment.state.value == "RUNNING"
     life.finishes()
     asked = len(scheduler.asked)
     assert (experiment.state, experiment.done()) == ("COMPLETED", True)
