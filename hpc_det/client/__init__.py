@@ -6,8 +6,8 @@
     print(experiment.result().value)
 
 All state is read from files, so the objects need no job, no server and no torch, and are current at each access. Only
-`Checkpoint.load` imports torch. Errors are those of hpc_det.errors: UsageError for invalid input, HpcDetError for what
-has failed. Notes are printed on stderr, as by the commands of `hpc-det`.
+`Checkpoint.load` imports torch. A UsageError means invalid input, its base class HpcDetError that an operation has
+failed. Notes are printed on stderr, as by the commands of `hpc-det`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpc_det.client.metrics import Metrics
     from hpc_det.client.result import ExperimentFailed, Result
     from hpc_det.client.trial import Trial
+    from hpc_det.errors import HpcDetError, UsageError
     from hpc_det.view.state import ExperimentState
     from hpc_det.view.trials import TrialState
 
@@ -36,10 +37,12 @@ _HOMES = {
     "Experiment": "hpc_det.client.experiment",
     "ExperimentFailed": "hpc_det.client.result",
     "ExperimentState": "hpc_det.view.state",
+    "HpcDetError": "hpc_det.errors",
     "Metrics": "hpc_det.client.metrics",
     "Result": "hpc_det.client.result",
     "Trial": "hpc_det.client.trial",
     "TrialState": "hpc_det.view.trials",
+    "UsageError": "hpc_det.errors",
 }
 
 __all__ = [
@@ -47,10 +50,12 @@ __all__ = [
     "Experiment",
     "ExperimentFailed",
     "ExperimentState",
+    "HpcDetError",
     "Metrics",
     "Result",
     "Trial",
     "TrialState",
+    "UsageError",
     "create",
     "dry_run",
     "get",

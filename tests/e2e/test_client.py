@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from hpc_det import client
-from tests.e2e.conftest import _fork_server as _fork_server
-from tests.e2e.conftest import warm as warm
 from tests.e2e.story import HERE, WARM
 from tests.wait import DEADLINE_S
 
