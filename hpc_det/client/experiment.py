@@ -16,6 +16,7 @@ from hpc_det.client.metrics import Metrics
 from hpc_det.client.result import ExperimentFailed, Result
 from hpc_det.client.stopping import cancel_one, kill_one, pause_one
 from hpc_det.client.trial import Trial
+from hpc_det.errors import HpcDetError
 from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.checkpoints import best_of_experiment, of_experiment
@@ -230,7 +231,9 @@ class Experiment:
     # --- files
 
     def view(self) -> ExperimentView:
-        """Return the content of the experiment's files as of now. Raises HpcDetError if they are damaged."""
+        """Return the content of the experiment's files as of now. Raises HpcDetError if they are damaged or deleted."""
+        if not self.folder.config.exists():
+            raise HpcDetError(f"experiment {self.id}: was deleted")
         self._view.look()
         return self._view
 

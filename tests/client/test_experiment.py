@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from hpc_det import client
+from hpc_det.cli.experiment.delete import delete_one
 from hpc_det.client import ExperimentFailed, ExperimentState
-from hpc_det.errors import UsageError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.attempt import read_stop
@@ -224,6 +225,15 @@ def test_the_umask_is_the_callers_again(life: Life, scheduler: FakeScheduler, um
     life.begins()
     client.get(1).pause()
     assert os.umask(0o027) == 0o027
+
+
+def test_a_deleted_experiment_has_no_properties(searched: Life) -> None:
+    experiment = client.get(1)
+    assert experiment.name == "digits"
+    delete_one(searched.folder)
+    for read in (lambda: experiment.state, experiment.trials, experiment.done, lambda: experiment.name):
+        with refused(HpcDetError, "experiment 1"):
+            read()
 
 
 def test_experiments_are_equal_if_they_are_the_same(life: Life) -> None:

@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext
-from hpc_det.checkpoint.committed import LOAD_DATA, committed, newest_good
+from hpc_det.checkpoint.committed import LOAD_DATA, METADATA, committed, newest_good
 from hpc_det.checkpoint.content import load
 from hpc_det.checkpoint.retention import Policy
 from hpc_det.checkpoint.save_schedule import SaveSchedule
@@ -33,7 +33,7 @@ from hpc_det.pytorch.loop.checkpoint_saver import Checkpointing
 from hpc_det.pytorch.loop.loop import Loop, WarmStart
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.profiling.measurements import Measurements
-from hpc_det.pytorch.state.portable import METADATA, Portable
+from hpc_det.pytorch.state.portable import Portable
 from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.trial import BuiltTrial, Trial
 from hpc_det.store.folders import TrialFolder
