@@ -3,6 +3,8 @@
 A folder may import only the folders listed below it (tests/test_architecture.py checks the order):
 
     cli            the command line, hpc-det: one module per command; cli/top is the live screen
+    compat         `import determined` for code that was written for Determined
+    client         the same operations from Python: create, wait, metrics, checkpoints
     report         an experiment as one HTML page, and the data that the page shows
     doctor         checks of what a site supports, each with a remedy
     sweep          Hydra launchers for any Hydra app, and the program that runs such an app on a node
@@ -13,7 +15,6 @@ A folder may import only the folders listed below it (tests/test_architecture.py
     view           reads the files of experiments: states, histories, metrics, profiles
     integrations   adapters for W&B, MLflow and other packages; each is imported only where it is used
     pytorch        PyTorchTrial and DeepSpeedTrial: trial/ loop/ data/ strategies/ state/ deepspeed/ profiling/
-    compat         `import determined` for code that was written for Determined
     core           the public Core API, for any training loop: run, report, save, resume, stop, search
     checkpoint     from tensors in memory to a committed folder and back: copies, writer, commit, verify, prune, mirror
     distributed    inside a rank: its process, collectives, the agreement to stop, metrics, RNG states

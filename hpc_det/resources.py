@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
+COMPAT_PATH = Path(__file__).with_name("compat") / "path"
+"""The folder with the package `determined` (hpc_det.compat)."""
 
 
 def data_path(name: str) -> Path:

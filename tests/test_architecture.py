@@ -16,6 +16,8 @@ pytestmark = pytest.mark.integration
 PACKAGE = Path(hpc_det.__file__).parent
 ORDER = (
     "cli",
+    "compat",
+    "client",
     "report",
     "doctor",
     "sweep",
@@ -26,7 +28,6 @@ ORDER = (
     "view",
     "integrations",
     "pytorch",
-    "compat",
     "core",
     "checkpoint",
     "distributed",
@@ -44,6 +45,7 @@ ORDER = (
 HEAVY = ("torch", "numpy", "hydra", "deepspeed", "mpi4py")
 LOGIN_SIDE = (
     "cli",
+    "client",
     "doctor",
     "report",
     "submit",

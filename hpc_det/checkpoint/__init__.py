@@ -8,6 +8,7 @@ staging, snapshots               writing a checkpoint, and a snapshot of a Torch
 committed, verified, damaged     checkpoints on disk: the manifest, the newest undamaged one, those set aside as damaged
 committed_folder                 commit and manifest of checkpoints and snapshots
 sealed_files, reading, seals     writing, reading and verifying their files
+metadata                         what a checkpoint says about itself, and what users add to it
 storage, object_store, retention the places of checkpoints, and which ones are kept
 save_schedule                    when to save
 """

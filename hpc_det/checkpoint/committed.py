@@ -26,6 +26,8 @@ MANIFEST = "manifest.json"
 FORMAT = FolderFormat(MANIFEST, CRC)
 CODE, LOAD_DATA = "code", "load_data.json"
 """The folder of the trial's code in a checkpoint, and the file that exists if a checkpoint contains code."""
+METADATA = "metadata.json"
+"""The file with versions and the number of batches trained."""
 _MOST = 1 << 62
 """Exclusive upper limit for a number of batches, and for the bytes of a file."""
 

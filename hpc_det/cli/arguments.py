@@ -14,10 +14,10 @@ from click.shell_completion import CompletionItem
 
 from hpc_det.cli.commands import Decorator, bundle
 from hpc_det.cli.output import at_once
+from hpc_det.client.lookup import created_trial, insist_on_own, store
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json
 from hpc_det.store.experiment_config import read_about
-from hpc_det.store.experiments import ExperimentStore, root_of, state_root
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.group import Group
 
@@ -26,38 +26,6 @@ if TYPE_CHECKING:
 
 MOST_IN_RANGE = 10_000  # IDs in one range such as 15-18; a longer one is a typing error, rejected as an invalid ID
 MOST_COMPLETED = 50  # newest experiment IDs that are offered to shell completion
-
-
-def store(owner: str | None = None) -> ExperimentStore:
-    """Return the user's own experiments, or those of `owner`, given as a user name or an HPC_DET_ROOT.
-
-    Raises UsageError if the owner has no experiments.
-    """
-    if not owner:
-        return ExperimentStore(state_root(os.environ))
-    found = ExperimentStore(root_of(owner))
-    try:
-        found.folder(1).path.parent.stat()  # the folder of all experiments, which the first one creates
-    except FileNotFoundError:
-        raise UsageError(
-            f"{owner}: no experiments found below {found.root}; pass the owner's HPC_DET_ROOT instead of the name"
-        ) from None
-    except PermissionError:
-        pass  # the folder exists; reading an experiment in it reports the missing permission
-    return found
-
-
-def insist_on_own(experiment: ExperimentFolder) -> ExperimentFolder:
-    """Return the experiment if it belongs to the user; raise UsageError otherwise."""
-    # the owner decides, even if file permissions would allow a change: a group may only view and fork
-    if experiment.is_own():
-        return experiment
-    named = experiment.named()
-    raise UsageError(
-        f"experiment {named}: belongs to {experiment.owner()}, and only its owner may change it; view it with `hpc-det "
-        f"experiment describe {named}` and `hpc-det experiment logs {named}`, or run a copy of your own with "
-        f"`hpc-det experiment fork {named}`"
-    )
 
 
 def any_experiment(text: str) -> ExperimentFolder:
@@ -123,20 +91,6 @@ def job_ids(text: str) -> list[str]:
     if not all(named := text.split(",")):
         raise click.BadParameter(f"{text!r} contains an empty job ID; expected IDs such as 4711,4712")
     return list(dict.fromkeys(named))
-
-
-def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
-    """Return a trial of the experiment; raise UsageError if the search has not created it."""
-    from hpc_det.view.state import ExperimentView
-
-    created = ExperimentView(experiment).search.trials
-    if number in created:
-        return experiment.trial(number)
-    has = f"its trials are 1 to {max(created)}" if created else "no trial has been created"
-    raise UsageError(
-        f"experiment {experiment.id}: no trial {number} yet; {has}; see `hpc-det experiment list-trials "
-        f"{experiment.named()}`"
-    )
 
 
 def _completed_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

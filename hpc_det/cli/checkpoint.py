@@ -10,16 +10,18 @@ from typing import Any
 
 import click
 
+from hpc_det.checkpoint.metadata import all_metadata
 from hpc_det.checkpoint.storage import is_here
-from hpc_det.cli.arguments import insist_on_own, store
 from hpc_det.cli.commands import Group
 from hpc_det.cli.experiment.download import copy, output_dir
 from hpc_det.cli.output import Output, Record, at_once, confirm, output_options, show, yes_option
+from hpc_det.client.checkpoint import insist_on_removable
+from hpc_det.client.lookup import store
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.view.checkpoints import StoredCheckpoint, find
 from hpc_det.view.formatting import count, iso, labelled, size, values_in_words
 from hpc_det.view.trial_history import read_tolerantly
-from hpc_det.view.watch import beginning_with, insist_on_end, say
+from hpc_det.view.watch import say
 
 
 def stored_checkpoints(text: str) -> list[StoredCheckpoint]:
@@ -54,10 +56,12 @@ def describe(checkpoints: list[StoredCheckpoint], verify: bool, output: Output) 
        "state": "COMPLETED", "time": "2026-11-20T10:05:00+01:00",
        "size_bytes": 52117, "places": ["/home/me/hpc_det/experiments/..."],
        "validation": {"accuracy": 0.96}, "hyperparameters": {"lr": 0.01},
+       "metadata": {"steps_completed": 400},
        "files": [{"name": "state_dict.pth", "size_bytes": 40960}, ...],
        "removed": [], "damage": null}
-    `validation` is null if the trial was not validated at this batch; `removed` lists
-    the files that `checkpoint rm --glob` deleted.
+    `validation` is null if the trial was not validated at this batch; `metadata`
+    includes the keys that were added from Python; `removed` lists the files that
+    `checkpoint rm --glob` deleted.
     """
     records = [described(item, verify=verify) for item in checkpoints]
     if output.is_for_people:
@@ -95,9 +99,7 @@ def rm(checkpoints: list[StoredCheckpoint], pattern: str | None, yes: bool) -> N
     Example:
       hpc-det checkpoint rm 1f0c --yes
     """
-    experiments = at_once(list(dict.fromkeys(item.trial.experiment() for item in checkpoints)), insist_on_own)
-    insist_on_end(experiments)
-    for warning in beginning_with([item.checkpoint.path for item in checkpoints], experiments[0].root()):
+    for warning in insist_on_removable(checkpoints):
         say(f"warning: {warning}")
     if pattern is None:
         _remove_whole(checkpoints, yes=yes)
@@ -120,6 +122,7 @@ def described(item: StoredCheckpoint, *, verify: bool) -> dict[str, Any]:
         "places": [item.set_aside.place] if item.set_aside else item.storage.places(item.uuid),
         "validation": item.metrics or None,
         "hyperparameters": spec.get("hparams"),
+        "metadata": all_metadata(item.trial, checkpoint),
         "files": [{"name": name, "size_bytes": entry.size} for name, entry in sorted(checkpoint.files.items())],
         "removed": sorted(checkpoint.removed),
         "damage": _damage(item) if verify else None,
@@ -158,6 +161,7 @@ def in_words(record: Record) -> str:
         "Size": size(record["size_bytes"]),
         "Validation": values_in_words(record["validation"] or {}) or "none at these batches",
         "Hparams": json.dumps(record["hyperparameters"]),
+        "Metadata": json.dumps(record["metadata"], ensure_ascii=False),
         "Place": ", ".join(record["places"]),
         **({"Removed": ", ".join(record["removed"])} if record["removed"] else {}),
         **({} if record["damage"] is None else {"Damage": "; ".join(record["damage"]) or "none"}),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from hpc_det.cli.arguments import request_options, store
+from hpc_det.cli.arguments import request_options
 from hpc_det.cli.commands import Group
-from hpc_det.cli.experiment.create import say_notes
+from hpc_det.client.creation import say_notes
+from hpc_det.client.lookup import store
 from hpc_det.config.request import Request
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.submit.submission import prepare

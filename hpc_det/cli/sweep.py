@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.arguments import store
 from hpc_det.cli.commands import Group
 from hpc_det.cli.output import Column, Output, Record, output_options
+from hpc_det.client.lookup import store
 from hpc_det.errors import HpcDetError, printable
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.sweep.files import experiments_of

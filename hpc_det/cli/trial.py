@@ -13,8 +13,8 @@ from hpc_det.cli.commands import Group
 from hpc_det.cli.experiment.download import copy, of_one_trial, output_dir
 from hpc_det.cli.experiment.list_checkpoints import best_option, show_checkpoints
 from hpc_det.cli.experiment.logs import LogChoices, log_options, print_trial
-from hpc_det.cli.experiment.stop import kill_trial
 from hpc_det.cli.output import Column, Output, Record, column, output_options, rows, show
+from hpc_det.client.stopping import kill_trial
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports

@@ -13,15 +13,13 @@ when a model file imports a name that needs them.
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 from hpc_det.config.rank_variables import DETERMINED
 from hpc_det.errors import UsageError
+from hpc_det.resources import COMPAT_PATH
 
-_PATH = str(Path(__file__).with_name("path"))
+_PATH = str(COMPAT_PATH)
 
 
 def install() -> None:
@@ -35,8 +33,3 @@ def install() -> None:
         raise UsageError(f"hpc_det.compat: {already.__file__} is already imported; call install() before importing it")
     if _PATH not in sys.path:
         sys.path.insert(0, _PATH)
-
-
-def for_children(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with a PYTHONPATH by which every Python started with it imports hpc_det as `determined`."""
-    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, [_PATH, env.get("PYTHONPATH")]))}

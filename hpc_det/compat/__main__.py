@@ -9,14 +9,14 @@ import os
 import sys
 from typing import NoReturn
 
-from hpc_det.compat import for_children
+from hpc_det.config.rank_variables import with_compat
 
 
 def main(argv: list[str]) -> NoReturn:
     if not argv or argv[0] in ("-h", "--help"):
         print(__doc__)
         sys.exit(0 if argv else 2)
-    os.execve(sys.executable, [sys.executable, *argv], for_children(os.environ))
+    os.execve(sys.executable, [sys.executable, *argv], with_compat(os.environ))
 
 
 if __name__ == "__main__":

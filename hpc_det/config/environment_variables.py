@@ -14,6 +14,8 @@ FOR_USERS = {
     "of the same name in `$HPC_DET_ROOT/conf` takes precedence, then the site's, then the package's.",
     "HPC_DET_COMPAT": "`determined`: `import determined` loads hpc_det's classes. Set it in "
     "`environment.environment_variables` of an experiment, or in the shell for `--local`.",
+    "HPC_DET_CLUSTER": "Name of the cluster profile for `create_experiment` of `determined.experimental.client`, which "
+    "has no argument for it.",
     "NCCL_TIMEOUT_S": "Timeout of a collective in seconds, for a `TorchTrainer` with GPUs, as in RaySGD. It overrides "
     "the argument `timeout_s`.",
     "DS_ACCELERATOR": "The accelerator that DeepSpeed uses, `cpu` or `cuda`. hpc_det sets it by the slot type "

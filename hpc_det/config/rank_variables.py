@@ -7,10 +7,12 @@ HPC_DET_RESUME_CHECK   in a short run that shows whether a trial resumes exactly
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Literal, TypeAlias, cast
 
 from hpc_det.errors import UsageError
+from hpc_det.resources import COMPAT_PATH
 
 COMPAT = "HPC_DET_COMPAT"
 DETERMINED = "determined"
@@ -40,6 +42,11 @@ def asks_for_compat(env: Mapping[str, str]) -> bool:
     if value not in ("", DETERMINED):
         raise UsageError(f"{COMPAT}: got {value!r}; expected {DETERMINED!r} or an empty value")
     return bool(value)
+
+
+def with_compat(env: Mapping[str, str]) -> dict[str, str]:
+    """Return `env` with a PYTHONPATH by which every Python started with it imports hpc_det as `determined`."""
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, [str(COMPAT_PATH), env.get("PYTHONPATH")]))}
 
 
 def trains_on(value: str | None) -> TrainsOn | None:

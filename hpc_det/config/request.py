@@ -69,12 +69,27 @@ def from_file(
     too.
     """
     text = read_text(path)
-    config = parse_map(text, str(path))
+    found = from_tree(parse_map(text, str(path)), context_dir, overrides, template, cluster, env, named=str(path))
+    return replace(found, default_name=path.stem, config_file=path, config_text=text)
+
+
+def from_tree(
+    config: Tree,
+    context_dir: Path | None,
+    overrides: Sequence[str],
+    template: str | None,
+    cluster: str | None,
+    env: Mapping[str, str],
+    *,
+    named: str = "config",
+) -> Request:
+    """Return the request of a configuration without a file, as `from_file` does. `named`: its name in messages."""
+    config = deepcopy(config)
     for override in overrides:
         apply_override(config, override)
     profile = load_yaml(find("cluster", DEFAULT_CLUSTER if cluster is None else cluster, env))
     if not config and template is None and not profile.get("experiment"):
-        raise UsageError(f"{path}: is empty; expected at least an entrypoint and a searcher with its metric")
+        raise UsageError(f"{named}: is empty; expected at least an entrypoint and a searcher with its metric")
     written = config.pop("context_dir", None)
     return Request(
         cluster=profile,
@@ -82,9 +97,6 @@ def from_file(
         template_name=template,
         config=config,
         context_dir=_context_dir(context_dir or written),
-        default_name=path.stem,
-        config_file=path,
-        config_text=text,
         config_keys=_keys_of(overrides),
     )
 

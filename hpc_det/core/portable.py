@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hpc_det.checkpoint.committed import CODE, LOAD_DATA, checksum, committed_at
+from hpc_det.checkpoint.committed import CODE, LOAD_DATA, METADATA, checksum, committed_at
 from hpc_det.checkpoint.damaged import repair_code
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.config.secrets import masked
@@ -28,7 +28,6 @@ from hpc_det.node.disk import temporary_beside
 from hpc_det.node.files import flush_file, flush_folder, flush_tree, make_folders
 from hpc_det.node.json_files import read_json
 
-METADATA = "metadata.json"
 _IDENTITY = ("trial_seed", "experiment_id", "trial_id")
 """Keys that identify a trial. Runs outside a job have equal ids, and differ in their seed."""
 

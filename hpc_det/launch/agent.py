@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from hpc_det import compat
-from hpc_det.config.rank_variables import asks_for_compat
+from hpc_det.config.rank_variables import asks_for_compat, with_compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.log_tail import LogWatch, how_it_ended, size_of, written_since
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
@@ -258,7 +257,7 @@ def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scrat
     limit_look_ups(environment)
     if interface:
         environment = {**variables(interface), **environment}
-    return compat.for_children(environment) if asks_for_compat(environment) else environment
+    return with_compat(environment) if asks_for_compat(environment) else environment
 
 
 def main(argv: list[str]) -> int:

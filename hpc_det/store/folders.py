@@ -84,6 +84,10 @@ class TrialFolder:
         """A folder, or a symbolic link to a folder outside of the experiment."""
         return self.path / "checkpoints"
 
+    def checkpoint_metadata(self, uuid: str) -> Path:
+        """Return the file with the metadata that users have added to a checkpoint: see hpc_det.checkpoint.metadata."""
+        return self.path / "checkpoint-metadata" / f"{uuid}.json"
+
     @property
     def saves(self) -> Path:
         """The duration of each save, written by rank 0: see hpc_det.store.save_times."""

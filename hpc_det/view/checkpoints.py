@@ -102,6 +102,43 @@ def best_first(
     return [item for item, _ in ranked]
 
 
+def best_of_experiment(
+    experiment: ExperimentFolder, metric: str | None = None, smaller_is_better: bool | None = None
+) -> list[StoredCheckpoint]:
+    """Return the checkpoints with a validation, best first by `metric`, or by the searcher's metric for None.
+
+    Checkpoints that lost files to `checkpoint rm --glob` are left out. Raises UsageError if no validation has the
+    metric, or if `smaller_is_better` is None for another metric than the searcher's.
+    """
+    config = effective_config(experiment)
+    return _ranked(of_experiment(experiment, config), config["searcher"], metric, smaller_is_better)
+
+
+def best_of_trial(
+    trial: TrialFolder, metric: str | None = None, smaller_is_better: bool | None = None
+) -> list[StoredCheckpoint]:
+    """Return the checkpoints of a trial like `best_of_experiment`."""
+    config = effective_config(trial.experiment())
+    return _ranked(of_trial(trial, config), config["searcher"], metric, smaller_is_better)
+
+
+def _ranked(
+    found: Sequence[StoredCheckpoint], searcher: Tree, metric: str | None, smaller_is_better: bool | None
+) -> list[StoredCheckpoint]:
+    by = metric or searcher["metric"]
+    if smaller_is_better is None and by != searcher["metric"]:
+        raise UsageError(
+            f"sort_by {by!r}: is not the searcher's metric, {searcher['metric']!r}; set smaller_is_better, too"
+        )
+    is_small = searcher["smaller_is_better"] if smaller_is_better is None else smaller_is_better
+    whole = [item for item in found if not item.checkpoint.removed]
+    best = best_first(whole, by, smaller_is_better=is_small)
+    known = sorted({name for item in found for name in item.metrics if item.value(name) is not None})
+    if known and not best:
+        raise UsageError(f"no checkpoint has a validation with {by!r}: they have {', '.join(known)}")
+    return best
+
+
 # --- by uuid
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Sche
 from hpc_det.schedulers.shared_answers import ASK_S, SharedAnswers
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.formatting import duration
 from hpc_det.view.interrupted import find_successors, settle
 from hpc_det.view.state import ExperimentState, ExperimentView
 
@@ -174,10 +176,13 @@ class Watch:
         is_being_submitted = last < self.view.submitted and time.time() - self.view.submitted < SUBMISSION_S
         return not self.view.settled() and (self._jobs != len(self.view.jobs) or is_being_submitted)
 
-    def wait(self, poll_s: float) -> ExperimentState:
-        """Wait until the state is final, and return it."""
+    def wait(self, poll_s: float, timeout_s: float = math.inf) -> ExperimentState:
+        """Wait until the state is final, and return it. Raises TimeoutError after `timeout_s`."""
+        end = time.monotonic() + timeout_s
         while not (found := self.state()).is_final:
-            time.sleep(poll_s)
+            if (left := end - time.monotonic()) <= 0:
+                raise TimeoutError(f"experiment {self.view.id} is still {found.value} after {duration(timeout_s)}")
+            time.sleep(min(poll_s, left))
         return found
 
     def _ask(self, scheduler: Scheduler) -> None:

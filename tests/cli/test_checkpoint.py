@@ -144,6 +144,7 @@ def test_describe_tells_whose_it_is_where_it_lies_and_what_was_validated(hpc_det
         "places": [str(checkpoint.path)],
         "validation": {"accuracy": 0.95, "loss": 4.0},
         "hyperparameters": life.search.sample(2).hparams,
+        "metadata": {"steps_completed": 400},
         "files": [{"name": "state_dict.pth", "size_bytes": 7}],
         "removed": [],
         "damage": [],

@@ -83,8 +83,8 @@ def world(root: Path, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch)
     for worker in (0, 1):
         search.begins(worker)
     scheduler.states = [JobState.RUNNING]
-    monkeypatch.setattr("hpc_det.cli.experiment.stop.KILL_WAIT_S", 0.0)
-    monkeypatch.setattr("hpc_det.cli.experiment.continue_.LEAVE_S", 0.0)
+    monkeypatch.setattr("hpc_det.client.stopping.KILL_WAIT_S", 0.0)
+    monkeypatch.setattr("hpc_det.client.continuation.LEAVE_S", 0.0)
     return scheduler
 
 

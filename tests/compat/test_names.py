@@ -89,7 +89,12 @@ def test_determineds_own_names_are_there_too(python: Copies) -> None:
         ("import determined.keras", "ModuleNotFoundError", "determined.keras"),
         ("from determined import keras", "ModuleNotFoundError", "determined.keras"),
         ("import determined as det; det.keras", "AttributeError", "determined.keras"),
-        ("from determined.experimental import client", "ModuleNotFoundError", "determined.experimental"),
+        ("from determined.experimental import core_v2", "ModuleNotFoundError", "determined.experimental.core_v2"),
+        (
+            "from determined.experimental import client; client.create_model('m')",
+            "AttributeError",
+            "determined.experimental.client.create_model",
+        ),
         ("import determined.launch.tensorflow", "ModuleNotFoundError", "determined.launch.tensorflow"),
         (
             "from determined.pytorch import LightningAdapter",
@@ -115,6 +120,13 @@ def test_a_probe_for_what_is_not_there_is_answered_as_python_answers_it(python: 
 
 def test_a_names_list_shows_what_there_is(python: Copies) -> None:
     assert "PyTorchTrial" in python.printed("import determined.pytorch; print(dir(determined.pytorch))")
+
+
+def test_the_client_is_hpc_dets(python: Copies) -> None:
+    code = "from determined.experimental import client, Determined\nimport hpc_det.compat.experimental_client as ours\n"
+    code += "print([name for name in ours.__all__ if getattr(client, name) is not getattr(ours, name)], "
+    code += "Determined is ours.Determined)"
+    assert python.printed(code) == "[] True"
 
 
 HEAVY = "{'torch', 'numpy', 'pydantic', 'yaml', 'deepspeed'} & set(sys.modules)"

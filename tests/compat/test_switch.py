@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det import compat
-from hpc_det.config.rank_variables import asks_for_compat
+from hpc_det.config.rank_variables import asks_for_compat, with_compat
 from hpc_det.errors import UsageError
 from tests.compat.programs import HOOKED, printed, python
 from tests.facts import refused, unnamed
@@ -108,7 +107,7 @@ def test_a_variable_that_names_something_else_is_refused() -> None:
 
 
 def test_what_was_on_the_path_before_stays_there() -> None:
-    first, second = compat.for_children({"PYTHONPATH": "/code", "A": "1"})["PYTHONPATH"].split(":")
+    first, second = with_compat({"PYTHONPATH": "/code", "A": "1"})["PYTHONPATH"].split(":")
     assert (Path(first) / "determined" / "__init__.py").exists()
     assert second == "/code"
-    assert compat.for_children({})["PYTHONPATH"] == first
+    assert with_compat({})["PYTHONPATH"] == first

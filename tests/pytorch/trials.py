@@ -18,12 +18,11 @@ from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext
-from hpc_det.checkpoint.committed import LOAD_DATA, committed, newest_good
+from hpc_det.checkpoint.committed import LOAD_DATA, METADATA, committed, newest_good
 from hpc_det.checkpoint.content import load
 from hpc_det.checkpoint.retention import Policy
 from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.config.merge import merge
-from hpc_det.core.portable import METADATA
 from hpc_det.core.saver import Checkpointing
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import click
 
-from hpc_det.cli.arguments import store
 from hpc_det.cli.experiment.delete import finish_deletions
 from hpc_det.cli.output import show
+from hpc_det.client.lookup import store
 from hpc_det.errors import HpcDetError
 from hpc_det.node.files import age_s, make_folder
 from hpc_det.store.experiments import ExperimentStore

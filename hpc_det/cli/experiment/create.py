@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import getpass
 import json
 import os
 import sys
@@ -13,9 +12,11 @@ from typing import Any
 import click
 
 from hpc_det import compat
-from hpc_det.cli.arguments import Choices, choices_options, request_options, store
+from hpc_det.cli.arguments import Choices, choices_options, request_options
 from hpc_det.cli.experiment.cleanup import cleanup_daily
 from hpc_det.cli.experiment.config import explained
+from hpc_det.client.creation import job_scripts, say_notes, submit_new
+from hpc_det.client.lookup import store
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.config.merge import Tree
 from hpc_det.config.rank_variables import asks_for_compat
@@ -27,8 +28,7 @@ from hpc_det.plan.multirun import Multirun, effective_multirun
 from hpc_det.search.sample import first_sample
 from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.group import Group
-from hpc_det.submit.submission import prepare, source_checkpoint, submit
+from hpc_det.submit.submission import source_checkpoint
 from hpc_det.view.watch import say
 
 
@@ -86,8 +86,8 @@ def show_and_submit(found: Effective, choices: Choices) -> None:
     experiments = store()
     if choices.dry_run:
         # what a submission would use, byte for byte; --explain adds comment lines below
-        scripts = prepare(found, experiments.folder(experiments.next_id())).jobs.scripts
-        click.echo(scripts[1].encode(), nl=False)
+        scripts = job_scripts(found, experiments)
+        click.echo(scripts[0].encode(), nl=False)
         if len(scripts) > 1:
             say(
                 f"note: this is the first of {len(scripts)} scripts that a submission would use: max_array_size of the "
@@ -105,29 +105,12 @@ def show_explained(found: Effective) -> None:
         click.echo(f"# {line}")
 
 
-def say_notes(found: Effective) -> None:
-    """Print the notes of the configuration on stderr."""
-    for note in found.notes:  # not on stdout, so that the output of a dry run remains a script
-        say(f"note: {note}")
-
-
 def _submit(found: Effective, experiments: ExperimentStore, choices: Choices) -> None:
-    paused_by = getpass.getuser() if choices.paused else None
-    folder = submit(found, experiments, group=choices.shared, paused_by=paused_by)
-    if choices.shared:
-        say_shared(folder, choices.shared)
+    folder = submit_new(found, experiments, group=choices.shared, is_paused=choices.paused)
     click.echo(f"Created experiment {folder.id}")
     cleanup_daily(experiments)
     if choices.follow:
         show_training(folder)
-
-
-def say_shared(experiment: ExperimentFolder, group: Group) -> None:
-    """Print on stderr the group that may read the experiment, its ID for them, and what prevents their access."""
-    say(f"shared with group {group.name!r}, as {experiment.root()}:{experiment.id}")
-    places = filter(None, (experiment.path, experiment.checkpoints_elsewhere()))
-    for problem in dict.fromkeys(problem for place in places for problem in group.obstacles(place)):
-        say(f"note: {problem}")
 
 
 def show_training(experiment: ExperimentFolder) -> None:

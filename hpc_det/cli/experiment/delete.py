@@ -13,8 +13,8 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.object_store import Remote, options
 from hpc_det.checkpoint.storage import answering
 from hpc_det.cli.arguments import experiments_argument
-from hpc_det.cli.experiment.stop import withdraw_jobs_left
 from hpc_det.cli.output import at_once, confirm, each, yes_option
+from hpc_det.client.stopping import withdraw_jobs_left
 from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import read_json
 from hpc_det.store.experiments import ExperimentStore

@@ -12,15 +12,16 @@ import click
 
 from hpc_det.cli.arguments import any_experiment_argument
 from hpc_det.cli.output import at_once
+from hpc_det.client.checkpoint import copied_to, insist_on_room
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.view.checkpoints import StoredCheckpoint, best_first, of_experiment, of_trial
+from hpc_det.view.checkpoints import StoredCheckpoint, best_of_experiment, best_of_trial, of_trial
 from hpc_det.view.state import effective_config
-from hpc_det.view.watch import say
 
+_OPTION = "--output-dir"
 output_dir = click.option(
     "-o",
-    "--output-dir",
+    _OPTION,
     "target",
     type=click.Path(path_type=Path),
     default="checkpoints",
@@ -57,7 +58,7 @@ def download(
     """
     if best and top_n is not None:
         raise click.UsageError("--best: conflicts with --top-n; give one of them")
-    copy(best_of_experiment(experiment, top_n or 1, sort_by, smaller_is_better), target)
+    copy(_best(experiment, top_n or 1, sort_by, smaller_is_better), target)
 
 
 @click.command("download-model-def")
@@ -82,32 +83,34 @@ def download_model_def(experiment: ExperimentFolder, target: Path | None) -> Non
 def copy(checkpoints: Sequence[StoredCheckpoint], output: Path) -> None:
     """Copy each checkpoint into a folder of `output` named by its UUID. Raises HpcDetError for damaged ones."""
 
-    def copied(item: StoredCheckpoint) -> None:
-        target = output / item.uuid
-        _insist_on_room(target)
-        for problem in item.storage.copy(item.checkpoint, target):
-            say(f"warning: {problem}")
-        click.echo(target)
+    def copy_one(item: StoredCheckpoint) -> None:
+        click.echo(copied_to(item, output / item.uuid, _OPTION))
 
     is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     try:
-        at_once(checkpoints, copied)
+        at_once(checkpoints, copy_one)
     finally:
         if is_new:
             with suppress(OSError):  # it is not empty
                 output.rmdir()
 
 
-def best_of_experiment(
+def _best(
     experiment: ExperimentFolder, count: int, metric: str | None, smaller_is_better: bool | None
 ) -> list[StoredCheckpoint]:
-    """Return the best `count` checkpoints by `metric`, or by the searcher's metric for None.
+    """Return the best `count` checkpoints. Raises UsageError if there is none, or if the order is not known."""
+    searchers = effective_config(experiment)["searcher"]["metric"]
+    if metric and smaller_is_better is None and metric != searchers:
+        raise UsageError(f"--sort-by {metric}: add --smaller-is-better or --greater-is-better")
+    return _insist_on_some(best_of_experiment(experiment, metric, smaller_is_better), metric or searchers)[:count]
 
-    Raises UsageError if no checkpoint has a validation with the metric.
-    """
-    config = effective_config(experiment)
-    return _best(of_experiment(experiment, config), config["searcher"], count, metric, smaller_is_better)
+
+def _insist_on_some(found: list[StoredCheckpoint], metric: str) -> list[StoredCheckpoint]:
+    if found:
+        return found
+    none = "none was validated at the batches of a checkpoint"
+    raise UsageError(f"no checkpoint has a validation with {metric!r}: {none}")
 
 
 def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredCheckpoint:
@@ -129,27 +132,7 @@ def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredC
             return named[0]
         listed = ", ".join(item.uuid for item in named or found)
         raise UsageError(f"--uuid {uuid}: {name} has {'several matches' if named else 'no match'}: {listed}")
-    return _best(found, config["searcher"], 1, None, None)[0] if best else found[0]
-
-
-def _best(
-    found: Sequence[StoredCheckpoint],
-    searcher: dict[str, object],
-    count: int,
-    metric: str | None,
-    smaller_is_better: bool | None,
-) -> list[StoredCheckpoint]:
-    by = metric or str(searcher["metric"])
-    if smaller_is_better is None:
-        if by != searcher["metric"]:
-            raise UsageError(f"--sort-by {by}: add --smaller-is-better or --greater-is-better")
-        smaller_is_better = bool(searcher["smaller_is_better"])
-    whole = [item for item in found if not item.checkpoint.removed]  # without those that lost files to `rm --glob`
-    if best := best_first(whole, by, smaller_is_better=smaller_is_better)[:count]:
-        return best
-    known = sorted({name for item in found for name in item.metrics if item.value(name) is not None})
-    has = f"they have {', '.join(known)}" if known else "none was validated at the batches of a checkpoint"
-    raise UsageError(f"no checkpoint has a validation with {by!r}: {has}")
+    return _insist_on_some(best_of_trial(trial), config["searcher"]["metric"])[0] if best else found[0]
 
 
 def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
@@ -160,7 +143,7 @@ def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
             f"directly and has no copy of it"
         )
     target = output or Path(f"experiment-{experiment.id}-model-def")
-    _insist_on_room(target)
+    insist_on_room(target, _OPTION)
     target.parent.mkdir(parents=True, exist_ok=True)
     # copied under another name first, so that `target` never exists incomplete
     partial = target.with_name(f".partial-{target.name}")
@@ -171,9 +154,3 @@ def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
-
-
-def _insist_on_room(target: Path) -> None:
-    """Raise UsageError if `target` exists."""
-    if os.path.lexists(target):
-        raise UsageError(f"{target}: already exists; move it away, or choose another folder with --output-dir")

@@ -8,10 +8,8 @@ from operator import itemgetter
 
 import click
 
-from hpc_det.cli.arguments import store
 from hpc_det.cli.output import Column, Output, Record, output_options
-from hpc_det.store.experiments import ExperimentStore
-from hpc_det.view.experiments import summaries
+from hpc_det.client.lookup import selected, store
 from hpc_det.view.formatting import NONE, clock, iso, number, percent, reached
 from hpc_det.view.state import ExperimentState
 from hpc_det.view.summary import Summary
@@ -50,19 +48,8 @@ def list_(
     determined by the metrics reported to the search. A metric is a number or one
     of "NaN", "Infinity", "-Infinity".
     """
-    records = (
-        record
-        for record in listed(store(owner))
-        if (with_archived or not record["archived"])
-        and (not wanted or record["state"] in wanted)
-        and set(labels) <= set(record["labels"])
-    )
-    output.table(list(records), COLUMNS, KEYS)
-
-
-def listed(store: ExperimentStore) -> list[Record]:
-    """Return one record for each experiment, as `list --json` prints it."""
-    return [_record(each) for each in summaries(store)]
+    found = selected(store(owner), states=wanted, labels=labels, with_archived=with_archived)
+    output.table([_record(each) for each in found], COLUMNS, KEYS)
 
 
 def _record(found: Summary) -> Record:

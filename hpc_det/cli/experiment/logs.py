@@ -9,23 +9,25 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
-from hpc_det.cli.arguments import any_experiment_argument, created_trial
+from hpc_det.cli.arguments import any_experiment_argument
 from hpc_det.cli.commands import bundle
 from hpc_det.cli.output import Output, log_line, output_options
+from hpc_det.client.lookup import created_trial
 from hpc_det.errors import UsageError, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.formatting import date_and_time, iso
+from hpc_det.view.logs.follow import Logs, existing, followed, of_rank, rank_in_words, source_in_words
 from hpc_det.view.logs.log_file import Passage, Source, first
 from hpc_det.view.logs.merged import MARKED, ExperimentLogs, TrialLogs
 from hpc_det.view.logs.selection import LEVELS, Levels, Wanted
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import attempt_in_words, read_attempts
 from hpc_det.view.trials import TrialState, state_now
-from hpc_det.view.watch import POLL_S, Watch, say
+from hpc_det.view.watch import Watch, say
 
 _COUNT = click.IntRange(min=0)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -110,16 +112,6 @@ FIELDS = ("time", *Source._fields, "level", "line")  # of a line's record
 State = ExperimentState | TrialState
 
 
-class Logs(Protocol):
-    """The logs of an experiment or of a trial. With `final`, last lines without an end are included."""
-
-    def passages(self, *, final: bool = False) -> Iterator[Passage]:
-        """Yield the passages since the last call."""
-
-    def last(self, count: int, *, final: bool = False) -> list[Passage]:
-        """Return the last `count` lines."""
-
-
 def print_experiment(experiment: ExperimentFolder, choices: LogChoices) -> None:
     """Print the logs of all trials; with `follow`, also new lines until the experiment has ended."""
     watch = Watch(experiment)
@@ -173,27 +165,22 @@ def _say_why_none(of: _Of, choices: LogChoices) -> None:
 
 def _wanted(view: ExperimentView, choices: LogChoices) -> Wanted:
     """Return the selection of lines; raise UsageError for a rank that does not exist."""
-    rank = choices.rank
-    if rank is not None and not 0 <= rank < view.plan().world_size:
-        raise UsageError(f"--rank {rank}: experiment {view.id} has ranks 0 to {view.plan().world_size - 1}")
-    return Wanted(rank=rank, since=choices.since, level=choices.level)
+    try:
+        return of_rank(view, choices.rank, since=choices.since, level=choices.level)
+    except UsageError as error:
+        raise UsageError([f"--{problem}" for problem in error.problems]) from None
 
 
 def _passages(logs: Logs, choices: LogChoices, of: _Of) -> Iterator[Passage]:
     """Yield the existing lines and, with `follow`, new lines until the state is final."""
-    ends_here = not choices.follow
-    yield from logs.passages(final=ends_here) if choices.tail is None else logs.last(choices.tail, final=ends_here)
+    yield from existing(logs, choices.tail, final=not choices.follow)
     if choices.follow:
         try:
-            while not (found := of.state()).is_final:
-                sys.stdout.flush()
-                time.sleep(POLL_S)
-                yield from logs.passages()
+            found = yield from followed(logs, of.state, sys.stdout.flush)
         except KeyboardInterrupt:
             end = f"; end it with `hpc-det {of.kill}`" if of.experiment.is_own() else ""
             say(f"stopped following; {of.name} continues{end}")
             raise
-        yield from logs.passages(final=True)  # what was written between the last read and the end
         sys.stdout.flush()
         say(f"{of.name}: {found.value}")
 
@@ -233,10 +220,9 @@ class Text:
         """Return the lines of the passage, below a border if it is the first of its attempt."""
         source = passage.source
         begin = f"{date_and_time(passage.time)} " if self._has_times else ""
-        begin += f"[job={source.job}] " if source.job else ""
-        begin += f"[trial={source.trial}] " if self._names_trials and source.trial else ""
+        begin += source_in_words(source, names_trials=self._names_trials)
         border = f"{begin}{visible(self._border(source))}\n" if self._is_new(source) else ""
-        begin += f"[rank={source.rank}] " if source.rank is not None else ""
+        begin += rank_in_words(source)
         return border + "".join([f"{begin}{log_line(line)}\n" for line in passage.lines])
 
     def _is_new(self, source: Source) -> bool:

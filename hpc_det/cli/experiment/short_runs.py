@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from hpc_det.cli.experiment.delete import delete_one
-from hpc_det.cli.experiment.stop import kill_one as kill
+from hpc_det.client.stopping import kill_one as kill
 from hpc_det.config.merge import Tree
 from hpc_det.config.request import Request
 from hpc_det.errors import HpcDetError, UsageError

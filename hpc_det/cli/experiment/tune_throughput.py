@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from hpc_det.cli.arguments import request_options, store
-from hpc_det.cli.experiment.create import say_notes
+from hpc_det.cli.arguments import request_options
 from hpc_det.cli.experiment.short_runs import Ended, Series, ShortRuns, effective_of, once
 from hpc_det.cli.output import Column, Output, column, output_options
+from hpc_det.client.creation import say_notes
+from hpc_det.client.lookup import store
 from hpc_det.config.request import Request
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.plan.effective import Effective, effective

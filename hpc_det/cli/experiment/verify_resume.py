@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from hpc_det.cli.arguments import request_options, store
-from hpc_det.cli.experiment.create import say_notes
+from hpc_det.cli.arguments import request_options
 from hpc_det.cli.experiment.short_runs import Ended, Series, ShortRuns, effective_of, once
 from hpc_det.cli.output import Output, output_options, show
+from hpc_det.client.creation import say_notes
+from hpc_det.client.lookup import store
 from hpc_det.config.merge import Tree
 from hpc_det.config.rank_variables import RESUME_CHECK, stops_as_value
 from hpc_det.config.request import Request, on_slots

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from hpc_det.cli.arguments import store
 from hpc_det.cli.output import Column, Output, Record, output_options
+from hpc_det.client.lookup import store
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers import local

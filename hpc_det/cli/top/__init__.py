@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from hpc_det.cli.arguments import store
+from hpc_det.client.lookup import store
 from hpc_det.errors import UsageError
 
 

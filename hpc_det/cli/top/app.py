@@ -16,12 +16,12 @@ from textual.message import Message
 from textual.widgets import DataTable, Input, Static
 
 from hpc_det.cli.experiment import describe
-from hpc_det.cli.experiment.continue_ import activate_one
-from hpc_det.cli.experiment.stop import kill_one, pause_one
 from hpc_det.cli.output import COLOURS
 from hpc_det.cli.top import cells
 from hpc_det.cli.top.experiments import Answers, Experiments, Row, Seen
 from hpc_det.cli.top.screens import WIDEST, Details, Logs, Question
+from hpc_det.client.continuation import activate_one
+from hpc_det.client.stopping import kill_one, pause_one
 from hpc_det.errors import HpcDetError, visible
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder

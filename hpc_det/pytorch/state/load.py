@@ -17,9 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hpc_det.checkpoint.committed import CODE, LOAD_DATA, MANIFEST, read_manifest
+from hpc_det.checkpoint.committed import CODE, LOAD_DATA, MANIFEST, METADATA, read_manifest
 from hpc_det.checkpoint.committed_folder import OddManifest, in_words, irregularities
-from hpc_det.core.portable import METADATA
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.json_files import read_json

@@ -93,7 +93,7 @@ def test_what_fails_on_the_way_is_no_failure_of_a_new_experiment(
     def refuse(store: object) -> None:
         raise HpcDetError("checkpoint_storage: s3://mine/1: no")
 
-    monkeypatch.setattr("hpc_det.cli.experiment.create.submit", lambda found, experiments, **_: experiments.create())
+    monkeypatch.setattr("hpc_det.client.creation.submit", lambda found, experiments, **_: experiments.create())
     monkeypatch.setattr("hpc_det.cli.experiment.cleanup.finish_deletions", refuse)
     done = hpc_det("e", "create", config, code)
     assert (done.code, done.out) == (0, "Created experiment 1\n")
@@ -103,7 +103,7 @@ def test_what_fails_on_the_way_is_no_failure_of_a_new_experiment(
 def test_a_new_experiment_is_the_occasion_once_a_day(
     hpc_det: Command, root: Path, config: Path, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_det.cli.experiment.create.submit", lambda found, experiments, **_: experiments.create())
+    monkeypatch.setattr("hpc_det.client.creation.submit", lambda found, experiments, **_: experiments.create())
     first = old(ended(root), 2, log_retention_days=1)
     assert hpc_det("e", "create", config, code).code == 0
     assert logs(first) == []

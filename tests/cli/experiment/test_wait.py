@@ -288,7 +288,7 @@ def test_kill_says_so_when_the_job_does_not_end(
     hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "cancel", lambda job_id, run: None)
-    monkeypatch.setattr("hpc_det.cli.experiment.stop.KILL_WAIT_S", 0.0)
+    monkeypatch.setattr("hpc_det.client.stopping.KILL_WAIT_S", 0.0)
     result = hpc_det("e", "kill", "1")
     assert result.code == 1
     assert not unnamed(result.err, "job 4711", "0 s")

@@ -164,7 +164,7 @@ def test_p_pauses_and_a_activates(
         activated.append(folder.id)
         return 1
 
-    monkeypatch.setattr("hpc_det.cli.experiment.continue_.submit_again", again)
+    monkeypatch.setattr("hpc_det.client.continuation.submit_again", again)
 
     async def story(seen: Seen) -> None:
         await seen.until(lambda: "RUNNING" in seen.row(1))
