@@ -139,7 +139,8 @@ class Core:
         """Save the state of `objects` with every checkpoint, and restore it now if this process resumes from one.
 
         An object has `state_dict` and `load_state_dict`, or is a dict. `per_rank`: it differs between ranks; otherwise
-        rank 0 saves it for all. Models that torch's fully_shard has sharded are saved and restored in parts.
+        rank 0 saves it for all. Models that torch's fully_shard has sharded are saved and restored in parts. Pass a
+        model in DistributedDataParallel as such: then it rounds sums after a resume as it did before.
 
         Raises UsageError for an object without a state, a name that is tracked already, and a name that the checkpoint
         lacks; HpcDetError for a state that no checkpoint can hold.

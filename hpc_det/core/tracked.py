@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.checkpoint.content import check_loadable, load
 from hpc_det.checkpoint.seals import FileEntry
+from hpc_det.core.ddp_buckets import settle_buckets
 from hpc_det.core.portable import Portable
 from hpc_det.core.progress import PROGRESS, Progress, restored_progress
 from hpc_det.core.sharded_tensors import StoredShards, likes_of, shard_file, shards_in, without_shards
@@ -109,6 +111,9 @@ class Tracked:
         self._check(objects)
         (self._own if per_rank else self._shared).update(objects)
         self._is_sharded |= any(map(_is_sharded, objects.values()))
+        for each in objects.values():
+            if isinstance(each, DistributedDataParallel):
+                settle_buckets(each)
         if self._resumed:
             self._restore(self._resumed, objects, per_rank=per_rank)
         elif self._warm_start and not per_rank:

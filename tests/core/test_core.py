@@ -337,6 +337,31 @@ def test_two_ranks_that_are_stopped_and_resumed_are_the_same(on_ranks: OnRanks, 
     assert_same(*loops)
 
 
+class InDdp(PlainLoop):
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)), torch.nn.Linear(4, 1))
+        self.model = torch.nn.parallel.DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        core.track(ddp=self.model, momentum=self.optimizer)
+
+    def train(self, batch: Any) -> float:
+        inputs, targets = batch
+        loss = (self.model(inputs) - targets).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+
+def test_ddp_adds_the_gradients_of_four_ranks_in_the_same_order_after_a_resume(
+    on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    loops = [Loop.begin(tmp_path / name, InDdp) for name in ("whole", "stopped")]
+    on_ranks(4, live, *loops)
+    assert_same(*loops)
+
+
 def begun(distributed: Distributed, loop: Loop) -> int:
     return loop.attempt(StopAt(1), distributed).step
 

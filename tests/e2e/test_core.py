@@ -78,7 +78,7 @@ def test_asha_promotes_and_ends_trials_of_a_plain_loop() -> None:
     trials = json.loads(hpc_det("experiment", "list-trials", loop.number, "--json").stdout)
     assert {trial["batches"] for trial in trials} == {8, 16}
     for trial in trials:
-        folder = loop.trial.experiment().trial(trial["trial"])
+        folder = loop.trial.experiment().trial(trial["id"])
         steps = [report["steps"] for report in read_reports(folder.metrics) if report["kind"] == "training"]
         assert steps == [*range(1, trial["batches"] + 1)]
 

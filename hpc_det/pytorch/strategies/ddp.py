@@ -1,8 +1,4 @@
-"""DistributedDataParallel whose sums do not depend on when the process started.
-
-DDP assigns gradients to buckets in parameter order in its first iteration, and in order of arrival afterwards. A ring
-all-reduce adds the parts of an element in an order that depends on its place in the bucket. So with three or more
-ranks, the first iteration after a resume would round differently from the same iteration of an uninterrupted run.
+"""DistributedDataParallel whose sums do not depend on when the process started; hpc_det.core.ddp_buckets explains why.
 
 DDP also knows only the parameters that required gradients when it was created. `DataParallel` compares them at each
 forward pass in training. If some were frozen or thawed since, it creates a new reducer, whose buckets depend only on
@@ -23,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from hpc_det.core.ddp_buckets import settle_buckets
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.strategies.parameters import shown_names
 
@@ -230,9 +227,7 @@ _SETS_BUCKETS = {"bucket_cap_mb", "bucket_cap_mb_list", "mixed_precision"}
 def data_parallel(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> DataParallel:
     """Return `model` in DDP, with its final buckets from the first iteration on."""
     wrapped = DataParallel(model, device, options)
-    rebuilds = not options.get("find_unused_parameters") and not options.get("static_graph")
-    if rebuilds and _takes_plain_gradients(model):
-        _settle_buckets(wrapped)
+    settle_buckets(wrapped)
     return wrapped
 
 
@@ -255,44 +250,3 @@ def share_buffers(models: Iterable[torch.nn.Module]) -> None:
 def shares_buffers(model: torch.nn.Module) -> TypeGuard[DistributedDataParallel]:
     """Return whether all ranks take rank 0's buffers at each training batch; otherwise each has its own."""
     return isinstance(model, DistributedDataParallel) and model.broadcast_buffers
-
-
-def _takes_plain_gradients(model: torch.nn.Module) -> bool:
-    """Return whether buckets can be fixed: not with sparse embeddings, or with hooks on gradients such as a fused
-    optimizer.
-    """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    hooked = any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters)
-    return bool(parameters) and not hooked and not any(getattr(module, "sparse", False) for module in model.modules())
-
-
-class _Sum(torch.nn.Module):
-    """A stand-in model for one backward pass, so that no hook of the real model runs."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
-        super().__init__()
-        self._summed = parameters
-
-    def forward(self, on_its_device: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all parameters. DDP on a GPU needs an input (IndexError in its _pre_forward), which is not
-        used.
-        """
-        return torch.stack([parameter.sum().real.float() for parameter in self._summed]).sum()
-
-
-def _settle_buckets(wrapped: DistributedDataParallel) -> None:
-    """Run one backward pass in parameter order, from which DDP takes its final order.
-
-    It runs here and not before the next forward pass, since it clears all gradients, and a resume restores some in
-    between.
-    """
-    model, broadcasts_buffers = wrapped.module, wrapped.broadcast_buffers
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    wrapped.module, wrapped.broadcast_buffers = _Sum(parameters), False
-    try:
-        wrapped(torch.zeros((), device=parameters[0].device)).backward()
-    finally:
-        wrapped.module, wrapped.broadcast_buffers = model, broadcasts_buffers
-    for parameter in parameters:
-        parameter.grad = None
-    wrapped.reducer._rebuild_buckets()

@@ -1,0 +1,62 @@
+"""The buckets of DistributedDataParallel, settled before the first iteration, so that a resumed run rounds as before.
+
+DDP assigns gradients to buckets in parameter order in its first iteration, and in order of arrival afterwards. A ring
+all-reduce adds the parts of an element in an order that depends on its place in the bucket. So with three or more
+ranks, the first iteration after a resume would round differently from the same iteration of an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+
+def settle_buckets(wrapped: DistributedDataParallel) -> None:
+    """Give DDP its final buckets by one backward pass in parameter order. Collective; call it before the first batch.
+
+    It clears all gradients. It does nothing for a model whose buckets DDP never changes (find_unused_parameters,
+    static_graph) or which cannot take this pass: sparse gradients, hooks on gradients such as a fused optimizer, and
+    communication hooks.
+    """
+    if wrapped.find_unused_parameters or wrapped.static_graph or wrapped._comm_hooks:
+        return
+    if _takes_plain_gradients(wrapped.module):
+        _settle(wrapped)
+
+
+def _takes_plain_gradients(model: torch.nn.Module) -> bool:
+    """Return whether buckets can be fixed: not with sparse embeddings, or with hooks on gradients such as a fused
+    optimizer.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    hooked = any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters)
+    return bool(parameters) and not hooked and not any(getattr(module, "sparse", False) for module in model.modules())
+
+
+class _Sum(torch.nn.Module):
+    """A stand-in model for one backward pass, so that no hook of the real model runs."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__()
+        self._summed = parameters
+
+    def forward(self, on_its_device: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all parameters. DDP on a GPU needs an input (IndexError in its _pre_forward), which is not
+        used.
+        """
+        return torch.stack([parameter.sum().real.float() for parameter in self._summed]).sum()
+
+
+def _settle(wrapped: DistributedDataParallel) -> None:
+    # It runs here and not before the next forward pass, since it clears all gradients, and a resume restores some in
+    # between.
+    model, broadcasts_buffers = wrapped.module, wrapped.broadcast_buffers
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    wrapped.module, wrapped.broadcast_buffers = _Sum(parameters), False
+    try:
+        wrapped(torch.zeros((), device=parameters[0].device)).backward()
+    finally:
+        wrapped.module, wrapped.broadcast_buffers = model, broadcasts_buffers
+    for parameter in parameters:
+        parameter.grad = None
+    wrapped.reducer._rebuild_buckets()
