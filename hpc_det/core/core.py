@@ -13,6 +13,7 @@ from hpc_det.checkpoint.retention import Policy
 from hpc_det.core.meetings import Meetings
 from hpc_det.core.passes import Passes
 from hpc_det.core.portable import Portable
+from hpc_det.core.profile import Profile
 from hpc_det.core.progress import Batch, Progress, TrainUnit, period_from_config
 from hpc_det.core.reports import Reports
 from hpc_det.core.run import Run
@@ -109,6 +110,11 @@ class Core:
             search=self._searching.search,
             log=self._reports or run.log,
         )
+        self.profile = Profile(
+            self.config.get("profiling") or {}, run.folder, run.attempt, self.distributed, self._progress
+        )
+        """Measures the loop if `profiling.enabled` is set; `with core.profile(name):` times a part of the body."""
+        self.profile.measure(saver)
         if resumed:
             saver.resumed()
         self._saves = Saves(
@@ -291,6 +297,7 @@ class Core:
             with self._saves.saver.finishing(self._agreement):
                 yield
         finally:
+            self.profile.close()
             if self._reports:
                 self._reports.close()
 
@@ -333,7 +340,7 @@ class Core:
     def _pass(self, loader: Iterable[Any], unit: TrainUnit | None, accumulate: int) -> Iterator[Any]:
         progress, passes, saves = self._progress, self._passes, self._saves
         forced = self._run.purpose.forced_stops or ()
-        batches = passes.open(loader, progress.position.epoch)
+        batches = self.profile.over(passes.open(loader, progress.position.epoch), _records(loader))
         self._is_pass_left = True
         with self._agreement.steps("training", progress.steps):
             for batch in batches:
@@ -416,6 +423,12 @@ def _unit(until: Operation | TrainUnit | int | None) -> TrainUnit | None:
     if isinstance(until, Operation):
         return until.until
     return Batch(until) if isinstance(until, int) else until
+
+
+def _records(loader: object) -> int:
+    """Return the number of records in a batch of this loader; 0 if it is unknown."""
+    size = getattr(loader, "batch_size", None)
+    return size if isinstance(size, int) else 0
 
 
 def _kept(config: Mapping[str, Any]) -> Policy:

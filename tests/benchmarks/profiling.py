@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from hpc_det.config.merge import merge
+from hpc_det.core.system_metrics import BufferedLines, SystemMetrics
+from hpc_det.core.timer import Timer
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch import PyTorchTrial
-from hpc_det.pytorch.profiling.system import BufferedLines, SystemMetrics
-from hpc_det.pytorch.profiling.timer import Timer
 from hpc_det.pytorch.strategies.device import ToDevice
 from tests.benchmarks.loop_overhead import row, silence
 from tests.benchmarks.loops import Linear, new_life, train_life, with_data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from hpc_det.checkpoint.committed import committed
+from hpc_det.core import profile
 from hpc_det.core.core import Core
 from hpc_det.core.progress import Batch, Epoch
 from hpc_det.distributed.collectives import Distributed
@@ -340,14 +342,14 @@ def test_two_ranks_that_are_stopped_and_resumed_are_the_same(on_ranks: OnRanks, 
 class InDdp(PlainLoop):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)), torch.nn.Linear(4, 1))
-        self.model = torch.nn.parallel.DistributedDataParallel(self.model)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        core.track(ddp=self.model, momentum=self.optimizer)
+        deep = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)), torch.nn.Linear(4, 1))
+        self.ddp = torch.nn.parallel.DistributedDataParallel(deep)
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.05, momentum=0.9)
+        core.track(ddp=self.ddp, momentum=self.optimizer)
 
     def train(self, batch: Any) -> float:
         inputs, targets = batch
-        loss = (self.model(inputs) - targets).square().mean()
+        loss = (self.ddp(inputs) - targets).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -426,3 +428,25 @@ def test_a_rank_that_fails_in_the_block_of_a_checkpoint_is_named_to_the_others(
     assert "rank 1" in first
     assert second.startswith("ZeroDivisionError")
     assert loop.checkpoints == []
+
+
+def test_a_profile_has_the_time_to_load_and_to_train_and_what_the_loop_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "SHORTEST_S", 0.0)
+
+    class Profiled(PlainLoop):
+        def train(self, batch: Any) -> float:
+            with self.core.profile("forward"):
+                return super().train(batch)
+
+    loop = Loop.begin(tmp_path / "on", Profiled, profiling={"enabled": True, "begin_on_batch": 2, "end_after_batch": 9})
+    loop.attempt()
+    lines = [json.loads(line) for line in loop.folder.timings(0).read_text().splitlines()]
+    assert sum(line["count"] for line in lines) == 10 - 2
+    assert {"dataloader_next", "train_batch", "forward"} <= {name for line in lines for name in line["seconds"]}
+    assert lines[0]["records"] == 8
+    off = Loop.begin(tmp_path / "off", Profiled)
+    off.attempt()
+    assert not off.folder.profile.exists()
+    assert_same(loop, off)

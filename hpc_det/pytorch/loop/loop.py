@@ -23,6 +23,7 @@ from hpc_det.core.portable import Portable
 from hpc_det.core.progress import Progress, restored_progress
 from hpc_det.core.saver import Checkpointing, CheckpointSaver
 from hpc_det.core.search import Search
+from hpc_det.core.timer import untimed
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import StopAgreement
@@ -33,7 +34,6 @@ from hpc_det.pytorch.loop.training_report import TrainingReport
 from hpc_det.pytorch.loop.trial_content import TrialContent
 from hpc_det.pytorch.loop.validation import Validation
 from hpc_det.pytorch.profiling.measurements import Measurements
-from hpc_det.pytorch.profiling.timer import untimed
 from hpc_det.pytorch.strategies.strategy import reporting_ranks
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.trial import BuiltTrial

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_det.core.profile import Timings
 from hpc_det.core.progress import Progress
+from hpc_det.core.system_metrics import BufferedLines, SystemMetrics
+from hpc_det.core.timer import Timer, synchronized
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.node.files import make_folder
-from hpc_det.pytorch.profiling.system import BufferedLines, SystemMetrics
-from hpc_det.pytorch.profiling.timer import Timer, synchronized
 from hpc_det.pytorch.strategies.ddp import DataParallel
 from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
 from hpc_det.store.folders import TrialFolder
@@ -107,84 +106,6 @@ class Measurements:
 
 def _replace(thing: object, method: str, function: Callable[..., Any]) -> None:
     setattr(thing, method, function)
-
-
-SHORTEST_S = 1.0
-"""Shortest duration of a stretch in seconds, and of an epoch whose end also ends a stretch.
-
-A small model trains thousands of batches a second, too many for a line each.
-"""
-
-
-class Timings:
-    """Writes a line for each stretch of batches.
-
-    The time of a stretch includes what is due at its end, such as validations and checkpoints.
-    """
-
-    def __init__(
-        self, timer: Timer, exchange: Exchange | None, lines: BufferedLines, facts: Mapping[str, Any], shares: int
-    ) -> None:
-        """`facts`: fields of each line. `shares`: number of ranks that train on different records."""
-        self._timer = timer
-        self._exchange = exchange
-        self._lines = lines
-        self._facts = facts
-        self._shares = shares
-
-    def begin(self, progress: Progress, records: int) -> None:
-        """Start the first stretch. `records`: number of records that this rank has trained so far."""
-        self._stretch = self._epoch = Mark.now(progress, records)
-        self._timer.start()
-
-    def at(self, progress: Progress, records: int) -> None:
-        """Note that training has reached a batch; if the stretch was long enough, start the next one."""
-        since = self._epoch if progress.epoch_ended else self._stretch
-        if time.perf_counter() - since.time >= SHORTEST_S:
-            self._end_stretch(progress, records)
-
-    def end(self, progress: Progress, records: int) -> None:
-        """End the last stretch, and write all lines to the file."""
-        self._timer.stop()
-        self._end_stretch(progress, records)
-        self._lines.write()
-
-    def _end_stretch(self, progress: Progress, records: int) -> None:
-        now, begun = Mark.now(progress, records), self._stretch
-        if now.batches == begun.batches:
-            return
-        self._stretch = now
-        if progress.epoch_ended:
-            self._epoch = now
-        wall_s, count = now.time - begun.time, now.batches - begun.batches
-        self._lines.add(
-            {
-                "time": time.time(),
-                **self._facts,
-                "epoch": progress.last_epoch,
-                "batches": now.batches,
-                "count": count,
-                "wall_s": round(wall_s, 6),
-                "records": now.records - begun.records,
-                "samples_per_second": round((now.records - begun.records) * self._shares / wall_s, 3),
-                "seconds": {name: round(seconds, 6) for name, seconds in self._timer.take().items()},
-                "exposed_communication_s": self._exchange.take(count) if self._exchange else None,
-            }
-        )
-
-
-@dataclass(frozen=True)
-class Mark:
-    """The start of a stretch."""
-
-    time: float
-    batches: int
-    records: int
-    """Records of this rank."""
-
-    @classmethod
-    def now(cls, progress: Progress, records: int) -> Mark:
-        return cls(time.perf_counter(), progress.steps, records)
 
 
 EXCHANGES_PER_TIMED_ONE = 10

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hpc_det.core.timer import CALLBACKS, Timed, untimed
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.profiling.timer import CALLBACKS, Timed, untimed
 
 
 class PyTorchCallback:

@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import Dataset
 
 from hpc_det.config.merge import merge
+from hpc_det.core import profile
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.node.json_files import read_lines
 from hpc_det.pytorch import DataLoader, PyTorchCallback
-from hpc_det.pytorch.profiling import measurements
 from hpc_det.pytorch.strategies import fusion
 from hpc_det.store.folders import TrialFolder
 from tests.distributed.ranks import OnRanks
@@ -84,7 +84,7 @@ CONFIG = {
 
 @pytest.fixture(autouse=True)
 def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurements, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(profile, "SHORTEST_S", 0.0)
 
 
 def of_rank(life: Life, rank: int = 0) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ def measured_gang(
     distributed: Distributed, folder: Path, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> list[dict[str, Any]]:
     config = {**CONFIG, "searcher": {"max_length": {"epochs": 6}}, "min_validation_period": {"batches": 0}, **changes}
-    measurements.SHORTEST_S = 0.0
+    profile.SHORTEST_S = 0.0
     life = Life(TrialFolder(folder), Uneven, merge(LIFES, {**config, "profiling": ON}), HPARAMS)
     if distributed.is_chief:
         life.folder.checkpoints.mkdir(parents=True)

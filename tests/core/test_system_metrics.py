@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from hpc_det.core import system_metrics as system
+from hpc_det.core.system_metrics import BufferedLines, Counters, Gpus, SystemMetrics
 from hpc_det.node.json_files import read_lines
-from hpc_det.pytorch.profiling import system
-from hpc_det.pytorch.profiling.system import BufferedLines, Counters, Gpus, SystemMetrics
 from tests.facts import unnamed
 from tests.wait import wait_for
 
@@ -65,7 +65,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 def test_a_node_is_looked_at_until_the_end(tmp_path: Path, nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "EVERY_S", 0.01)
-    monkeypatch.setattr("hpc_det.pytorch.profiling.system.WRITTEN_S", 0.02)
+    monkeypatch.setattr("hpc_det.core.system_metrics.WRITTEN_S", 0.02)
     file = tmp_path / "system-0.jsonl"
     metrics = SystemMetrics(BufferedLines(file), FACTS)
     wait_for(lambda: len(read_lines(file)) > 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import repeat
 from threading import get_ident
 from typing import Any
@@ -66,6 +67,18 @@ class Timer:
                 self._inner = outer + took
 
         return call
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Add the time of the block to `name`, like that of a function from `timed`."""
+        outer, self._inner = self._inner, 0.0
+        began = self._clock()
+        try:
+            yield
+        finally:
+            took = self._clock() - began
+            self._seconds[name] += took - self._inner
+            self._inner = outer + took
 
     def time(self, thing: object, method: str, name: str) -> None:
         """Replace the method of this object by one that is timed as `name`."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_det.pytorch.profiling.timer import Timer, synchronized
+from hpc_det.core.timer import Timer, synchronized
 from tests.facts import refused
 
 
