@@ -75,12 +75,14 @@ class Core:
         self._checkpoints = checkpointing.checkpoints
         rank = self.distributed.rank
         found = self._checkpoints.newest(lambda name: not name.startswith(f"{CODE}/"))
-        resumed = Resumed(found[0], rank) if found else None
+        resumed = Resumed(*found, rank) if found else None
         weights = run.spec.get("warm_start")
         self.latest_checkpoint: Path | None = resumed.folder if resumed else None
         """The folder of the newest checkpoint of this trial, undamaged; None before the first."""
         self.warm_start: Path | None = Path(weights) if weights and not resumed else None
         """The folder of a checkpoint of another trial, whose weights this trial starts with; None without one."""
+        if self.warm_start:
+            self._checkpoints.verify(self.warm_start)
         self._progress = resumed.progress if resumed else Progress()
         of_rank = resumed.of_rank if resumed and resumed.has_rank else {}
         self._passes = Passes(
@@ -91,13 +93,11 @@ class Core:
         self._tensorboard = TensorBoard(run.folder.tensorboard / f"rank-{rank}" if rank else run.folder.tensorboard)
         self._tensorboard.cut(of_rank.get("tensorboard", {}))
         self._reports = Reports(run.log, self._tensorboard) if self.distributed.is_chief else None
-        self._tracked = Tracked(
-            self.distributed,
-            Portable(run.spec, run.job.code if run.job else None, trial_type="script"),
-            resumed,
-            self.warm_start,
-            self._of_rank,
-        )
+        portable = Portable(run.spec, run.job.code if run.job else None, trial_type="script")
+        if resumed and self.distributed.is_chief:
+            for problem in portable.mend(resumed.folder):
+                print(f"hpc-det: warning: {problem}", flush=True)
+        self._tracked = Tracked(self.distributed, portable, resumed, self.warm_start, self._of_rank)
         batch_size = self.hparams.get("global_batch_size")
         self._searching = Searching(run.job.searcher if run.job else None, searcher, self._progress, batch_size)
         if not self._searching.wants_training():
@@ -342,6 +342,7 @@ class Core:
         forced = self._run.purpose.forced_stops or ()
         batches = self.profile.over(passes.open(loader, progress.position.epoch), _records(loader))
         self._is_pass_left = True
+        self._note_forgotten()
         with self._agreement.steps("training", progress.steps):
             for batch in batches:
                 passes.done += 1
@@ -359,6 +360,12 @@ class Core:
                 if unit and unit.reached(progress):
                     return
         self._end_pass()
+
+    def _note_forgotten(self) -> None:
+        """Print which objects of the resumed checkpoint the loop no longer tracks, once."""
+        names = self._tracked.forgotten()
+        if names and self.distributed.is_chief:
+            print(f"hpc-det: not tracked any more, so the next checkpoint lacks it: {', '.join(names)}", flush=True)
 
     def _end_pass(self) -> None:
         self._saves.end_pass()

@@ -7,6 +7,7 @@ the same one on all ranks; at most one save is in flight.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from hpc_det.core.search import Search
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.preempt import StopAgreement
 from hpc_det.distributed.rng import unchanged_generators
+from hpc_det.errors import UsageError
 
 WAIT_S = 2.0
 """Seconds to wait for a save in flight before the next one is postponed to a later batch.
@@ -183,7 +185,10 @@ class CheckpointSaver:
         with unchanged_generators():
             files, finish = self._files()
         with self._checkpoints.saving(self._progress.steps, files, finish, then=self._after_commit()) as save:
-            yield save.staging.partial
+            folder = save.staging.partial
+            written = {name: (folder / name).stat() for name in files}
+            yield folder
+            _insist_on_unchanged(folder, written)
         self._uuid = save.staging.uuid
         self._saved = self._reached()
         self._save_schedule.training_goes_on()
@@ -282,4 +287,19 @@ class CheckpointSaver:
             smaller_is_better=self._smaller_is_better,
             best=kept.best_while_it_runs,
             latest=max(to_resume_from, kept.trial_latest),
+        )
+
+
+def _insist_on_unchanged(folder: Path, written: Mapping[str, os.stat_result]) -> None:
+    """Raise UsageError if a file of the checkpoint itself was replaced in the block of `saving`."""
+    changed = [
+        name
+        for name, then in written.items()
+        if not (path := folder / name).exists()
+        or (path.stat().st_ino, path.stat().st_mtime_ns) != (then.st_ino, then.st_mtime_ns)
+    ]
+    if changed:
+        raise UsageError(
+            f"checkpoint: {', '.join(changed)} belongs to the checkpoint itself and was overwritten or deleted; write "
+            f"files with other names"
         )

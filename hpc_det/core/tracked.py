@@ -39,17 +39,13 @@ def rank_file(rank: int) -> str:
 class Resumed:
     """The checkpoint from which this process resumes."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        """Raises HpcDetError if a file is missing or damaged."""
+    def __init__(self, folder: Path, steps: int, rank: int) -> None:
+        """`steps`: number of batches, of its manifest. Raises HpcDetError if a file is missing or damaged."""
         self.folder = folder
         self._rank = rank
-        self.progress, self.ranks = self._progress()
-
-    def _progress(self) -> tuple[Progress, int]:
-        # A checkpoint that other code committed has no progress, but its manifest has the batches.
-        if not (self.folder / PROGRESS).exists():
-            return Progress(), 0
-        return restored_progress(self.folder)
+        self.progress, self.ranks = Progress(steps=steps), 0
+        if (folder / PROGRESS).exists():
+            self.progress, self.ranks = restored_progress(folder)
 
     @cached_property
     def tracked(self) -> dict[str, Any]:
@@ -121,8 +117,9 @@ class Tracked:
         check_loadable({TRACKED: {name: state_of(each) for name, each in objects.items() if not _is_sharded(each)}})
 
     def forgotten(self) -> list[str]:
-        """Return the names in the resumed checkpoint that are not tracked now."""
-        return sorted(self._resumed.tracked.keys() - self._shared.keys()) if self._resumed else []
+        """Return the names in the resumed checkpoint that are not tracked now; [] after the first call."""
+        resumed, self._resumed = self._resumed, None
+        return sorted(resumed.tracked.keys() - self._shared.keys()) if resumed else []
 
     def expected(self) -> list[Any]:
         return [self.files()] if self else []
@@ -182,7 +179,7 @@ class Tracked:
             _set(each, shards.fitted(stored[name], name, likes_of(each, name)) if _is_sharded(each) else stored[name])
 
     def _load_weights(self, folder: Path, objects: Mapping[str, Any]) -> None:
-        stored = Resumed(folder, self._distributed.rank).tracked
+        stored = Resumed(folder, 0, self._distributed.rank).tracked
         for name, each in objects.items():
             if isinstance(each, torch.nn.Module) and name in stored:
                 shards = StoredShards(folder, self._distributed.rank)

@@ -20,7 +20,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from tests.core.loops import PASS, Loop, PlainLoop, assert_same
 from tests.distributed.ranks import OnRanks
-from tests.facts import refused
+from tests.facts import refused, unnamed
 from tests.pytorch.trials import StopAt
 
 # torch takes a resume at the end of a pass for a wrong order of calls: the schedule's step comes before a batch
@@ -294,6 +294,35 @@ def test_an_exception_in_the_block_of_a_checkpoint_commits_nothing(tmp_path: Pat
     loop = in_the_block(tmp_path, body)
     assert loop.checkpoints == [4]
     assert [path.name for path in loop.folder.checkpoints.iterdir()] == [loop.newest.name]
+
+
+def test_a_file_of_the_checkpoint_itself_cannot_be_replaced(tmp_path: Path) -> None:
+    def body(core: Core) -> None:
+        with refused(UsageError, "progress.pth"), core.checkpoint(3) as folder:
+            (folder / "progress.pth").write_text("mine")
+
+    assert in_the_block(tmp_path, body).checkpoints == []
+
+
+def test_an_object_that_is_not_tracked_any_more_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop.begin(tmp_path)
+    loop.attempt(StopAt(3))
+
+    class Less(PlainLoop):
+        def __init__(self, core: Core) -> None:
+            self.core = core
+            core.track(
+                model=torch.nn.Sequential(
+                    torch.nn.Linear(4, 8), torch.nn.Dropout(), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+                )
+            )
+
+        def run(self) -> None:
+            list(self.core.batches([1, 2, 3, 4]))
+
+    loop.program = Less
+    loop.attempt()
+    assert unnamed(capsys.readouterr().out, "optimizer", "scheduler") == []
 
 
 def test_a_loop_with_its_own_state_resumes_from_its_files(tmp_path: Path) -> None:
