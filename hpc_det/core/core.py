@@ -93,6 +93,7 @@ class Core:
         rank = self.distributed.rank
         self._tensorboard = TensorBoard(folder if rank == 0 else folder / f"rank-{rank}")
         self._reports = Reports(run.log, self._tensorboard) if self.distributed.is_chief else None
+        self._total: int | None = None
         self._tracked = Tracked(
             self.distributed,
             Portable(run.spec, run.job.code if run.job else None, trial_type="script"),
@@ -127,6 +128,17 @@ class Core:
         lacks; HpcDetError for a state that no checkpoint can hold.
         """
         self._tracked.add(objects, per_rank=per_rank)
+
+    @property
+    def total(self) -> int | None:
+        """Number of batches of the whole trial, which hpc-det shows beside the batches done; None: unknown."""
+        return self._total
+
+    @total.setter
+    def total(self, batches: int | None) -> None:
+        self._total = batches
+        if self._reports:
+            self._reports.total = batches
 
     # --- training
 
@@ -191,7 +203,8 @@ class Core:
 
         Raises UsageError if a search compares trials and the validation lacks its metric.
         """
-        self._reach(step)
+        if checkpoint or group in ("training", "validation"):
+            self._reach(step)  # rank 0 alone may report other groups, and ranks must agree about the step
         if checkpoint and not self._stop:
             self.save()
             self._saver.settle()
@@ -491,8 +504,8 @@ class Core:
         else:
             raise UsageError("search: searcher.max_length is not set, and no search requests a length; set it")
         until = unit_from_config({unit: amount}, self.hparams.get("global_batch_size"))
-        if self._reports and isinstance(until, Batch):
-            self._reports.total = until.length
+        if isinstance(until, Batch):
+            self.total = until.length
         return Operation(length=amount, unit=unit, until=until, progress=self._progress)
 
     def _end(self) -> str:
