@@ -46,6 +46,8 @@ class Info:
     """Number of the start of this trial, from 1."""
     folder: Path
     """The trial's folder."""
+    test: bool = False
+    """True in a run with `--test`, which trains one batch."""
 
 
 class Core:
@@ -71,6 +73,7 @@ class Core:
             **{name: run.spec[name] for name in ("experiment_id", "trial_id", "trial_seed")},
             attempt=run.attempt,
             folder=run.folder.path,
+            test=run.purpose.test,
         )
         self._meetings = Meetings(run.distributed.messages, lambda: run.stop.ticks)
         searcher = config.get("searcher") or {}

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,14 +17,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.pytorch import Outputs, TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
-from hpc_det.pytorch.inference.output_folder import SOURCES, OutputFolder
+from hpc_det.pytorch import Outputs, TorchBatchProcessor, TorchBatchProcessorContext
+from hpc_det.pytorch.inference.output_folder import SOURCES
 from hpc_det.pytorch.inference.process import _end
 from hpc_det.pytorch.inference.records import Records, records_of
+from hpc_det.store.metrics import read_reports
+from tests.e2e.story import Story, hpc_det
 from tests.pytorch.inference_gang import Attempt, Numbers, Squares, Stream, Trial, run
+from tests.pytorch.inference_script import RECORDS
+from tests.wait import DEADLINE_S, wait_for
 
 attempts = st.builds(
     Attempt,
@@ -242,3 +243,58 @@ def test_the_sources_of_the_outputs_are_recorded_once(tmp_path: Path) -> None:
         "checkpoints": [{"checkpoint": "checkpoints/1"}, {"checkpoint": "2"}],
         "model_versions": [{"name": "digits", "version": "3", "checkpoint": "2"}],
     }
+
+
+# --- processes
+
+
+SCRIPT = Path(__file__).with_name("inference_script.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def assert_doubled(folder: Path) -> None:
+    """Check that each number was doubled once, and counted once, in several parts."""
+    outputs = Outputs(folder)
+    assert [(number, int(value)) for number, value in outputs] == [(each, 2 * each) for each in range(RECORDS)]
+    (metrics,) = [
+        record["metrics"] for record in read_reports(folder / "metrics.jsonl") if record["kind"] == "validation"
+    ]
+    assert metrics == {"count": RECORDS}
+
+
+@pytest.mark.integration
+def test_torchrun_is_stopped_by_sigterm_and_one_process_processes_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPC_DET_ROOT", str(tmp_path))
+    marker, trial = tmp_path / "marker", tmp_path / "local" / "inference_script-1"
+    with subprocess.Popen([*TORCHRUN, str(SCRIPT), str(marker)]) as torchrun:
+        wait_for(marker.exists)
+        torchrun.terminate()
+    assert json.loads((trial / "outcome.json").read_text())["kind"] == "stopped"
+    done = Outputs(trial).parts()[-1].last
+    assert 0 < done < RECORDS
+    assert [number for number, _ in Outputs(trial)] == list(range(done))
+    subprocess.run([sys.executable, SCRIPT, marker], check=True, timeout=DEADLINE_S)
+    assert_doubled(trial)
+
+
+@pytest.mark.long
+def test_a_job_is_paused_and_activated(tmp_path: Path) -> None:
+    shutil.copy(SCRIPT, tmp_path)
+    config = tmp_path / "inference.yaml"
+    config.write_text(
+        f"name: inference\nentrypoint: python3 -m hpc_det.launch.torch_distributed {SCRIPT.name} {tmp_path}/marker\n"
+        "searcher: {name: single, metric: count}\nresources: {slots_per_trial: 2}\n"
+    )
+    story = Story.begin(config=config, context=tmp_path)
+    wait_for((tmp_path / "marker").exists)
+    hpc_det("experiment", "pause", story.number)
+    story.until(lambda: story.causes == ["paused"])
+    done = Outputs(story.trial.path).parts()[-1].last
+    assert 0 < done < RECORDS
+    hpc_det("experiment", "activate", story.number)
+    story.wait()
+    assert story.causes == ["paused", "finished"]
+    assert_doubled(story.trial.path)
+    assert story.describe()["best"]["value"] == RECORDS

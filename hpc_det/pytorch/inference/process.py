@@ -61,7 +61,7 @@ def torch_batch_process(
     with init(hparams=hparams, name=name, distributed=distributed_context) as core:
         ranks = core.distributed
         records = records_of(dataset, batch_size, dataloader_kwargs, rank=ranks.rank, size=ranks.size)
-        end = _end(records, max_batches, max_records)
+        end = _end(records, 1 if core.info.test else max_batches, max_records)
         Inference(core, records, batch_processor_cls, end=end, interval=checkpoint_interval).run()
 
 

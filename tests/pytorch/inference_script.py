@@ -1,0 +1,35 @@
+"""A batch inference that takes its time, for tests that stop it: `inference_script.py MARKER`.
+
+It creates the file MARKER in its third round.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+from hpc_det.pytorch import TorchBatchProcessor, torch_batch_process
+
+RECORDS = 400
+PAUSE_S = 0.05
+
+
+class Doubles(TorchBatchProcessor):
+    def __init__(self, context):
+        self.context = context
+        self.count = context.wrap_reducer(sum, name="count")
+
+    def process_batch(self, batch, batch_idx):
+        (numbers,) = batch
+        self.count.update(len(numbers))
+        if batch_idx == 2:
+            Path(sys.argv[1]).touch()
+        if batch_idx < 100:
+            time.sleep(PAUSE_S)
+        return 2 * numbers
+
+
+if __name__ == "__main__":
+    torch_batch_process(Doubles, TensorDataset(torch.arange(RECORDS)), batch_size=2, checkpoint_interval=3)
