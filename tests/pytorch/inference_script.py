@@ -3,6 +3,8 @@
 It creates the file MARKER in its third round.
 """
 
+from __future__ import annotations
+
 import sys
 import time
 from pathlib import Path
@@ -10,20 +12,20 @@ from pathlib import Path
 import torch
 from torch.utils.data import TensorDataset
 
-from hpc_det.pytorch import TorchBatchProcessor, torch_batch_process
+from hpc_det.pytorch import TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
 
 RECORDS = 400
 PAUSE_S = 0.05
 
 
 class Doubles(TorchBatchProcessor):
-    def __init__(self, context):
+    def __init__(self, context: TorchBatchProcessorContext) -> None:
         self.context = context
         self.count = context.wrap_reducer(sum, name="count")
 
-    def process_batch(self, batch, batch_idx):
+    def process_batch(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         (numbers,) = batch
-        self.count.update(len(numbers))
+        self.count.update(len(numbers))  # type: ignore[attr-defined]
         if batch_idx == 2:
             Path(sys.argv[1]).touch()
         if batch_idx < 100:

@@ -24,6 +24,7 @@ from hpc_det.pytorch.inference.output_folder import SOURCES
 from hpc_det.pytorch.inference.process import _end
 from hpc_det.pytorch.inference.records import Records, records_of
 from hpc_det.store.metrics import read_reports
+from tests.docs.page import File, Page
 from tests.e2e.story import Story, hpc_det
 from tests.pytorch.inference_gang import Attempt, Numbers, Squares, Stream, Trial, run
 from tests.pytorch.inference_script import RECORDS
@@ -243,6 +244,18 @@ def test_the_sources_of_the_outputs_are_recorded_once(tmp_path: Path) -> None:
         "checkpoints": [{"checkpoint": "checkpoints/1"}, {"checkpoint": "2"}],
         "model_versions": [{"name": "digits", "version": "3", "checkpoint": "2"}],
     }
+
+
+def test_the_guide_shows_the_example() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    example = docs / "examples" / "digits_inference"
+    shown = {
+        Path(step.path).name: step.text
+        for step in Page.read(docs / "how-to" / "batch-inference.md").steps()
+        if isinstance(step, File)
+    }
+    for name in ("infer.py", "digits_inference.yaml"):
+        assert (example / name).read_text().endswith(shown[name].partition("\n")[2])
 
 
 # --- processes

@@ -12,11 +12,10 @@ from torch.utils.data import Dataset
 
 from hpc_det.core import Core, init
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.errors import UsageError
 from hpc_det.pytorch.inference.output_folder import OutputFolder, part_name
 from hpc_det.pytorch.inference.position import Position, read_position, restore_reducers, write_reducers
 from hpc_det.pytorch.inference.processor import TorchBatchProcessor, TorchBatchProcessorContext
-from hpc_det.pytorch.inference.records import Records, Share, records_of
+from hpc_det.pytorch.inference.records import ArgumentError, Records, Share, records_of
 from hpc_det.pytorch.inference.values import CollectedValues
 from hpc_det.store.folders import TrialFolder
 
@@ -39,9 +38,10 @@ def torch_batch_process(
     It works in a job of hpc_det under every launcher, under torchrun, and in one process; see `hpc_det.core.init`. A
     job that is stopped or killed continues after its newest checkpoint, on any number of ranks.
 
-    Raises ValueError for a batch size that is given twice, for a shuffled data set, and for one without a length that
-    is not an IterableDataset; UsageError for an IterableDataset with several workers, and for a data set whose length
-    differs from that of the run that it continues.
+    Raises ArgumentError, a UsageError and ValueError, for a batch size that is given twice, for a shuffled data set,
+    for numbers that are too small, and for a data set without a length that is not an IterableDataset; UsageError for
+    an IterableDataset with several workers, and for a data set whose length differs from that of the run that it
+    continues.
 
     Args:
         batch_processor_cls: The class of the processor.
@@ -57,11 +57,13 @@ def torch_batch_process(
         name: The name of the run outside a job; by default that of the script. See `hpc_det.core.init`.
     """
     if checkpoint_interval < 1:
-        raise UsageError(f"torch_batch_process: checkpoint_interval is {checkpoint_interval}; use at least 1")
+        raise ArgumentError(f"torch_batch_process: checkpoint_interval is {checkpoint_interval}; use at least 1")
     with init(hparams=hparams, name=name, distributed=distributed_context) as core:
         ranks = core.distributed
         records = records_of(dataset, batch_size, dataloader_kwargs, rank=ranks.rank, size=ranks.size)
-        end = _end(records, 1 if core.info.test else max_batches, max_records)
+        end = _end(records, max_batches, max_records)
+        if core.info.test:
+            end = min(one_round := records.batch_size * ranks.size, one_round if end is None else end)
         Inference(core, records, batch_processor_cls, end=end, interval=checkpoint_interval).run()
 
 
@@ -137,7 +139,7 @@ class Inference:
     def _process(self, share: Share) -> None:
         if share.count:
             self._context.records = range(share.first, share.first + share.count)
-            values = self._processor.process_batch(share.batch, batch_idx=self._position.rounds)
+            values = self._processor.process_batch(share.batch, self._position.rounds)
             if values is not None:
                 self._values.add(share.first, share.count, values)
                 if self._values.is_full:
@@ -203,5 +205,5 @@ def _end(records: Records, max_batches: int | None, max_records: int | None) -> 
         else:
             ends.append(max_batches * per_round)
     if max_records is not None and max_records < 0:
-        raise UsageError(f"torch_batch_process: max_records is {max_records}; use at least 0")
+        raise ArgumentError(f"torch_batch_process: max_records is {max_records}; use at least 0")
     return min(ends, default=None)

@@ -22,6 +22,8 @@ class TorchBatchProcessorContext:
     def __init__(self, core: Core, outputs: OutputFolder) -> None:
         self._core = core
         self._outputs = outputs
+        self.distributed = core.distributed
+        """This rank, the number of ranks, and communication between them."""
         self.reducers = Reducers()
         self.device: torch.device = core.distributed.device
         """The device of this rank."""

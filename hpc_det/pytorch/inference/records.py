@@ -7,10 +7,10 @@ one batch, in the order of ranks; in the last round the last batch may be smalle
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
@@ -74,7 +74,7 @@ class Records:
     def _of_stream(self, done: int, end: int | None) -> Iterator[Share]:
         options = dict(self.options)
         collate = partial(_collated, options.pop("collate_fn", None) or default_collate)
-        stream = _Stream(self.dataset, self, done, end)
+        stream = _Stream(cast(IterableDataset[Any], self.dataset), self, done, end)
         for first, count, batch, ended, batches in _iterated(
             DataLoader(stream, batch_size=None, collate_fn=collate, **options)
         ):
@@ -98,7 +98,7 @@ class _Batches:
 class _Stream(IterableDataset[Any]):
     """The rounds of one rank over a data set without a length: each rank reads all records and keeps its own."""
 
-    def __init__(self, dataset: Iterable[Any], records: Records, done: int, end: int | None) -> None:
+    def __init__(self, dataset: IterableDataset[Any], records: Records, done: int, end: int | None) -> None:
         self._dataset = dataset
         self._batch_size, self._rank, self._size = records.batch_size, records.rank, records.size
         self._done, self._end = done, end
@@ -169,7 +169,7 @@ def _problem(batch_size: int | None, options: Mapping[str, Any]) -> str:
     if batch_size is not None and "batch_size" in options:
         return "batch_size is an argument and in dataloader_kwargs; remove one of them"
     for name in ("shuffle", "sampler", "batch_sampler"):
-        if options.get(name):
+        if options.get(name) not in (None, False):
             return f"{name} is in dataloader_kwargs, but records are processed in the order of the data set; remove it"
     if (size := options.get("batch_size", batch_size)) is not None and size < 1:
         return f"batch_size is {size}; use at least 1"
