@@ -185,6 +185,13 @@ class Core:
             return self._stop
         return NO_STOP
 
+    def stepping(self) -> AbstractContextManager[None]:
+        """Mark a loop that calls `should_stop` once per step, so that a rank that hangs in a step is detected.
+
+        Every rank runs the loop. `batches` does this by itself.
+        """
+        return self._run.stop.steps("training", self.step)
+
     def restore_generators(self) -> None:
         """Set this rank's random generators as they were at the resumed checkpoint. `batches` does this by itself.
 

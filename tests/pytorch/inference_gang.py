@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,6 +191,9 @@ class _Core:
 
     def restore_generators(self) -> None:
         pass
+
+    def stepping(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def should_stop(self) -> bool:
         self._asked += 1

@@ -34,4 +34,6 @@ class Doubles(TorchBatchProcessor):
 
 
 if __name__ == "__main__":
-    torch_batch_process(Doubles, TensorDataset(torch.arange(RECORDS)), batch_size=2, checkpoint_interval=3)
+    numbers = TensorDataset(torch.arange(RECORDS))
+    workers = {"num_workers": 1}
+    torch_batch_process(Doubles, numbers, batch_size=2, checkpoint_interval=3, dataloader_kwargs=workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 import warnings
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +53,8 @@ def torch_batch_process(
         checkpoint_interval: The number of batches of each rank between two checkpoints.
         dataloader_kwargs: Further arguments of torch's DataLoader, such as num_workers.
         distributed_context: The ranks, if the environment does not describe them.
-        max_records: The number of records to process, from the first one on.
+        max_records: The number of records to process, from the first one on. A run that continues keeps the numbers
+            with which it started.
         hparams: The hyperparameters outside a job.
         name: The name of the run outside a job; by default that of the script. See `hpc_det.core.init`.
     """
@@ -110,16 +112,18 @@ class Inference:
         if self._position.finished:
             return
         self._core.total = self._position.total(self._records)
-        for share in self._records.rounds(self._position.done, self._position.end):
-            self._core.restore_generators()  # loading the first batch has changed them
-            if self._core.should_stop():
-                if self._position.done > self._from.done:
+        rounds = self._records.rounds(self._position.done, self._position.end)
+        with closing(rounds), self._core.stepping():
+            for share in rounds:
+                self._core.restore_generators()  # loading the first batch has changed them
+                if self._core.should_stop():
+                    if self._position.done > self._from.done:
+                        self._save(self._position)
+                    return
+                self._process(share)
+                is_due = (self._position.rounds - self._from.rounds) >= self._interval
+                if is_due and not self._position.is_end():
                     self._save(self._position)
-                return
-            self._process(share)
-            is_due = (self._position.rounds - self._from.rounds) >= self._interval
-            if is_due and not self._position.is_end():
-                self._save(self._position)
         self._finish()
 
     # --- helpers

@@ -7,7 +7,7 @@ one batch, in the order of ranks; in the last round the last batch may be smalle
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -46,7 +46,7 @@ class Records:
     rank: int = 0
     size: int = 1
 
-    def rounds(self, done: int, end: int | None) -> Iterator[Share]:
+    def rounds(self, done: int, end: int | None) -> Generator[Share, None, None]:
         """Yield this rank's part of each round from record `done` on, up to record `end`, or all records for None."""
         if self.length is None:
             return self._of_stream(done, end)
@@ -56,7 +56,7 @@ class Records:
         """Return the number of batches of all ranks from record `done` up to `end`."""
         return math.ceil(max(end - done, 0) / self.batch_size)
 
-    def _of_map(self, done: int, end: int) -> Iterator[Share]:
+    def _of_map(self, done: int, end: int) -> Generator[Share, None, None]:
         step = self.batch_size * self.size
         own = range(done + self.rank * self.batch_size, end, step)
         loader = DataLoader(self.dataset, batch_sampler=_Batches(own, self.batch_size, end), **self.options)
@@ -71,7 +71,7 @@ class Records:
                 batches=self.batches(began, ended),
             )
 
-    def _of_stream(self, done: int, end: int | None) -> Iterator[Share]:
+    def _of_stream(self, done: int, end: int | None) -> Generator[Share, None, None]:
         options = dict(self.options)
         collate = partial(_collated, options.pop("collate_fn", None) or default_collate)
         stream = _Stream(cast(IterableDataset[Any], self.dataset), self, done, end)
