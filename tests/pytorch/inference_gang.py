@@ -92,6 +92,8 @@ class Attempt:
     interval: int = 2
     stop_at: int | None = None
     """The call of `should_stop` that returns True; None: no stop."""
+    saving: float = 1.0
+    """The largest share of the time that checkpoints may take."""
     kill: tuple[int, int] | None = None
     """The rank that is killed, and at which of its events; None: no kill."""
 
@@ -105,7 +107,15 @@ def run(trial: Trial, dataset: Dataset[int], attempt: Attempt, processor: type[T
         core = _Core(gang, rank)
         records = records_of(dataset, attempt.batch_size, None, rank=rank, size=attempt.ranks)
         try:
-            Inference(core, records, processor, end=None, interval=attempt.interval).run()  # type: ignore[arg-type]
+            rank_part = Inference(
+                core,  # type: ignore[arg-type]
+                records,
+                processor,
+                end=None,
+                interval=attempt.interval,
+                saving=attempt.saving,
+            )
+            rank_part.run()
         except BaseException as error:
             errors.append(error)
             gang.barrier.abort()

@@ -53,6 +53,7 @@ def processed(trial: Trial) -> list[int]:
 # --- exactly once
 
 
+@pytest.mark.integration
 @given(st.integers(0, 25), st.booleans(), st.lists(st.tuples(attempts, st.booleans()), max_size=4), st.integers(1, 3))
 def test_each_record_is_processed_once_through_stops_kills_damage_and_other_numbers_of_ranks(
     length: int, is_stream: bool, interrupted: list[tuple[Attempt, bool]], ranks: int
@@ -77,6 +78,7 @@ def test_each_record_is_processed_once_through_stops_kills_damage_and_other_numb
         shutil.rmtree(folder)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_kill_at_any_point_loses_no_record(rank: int, tmp_path: Path) -> None:
     attempt, kill_at, killed = Attempt(ranks=2, batch_size=2, interval=2), 0, True
@@ -100,6 +102,12 @@ def test_outputs_of_a_damaged_checkpoint_are_hidden_and_not_deleted(tmp_path: Pa
     assert processed(trial) == list(range(8))
     (hidden,) = (tmp_path / "outputs").glob(".replaced-*")
     assert [path.name for path in hidden.rglob("*.txt")] != []
+
+
+def test_checkpoints_that_would_take_too_much_of_the_time_are_postponed(tmp_path: Path) -> None:
+    run(Trial(tmp_path), Numbers(40), Attempt(ranks=2, saving=1e-9))
+    assert [part.last for part in Outputs(tmp_path).parts()] == [8, 40]
+    assert processed(Trial(tmp_path)) == list(range(40))
 
 
 # --- arguments and records

@@ -20,6 +20,9 @@ from hpc_det.pytorch.inference.records import ArgumentError, Records, Share, rec
 from hpc_det.pytorch.inference.values import CollectedValues
 from hpc_det.store.folders import TrialFolder
 
+SAVING = 0.05
+"""Largest share of the time that checkpoints may take; one that is due earlier is postponed."""
+
 
 def torch_batch_process(
     batch_processor_cls: type[TorchBatchProcessor],
@@ -50,7 +53,8 @@ def torch_batch_process(
         batch_size: The number of records in a batch of one rank; 1 by default. It may change when a run continues.
         max_batches: The number of batches of each rank. Values below 1 and above the number of batches are ignored,
             with a warning.
-        checkpoint_interval: The number of batches of each rank between two checkpoints.
+        checkpoint_interval: The number of batches of each rank between two checkpoints. They are further apart if
+            checkpoints would otherwise take more than 5 % of the time.
         dataloader_kwargs: Further arguments of torch's DataLoader, such as num_workers.
         distributed_context: The ranks, if the environment does not describe them.
         max_records: The number of records to process, from the first one on. A run that continues keeps the numbers
@@ -73,9 +77,17 @@ class Inference:
     """One rank's part in one attempt of a batch inference. All ranks make the same calls."""
 
     def __init__(
-        self, core: Core, records: Records, processor: type[TorchBatchProcessor], *, end: int | None, interval: int
+        self,
+        core: Core,
+        records: Records,
+        processor: type[TorchBatchProcessor],
+        *,
+        end: int | None,
+        interval: int,
+        saving: float = SAVING,
     ) -> None:
-        """`end`: the number of records to process; None: all. `interval`: rounds between two checkpoints.
+        """`end`: the number of records to process; None: all. `interval`: rounds between two checkpoints. `saving`: the
+        largest share of the time that checkpoints may take.
 
         Continues after the newest checkpoint of the trial.
         """
@@ -83,6 +95,10 @@ class Inference:
         self._ranks = core.distributed
         self._records = records
         self._interval = interval
+        self._saving = saving
+        self._save_s = 0.0
+        """Seconds that the last checkpoint took."""
+        self._saved_at = time.monotonic()
         checkpoint = core.latest_checkpoint
         saved = read_position(checkpoint, records.length) if checkpoint else Position(end=end, length=records.length)
         self._position = replace(saved, ranks=self._ranks.size)
@@ -121,8 +137,7 @@ class Inference:
                         self._save(self._position)
                     return
                 self._process(share)
-                is_due = (self._position.rounds - self._from.rounds) >= self._interval
-                if is_due and not self._position.is_end():
+                if self._is_due() and not self._position.is_end():
                     self._save(self._position)
         self._finish()
 
@@ -150,6 +165,14 @@ class Inference:
                     self._values.write(self._outputs.own)
         self._position = self._position.after(share)
 
+    def _is_due(self) -> bool:
+        """Return whether to save now; the same on all ranks."""
+        if (self._position.rounds - self._from.rounds) % self._interval:
+            return False
+        worked_s = time.monotonic() - self._saved_at
+        is_worth_it = worked_s >= self._save_s * (1 / self._saving - 1)
+        return bool(self._ranks.broadcast_json(is_worth_it))
+
     def _finish(self) -> None:
         """Report the metrics of all records, and commit the last outputs."""
         self._core.total = self._position.batches
@@ -163,9 +186,12 @@ class Inference:
             print(f"hpc-det: outputs of {self._position.done} records are in {self._outputs.folder}", flush=True)
 
     def _save(self, position: Position) -> None:
+        began = time.monotonic()
         self._core.report(position.batches, self._speed())
         self._processor.on_checkpoint_start()
         self._commit(position)
+        self._saved_at = time.monotonic()
+        self._save_s = self._saved_at - began
 
     def _commit(self, position: Position) -> None:
         """Commit a checkpoint and the outputs since the one before. Collective."""
