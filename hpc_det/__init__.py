@@ -14,7 +14,7 @@ A folder may import only the folders listed below it (tests/test_architecture.py
     notify         hooks called when an experiment starts, pauses or ends
     view           reads the files of experiments: states, histories, metrics, profiles
     integrations   adapters for W&B, MLflow and other packages; each is imported only where it is used
-    pytorch        PyTorchTrial and DeepSpeedTrial: trial/ loop/ data/ strategies/ state/ deepspeed/ profiling/
+    pytorch        PyTorchTrial, DeepSpeedTrial: trial/ loop/ data/ strategies/ state/ deepspeed/ profiling/ inference/
     core           the public Core API, for any training loop: run, report, save, resume, stop, search
     checkpoint     from tensors in memory to a committed folder and back: copies, writer, commit, verify, prune, mirror
     distributed    inside a rank: its process, collectives, the agreement to stop, metrics, RNG states

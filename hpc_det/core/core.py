@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class Info:
     """Number of the start of this trial, from 1."""
     folder: Path
     """The trial's folder."""
+    test: bool
+    """True in a run with `--test`, which trains one batch."""
 
 
 class Core:
@@ -69,6 +71,7 @@ class Core:
             **{name: run.spec[name] for name in ("experiment_id", "trial_id", "trial_seed")},
             attempt=run.attempt,
             folder=run.folder.path,
+            test=run.purpose.test,
         )
         searcher = self.config.get("searcher") or {}
         checkpointing = run.checkpointing(_kept(self.config), smaller_is_better=searcher.get("smaller_is_better", True))
@@ -141,6 +144,19 @@ class Core:
         """Number of passes that `batches` has completed."""
         return self._progress.position.epoch
 
+    @property
+    def total(self) -> int | None:
+        """Number of batches of the whole trial, which hpc-det shows beside the batches done; None: unknown.
+
+        `search` sets it; a loop that knows its length may set it.
+        """
+        return self._reports.total if self._reports else None
+
+    @total.setter
+    def total(self, batches: int | None) -> None:
+        if self._reports:
+            self._reports.total = batches
+
     def track(self, *, per_rank: bool = False, **objects: Any) -> None:
         """Save the state of `objects` with every checkpoint, and restore it now if this process resumes from one.
 
@@ -184,6 +200,13 @@ class Core:
             if self.epoch == epoch and not self._stop:  # the body has left the pass before its end
                 self._end_pass()
 
+    def stepping(self) -> AbstractContextManager[None]:
+        """Mark a loop that calls `should_stop` once per step, so that a rank that hangs in a step is detected.
+
+        Every rank runs the loop. `batches` does this by itself.
+        """
+        return self._agreement.steps("training", self.step)
+
     def should_stop(self) -> Stop:
         """Return whether the loop must end, and why. It costs less than a microsecond.
 
@@ -216,7 +239,8 @@ class Core:
 
         Raises UsageError if a search compares trials and the validation lacks its metric.
         """
-        self._reach(step)
+        if checkpoint or group in ("training", "validation"):
+            self._reach(step)  # the step of another group may count something else
         if checkpoint and not self._stop:
             self._meet(f"report with a checkpoint at batch {step}")
             self._saves.save_and_wait()
@@ -238,8 +262,8 @@ class Core:
         """
         searching = self._searching
         while not self._stop and (operation := searching.operation()):
-            if self._reports and isinstance(operation.until, Batch):
-                self._reports.total = operation.until.length
+            if isinstance(operation.until, Batch):
+                self.total = operation.until.length
             validated, reports = self._progress.validated, searching.reports
             yield operation
             if self._stop:
@@ -304,16 +328,17 @@ class Core:
     def finish(self) -> None:
         """Save what is unsaved, and write the outcome. Collective."""
         self._meet("leaving the block of init")
+        self._progress.steps = self.distributed.broadcast_json(self.step)
         if self._reports:
             self._reports.write()
         self._saves.save_the_rest(self._agreement)
         end = "stopped" if self._agreement.stopped else self._searching.end()
         saver = self._saves.saver
-        if end == "finished":
-            saver.prune_all()
         self._tensorboard.close()
         self._passes.close()
         self._run.write_outcome(end, self.step, saved=saver.is_saved)
+        if end == "finished":
+            saver.prune_all()  # after the outcome: a trial that is killed in between must not train again
 
     # --- helpers
 
@@ -382,9 +407,13 @@ class Core:
         """Save the tracked objects at the first agreed stop, and find out its reason. Collective."""
         if self._stop:
             return
-        self._meet(f"stop at batch {self.step}")
+        self._meet("stop")
         here = stop_of(self._stop_request() if self.distributed.is_chief else None, self._agreement.deadline)
-        self._stop = Stop(*self.distributed.broadcast_json([here.reason, here.deadline]))
+        # a loop that does not use `batches` may report on rank 0 alone, and then only rank 0 knows the step
+        reason, deadline, self._progress.steps = self.distributed.broadcast_json(
+            [here.reason, here.deadline, self.step]
+        )
+        self._stop = Stop(reason, deadline)
         if self._reports:
             self._reports.write()
         self._saves.save_the_rest(self._agreement)

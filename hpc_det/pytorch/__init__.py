@@ -1,9 +1,10 @@
-"""The API for trials in PyTorch: PyTorchTrial, its context, data, the Trainer and checkpoint loading."""
+"""The API for PyTorch: PyTorchTrial, its context, data, the Trainer, checkpoint loading, batch inference."""
 
 from hpc_det.core.progress import Batch, Epoch, TrainUnit
 from hpc_det.distributed.metrics import Reducer
 from hpc_det.pytorch import samplers
 from hpc_det.pytorch.data import DataLoader, TorchData
+from hpc_det.pytorch.inference import Outputs, TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
 from hpc_det.pytorch.loop.trainer import Trainer, init
 from hpc_det.pytorch.state.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from hpc_det.pytorch.trial.callback import PyTorchCallback
@@ -18,15 +19,19 @@ __all__ = [
     "Epoch",
     "LRScheduler",
     "MetricReducer",
+    "Outputs",
     "PyTorchCallback",
     "PyTorchExperimentalContext",
     "PyTorchTrial",
     "PyTorchTrialContext",
     "Reducer",
+    "TorchBatchProcessor",
+    "TorchBatchProcessorContext",
     "TorchData",
     "TrainUnit",
     "Trainer",
     "init",
     "load_trial_from_checkpoint_path",
     "samplers",
+    "torch_batch_process",
 ]

@@ -108,6 +108,11 @@ class TrialFolder:
         return self.loggers / f"{kind}.jsonl"
 
     @property
+    def outputs(self) -> Path:
+        """The outputs of a batch inference: see hpc_det.pytorch.inference.output_folder. Retention keeps them."""
+        return self.path / "outputs"
+
+    @property
     def profile(self) -> Path:
         """Measurements of its training: see hpc_det.pytorch.profiling."""
         return self.path / "profile"

@@ -77,6 +77,16 @@ def test_the_samplers_are_a_module_below_pytorch(python: Copies) -> None:
     assert python.printed(code) == "[True, True]"
 
 
+def test_batch_inference_is_in_pytorch_experimental(python: Copies) -> None:
+    code = (
+        "from determined.pytorch import experimental\nfrom determined.pytorch.experimental import TorchBatchProcessor\n"
+    )
+    code += "import hpc_det.pytorch as ours\n"
+    code += "names = ('torch_batch_process', 'TorchBatchProcessor', 'TorchBatchProcessorContext')\n"
+    code += "print([getattr(experimental, name) is getattr(ours, name) for name in names])"
+    assert python.printed(code) == "[True, True, True]"
+
+
 def test_determineds_own_names_are_there_too(python: Copies) -> None:
     code = "import determined as det, logging, hpc_det.errors\n"
     code += "logging.basicConfig(format=det.LOG_FORMAT)\nprint(det.InvalidHP is hpc_det.errors.InvalidHP)"
