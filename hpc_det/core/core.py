@@ -114,8 +114,12 @@ class Core:
 
     @property
     def epoch(self) -> int:
-        """Number of passes that `batches` has completed."""
+        """Number of passes that `batches` has completed. A loop that does not use `batches` sets it."""
         return self._progress.position.epoch
+
+    @epoch.setter
+    def epoch(self, completed: int) -> None:
+        self._progress.position = Position(completed, self._passes.done)
 
     def track(self, *, per_rank: bool = False, **objects: Any) -> None:
         """Save the state of `objects` with every checkpoint, and restore it now if this process resumes from one.
@@ -263,7 +267,22 @@ class Core:
                 raise
             self._meet(call)
         self._tracked.metadata = {}
+        self._is_due = False
         self._note_saved()
+
+    def is_checkpoint_due(self, step: int) -> bool:
+        """Return whether to save a checkpoint after `step` batches; the same on every rank, which all call it.
+
+        It is due by `min_checkpoint_period`, `checkpoint_interval`, or a validation that `checkpoint_policy` keeps. For
+        loops that write all files themselves: tracked objects are saved without it in `batches` and `report`.
+        """
+        self._reach(step)
+        now, before = time.perf_counter(), self._asked
+        self._schedule.trained(step - self._counted, now - self._counted_at)
+        self._counted, self._counted_at, self._asked = step, now, Position(self.epoch, step)
+        is_due = self._schedule.is_due(step) or bool(self._period and self._period.passed(before, self._asked))
+        self._is_due |= is_due
+        return self._is_due and not self._saver.is_saved
 
     @property
     def tensorboard_path(self) -> Path:
@@ -343,6 +362,10 @@ class Core:
         self._schedule.begin(self.step)
         self._counted, self._counted_at = self.step, time.perf_counter()
         self._next = self._next_boundary()
+        self._asked = Position(self.epoch, self.step)
+        """Passes and batches at the last call of `is_checkpoint_due`."""
+        self._is_due = False
+        """Whether a checkpoint is due in a loop that writes its files itself."""
         position = resumed.of_rank.get("tensorboard", {}) if resumed and resumed.has_rank else {}
         self._tensorboard.cut(position)
         if self.distributed.is_chief:
@@ -463,9 +486,12 @@ class Core:
         if self._reports:
             self._reports.validation(step, metrics)
         policy = self.config.get("checkpoint_policy", "best")
-        if self._tracked and (policy == "all" or (policy == "best" and self._search.improved)) and self.step:
-            self._settle_position()
-            self._saver.save()
+        if (policy == "all" or (policy == "best" and self._search.improved)) and self.step:
+            if self._tracked:
+                self._settle_position()
+                self._saver.save()
+            else:
+                self._is_due = True
         if self._compares and not self._stop and (operation := self._operation()) and operation.is_reached:
             self._report_to_search()
 

@@ -1,0 +1,1 @@
+"""Adapters of other training libraries to hpc_det.core; each imports its library."""
