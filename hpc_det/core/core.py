@@ -277,9 +277,9 @@ class Core:
         loops that write all files themselves: tracked objects are saved without it in `batches` and `report`.
         """
         self._reach(step)
-        now, before = time.perf_counter(), self._asked
-        self._schedule.trained(step - self._counted, now - self._counted_at)
-        self._counted, self._counted_at, self._asked = step, now, Position(self.epoch, step)
+        before, self._asked = self._asked, Position(self.epoch, step)
+        self._schedule.trained(step - self._counted, time.perf_counter() - self._counted_at)
+        self._counted, self._counted_at = step, time.perf_counter()
         is_due = self._schedule.is_due(step) or bool(self._period and self._period.passed(before, self._asked))
         self._is_due |= is_due
         return self._is_due and not self._saver.is_saved
@@ -360,9 +360,10 @@ class Core:
             self._saver.resumed()
         self._schedule = self._checkpointing.save_schedule
         self._schedule.begin(self.step)
-        self._counted, self._counted_at = self.step, time.perf_counter()
+        self._counted: int = self.step
+        self._counted_at: float = time.perf_counter()
         self._next = self._next_boundary()
-        self._asked = Position(self.epoch, self.step)
+        self._asked: Position = Position(self.epoch, self.step)
         """Passes and batches at the last call of `is_checkpoint_due`."""
         self._is_due = False
         """Whether a checkpoint is due in a loop that writes its files itself."""

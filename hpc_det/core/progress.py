@@ -101,7 +101,7 @@ class TrainUnit:
         raise NotImplementedError
 
     def passed(self, before: Position, now: Position) -> bool:
-        """Return whether a period was completed between two positions, whose `done` are batches of the whole training."""
+        """Return whether a period was completed between two positions; `done` counts batches of the whole training."""
         raise NotImplementedError
 
     def reached(self, progress: Progress) -> bool:

@@ -1,117 +1,29 @@
-"""Lightning: the Trainer and Fabric under hpc_det.
+"""The callback that saves, stops, resumes and reports a Trainer.
 
-    with hpc_det.core.init() as core:
-        callback = HpcDetCallback(core)
-        loader = DataLoader(data, batch_size=32, sampler=ResumableSampler(core, data))
-        trainer = Trainer(devices=core.distributed.local_size, num_nodes=core.distributed.nodes,
-                          plugins=[HpcDetEnvironment(core)], callbacks=[callback], max_epochs=10)
-        trainer.fit(model, loader, ckpt_path=callback.ckpt_path)
-
-The callback acts at one place: when the next batch is fetched, before any hook of that batch. Then all hooks of the last
+It acts at one place: when the next batch is fetched, before any hook of that batch. Then all hooks of the last
 batch, its validation and its schedulers are done, so the checkpoint misses none of them, and no hook runs twice.
 Lightning does not restore the rest of such a state: the callback restores the generators and two counters.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import _TunerExitException
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from hpc_det.core import Core
 from hpc_det.errors import UsageError
+from hpc_det.integrations.lightning.environment import check_ranks
+from hpc_det.integrations.lightning.sampler import ENTRY, resumable_batch_size
 
 CHECKPOINT = "lightning.ckpt"
 """The file of a checkpoint that Lightning writes; a folder with strategies that save in parts."""
-_ENTRY = "hpc_det.lightning"
-"""Our entry in metadata.json and in Lightning's checkpoint."""
-
-
-class HpcDetEnvironment(ClusterEnvironment):
-    """The ranks of an hpc_det run, for `Trainer(plugins=[...])` and `Fabric(plugins=[...])`.
-
-    Without it, Lightning counts Slurm's tasks in a job, of which hpc_det has one on each node.
-    """
-
-    def __init__(self, core: Core) -> None:
-        self._gang = core.distributed
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    @property
-    def main_address(self) -> str:
-        return os.environ.get("MASTER_ADDR", "127.0.0.1")
-
-    @property
-    def main_port(self) -> int:
-        """The port of the environment; 0, any free one, for one rank. Several ranks have a process group already."""
-        return int(os.environ.get("MASTER_PORT", 0))
-
-    @staticmethod
-    def detect() -> bool:
-        """Return False: it is passed explicitly, since it needs the Core."""
-        return False
-
-    def world_size(self) -> int:
-        return self._gang.size
-
-    def global_rank(self) -> int:
-        return self._gang.rank
-
-    def local_rank(self) -> int:
-        return self._gang.local_rank
-
-    def node_rank(self) -> int:
-        return self._gang.rank // self._gang.local_size
-
-    def set_world_size(self, size: int) -> None:
-        """Do nothing; see `validate_settings`."""
-
-    def set_global_rank(self, rank: int) -> None:
-        """Do nothing; see `validate_settings`."""
-
-    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Raise UsageError if `devices` and `num_nodes` are not those of the run."""
-        gang = self._gang
-        if (num_devices, num_nodes) != (gang.local_size, gang.nodes):
-            raise UsageError(
-                f"lightning: devices={num_devices} and num_nodes={num_nodes}, but the run has {gang.local_size} ranks "
-                f"on each of {gang.nodes} nodes; use devices=core.distributed.local_size and "
-                f"num_nodes=core.distributed.nodes"
-            )
-
-
-class ResumableSampler(DistributedSampler[int]):
-    """This rank's share of the records, in an order that depends on the trial's seed and the pass alone.
-
-    After a resume in the middle of a pass it omits the records that are done. Lightning leaves it as it is.
-    """
-
-    def __init__(self, core: Core, dataset: Dataset[Any], *, shuffle: bool = True, drop_last: bool = False) -> None:
-        gang = core.distributed
-        super().__init__(dataset, gang.size, gang.rank, shuffle, core.info.trial_seed, drop_last)
-        # Lightning makes an iterator before it calls set_epoch, so the pass is set here.
-        position = _position(core.latest_checkpoint)
-        self.epoch = self._resumed = position.get("epoch", 0)
-        self._done: int = position.get("records", 0)
-
-    def __iter__(self) -> Iterator[int]:
-        order = list(super().__iter__())
-        return iter(order[self._done :] if self.epoch == self._resumed else order)
 
 
 class HpcDetCallback(Callback):
@@ -158,7 +70,7 @@ class HpcDetCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        _check(trainer, self._core)
+        check_ranks(trainer, self._core)
         trainer.callbacks.remove(self)
         trainer.callbacks.insert(0, self)  # first, so that no hook of the next batch has run when it saves
 
@@ -178,9 +90,10 @@ class HpcDetCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._take_signal_back()
-        self._batch_size = _resumable_batch_size(trainer, self._core)
+        self._batch_size = resumable_batch_size(trainer, self._core)
         if self._resumed:
-            trainer.callback_metrics.update(self._resumed["metrics"])
+            trainer.callback_metrics.update(self._resumed["metrics"])  # for EarlyStopping and ReduceLROnPlateau
+            self._validated.update(self._resumed["validated"])
 
     def _take_signal_back(self) -> None:
         """Remove Lightning's handler of SIGTERM, which broadcasts at once and ends the process without a checkpoint."""
@@ -215,7 +128,7 @@ class HpcDetCallback(Callback):
             return
         position = {"epoch": trainer.current_epoch, "records": batch_idx * self._batch_size}
         self._is_saving = True
-        with self._core.checkpoint(steps, metadata={_ENTRY: position}) as folder:
+        with self._core.checkpoint(steps, metadata={ENTRY: position}) as folder:
             trainer.save_checkpoint(folder / CHECKPOINT)
         self._is_saving = False
         self._saved = steps
@@ -223,16 +136,18 @@ class HpcDetCallback(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._is_saving:
             stepped = trainer.fit_loop.epoch_loop._batches_that_stepped
-            checkpoint[_ENTRY] = {"stepped": stepped, "metrics": dict(trainer.callback_metrics)}
+            metrics = dict(trainer.callback_metrics)
+            checkpoint[ENTRY] = {"stepped": stepped, "metrics": metrics, "validated": sorted(self._validated)}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._resumed = checkpoint.get(_ENTRY)
+        self._resumed = checkpoint.get(ENTRY)
 
     def _continue(self, trainer: Trainer, resumed: dict[str, Any]) -> None:
         """Restore what Lightning does not; it has fetched the first batch."""
         loop = trainer.fit_loop.epoch_loop
         loop._batches_that_stepped = resumed["stepped"]  # Lightning has counted the batch that was not trained
         loop.batch_progress.total.ready = loop.batch_progress.total.completed + 1
+        trainer.fit_loop._restarting = False  # otherwise ReduceLROnPlateau makes no step at the end of this pass
         self._core.restore_generators()
         self._resumed = None
 
@@ -262,49 +177,3 @@ class HpcDetCallback(Callback):
 def _steps(trainer: Trainer) -> int:
     """Return the number of batches trained."""
     return int(trainer.fit_loop.epoch_loop.batch_progress.total.completed)
-
-
-def _position(checkpoint: Path | None) -> dict[str, int]:
-    """Return the pass and the records of this rank that are done in it; {} without a checkpoint of the callback."""
-    path = checkpoint and checkpoint / "metadata.json"
-    return dict(json.loads(path.read_text(encoding="utf-8")).get(_ENTRY, {})) if path and path.exists() else {}
-
-
-def _check(trainer: Trainer, core: Core) -> None:
-    """Raise UsageError for a Trainer that has other ranks than the run, or requeues the job itself."""
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
-        raise UsageError(
-            "lightning: SLURMEnvironment(auto_requeue=True) would requeue the job beside hpc_det; use "
-            "Trainer(plugins=[HpcDetEnvironment(core)])"
-        )
-    if (trainer.world_size, trainer.global_rank) != (core.distributed.size, core.distributed.rank):
-        raise UsageError(
-            f"lightning: the Trainer has rank {trainer.global_rank} of {trainer.world_size}, but the run has rank "
-            f"{core.distributed.rank} of {core.distributed.size}; use Trainer(devices=core.distributed.local_size, "
-            f"num_nodes=core.distributed.nodes, plugins=[HpcDetEnvironment(core)])"
-        )
-
-
-def _resumable_batch_size(trainer: Trainer, core: Core) -> int:
-    """Return the batch size of the training loader, if it has a ResumableSampler; else print a note and return 0.
-
-    Raises UsageError for a loader that saves its position itself, which is one batch ahead.
-    """
-    loaders = trainer.train_dataloader
-    loader = loaders[0] if isinstance(loaders, list | tuple) and len(loaders) == 1 else loaders
-    if hasattr(loader, "state_dict"):
-        raise UsageError(
-            f"lightning: {type(loader).__name__} saves its own position; use torch's DataLoader with "
-            f"sampler=ResumableSampler(core, dataset)"
-        )
-    if isinstance(loader, DataLoader) and isinstance(loader.sampler, ResumableSampler) and loader.batch_size:
-        return int(loader.batch_size)
-    if core.distributed.is_chief:
-        print(
-            "hpc-det: lightning: a pass that is resumed in the middle trains other records than the rest of the pass; "
-            "use one DataLoader with sampler=ResumableSampler(core, dataset)",
-            file=sys.stderr,
-            flush=True,
-        )
-    return 0

@@ -1,0 +1,86 @@
+"""Lightning's Trainer: a run that is stopped and resumed ends with the same bits as one that is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.metrics import read_reports
+from tests.integrations.forked_runs import Cell, Results, results_of
+
+pytest.importorskip("lightning")
+pytestmark = pytest.mark.integration
+
+CELLS: dict[str, Cell] = {
+    "in the middle and at the end of a pass": {"stops": [8, 12]},
+    "two workers, validations in a pass": {"stops": [10], "workers": 2, "trainer": {"val_check_interval": 4}},
+    "two ranks": {"stops": [8], "ranks": 2},
+}
+MORE: dict[str, Cell] = {
+    "accumulation": {"stops": [5, 9], "trainer": {"accumulate_grad_batches": 2, "val_check_interval": 2}},
+    "max_steps": {"stops": [3, 6, 13], "trainer": {"max_epochs": -1, "max_steps": 15, "check_val_every_n_epoch": 2}},
+    "first and last batch": {"stops": [1, 17], "workers": 1},
+    "two ranks, end of a pass, workers": {"stops": [6, 12, 13], "ranks": 2, "workers": 2},
+    "held back by min_epochs": {"stops": [2], "trainer": {"min_epochs": 3}},
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
+    return results_of("tests.integrations.lightning_training", tmp_path_factory.mktemp("runs"), CELLS)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_stopped_and_resumed_run_is_the_whole_run_to_the_bit(results: dict[str, Results], name: str) -> None:
+    _check(results[name], CELLS[name])
+
+
+@pytest.mark.long
+def test_so_is_it_in_more_cases(tmp_path: Path) -> None:
+    for name, found in results_of("tests.integrations.lightning_training", tmp_path, MORE).items():
+        _check(found, MORE[name])
+
+
+def _check(found: Results, cell: Cell) -> None:
+    assert found.resumed == found.whole
+    accumulate = cell.get("trainer", {}).get("accumulate_grad_batches", 1)
+    steps = [-(-stop // accumulate) * accumulate for stop in cell["stops"]]
+    assert [attempt[0]["step"] for attempt in found.stopped] == steps
+    assert {rank["stop"] for attempt in found.stopped for rank in attempt} == {"preempted"}
+
+
+def test_a_file_of_model_checkpoint_is_kept(results: dict[str, Results]) -> None:
+    assert all(rank["best"] for found in results.values() for rank in found.resumed)
+
+
+def test_every_metric_is_reported_once(results: dict[str, Results]) -> None:
+    for found in results.values():
+        reports = [list(read_reports(root / "local" / "run-1" / "metrics.jsonl")) for root in _roots(found)]
+        assert [_facts(each) for each in reports[1:]] == [_facts(reports[0])]
+        training = [record for record in reports[0] if record["kind"] == "training"]
+        assert [record["steps"] for record in training] == [*range(1, 19)]
+        assert all({*record["metrics"]} == {"loss"} for record in training)
+        validations = [record for record in reports[0] if record["kind"] == "validation"]
+        assert validations[-1]["steps"] in (16, 18)
+        assert all({*record["metrics"]} == {"val_loss"} for record in validations)
+
+
+def test_the_last_checkpoint_has_the_position_and_no_signal_ended_a_run(results: dict[str, Results]) -> None:
+    for found in results.values():
+        newest = committed(TrialFolder(found.root / "local" / "run-1").checkpoints)[0]
+        assert newest.steps == 18
+        metadata = json.loads((newest.path / "metadata.json").read_text())
+        assert metadata["hpc_det.lightning"] == {"epoch": 3, "records": 0}
+
+
+def _roots(found: Results) -> tuple[Path, Path]:
+    return found.root.with_name("whole"), found.root
+
+
+def _facts(records: list[dict[str, Any]]) -> list[object]:
+    return [[record[name] for name in ("kind", "steps", "metrics")] for record in records]
