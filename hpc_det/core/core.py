@@ -55,6 +55,12 @@ class Core:
     "validation", in the same order. Rank 0's reports count; other groups may be reported on rank 0 alone.
     """
 
+    _counted: int
+    """Batches of which the schedule of saves knows."""
+    _counted_at: float
+    _asked: Position
+    """Passes and batches at the last call of `is_checkpoint_due`."""
+
     def __init__(self, run: Run) -> None:
         """`run`: the attempt that this process takes part in. Collective: the newest checkpoint is verified."""
         self._run = run
@@ -360,11 +366,9 @@ class Core:
             self._saver.resumed()
         self._schedule = self._checkpointing.save_schedule
         self._schedule.begin(self.step)
-        self._counted: int = self.step
-        self._counted_at: float = time.perf_counter()
+        self._counted, self._counted_at = self.step, time.perf_counter()
         self._next = self._next_boundary()
-        self._asked: Position = Position(self.epoch, self.step)
-        """Passes and batches at the last call of `is_checkpoint_due`."""
+        self._asked = Position(self.epoch, self.step)
         self._is_due = False
         """Whether a checkpoint is due in a loop that writes its files itself."""
         position = resumed.of_rank.get("tensorboard", {}) if resumed and resumed.has_rank else {}

@@ -38,7 +38,7 @@ class Model(pl.LightningModule):
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:  # after the hooks of all callbacks
-        self.average.mul_(0.9).add_(0.1 * self.net[0].weight.detach().mean())
+        self.average.mul_(0.9).add_(0.1 * next(self.net.parameters()).detach().mean())
 
     def validation_step(self, batch: Any, index: int) -> None:
         features, target = batch

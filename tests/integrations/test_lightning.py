@@ -23,7 +23,7 @@ CELLS: dict[str, Cell] = {
 }
 MORE: dict[str, Cell] = {
     "accumulation": {"stops": [5, 9], "trainer": {"accumulate_grad_batches": 2, "val_check_interval": 2}},
-    "max_steps": {"stops": [3, 6, 13], "trainer": {"max_epochs": -1, "max_steps": 15, "check_val_every_n_epoch": 2}},
+    "max_steps": {"stops": [3, 6, 13], "trainer": {"max_epochs": -1, "max_steps": 15}},
     "first and last batch": {"stops": [1, 17], "workers": 1},
     "two ranks, end of a pass, workers": {"stops": [6, 12, 13], "ranks": 2, "workers": 2},
     "held back by min_epochs": {"stops": [2], "trainer": {"min_epochs": 3}},
