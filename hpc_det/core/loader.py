@@ -69,8 +69,8 @@ class ReplayedLoader(ExternalLoader):
 
     def begin(self, epoch: int) -> Iterator[Any]:
         """Return an iterator of `epoch`, and record the state in which it is started; see `began`."""
-        for owner in (self._loader, *_samplers(self._loader)):  # loaders of accelerate pass it on to their samplers
-            set_epoch(owner, epoch)
+        for sampler in _samplers(self._loader):
+            set_epoch(sampler, epoch)
         if epoch and getattr(self._loader, "persistent_workers", False) and self._iterator is None:
             self._start_workers()
         self._began = {"rng": rng_state(), "generators": [generator.get_state() for generator in self.generators]}
