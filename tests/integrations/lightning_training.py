@@ -15,16 +15,17 @@ from torch.utils.data import DataLoader
 import hpc_det.core
 from hpc_det.core import Core
 from hpc_det.integrations.lightning import HpcDetCallback, HpcDetEnvironment, ResumableSampler
-from tests.integrations.training import INIT, PASSES, Numbers, fingerprint, network, stop_now
+from tests.integrations.fabric_training import train_with_fabric
+from tests.integrations.training import INIT, PASSES, Numbers, fingerprint, network, stop_now, wait_for_stop
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 class Model(pl.LightningModule):
-    def __init__(self, core: Core, stop_at: int | None) -> None:
+    def __init__(self, core: Core, stop_at: int | None, waits_at: int | None) -> None:
         super().__init__()
         self.net = network()
-        self.core, self.stop_at = core, stop_at
+        self.core, self.stop_at, self.waits_at = core, stop_at, waits_at
         self.register_buffer("average", torch.zeros(()))
         self.batches = core.step
 
@@ -35,6 +36,8 @@ class Model(pl.LightningModule):
         self.batches += 1
         if self.batches == self.stop_at:
             stop_now(self.core)
+        if self.batches == self.waits_at:
+            wait_for_stop(self.core)
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:  # after the hooks of all callbacks
@@ -81,6 +84,8 @@ class Hooks(Callback):
 
 def train(options: dict[str, Any]) -> Any:
     with hpc_det.core.init(**INIT) as core:
+        if options.get("fabric"):
+            return train_with_fabric(core, options)
         callback, hooks = HpcDetCallback(core), Hooks()
         stopping = EarlyStopping("val_loss", patience=99)
         best = ModelCheckpoint(Path(os.environ["HPC_DET_ROOT"]) / "best", monitor="val_loss", save_top_k=1)
@@ -97,7 +102,7 @@ def train(options: dict[str, Any]) -> Any:
             log_every_n_steps=1,
             **{"max_epochs": PASSES, **options.get("trainer", {})},
         )
-        model = Model(core, options.get("stop_at"))
+        model = Model(core, options.get("stop_at"), options.get("waits_at"))
         loader = DataLoader(
             Numbers(),
             batch_size=8 // ranks.size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,21 @@ import pytest
 from hpc_det.checkpoint.committed import committed
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
+from tests.e2e.story import Story, hpc_det
 from tests.integrations.forked_runs import Cell, Results, results_of
 
 pytest.importorskip("lightning")
 pytestmark = pytest.mark.integration
 
+HERE = Path(__file__).parent
+SCRIPTS = ("training", "lightning_training", "fabric_training")
+"""Modules of the script of a job."""
 CELLS: dict[str, Cell] = {
     "in the middle and at the end of a pass": {"stops": [8, 12]},
     "two workers, validations in a pass": {"stops": [10], "workers": 2, "trainer": {"val_check_interval": 4}},
     "two ranks": {"stops": [8], "ranks": 2},
 }
+FABRIC: Cell = {"stops": [8, 12], "ranks": 2, "fabric": True}
 MORE: dict[str, Cell] = {
     "accumulation": {"stops": [5, 9], "trainer": {"accumulate_grad_batches": 2, "val_check_interval": 2}},
     "max_steps": {"stops": [3, 6, 13], "trainer": {"max_epochs": -1, "max_steps": 15}},
@@ -32,7 +38,9 @@ MORE: dict[str, Cell] = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    return results_of("tests.integrations.lightning_training", tmp_path_factory.mktemp("runs"), CELLS)
+    return results_of(
+        "tests.integrations.lightning_training", tmp_path_factory.mktemp("runs"), {**CELLS, "fabric": FABRIC}
+    )
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -54,12 +62,16 @@ def _check(found: Results, cell: Cell) -> None:
     assert {rank["stop"] for attempt in found.stopped for rank in attempt} == {"preempted"}
 
 
+def test_so_is_a_loop_with_fabric(results: dict[str, Results]) -> None:
+    _check(results["fabric"], FABRIC)
+
+
 def test_a_file_of_model_checkpoint_is_kept(results: dict[str, Results]) -> None:
-    assert all(rank["best"] for found in results.values() for rank in found.resumed)
+    assert all(rank["best"] for name in CELLS for rank in results[name].resumed)
 
 
 def test_every_metric_is_reported_once(results: dict[str, Results]) -> None:
-    for found in results.values():
+    for found in map(results.__getitem__, CELLS):
         reports = [list(read_reports(root / "local" / "run-1" / "metrics.jsonl")) for root in _roots(found)]
         assert [_facts(each) for each in reports[1:]] == [_facts(reports[0])]
         training = [record for record in reports[0] if record["kind"] == "training"]
@@ -71,11 +83,29 @@ def test_every_metric_is_reported_once(results: dict[str, Results]) -> None:
 
 
 def test_the_last_checkpoint_has_the_position_and_no_signal_ended_a_run(results: dict[str, Results]) -> None:
-    for found in results.values():
+    for found in map(results.__getitem__, CELLS):
         newest = committed(TrialFolder(found.root / "local" / "run-1").checkpoints)[0]
         assert newest.steps == 18
         metadata = json.loads((newest.path / "metadata.json").read_text())
         assert metadata["hpc_det.lightning"] == {"epoch": 3, "records": 0}
+
+
+def test_a_paused_and_activated_experiment_ends_with_the_same_bits(results: dict[str, Results], tmp_path: Path) -> None:
+    job, code = HERE / "lightning_job", tmp_path / "code"
+    shutil.copytree(job, code)
+    (code / "tests" / "integrations").mkdir(parents=True)
+    for name in ("__init__", "integrations/__init__", *(f"integrations/{name}" for name in SCRIPTS)):
+        shutil.copy(HERE.parent / f"{name}.py", code / "tests" / f"{name}.py")
+    story = Story.begin(config=code / "job.yaml", context=code)
+    story.until_batch(7)
+    hpc_det("experiment", "pause", story.number)
+    story.until_ended(1)
+    hpc_det("experiment", "activate", story.number)
+    story.wait()
+    assert story.causes == ["paused", "finished"]
+    for rank in range(2):
+        (line,) = [line for line in story.trial.rank_log(2, rank).read_text().splitlines() if "RESULT" in line]
+        assert json.loads(line.partition("RESULT ")[2]) == results["two ranks"].whole[rank]
 
 
 def _roots(found: Results) -> tuple[Path, Path]:

@@ -16,11 +16,11 @@ from hpc_det.errors import UsageError
 from tests.facts import unnamed
 
 pytest.importorskip("lightning")
-from lightning.fabric.plugins.environments import SLURMEnvironment  # noqa: E402
+from lightning.fabric.plugins.environments import SLURMEnvironment
 
-from hpc_det.integrations.lightning import HpcDetCallback, HpcDetEnvironment, ResumableSampler  # noqa: E402
-from hpc_det.integrations.lightning.environment import check_ranks  # noqa: E402
-from hpc_det.integrations.lightning.sampler import resumable_batch_size  # noqa: E402
+from hpc_det.integrations.lightning import HpcDetCallback, HpcDetEnvironment, ResumableSampler
+from hpc_det.integrations.lightning.environment import check_ranks
+from hpc_det.integrations.lightning.sampler import resumable_batch_size
 
 DATA = cast(Any, range(20))
 
@@ -77,7 +77,7 @@ def shares(epoch: int, folder: Path | None = None) -> list[list[int]]:
 
 
 def test_the_ranks_share_each_pass_in_another_order() -> None:
-    assert sorted(sum(shares(0), [])) == [*range(20)]
+    assert sorted(index for share in shares(0) for index in share) == [*range(20)]
     assert shares(0) != shares(1)
 
 

@@ -36,6 +36,10 @@ def network() -> nn.Module:
 def stop_now(core: Core) -> None:
     """Send this process the signal of a preemption, and wait until the ranks agree on a stop."""
     os.kill(os.getpid(), signal.SIGTERM)
+    wait_for_stop(core)
+
+
+def wait_for_stop(core: Core) -> None:
     while not core._run.stop.noticed:
         time.sleep(0.001)
 
