@@ -22,7 +22,7 @@ def train_with_fabric(core: Core, options: dict[str, Any]) -> Any:
     plain = network()
     model, optimizer = fabric.setup(plain, torch.optim.Adam(plain.parameters(), lr=core.hparams["lr"]))
     core.track(model=model, optimizer=optimizer)
-    sampler = DistributedSampler(Numbers(), ranks.size, ranks.rank)
+    sampler: DistributedSampler[int] = DistributedSampler(Numbers(), ranks.size, ranks.rank)
     loader = DataLoader(Numbers(), batch_size=8 // ranks.size, sampler=sampler)
     for _ in core.epochs(PASSES):
         for features, target in core.batches(loader):

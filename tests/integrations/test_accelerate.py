@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.integrations.forked_runs import Cell, Results, results_of
 
-pytest.importorskip("accelerate")
-
+pytestmark = pytest.mark.skipif(find_spec("accelerate") is None, reason="no accelerate")
 SEEDABLE = {"use_seedable_sampler": True, "data_seed": 4}
 CELLS: dict[str, Cell] = {
     "in the middle and at the end of a pass": {"stops": [8, 12]},

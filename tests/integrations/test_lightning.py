@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from hpc_det.store.metrics import read_reports
 from tests.e2e.story import Story, hpc_det
 from tests.integrations.forked_runs import Cell, Results, results_of
 
-pytest.importorskip("lightning")
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(find_spec("lightning") is None, reason="no lightning")]
 
 HERE = Path(__file__).parent
 SCRIPTS = ("training", "lightning_training", "fabric_training")
