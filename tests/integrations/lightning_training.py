@@ -36,7 +36,7 @@ class Model(pl.LightningModule):
         self.batches += 1
         if self.batches == self.stop_at:
             stop_now(self.core)
-        if self.batches == self.waits_at:
+        if self.batches == self.waits_at and self.core.info.attempt == 1:
             wait_for_stop(self.core)
         return loss
 

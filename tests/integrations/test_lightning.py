@@ -98,7 +98,7 @@ def test_a_paused_and_activated_experiment_ends_with_the_same_bits(results: dict
     for name in ("__init__", "integrations/__init__", *(f"integrations/{name}" for name in SCRIPTS)):
         shutil.copy(HERE.parent / f"{name}.py", code / "tests" / f"{name}.py")
     story = Story.begin(config=code / "job.yaml", context=code)
-    story.until_batch(7)
+    story.until_batch(6)
     hpc_det("experiment", "pause", story.number)
     story.until_ended(1)
     hpc_det("experiment", "activate", story.number)
