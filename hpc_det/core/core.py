@@ -14,13 +14,13 @@ from hpc_det.core.meetings import Meetings
 from hpc_det.core.passes import Passes
 from hpc_det.core.portable import Portable
 from hpc_det.core.profile import Profile
-from hpc_det.core.progress import Batch, Progress, TrainUnit, period_from_config
+from hpc_det.core.progress import Batch, Position, Progress, TrainUnit, period_from_config
 from hpc_det.core.reports import Reports
 from hpc_det.core.run import Run
 from hpc_det.core.saver import CheckpointSaver
 from hpc_det.core.saves import Saves
 from hpc_det.core.search import Operation, Searching
-from hpc_det.core.stop import NO_STOP, Stop, stop_of
+from hpc_det.core.stop import NO_STOP, REPORT_WAITS, Stop, stop_of
 from hpc_det.core.tensorboard import TensorBoard
 from hpc_det.core.tracked import Resumed, Tracked
 from hpc_det.distributed.metrics import plain, spelled
@@ -141,8 +141,12 @@ class Core:
 
     @property
     def epoch(self) -> int:
-        """Number of passes that `batches` has completed."""
+        """Number of passes that `batches` has completed. A loop that does not use `batches` sets it."""
         return self._progress.position.epoch
+
+    @epoch.setter
+    def epoch(self, completed: int) -> None:
+        self._progress.position = Position(completed, self._passes.done)
 
     @property
     def total(self) -> int | None:
@@ -266,6 +270,8 @@ class Core:
                 self.total = operation.until.length
             validated, reports = self._progress.validated, searching.reports
             yield operation
+            if self._stop is REPORT_WAITS:
+                self._report_to_search()
             if self._stop:
                 return
             self._check_operation(
@@ -306,6 +312,17 @@ class Core:
             self._meet(call)
         self._tracked.metadata = {}
         self._note_saved()
+        if self._stop is REPORT_WAITS:
+            self._report_to_search()
+
+    def is_checkpoint_due(self, step: int) -> bool:
+        """Return whether to save a checkpoint after `step` batches; the same on every rank, which all call it.
+
+        It is due by `min_checkpoint_period`, `checkpoint_interval`, or a validation that `checkpoint_policy` keeps. For
+        loops that write all files themselves: tracked objects are saved without it in `batches` and `report`.
+        """
+        self._reach(step)
+        return self._saves.is_due()
 
     @property
     def tensorboard_path(self) -> Path:
@@ -332,6 +349,8 @@ class Core:
         if self._reports:
             self._reports.write()
         self._saves.save_the_rest(self._agreement)
+        if self._stop is REPORT_WAITS:
+            self._report_to_search()
         end = "stopped" if self._agreement.stopped else self._searching.end()
         saver = self._saves.saver
         self._tensorboard.close()
@@ -405,7 +424,9 @@ class Core:
 
     def _stop_here(self) -> None:
         """Save the tracked objects at the first agreed stop, and find out its reason. Collective."""
-        if self._stop:
+        if self._stop is REPORT_WAITS:
+            self._report_to_search()
+        if self._stop or not self._agreement.stopped:
             return
         self._meet("stop")
         here = stop_of(self._stop_request() if self.distributed.is_chief else None, self._agreement.deadline)
@@ -442,12 +463,19 @@ class Core:
         if self._reports:
             self._reports.validation(step, metrics)
         policy = self.config.get("checkpoint_policy", "best")
-        if self._tracked and self.step and (policy == "all" or (policy == "best" and self._searching.search.improved)):
-            self._saves.save()
+        if self.step and (policy == "all" or (policy == "best" and self._searching.search.improved)):
+            self._saves.save_validated()
         if self._searching.wants_report():
-            self._saves.save_and_wait()  # a report is made once, so its batch must not be lost afterwards
-            if not self._searching.report():
-                self._stop = Stop("search")
+            # a report is made once, so its batch must not be lost afterwards
+            if self._tracked:
+                self._saves.save_and_wait()
+                self._report_to_search()
+            else:
+                self._saves.want()
+                self._stop = REPORT_WAITS
+
+    def _report_to_search(self) -> None:
+        self._stop = NO_STOP if self._searching.report() else Stop("search")
 
     def _note_saved(self) -> None:
         newest = self._checkpoints.saved

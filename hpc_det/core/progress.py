@@ -100,6 +100,10 @@ class TrainUnit:
         """Return whether the last batch completed a period or reached a number of the schedule."""
         raise NotImplementedError
 
+    def passed(self, before: Position, now: Position) -> bool:
+        """Return whether a period was completed between two positions; `done` counts batches of the whole training."""
+        raise NotImplementedError
+
     def reached(self, progress: Progress) -> bool:
         """Return whether training of this length is complete."""
         return self._done(progress) >= self.length
@@ -141,6 +145,9 @@ class Batch(TrainUnit):
     def due(self, progress: Progress) -> bool:
         return progress.steps > 0 and self._matches(progress.steps)
 
+    def passed(self, before: Position, now: Position) -> bool:
+        return self.next_boundary(before.done) <= now.done
+
     def next_boundary(self, steps: int) -> float:
         period = self.value if isinstance(self.value, int) and self.value > 0 else 1
         return (steps // period + 1) * period
@@ -157,6 +164,9 @@ class Epoch(TrainUnit):
 
     def due(self, progress: Progress) -> bool:
         return progress.epoch_ended and self._matches(progress.position.epoch)
+
+    def passed(self, before: Position, now: Position) -> bool:
+        return any(map(self._matches, range(before.epoch + 1, now.epoch + 1)))
 
     def batches(self, batches_per_epoch: int | Fraction | None) -> int:
         if batches_per_epoch is None:

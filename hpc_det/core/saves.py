@@ -41,6 +41,9 @@ class Saves:
         schedule.begin(progress.steps)
         self._counted, self._counted_at = progress.steps, time.perf_counter()
         """Batches that the schedule knows of, and when it was told, by time.perf_counter."""
+        self._asked = Position(progress.position.epoch, progress.steps)
+        """Passes and batches at the last call of `is_due`."""
+        self._is_due = False
         self.next = self._next_boundary()
         """Number of batches at which `do_what_is_due` is to be called next."""
 
@@ -58,6 +61,27 @@ class Saves:
                 self.saver.save_when_free()
         self._counted, self._counted_at = steps, time.perf_counter()
         self.next = self._next_boundary()
+
+    def is_due(self) -> bool:
+        """Return whether a checkpoint is due, which it stays until there is one. For loops without tracked objects."""
+        steps = self._progress.steps
+        before, self._asked = self._asked, Position(self._progress.position.epoch, steps)
+        self._schedule.trained(steps - self._counted, time.perf_counter() - self._counted_at)
+        self._counted, self._counted_at = steps, time.perf_counter()
+        in_period = bool(self._period and self._period.passed(before, self._asked))
+        self._is_due |= self._schedule.is_due(steps) or in_period
+        return self._is_due and not self.saver.is_saved
+
+    def save_validated(self) -> None:
+        """Save the tracked objects after a validation that is kept; without them, a checkpoint is due."""
+        if self._tracked:
+            self.save()
+        else:
+            self.want()
+
+    def want(self) -> None:
+        """Let `is_due` return True until there is a checkpoint."""
+        self._is_due = True
 
     def end_pass(self) -> None:
         """Count a completed pass, and save if that is due."""
@@ -91,6 +115,7 @@ class Saves:
         self._take_position()
         with self.saver.saving() as folder:
             yield folder
+        self._is_due = False
 
     def _take_position(self) -> None:
         """Put the position in the open pass into the progress; counting it there at each batch would cost time."""

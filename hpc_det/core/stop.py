@@ -37,6 +37,11 @@ class Stop:
 
 
 NO_STOP = Stop()
+REPORT_WAITS = Stop()
+"""No stop yet: a loop that writes its own checkpoints has validated at a length of the search.
+
+The validation is reported to the search when the loop has committed a checkpoint, or when it asks next.
+"""
 
 
 def stop_of(request: StopRequest | None, deadline: float | None) -> Stop:

@@ -12,7 +12,7 @@ from hpc_det.core.core import Core
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import write_json
 from hpc_det.search.journal import SearchJournal
-from hpc_det.search.method import Exit
+from hpc_det.search.method import Exit, Work
 from hpc_det.store.folders import ExperimentFolder
 from tests.core.loops import CONFIG, PASS, Loop, PlainLoop, assert_same
 from tests.facts import refused
@@ -202,3 +202,30 @@ def test_same(tmp_path: Path) -> None:
     assert_same(alone(tmp_path / "a"), alone(tmp_path / "b"))
     with pytest.raises(AssertionError):
         assert_same(alone(tmp_path / "c", 11), alone(tmp_path / "d"))
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_loop_with_its_own_files_reports_to_the_search_after_its_commit(tmp_path: Path, commits: bool) -> None:
+    """Without a commit, it reports when it asks next."""
+    found: list[Any] = []
+
+    class OwnFiles(PlainLoop):
+        def __init__(self, core: Core) -> None:
+            self.core = core
+
+        def run(self) -> None:
+            core = self.core
+            core.report(6, {"error": 1.0}, group="validation")
+            found.append(searched.search.state().open)
+            assert core.is_checkpoint_due(6)
+            if commits:
+                with core.checkpoint(6):
+                    pass
+                found.append(searched.search.state().open)
+            found.append(core.should_stop().reason)
+
+    searched = Searched(tmp_path, OwnFiles, LENGTHS)
+    searched.loop.attempt()
+    assert found == [{0: Work(1, 6)}, *([{0: Work(2, 6)}] if commits else []), "search"]
+    assert searched.search.state().open == {0: Work(2, 6)}
+    assert searched.loop.outcome["kind"] == "waiting"
