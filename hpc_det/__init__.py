@@ -11,6 +11,7 @@ A folder may import only the folders listed below it (tests/test_architecture.py
     launch         on the nodes: the job, one agent per node, launchers, the entry point of a rank
     notify         hooks called when an experiment starts, pauses or ends
     view           reads the files of experiments: states, histories, metrics, profiles
+    integrations   adapters of core for other training loops
     pytorch        PyTorchTrial and DeepSpeedTrial: trial/ loop/ data/ strategies/ state/ deepspeed/ profiling/
     compat         `import determined` for code that was written for Determined
     core           the public Core API, for any training loop: run, report, save, resume, stop, search

@@ -24,6 +24,7 @@ ORDER = (
     "launch",
     "notify",
     "view",
+    "integrations",
     "pytorch",
     "compat",
     "core",

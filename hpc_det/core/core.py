@@ -114,8 +114,12 @@ class Core:
 
     @property
     def epoch(self) -> int:
-        """Number of passes that `batches` has completed."""
+        """Number of passes that `batches` has completed; a loop that does not use `batches` sets it."""
         return self._progress.position.epoch
+
+    @epoch.setter
+    def epoch(self, passes: int) -> None:
+        self._progress.position = Position(passes)
 
     def track(self, *, per_rank: bool = False, **objects: Any) -> None:
         """Save the state of `objects` with every checkpoint, and restore it now if this process resumes from one.

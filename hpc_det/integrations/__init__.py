@@ -1,0 +1,1 @@
+"""Adapters of hpc_det.core for other training loops."""
