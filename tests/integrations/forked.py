@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from tests.wait import DEADLINE_S
 
+PRELOAD = ("torch._dynamo", "deepspeed", "mlflow")
+"""Modules that Accelerate imports if they are installed, in seconds."""
 _CODE = "import sys; from tests.integrations.forked import serve; serve(sys.argv[1:])"
 
 
@@ -60,8 +64,11 @@ def serve(modules: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)  # a process with threads must not be forked
-    for module in modules:
-        importlib.import_module(module)
+    for module in (*modules, *PRELOAD):
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # collections of the forks are fast then
     for line in sys.stdin:
         request = json.loads(line)
         pids = [_fork(request, rank) for rank in range(request["ranks"])]

@@ -24,7 +24,7 @@ EPOCHS = {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy"
 
 @pytest.fixture(scope="module")
 def runs() -> Iterator[ForkedRuns]:
-    runs = ForkedRuns(SCRIPT, "torch._dynamo")
+    runs = ForkedRuns(SCRIPT)
     yield runs
     runs.close()
 
