@@ -99,7 +99,9 @@ def _fork(request: Mapping[str, Any], rank: int) -> int:
 def _enter(request: Mapping[str, Any], rank: int) -> None:
     os.environ["HPC_DET_ROOT"] = request["root"]
     if request["ranks"] > 1:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request["port"]), TORCHELASTIC_USE_AGENT_STORE="True")
+        os.environ.update(
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request["port"]), TORCHELASTIC_USE_AGENT_STORE="True"
+        )
         os.environ.update(HPC_DET_SECRET="the secret of these ranks")
         size = str(request["ranks"])
         os.environ.update(RANK=str(rank), WORLD_SIZE=size, LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=size)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -88,6 +89,8 @@ def main(
     noise: float = 0.0,
     data: str = "records",
     config: dict[str, Any] | None = None,
+    resumes: bool = True,
+    fails: bool = False,
     **options: Any,
 ) -> None:
     """Train until the end or until the stop, and write what became of it to `result`-RANK.json."""
@@ -115,12 +118,15 @@ def main(
             eval_dataset=Records(count=16),
             callbacks=[Stops(core, stop_at), HpcDetCallback(core)],
         )
-        trainer.train(resume_from_checkpoint=core.latest_checkpoint)
+        trainer.train(resume_from_checkpoint=core.latest_checkpoint if resumes else None)
+        if fails:
+            raise RuntimeError("after the training")
         write(core, result, trainer.model, trainer.state, seen=model.seen)
 
 
 def write(core: Core, result: str, model: nn.Module, state: TrainerState, **more: Any) -> None:
-    weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+    whole = (each.full_tensor() if isinstance(each, DTensor) else each for each in model.parameters())
+    weights = b"".join(each.detach().numpy().tobytes() for each in whole)
     content = {
         "step": state.global_step,
         "stop": core.should_stop().reason,

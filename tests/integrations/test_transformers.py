@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.store.metrics import read_reports
 from tests.facts import unnamed
+from tests.integrations.compared import Compared
 from tests.integrations.forked import ForkedRuns
 
 pytest.importorskip("transformers")
@@ -27,41 +26,6 @@ def runs() -> Iterator[ForkedRuns]:
     runs = ForkedRuns(SCRIPT)
     yield runs
     runs.close()
-
-
-class Compared:
-    """A whole run, and the same one stopped after step `stop_at` and resumed."""
-
-    def __init__(self, runs: ForkedRuns, folder: Path, stop_at: int, ranks: int = 1, **options: Any) -> None:
-        self.whole, codes, log = runs.run(SCRIPT, folder / "whole", "whole", ranks, **options)
-        assert codes == [0] * ranks, log
-        root = folder / "stopped"
-        self.stopped, codes, log = runs.run(SCRIPT, root, "first", ranks, stop_at=stop_at, **options)
-        assert codes == [0] * ranks, log
-        self.checkpoints = {each.steps for each in committed(Path(self.stopped[0]["folder"], "checkpoints"))}
-        self.leftovers = [*Path(self.stopped[0]["folder"], "trainer").glob("checkpoint-*")]
-        self.resumed, codes, self.log = runs.run(SCRIPT, root, "second", ranks, **options)
-        assert codes == [0] * ranks, self.log
-
-    def assert_same(self, stop_at: int) -> None:
-        assert [(each["step"], each["stop"]) for each in self.stopped] == [(stop_at, "preempted")] * len(self.whole)
-        for whole, stopped, resumed in zip(self.whole, self.stopped, self.resumed, strict=True):
-            assert (resumed["step"], resumed["stop"]) == (whole["step"], None)
-            assert stopped["seen"] + resumed["seen"] == whole["seen"]
-            assert resumed["weights"] == whole["weights"]
-            assert stopped["weights"] != whole["weights"]
-        assert self.leftovers == []
-        assert stop_at in self.checkpoints
-
-    @property
-    def series(self) -> list[list[tuple[str, int, dict[str, float]]]]:
-        """The reported metrics of the whole run, and of the other one."""
-        return [series(each[0]["folder"]) for each in (self.whole, self.resumed)]
-
-
-def series(folder: str) -> list[tuple[str, int, dict[str, float]]]:
-    found = read_reports(Path(folder, "metrics.jsonl"))
-    return [(record["kind"], record["steps"], record["metrics"]) for record in found]
 
 
 # --- the same bits
@@ -86,7 +50,7 @@ def series(folder: str) -> list[tuple[str, int, dict[str, float]]]:
 def test_a_stopped_and_resumed_run_equals_a_whole_one(
     runs: ForkedRuns, tmp_path: Path, stop_at: int, ranks: int, options: dict[str, Any]
 ) -> None:
-    compared = Compared(runs, tmp_path, stop_at, ranks, **options)
+    compared = Compared(runs, SCRIPT, tmp_path, stop_at, ranks, **options)
     compared.assert_same(stop_at)
     whole, stopped = compared.series
     assert stopped == whole
@@ -94,9 +58,11 @@ def test_a_stopped_and_resumed_run_equals_a_whole_one(
 
 
 def test_a_stop_in_a_pass_neither_evaluates_nor_saves_a_second_time(runs: ForkedRuns, tmp_path: Path) -> None:
-    compared = Compared(runs, tmp_path, 8, **EPOCHS)
+    compared = Compared(runs, SCRIPT, tmp_path, 8, **EPOCHS)
     compared.assert_same(8)
-    validations = [[(steps, metrics) for kind, steps, metrics in each if kind == "validation"] for each in compared.series]
+    validations = [
+        [(steps, metrics) for kind, steps, metrics in each if kind == "validation"] for each in compared.series
+    ]
     assert [steps for steps, _ in validations[0]] == [6, 12, 18]
     assert validations[0] == validations[1]
     logged = [[steps for kind, steps, _ in each if kind == "training"] for each in compared.series]
@@ -108,14 +74,14 @@ def test_a_stop_in_a_pass_neither_evaluates_nor_saves_a_second_time(runs: Forked
 
 
 def test_random_records_differ_in_an_open_pass(runs: ForkedRuns, tmp_path: Path) -> None:
-    compared = Compared(runs, tmp_path, 8, noise=0.1)
+    compared = Compared(runs, SCRIPT, tmp_path, 8, noise=0.1)
     (whole,), (resumed,) = compared.whole, compared.resumed
     assert resumed["step"] == whole["step"]
     assert resumed["weights"] != whole["weights"]
 
 
 def test_a_stream_after_its_first_pass_begins_again_and_this_is_noted(runs: ForkedRuns, tmp_path: Path) -> None:
-    compared = Compared(runs, tmp_path, 8, data="stream", max_steps=12)
+    compared = Compared(runs, SCRIPT, tmp_path, 8, data="stream", max_steps=12)
     assert compared.resumed[0]["seen"][0] == compared.whole[0]["seen"][0]
     assert unnamed(compared.log, "IterableDataset") == []
 
@@ -125,3 +91,86 @@ def test_another_number_of_ranks_is_noted(runs: ForkedRuns, tmp_path: Path) -> N
     (resumed,), codes, log = runs.run(SCRIPT, tmp_path, "second", per_device_train_batch_size=8)
     assert (codes, resumed["step"]) == ([0], 18)
     assert "2 ranks, here are 1" in log
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"enable_jit_checkpoint": True}, ["enable_jit_checkpoint"]),
+        ({"save_only_model": True}, ["save_only_model"]),
+        ({"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "epoch"}, ["save_strategy"]),
+        ({"config": {"searcher": {"max_length": {"batches": 7}}}, "max_steps": 5}, ["searcher.max_length", "7", "5"]),
+        (
+            {
+                "load_best_model_at_end": True,
+                "eval_strategy": "epoch",
+                "save_strategy": "epoch",
+                "config": {"searcher": {"metric": "eval_loss", "smaller_is_better": False}},
+            },
+            ["load_best_model_at_end", "searcher.metric", "eval_loss", "smaller_is_better"],
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_arguments_with_which_a_resume_fails_are_refused(
+    runs: ForkedRuns, tmp_path: Path, options: dict[str, Any], named: list[str]
+) -> None:
+    results, codes, log = runs.run(SCRIPT, tmp_path, "refused", **options)
+    assert (results, codes) == ([], [1])
+    assert unnamed(log, "UsageError", *named) == []
+
+
+def test_ranks_that_the_trainer_does_not_see_are_refused(runs: ForkedRuns, tmp_path: Path) -> None:
+    """On nodes without a GPU it ignores the other ranks unless `use_cpu` is set."""
+    results, codes, log = runs.run(SCRIPT, tmp_path, "refused", 2, use_cpu=False)
+    assert (results, codes) == ([], [1, 1])
+    assert unnamed(log, "UsageError", "1 rank", "use_cpu") == []
+
+
+def test_a_training_that_does_not_resume_from_the_newest_checkpoint_is_refused(
+    runs: ForkedRuns, tmp_path: Path
+) -> None:
+    runs.run(SCRIPT, tmp_path, "first", stop_at=8)
+    results, codes, log = runs.run(SCRIPT, tmp_path, "second", resumes=False)
+    assert (results, codes) == ([], [1])
+    assert unnamed(log, "UsageError", "step 0", "step 8", "resume_from_checkpoint") == []
+
+
+# --- the end, and the best checkpoint
+
+
+def test_a_complete_training_is_not_continued(runs: ForkedRuns, tmp_path: Path) -> None:
+    """Its last step is in the middle of a pass, where the Trainer itself would train another one."""
+    options = {"max_steps": 8, "save_strategy": "steps", "fails": True}
+    _, codes, _ = runs.run(SCRIPT, tmp_path, "first", **options)
+    assert codes == [1]  # after the last checkpoint
+    results, codes, _ = runs.run(SCRIPT, tmp_path, "second", **options)
+    assert (results, codes) == ([], [0])
+    (trial,) = (tmp_path / "local").iterdir()
+    assert {each.steps for each in committed(trial / "checkpoints")} == {8}
+    assert json.loads((trial / "outcome.json").read_text())["kind"] == "finished"
+
+
+def test_the_best_model_is_loaded_at_the_end_although_its_checkpoint_has_moved(
+    runs: ForkedRuns, tmp_path: Path
+) -> None:
+    options = {
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "load_best_model_at_end": True,
+        "greater_is_better": True,  # so that it is an early one
+        "config": {"searcher": {"metric": "eval_loss", "smaller_is_better": False}},
+    }
+    compared = Compared(runs, SCRIPT, tmp_path, 14, **options)
+    (whole,), (resumed,) = compared.whole, compared.resumed
+    assert resumed["weights"] == whole["weights"]
+    losses = {steps: metrics["eval_loss"] for kind, steps, metrics in compared.series[1] if kind == "validation"}
+    best = max(losses, key=lambda steps: losses[steps])
+    assert best < 12
+    assert json.loads(Path(resumed["best"], "trainer_state.json").read_text())["global_step"] == best
+    assert Path(resumed["best"]).parent == Path(resumed["folder"], "checkpoints")

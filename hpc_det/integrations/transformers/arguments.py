@@ -34,7 +34,22 @@ def length_of(core: Core) -> dict[str, int]:
 
 def problems_of(core: Core, args: TrainingArguments, state: TrainerState, resumed_at: int) -> list[str]:
     """Return what must change before this training. `resumed_at`: optimizer steps of the newest checkpoint."""
-    return [*_of_checkpoints(args), *_of_best(core, args), *_of_length(core, args), *_of_resume(state, resumed_at)]
+    return [
+        *_of_ranks(core, args),
+        *_of_checkpoints(args),
+        *_of_best(core, args),
+        *_of_length(core, args),
+        *_of_resume(state, resumed_at),
+    ]
+
+
+def _of_ranks(core: Core, args: TrainingArguments) -> Iterator[str]:
+    if args.world_size != core.distributed.size:
+        yield (
+            f"the Trainer would train {core.distributed.size} models, since it sees {args.world_size} rank where "
+            f"hpc_det has {core.distributed.size}; create TrainingArguments inside of the block of init, with "
+            f"use_cpu=True on nodes without GPUs"
+        )
 
 
 def _of_checkpoints(args: TrainingArguments) -> Iterator[str]:
