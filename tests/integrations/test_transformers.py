@@ -142,16 +142,28 @@ def test_a_training_that_does_not_resume_from_the_newest_checkpoint_is_refused(
 # --- the end, and the best checkpoint
 
 
-def test_a_complete_training_is_not_continued(runs: ForkedRuns, tmp_path: Path) -> None:
-    """Its last step is in the middle of a pass, where the Trainer itself would train another one."""
-    options = {"max_steps": 8, "save_strategy": "steps", "fails": True}
+@pytest.mark.parametrize(
+    "options", [{"max_steps": 8}, {"data": "stream", "max_steps": 6}], ids=["in a pass", "a stream"]
+)
+def test_a_complete_training_is_not_continued(runs: ForkedRuns, tmp_path: Path, options: dict[str, Any]) -> None:
+    """The Trainer itself would train another step."""
+    options = {**options, "save_strategy": "steps", "fails": True}
     _, codes, _ = runs.run(SCRIPT, tmp_path, "first", **options)
     assert codes == [1]  # after the last checkpoint
     results, codes, _ = runs.run(SCRIPT, tmp_path, "second", **options)
     assert (results, codes) == ([], [0])
     (trial,) = (tmp_path / "local").iterdir()
-    assert {each.steps for each in committed(trial / "checkpoints")} == {8}
+    assert {each.steps for each in committed(trial / "checkpoints")} == {options["max_steps"]}
     assert json.loads((trial / "outcome.json").read_text())["kind"] == "finished"
+
+
+def test_code_after_a_training_that_was_complete_at_the_end_of_a_pass_runs_again(
+    runs: ForkedRuns, tmp_path: Path
+) -> None:
+    _, codes, _ = runs.run(SCRIPT, tmp_path, "first", save_strategy="epoch", fails=True)
+    assert codes == [1]
+    (result,), codes, _ = runs.run(SCRIPT, tmp_path, "second", save_strategy="epoch")
+    assert (result["step"], result["seen"], codes) == (18, [], [0])
 
 
 def test_the_best_model_is_loaded_at_the_end_although_its_checkpoint_has_moved(

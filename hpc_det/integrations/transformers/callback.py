@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hpc_det.core import Core, Operation
@@ -45,7 +46,8 @@ class HpcDetCallback(TrainerCallback):  # type: ignore[misc]  # the library is o
     ) -> None:
         """Raises UsageError for arguments with which a stop or a resume would fail.
 
-        Raises SystemExit with code 0 if there is nothing to train: the Trainer would train one step too many.
+        Raises SystemExit with code 0 for a trial that its search has stopped, and for a complete training whose last
+        step was in the middle of a pass: the Trainer would train another step.
         """
         core = self._core
         if problems := problems_of(core, args, state, self._resumed_at):
@@ -59,7 +61,8 @@ class HpcDetCallback(TrainerCallback):  # type: ignore[misc]  # the library is o
             self._operations = core.search
             self._operation = next(self._operations, None)
         self._asked_at = state.global_step
-        if core.should_stop() or (state.global_step >= state.max_steps > 0):
+        is_complete = state.global_step >= state.max_steps and not _ends_pass(state, kwargs.get("train_dataloader"))
+        if core.should_stop() or is_complete:
             if core.distributed.is_chief:
                 print(f"hpc-det: nothing to train after step {state.global_step}", flush=True)
             raise SystemExit(0)
@@ -165,6 +168,11 @@ class HpcDetCallback(TrainerCallback):  # type: ignore[misc]  # the library is o
         if latest and state.best_global_step and not state.best_model_checkpoint:
             best = best_checkpoint(latest.parent, state.best_global_step)
             state.best_model_checkpoint = str(best) if best else None
+
+
+def _ends_pass(state: TrainerState, loader: Any) -> bool:
+    """Return whether the last step was the end of a pass over a data set with a length."""
+    return float(state.epoch).is_integer() and not isinstance(getattr(loader, "dataset", None), IterableDataset)
 
 
 def _prefix(logs: Mapping[str, Any]) -> str:
