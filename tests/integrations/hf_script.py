@@ -21,6 +21,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 import hpc_det.core
 from hpc_det.core import Core
 from hpc_det.integrations.transformers import HpcDetCallback, training_arguments
+from tests.integrations.searched import searched
 
 RECORDS = 48
 
@@ -91,10 +92,21 @@ def main(
     config: dict[str, Any] | None = None,
     resumes: bool = True,
     fails: bool = False,
+    lengths: list[int] | None = None,
+    pauses_at: int = 0,
     **options: Any,
 ) -> None:
-    """Train until the end or until the stop, and write what became of it to `result`-RANK.json."""
+    """Train until the end or until the stop, and write what became of it to `result`-RANK.json.
+
+    `lengths` and `pauses_at`: see tests.integrations.searched.
+    """
     torch.set_num_threads(1)
+    if lengths:
+        with searched(Path(result).with_name("reported.json"), lengths, pauses_at):
+            main(
+                result, dropout=dropout, noise=noise, data=data, config=config, resumes=resumes, fails=fails, **options
+            )
+        return
     settings = {"reproducibility": {"experiment_seed": 3}, **(config or {})}
     with hpc_det.core.init(config=settings, name="hf") as core:
         arguments: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from tests.facts import unnamed
-from tests.integrations.compared import Compared
+from tests.integrations.compared import Compared, series
 from tests.integrations.forked import ForkedRuns
 
 pytest.importorskip("transformers")
@@ -186,3 +186,53 @@ def test_the_best_model_is_loaded_at_the_end_although_its_checkpoint_has_moved(
     assert best < 12
     assert json.loads(Path(resumed["best"], "trainer_state.json").read_text())["global_step"] == best
     assert Path(resumed["best"]).parent == Path(resumed["folder"], "checkpoints")
+
+
+# --- searches
+
+
+def searched(unit: str, amount: int) -> dict[str, Any]:
+    return {"config": {"searcher": {"metric": "eval_loss", "max_length": {unit: amount}}}, "dropout": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths", "pauses_at", "steps"),
+    [
+        (searched("batches", 16), [4, 9, 16], 9, [4, 9, 16]),
+        ({**searched("epochs", 3), **EPOCHS}, [1, 3], 1, [6, 12, 18]),
+        ({**searched("epochs", 3), "eval_strategy": "steps", "eval_steps": 9}, [1, 3], 1, [6, 9, 18]),
+    ],
+    ids=["batches", "epochs", "epochs, evaluated by steps"],
+)
+def test_a_search_pauses_a_trial_at_a_length_and_resumes_it_to_the_same_bits(
+    runs: ForkedRuns, tmp_path: Path, options: dict[str, Any], lengths: list[int], pauses_at: int, steps: list[int]
+) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 100, **options}
+    (whole,), _, log = runs.run(SCRIPT, tmp_path / "whole", "whole", lengths=lengths, **options)
+    root = tmp_path / "paused"
+    (paused,), _, _ = runs.run(SCRIPT, root, "first", lengths=lengths, pauses_at=pauses_at, **options)
+    assert paused["stop"] == "search"
+    assert outcome(paused) == "waiting"
+    (resumed,), _, log = runs.run(SCRIPT, root, "second", lengths=lengths, **options)
+    assert paused["seen"] + resumed["seen"] == whole["seen"], log
+    assert resumed["weights"] == whole["weights"]
+    assert series(resumed["folder"]) == series(whole["folder"])
+    validations = {at: metrics for kind, at, metrics in series(whole["folder"]) if kind == "validation"}
+    assert [*validations] == steps
+    reported = json.loads((root / "reported.json").read_text())
+    assert [length for length, _ in reported] == lengths
+    assert {value for _, value in reported} <= {metrics["eval_loss"] for metrics in validations.values()}
+    assert outcome(resumed) == "finished"
+
+
+def outcome(result: dict[str, Any]) -> str:
+    return str(json.loads(Path(result["folder"], "outcome.json").read_text())["kind"])
+
+
+def test_a_trial_that_its_search_does_not_continue_trains_no_step(runs: ForkedRuns, tmp_path: Path) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 100, **searched("batches", 16)}
+    (paused,), _, _ = runs.run(SCRIPT, tmp_path, "first", lengths=[4, 16], pauses_at=4, **options)
+    results, codes, _ = runs.run(SCRIPT, tmp_path, "second", lengths=[4], **options)
+    assert (results, codes) == ([], [0])
+    assert outcome(paused) == "finished"
+    assert max(steps for _, steps, _ in series(paused["folder"])) == 4

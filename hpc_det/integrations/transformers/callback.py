@@ -82,7 +82,8 @@ class HpcDetCallback(TrainerCallback):  # type: ignore[misc]  # the library is o
         step = state.global_step
         if self._is_stopping:
             # the strategies "epoch" request these at the end of an interrupted pass, too
-            control.should_evaluate = control.should_save = control.should_log = False
+            control.should_evaluate = control.should_save = False
+            control.should_log = control.should_log and float(state.epoch).is_integer()
             return
         if self._evaluated_at == step:
             control.should_evaluate = False
