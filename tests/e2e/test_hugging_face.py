@@ -51,8 +51,8 @@ def committed_steps(story: Story) -> set[int]:
 
 def test_a_search_stops_trials_at_its_lengths_and_resumes_those_that_it_promotes() -> None:
     searcher = (
-        "searcher={name: asha, metric: eval_loss, smaller_is_better: true, max_length: {batches: 16}, max_trials: 4, "
-        "num_rungs: 2, divisor: 4, max_concurrent_trials: 1}"
+        "searcher={name: async_halving, metric: eval_loss, smaller_is_better: true, max_length: {batches: 16}, "
+        "max_trials: 4, num_rungs: 2, divisor: 4, max_concurrent_trials: 1}"
     )
     rates = "hyperparameters.learning_rate={type: log, base: 10, minval: -5, maxval: -2}"
     story = begin(

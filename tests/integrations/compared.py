@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,15 @@ class Compared:
     """A whole run, and the same one stopped after step `stop_at` and resumed."""
 
     def __init__(
-        self, runs: ForkedRuns, script: str, folder: Path, stop_at: int, ranks: int = 1, **options: Any
+        self,
+        runs: ForkedRuns,
+        script: str,
+        folder: Path,
+        stop_at: int,
+        options: Mapping[str, Any] | None = None,
+        ranks: int = 1,
     ) -> None:
+        options = options or {}
         self.whole, codes, log = runs.run(script, folder / "whole", "whole", ranks, **options)
         assert codes == [0] * ranks, log
         root = folder / "stopped"

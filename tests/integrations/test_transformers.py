@@ -50,7 +50,7 @@ def runs() -> Iterator[ForkedRuns]:
 def test_a_stopped_and_resumed_run_equals_a_whole_one(
     runs: ForkedRuns, tmp_path: Path, stop_at: int, ranks: int, options: dict[str, Any]
 ) -> None:
-    compared = Compared(runs, SCRIPT, tmp_path, stop_at, ranks, **options)
+    compared = Compared(runs, SCRIPT, tmp_path, stop_at, options, ranks)
     compared.assert_same(stop_at)
     whole, stopped = compared.series
     assert stopped == whole
@@ -58,7 +58,7 @@ def test_a_stopped_and_resumed_run_equals_a_whole_one(
 
 
 def test_a_stop_in_a_pass_neither_evaluates_nor_saves_a_second_time(runs: ForkedRuns, tmp_path: Path) -> None:
-    compared = Compared(runs, SCRIPT, tmp_path, 8, **EPOCHS)
+    compared = Compared(runs, SCRIPT, tmp_path, 8, EPOCHS)
     compared.assert_same(8)
     validations = [
         [(steps, metrics) for kind, steps, metrics in each if kind == "validation"] for each in compared.series
@@ -74,14 +74,14 @@ def test_a_stop_in_a_pass_neither_evaluates_nor_saves_a_second_time(runs: Forked
 
 
 def test_random_records_differ_in_an_open_pass(runs: ForkedRuns, tmp_path: Path) -> None:
-    compared = Compared(runs, SCRIPT, tmp_path, 8, noise=0.1)
+    compared = Compared(runs, SCRIPT, tmp_path, 8, {"noise": 0.1})
     (whole,), (resumed,) = compared.whole, compared.resumed
     assert resumed["step"] == whole["step"]
     assert resumed["weights"] != whole["weights"]
 
 
 def test_a_stream_after_its_first_pass_begins_again_and_this_is_noted(runs: ForkedRuns, tmp_path: Path) -> None:
-    compared = Compared(runs, SCRIPT, tmp_path, 8, data="stream", max_steps=12)
+    compared = Compared(runs, SCRIPT, tmp_path, 8, {"data": "stream", "max_steps": 12})
     assert compared.resumed[0]["seen"][0] == compared.whole[0]["seen"][0]
     assert unnamed(compared.log, "IterableDataset") == []
 
@@ -178,7 +178,7 @@ def test_the_best_model_is_loaded_at_the_end_although_its_checkpoint_has_moved(
         "greater_is_better": True,  # so that it is an early one
         "config": {"searcher": {"metric": "eval_loss", "smaller_is_better": False}},
     }
-    compared = Compared(runs, SCRIPT, tmp_path, 14, **options)
+    compared = Compared(runs, SCRIPT, tmp_path, 14, options)
     (whole,), (resumed,) = compared.whole, compared.resumed
     assert resumed["weights"] == whole["weights"]
     losses = {steps: metrics["eval_loss"] for kind, steps, metrics in compared.series[1] if kind == "validation"}

@@ -63,7 +63,7 @@ def zero(stage: int) -> dict[str, Any]:
 def test_a_sharded_model_continues_to_the_bit(
     runs: ForkedRuns, tmp_path: Path, options: dict[str, Any], files: set[str]
 ) -> None:
-    compared = Compared(runs, SCRIPT, tmp_path, 8, ranks=2, **options)
+    compared = Compared(runs, SCRIPT, tmp_path, 8, options, ranks=2)
     compared.assert_same(8)
     (checkpoint,) = (each for each in committed(Path(compared.stopped[0]["folder"], "checkpoints")) if each.steps == 8)
     assert files <= {str(path.relative_to(checkpoint.path)) for path in checkpoint.path.rglob("*")}
@@ -71,7 +71,7 @@ def test_a_sharded_model_continues_to_the_bit(
 
 def test_trls_trainer_continues_to_the_bit_and_reports_its_own_metrics(runs: ForkedRuns, tmp_path: Path) -> None:
     options = {"sft": True, "bf16": False, "eval_strategy": "steps", "eval_steps": 4}
-    compared = Compared(runs, SCRIPT, tmp_path, 8, **options)
+    compared = Compared(runs, SCRIPT, tmp_path, 8, options)
     compared.assert_same(8)
     whole, resumed = compared.series
     assert [(kind, steps) for kind, steps, _ in whole] == [(kind, steps) for kind, steps, _ in resumed]
