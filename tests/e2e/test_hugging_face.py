@@ -52,7 +52,7 @@ def committed_steps(story: Story) -> set[int]:
 def test_a_search_stops_trials_at_its_lengths_and_resumes_those_that_it_promotes() -> None:
     searcher = (
         "searcher={name: async_halving, metric: eval_loss, smaller_is_better: true, max_length: {batches: 16}, "
-        "max_trials: 4, num_rungs: 2, divisor: 4, max_concurrent_trials: 1}"
+        "max_trials: 2, num_rungs: 2, divisor: 2, max_concurrent_trials: 1}"
     )
     rates = "hyperparameters.learning_rate={type: log, base: 10, minval: -5, maxval: -2}"
     story = begin(
@@ -63,9 +63,9 @@ def test_a_search_stops_trials_at_its_lengths_and_resumes_those_that_it_promotes
     state = SearchJournal(experiment).state()
     assert state.finished
     lengths = sorted(trial.length or 0 for trial in state.trials.values())
-    assert lengths == [4, 4, 4, 16]
+    assert lengths == [8, 16]
     (best,) = (number for number, trial in state.trials.items() if trial.length == 16)
     reports = Story(story.number, experiment.trial(best)).series
     assert [steps for kind, steps, _ in reports if kind == "training"] == [*range(1, 17)]
-    assert [steps for kind, steps, _ in reports if kind == "validation"] == [4, 16]
+    assert [steps for kind, steps, _ in reports if kind == "validation"] == [8, 16]
     assert (read_json(experiment.trial(best).outcome) or {})["kind"] == "finished"

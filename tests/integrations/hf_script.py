@@ -92,6 +92,7 @@ def main(
     config: dict[str, Any] | None = None,
     resumes: bool = True,
     fails: bool = False,
+    links: bool = True,
     lengths: list[int] | None = None,
     pauses_at: int = 0,
     **options: Any,
@@ -130,10 +131,16 @@ def main(
             eval_dataset=Records(count=16),
             callbacks=[Stops(core, stop_at), HpcDetCallback(core)],
         )
+        if not links:
+            os.link = no_link
         trainer.train(resume_from_checkpoint=core.latest_checkpoint if resumes else None)
         if fails:
             raise RuntimeError("after the training")
         write(core, result, trainer.model, trainer.state, seen=model.seen)
+
+
+def no_link(*arguments: Any, **options: Any) -> None:
+    raise OSError("no hard links here")
 
 
 def write(core: Core, result: str, model: nn.Module, state: TrainerState, **more: Any) -> None:

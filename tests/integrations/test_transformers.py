@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,27 @@ def test_the_best_model_is_loaded_at_the_end_although_its_checkpoint_has_moved(
     assert best < 12
     assert json.loads(Path(resumed["best"], "trainer_state.json").read_text())["global_step"] == best
     assert Path(resumed["best"]).parent == Path(resumed["folder"], "checkpoints")
+
+
+# --- files of a checkpoint
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_checkpoint_has_no_file_that_an_earlier_attempt_did_not_commit(
+    runs: ForkedRuns, tmp_path: Path, links: bool
+) -> None:
+    (first,), _, _ = runs.run(SCRIPT, tmp_path, "first", stop_at=8, links=links)
+    torn = Path(first["folder"], "trainer", "checkpoint-12")
+    torn.mkdir()
+    (torn / "rng_state_7.pth").write_bytes(b"of a rank that is gone")
+    (second,), _, log = runs.run(SCRIPT, tmp_path, "second", stop_at=12, links=links)
+    assert second["stop"] == "preempted", log
+    saved = {each.steps: each.path for each in committed(Path(first["folder"], "checkpoints"))}
+    assert {"model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"} <= set(os.listdir(saved[12]))
+    assert not (saved[12] / "rng_state_7.pth").exists()
+    assert not torn.exists()
+    (third,), _, log = runs.run(SCRIPT, tmp_path, "third", links=links)
+    assert third["step"] == 18, log
 
 
 # --- searches

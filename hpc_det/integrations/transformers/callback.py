@@ -84,6 +84,7 @@ class HpcDetCallback(TrainerCallback):  # type: ignore[misc]  # the library is o
             # the strategies "epoch" request these at the end of an interrupted pass, too
             control.should_evaluate = control.should_save = False
             control.should_log = control.should_log and float(state.epoch).is_integer()
+            state.best_model_checkpoint = None  # the Trainer would load it now; the saved state has it
             return
         if self._evaluated_at == step:
             control.should_evaluate = False
