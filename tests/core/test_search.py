@@ -216,12 +216,12 @@ def test_a_loop_with_its_own_files_reports_to_the_search_after_its_commit(tmp_pa
         def run(self) -> None:
             core = self.core
             core.report(6, {"error": 1.0}, group="validation")
-            found.append(searched.search.state().open)
+            found.append(dict(searched.search.state().open))
             assert core.is_checkpoint_due(6)
             if commits:
                 with core.checkpoint(6):
                     pass
-                found.append(searched.search.state().open)
+                found.append(dict(searched.search.state().open))
             found.append(core.should_stop().reason)
 
     searched = Searched(tmp_path, OwnFiles, LENGTHS)

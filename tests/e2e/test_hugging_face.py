@@ -1,0 +1,71 @@
+"""The example with Hugging Face's Trainer in jobs on this machine: paused and activated, and in a search."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.node.json_files import read_json
+from hpc_det.search.journal import SearchJournal
+from tests.e2e.story import Story, hpc_det
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.long
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "language_model"
+SEED = "reproducibility.experiment_seed=5"
+
+
+def begin(*overrides: str) -> Story:
+    return Story.begin(*overrides, SEED, config=EXAMPLE / "hugging_face.yaml", context=EXAMPLE)
+
+
+def weights(story: Story) -> str:
+    newest = max(committed(story.trial.checkpoints), key=lambda checkpoint: checkpoint.steps)
+    return hashlib.sha1((newest.path / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_two_ranks_that_are_paused_and_activated_train_to_the_same_bits() -> None:
+    small = ("hyperparameters.logging_batches=1", "hyperparameters.width=16")
+    length = "searcher.max_length={batches: 200}"
+    whole = begin(*small, length)
+    whole.wait()
+    paused = begin(*small, length)
+    paused.until_batch(20)
+    hpc_det("experiment", "pause", paused.number)
+    paused.until_ended(1)
+    assert not committed_steps(paused) & {0, 200}
+    hpc_det("experiment", "activate", paused.number)
+    paused.wait()
+    assert paused.causes == ["paused", "finished"]
+    assert paused.series == whole.series
+    assert weights(paused) == weights(whole)
+
+
+def committed_steps(story: Story) -> set[int]:
+    return {checkpoint.steps for checkpoint in committed(story.trial.checkpoints)}
+
+
+def test_a_search_stops_trials_at_its_lengths_and_resumes_those_that_it_promotes() -> None:
+    searcher = (
+        "searcher={name: async_halving, metric: eval_loss, smaller_is_better: true, max_length: {batches: 16}, "
+        "max_trials: 2, num_rungs: 2, divisor: 2, max_concurrent_trials: 1}"
+    )
+    rates = "hyperparameters.learning_rate={type: log, base: 10, minval: -5, maxval: -2}"
+    story = begin(
+        searcher, rates, "resources.slots_per_trial=1", "hyperparameters.logging_batches=1", "hyperparameters.width=16"
+    )
+    story.wait()
+    experiment = story.trial.experiment()
+    state = SearchJournal(experiment).state()
+    assert state.finished
+    lengths = sorted(trial.length or 0 for trial in state.trials.values())
+    assert lengths == [8, 16]
+    (best,) = (number for number, trial in state.trials.items() if trial.length == 16)
+    reports = Story(story.number, experiment.trial(best)).series
+    assert [steps for kind, steps, _ in reports if kind == "training"] == [*range(1, 17)]
+    assert [steps for kind, steps, _ in reports if kind == "validation"] == [8, 16]
+    assert (read_json(experiment.trial(best).outcome) or {})["kind"] == "finished"
