@@ -152,8 +152,10 @@ class Chief:
     # --- checkpoints
 
     @contextmanager
-    def checkpoint(self, step: int, metadata: Mapping[str, Any]) -> Iterator[Path]:
-        """Yield a folder for the files of a checkpoint of `step` batches; on leaving the block, it is committed.
+    def checkpoint(self, step: int, metadata: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+        """Yield a folder for the files of a checkpoint of `step` batches, and the checkpoint's uuid.
+
+        On leaving the block, the checkpoint is committed; other ranks may write files into the folder before that.
 
         `metadata`: entries of metadata.json, which may still change in the block. After an exception nothing is
         committed. Raises UsageError for a file with one of the names that hpc_det uses.
@@ -163,10 +165,17 @@ class Chief:
         self._reports.flush()
         with self._saver.saving() as folder:
             before = _marks(folder)
-            yield folder
+            yield folder, folder.name.removeprefix(".partial-")
             if taken := [name for name, mark in _marks(folder).items() if mark != before.get(name)]:
                 raise UsageError(f"checkpoint: {', '.join(taken)} is a file of hpc_det; write files with other names")
             self._progress.steps = step  # a report in the block may have changed it
+
+    def verify(self, folder: Path) -> None:
+        """Check a checkpoint that another trial has committed.
+
+        Raises HpcDetError if it is damaged, or if other users may have changed it.
+        """
+        self._checkpointing.checkpoints.verify(folder)
 
     # --- the end
 

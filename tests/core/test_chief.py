@@ -99,10 +99,11 @@ EPOCHS = {"searcher": {"metric": "loss", "max_length": {"epochs": 8}}}
 
 def test_a_checkpoint_contains_the_files_of_its_block_and_is_the_next_ones_beginning(tmp_path: Path) -> None:
     metadata = {"note": "first"}
-    with chief(tmp_path) as (first, _), first.checkpoint(7, metadata) as path:
+    with chief(tmp_path) as (first, _), first.checkpoint(7, metadata) as (path, uuid):
         (path / "state").write_text("7")
         metadata["steps_completed"] = "7"
     (only,) = committed(folder_at(tmp_path).checkpoints)
+    assert only.uuid == uuid
     assert (only.steps, (only.path / "state").read_text(), set(only.files) - set(RESERVED)) == (
         7,
         "7",
@@ -118,7 +119,7 @@ def test_a_block_that_raises_commits_nothing(tmp_path: Path) -> None:
         with pytest.raises(ZeroDivisionError), first.checkpoint(7, {}):
             1 / 0  # noqa: B018
         assert not committed(folder_at(tmp_path).checkpoints)
-        with first.checkpoint(8, {}) as path:
+        with first.checkpoint(8, {}) as (path, _):
             (path / "state").write_text("8")
     assert [each.steps for each in committed(folder_at(tmp_path).checkpoints)] == [8]
 
@@ -126,7 +127,7 @@ def test_a_block_that_raises_commits_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", RESERVED)
 def test_a_file_with_a_name_of_hpc_det_is_refused(tmp_path: Path, name: str) -> None:
     with chief(tmp_path) as (first, _):
-        with refused(Exception, name), first.checkpoint(7, {}) as path:
+        with refused(Exception, name), first.checkpoint(7, {}) as (path, _):
             (path / name).write_text("mine")
         assert not committed(folder_at(tmp_path).checkpoints)
 
@@ -134,7 +135,7 @@ def test_a_file_with_a_name_of_hpc_det_is_refused(tmp_path: Path, name: str) -> 
 def test_outside_a_job_every_checkpoint_is_kept(tmp_path: Path) -> None:
     with chief(tmp_path) as (first, _):
         for step in range(1, 6):
-            with first.checkpoint(step, {}) as path:
+            with first.checkpoint(step, {}) as (path, _):
                 (path / "state").write_text(str(step))
         first.finish(stopped=False)
     assert len(committed(folder_at(tmp_path).checkpoints)) == 5
