@@ -1,7 +1,8 @@
 """det.core.DistributedContext: a rank's numbers, and collectives on objects.
 
-Upstream: determined/core/_distributed.py. Connections are hpc_det's: of the block of `core.init`, or opened at the first
-collective before it.
+Upstream: determined/core/_distributed.py. The connections are those of the block of `core.init`, or are opened at the
+first collective before it.
+"""
 
 from __future__ import annotations
 
