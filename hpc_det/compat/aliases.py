@@ -14,6 +14,7 @@ COUNTERPARTS = {
     "pytorch": "hpc_det.pytorch",
     "launch": "hpc_det.launch",
     "core": "hpc_det.compat.det_core",
+    "experimental.core_v2": "hpc_det.compat.det_core_v2",
 }
 """Packages of Determined, and the packages of hpc_det to which they are mapped, with all their modules."""
 
@@ -85,8 +86,10 @@ class AliasLoader(InspectLoader):
 
 def _counterpart(below: str) -> ModuleSpec | None:
     """Return the module of hpc_det for `determined.BELOW`, or None."""
-    package, dot, rest = below.partition(".")
-    return importlib.util.find_spec(f"{COUNTERPARTS[package]}{dot}{rest}") if package in COUNTERPARTS else None
+    for package, module in COUNTERPARTS.items():
+        if below == package or below.startswith(f"{package}."):
+            return importlib.util.find_spec(module + below.removeprefix(package))
+    return None
 
 
 def missing(name: str) -> str:

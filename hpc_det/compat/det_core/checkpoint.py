@@ -142,7 +142,7 @@ class CheckpointContext:
     ) -> None:
         """Copy the script's files in a checkpoint, and metadata.json, to the folder `ckpt_dir`.
 
-        Ranks that share a copy get the files that any of their selectors takes. Raises HpcDetError if there is no such
+        Ranks that share a copy get the files that any of them wants. Raises HpcDetError if there is no such
         checkpoint.
         """
         folder, target = self._folder(storage_id), Path(ckpt_dir)
@@ -151,9 +151,7 @@ class CheckpointContext:
         distributed = self._session.distributed
         is_shared = DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload
         if is_shared:
-            given = distributed.allgather_local((selector is not None, wanted))
-            selected = [names for has_selector, names in given if has_selector]
-            wanted = set().union(*(selected if len(selected) == len(given) else [wanted for _, wanted in given]))
+            wanted = set().union(*distributed.allgather_local(wanted))
         if not is_shared or distributed.local_rank == 0:
             target.mkdir(parents=True, exist_ok=True)
             copy_files(folder, target, sorted(wanted))

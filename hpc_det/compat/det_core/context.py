@@ -43,6 +43,17 @@ class Outside:
     storage: Path | None = None
     """Where a subfolder for the run's checkpoints is created; None: its own folder."""
 
+    def made(self, distributed: Distributed) -> TrialFolder:
+        """Return the folder, with the link to the checkpoints elsewhere. Collective."""
+        folder = self.folder(distributed)
+        if distributed.is_chief and self.storage and not folder.checkpoints.is_symlink():
+            own = self.storage.absolute() / folder.path.name
+            own.mkdir(parents=True, exist_ok=True)
+            folder.checkpoints.rmdir()
+            folder.checkpoints.symlink_to(own)
+        distributed.barrier()
+        return folder
+
 
 class Context:
     """The parts of the Core API as attributes. Use it as a context manager: `with det.core.init() as core_context`."""
@@ -53,9 +64,9 @@ class Context:
         preempt_mode: PreemptMode,
         tensorboard_mode: TensorboardMode,
         info: ClusterInfo | None,
-        outside: Outside,
+        outside: Outside | None,
     ) -> None:
-        """`info`: None without an experiment; then the run is that of `outside`."""
+        """`outside`: the run without an experiment; None: this process is a rank of an experiment."""
         self._session = Session(distributed)
         self._outside = outside
         self._tensorboard_mode = tensorboard_mode
@@ -71,7 +82,7 @@ class Context:
 
     def alert(self, title: str | None = None, description: str | None = None, level: str | None = "info") -> None:
         """Print an alert to the log. Raises ValueError without an experiment."""
-        if self.info is None:
+        if self._outside is not None:
             raise ValueError("alert: this process does not belong to an experiment")
         print(f"hpc-det: alert ({level}): {': '.join(filter(None, [title, description]))}", flush=True)
 
@@ -102,10 +113,9 @@ class Context:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> None:
-        try:
-            self.close(exc_type, exc_val, exc_tb)
-        except InvalidHP:
-            logger.info("InvalidHP: the trial ends")
+        self.close(exc_type, exc_val, exc_tb)
+        if isinstance(exc_val, InvalidHP):  # it is recorded now
+            logger.info("InvalidHP: the trial ends: %s", exc_val)
             sys.exit(0)
 
     @contextmanager
@@ -126,22 +136,12 @@ class Context:
             self.distributed.bind(None)
 
     def _joined(self) -> AbstractContextManager[Run]:
-        if self.info is not None or self.distributed.size > 1:
-            os.environ.update(self.distributed.environment(os.environ))
-        if self.info is not None:
-            return in_job()
         outside = self._outside
-        return outside_job(dict(outside.hparams), dict(outside.config), None, self._local_folder)
-
-    def _local_folder(self, distributed: Distributed) -> TrialFolder:
-        folder = self._outside.folder(distributed)
-        if distributed.is_chief and (storage := self._outside.storage):
-            own = storage.absolute() / folder.path.name
-            own.mkdir(parents=True, exist_ok=True)
-            folder.checkpoints.rmdir()
-            folder.checkpoints.symlink_to(own)
-        distributed.barrier()
-        return folder
+        if outside is None or self.distributed.size > 1:
+            os.environ.update(self.distributed.environment(os.environ))
+        if outside is None:
+            return in_job()
+        return outside_job(dict(outside.hparams), dict(outside.config), None, outside.made)
 
 
 def init(
@@ -176,7 +176,7 @@ def init(
         PreemptMode(preempt_mode),
         TensorboardMode(tensorboard_mode),
         info,
-        Outside(),
+        None,
     )
 
 

@@ -147,6 +147,8 @@ class DistributedContext:
 
     @property
     def _ranks(self) -> Distributed:
+        if self.size == 1:
+            return Distributed()
         if self._bound is None:  # before the block of core.init, which then uses the same process group
             os.environ.update(self.environment(os.environ))
             self._bound = Distributed.from_env(os.environ)
