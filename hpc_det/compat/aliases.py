@@ -14,6 +14,9 @@ COUNTERPARTS = {
     "pytorch": "hpc_det.pytorch",
     "launch": "hpc_det.launch",
     "core": "hpc_det.compat.det_core",
+    "transformers": "hpc_det.compat.det_transformers",
+    "lightning": "hpc_det.compat.det_lightning",
+    "lightning.experimental": "hpc_det.compat.det_lightning",
     "experimental.core_v2": "hpc_det.compat.det_core_v2",
 }
 """Packages of Determined, and the packages of hpc_det to which they are mapped, with all their modules."""
@@ -86,9 +89,9 @@ class AliasLoader(InspectLoader):
 
 def _counterpart(below: str) -> ModuleSpec | None:
     """Return the module of hpc_det for `determined.BELOW`, or None."""
-    for package, module in COUNTERPARTS.items():
+    for package in sorted(COUNTERPARTS, key=len, reverse=True):
         if below == package or below.startswith(f"{package}."):
-            return importlib.util.find_spec(module + below.removeprefix(package))
+            return importlib.util.find_spec(COUNTERPARTS[package] + below.removeprefix(package))
     return None
 
 

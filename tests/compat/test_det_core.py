@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.compat import det_core
+from hpc_det.compat import det_core, det_core_v2
 from hpc_det.compat.det_core.sharded import merged
 from hpc_det.errors import HpcDetError, InvalidHP
 from hpc_det.node.json_files import read_json
@@ -326,3 +327,42 @@ def test_metadata_of_ranks_are_merged(given: list[dict[str, Any]], expected: dic
 def test_metadata_that_differ_are_named_by_path(other: dict[str, Any]) -> None:
     with refused(RuntimeError, "/a"):
         merged([{"a": {"c": 1}}, other])
+
+
+# --- core_v2
+
+
+IDS = {"external_experiment_id": "e 1", "external_trial_id": "t"}
+
+
+def test_a_run_with_the_same_external_ids_continues() -> None:
+    config = det_core_v2.Config(name="x", hparams={"a": 1}, data={"url": "here"}, **IDS)
+    with det_core_v2.init_context(config=config) as first:
+        assert first.info is not None
+        assert (first.info.latest_checkpoint, first.info.trial.hparams) == (None, {"a": 1})
+        uuid = saved(first, 3)
+    with det_core_v2.init_context(defaults=det_core_v2.DefaultConfig(), unmanaged=config) as second:
+        assert second.info is not None
+        assert second.info.latest_checkpoint == uuid
+        assert second.info.trial.trial_id == first.info.trial.trial_id
+    with det_core_v2.init_context(config=det_core_v2.Config()) as other:
+        assert other.info is not None
+        assert other.info.latest_checkpoint is None
+
+
+def test_the_globals_are_the_parts_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    monkeypatch.setattr("atexit.register", lambda function: None)
+    det_core_v2.init(config=det_core_v2.Config())
+    assert det_core_v2.train is not None
+    det_core_v2.train.report_training_metrics(1, {"loss": 1.0})
+    place = Path(det_core_v2.url_reverse_webui_exp_view())
+    det_core_v2.close()
+    assert (det_core_v2.train, (read_json(place / "outcome.json") or {})["kind"]) == (None, "finished")
+    det_core_v2.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"config": det_core_v2.Config(external_trial_id="t")}])
+def test_core_v2_needs_a_configuration(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="core_v2"):
+        det_core_v2.init_context(**options)

@@ -86,3 +86,22 @@ def test_a_search_pauses_and_promotes_trials(entrypoint: str) -> None:
     assert ["waiting"] in ends  # never promoted
     newest = {committed(trial.checkpoints)[0].steps for trial in trials}
     assert newest == {20, 40}
+
+
+@pytest.mark.long
+def test_the_callback_for_transformers_stops_and_continues() -> None:
+    pytest.importorskip("transformers")
+    story = begin("entrypoint=python3 finetune.py", "searcher.metric=eval_loss", "searcher.max_length={batches: 18}")
+    story.until(story.trial.groups.exists)
+    hpc_det("experiment", "pause", story.number)
+    story.until_ended(1)
+    assert story.causes == ["paused"]
+    (stopped,) = committed(story.trial.checkpoints)
+    hpc_det("experiment", "activate", story.number)
+    story.wait()
+    assert story.causes == ["paused", "finished"]
+    newest = committed(story.trial.checkpoints)[0]
+    assert (stopped.steps, newest.steps) == (9, 18)
+    assert (newest.path / "checkpoint-18" / "my_data.json").read_text() == '{"note": "mine"}'
+    validations = [steps for kind, steps, _ in story.series if kind == "validation"]
+    assert validations == [6, 12, 18]
