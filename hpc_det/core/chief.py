@@ -133,17 +133,16 @@ class Chief:
     def trained(self, step: int, metrics: Mapping[str, Any]) -> float:
         """Return how long the trial has trained after `step` batches, in `unit`.
 
-        A metric with the name of the unit counts; otherwise it follows from the batch size and records_per_epoch.
-        Raises UsageError if these are not configured.
+        A metric with the name of the unit counts; without it, batches are `step`, and records follow from the batch size.
+        Raises UsageError if it must be given.
         """
         if (given := number_in(plain(metrics.get(self.unit)))) is not None:
             return given
+        batch_size: int | None = self._run.spec["hparams"].get("global_batch_size")
         if self.unit == "batches":
             return step
-        records: int = step * self._run.spec["hparams"].get("global_batch_size", 0)
-        per_epoch: int = self._run.spec["config"].get("records_per_epoch") or 0
-        if records and (self.unit == "records" or per_epoch):
-            return records if self.unit == "records" else records // per_epoch
+        if self.unit == "records" and batch_size:
+            return step * batch_size
         raise UsageError(
             f"validation at batch {step}: the search counts {self.unit}, and the metrics have no {self.unit!r}; report "
             f"it with the metric {self.metric!r}, or set searcher.max_length in batches"

@@ -200,7 +200,6 @@ def test_the_outcome(tmp_path: Path, search: OfSearch | None, stopped: bool, out
         (SEARCHER, {}, {}, 30),
         (SEARCHER, {}, {"batches": 7}, 7),
         (EPOCHS, {}, {"epochs": 3}, 3),
-        ({**EPOCHS, "records_per_epoch": 60}, {"global_batch_size": 10}, {}, 5),
         ({"searcher": {"max_length": {"records": 500}}}, {"global_batch_size": 10}, {}, 300),
     ],
 )
