@@ -133,8 +133,8 @@ class Chief:
     def trained(self, step: int, metrics: Mapping[str, Any]) -> float:
         """Return how long the trial has trained after `step` batches, in `unit`.
 
-        A metric with the name of the unit counts; without it, batches are `step`, and records follow from the batch size.
-        Raises UsageError if it must be given.
+        A metric with the name of the unit counts. Without it, batches are `step`, and records follow from the batch
+        size; epochs are unknown. Raises UsageError if the length is unknown.
         """
         if (given := number_in(plain(metrics.get(self.unit)))) is not None:
             return given
