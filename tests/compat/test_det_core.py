@@ -15,6 +15,7 @@ import torch
 from hpc_det.checkpoint.committed import committed
 from hpc_det.compat import det_core, det_core_v2
 from hpc_det.compat.det_core.sharded import merged
+from hpc_det.distributed.preempt import give_notice
 from hpc_det.errors import HpcDetError, InvalidHP
 from hpc_det.node.json_files import read_json
 from hpc_det.store.metrics import read_reports
@@ -78,7 +79,7 @@ def test_an_upload_takes_what_the_selector_takes(context: det_core.Context, tmp_
 def test_an_upload_needs_a_folder(context: det_core.Context) -> None:
     for options in ({}, {"shard": True}, {"shard": True, "selector": bool}):
         with pytest.raises(RuntimeError):
-            context.checkpoint.upload(None, {"steps_completed": 2}, **options)  # type: ignore[arg-type]
+            context.checkpoint.upload(None, {"steps_completed": 2}, **options)
 
 
 def test_a_deleted_checkpoint_is_gone(context: det_core.Context) -> None:
@@ -180,8 +181,6 @@ def test_the_outcome_says_whether_the_stop_was_acknowledged(mode: det_core.Preem
     with det_core.init(preempt_mode=mode) as context:
         place = folder(context)
         assert not context.preempt.should_preempt()
-        from hpc_det.distributed.preempt import give_notice
-
         run = context._session.run
         give_notice(run.distributed.messages)
         run.stop.wait_for_proposal()
@@ -277,7 +276,8 @@ SIX: dict[str, Any] = {"rank": 1, "size": 4, "local_rank": 1, "local_size": 2, "
 
 
 def test_numbers_are_all_or_none() -> None:
-    assert det_core.DistributedContext(**dict.fromkeys(SIX)).size == 1
+    nothing: dict[str, Any] = dict.fromkeys(SIX)
+    assert det_core.DistributedContext(**nothing).size == 1
     assert det_core.DistributedContext(**SIX, chief_ip="10.0.0.1").get_num_agents() == 2
     with pytest.raises(ValueError, match="cross_size"):
         det_core.DistributedContext(**{**SIX, "rank": None})
@@ -332,7 +332,7 @@ def test_metadata_that_differ_are_named_by_path(other: dict[str, Any]) -> None:
 # --- core_v2
 
 
-IDS = {"external_experiment_id": "e 1", "external_trial_id": "t"}
+IDS: dict[str, Any] = {"external_experiment_id": "e 1", "external_trial_id": "t"}
 
 
 def test_a_run_with_the_same_external_ids_continues() -> None:
@@ -358,7 +358,8 @@ def test_the_globals_are_the_parts_of_the_context(monkeypatch: pytest.MonkeyPatc
     det_core_v2.train.report_training_metrics(1, {"loss": 1.0})
     place = Path(det_core_v2.url_reverse_webui_exp_view())
     det_core_v2.close()
-    assert (det_core_v2.train, (read_json(place / "outcome.json") or {})["kind"]) == (None, "finished")
+    assert (read_json(place / "outcome.json") or {})["kind"] == "finished"
+    assert [getattr(det_core_v2, name) for name in ("train", "checkpoint", "info")] == [None] * 3
     det_core_v2.close()
 
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint.retention import Policy
 from hpc_det.core.chief import RESERVED, Chief
 from hpc_det.core.run import Run
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
-from hpc_det.distributed.preempt import StopAgreement
+from hpc_det.distributed.preempt import StopAgreement, give_notice
 from hpc_det.node.json_files import read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
@@ -88,13 +89,11 @@ class Job:
         self.searcher = search
 
     def retention(self) -> Any:
-        from hpc_det.checkpoint.retention import Policy
-
         return Policy()
 
 
-SEARCHER = {"searcher": {"metric": "loss", "max_length": {"batches": 100}}}
-EPOCHS = {"searcher": {"metric": "loss", "max_length": {"epochs": 8}}}
+SEARCHER: dict[str, Any] = {"searcher": {"metric": "loss", "max_length": {"batches": 100}}}
+EPOCHS: dict[str, Any] = {"searcher": {"metric": "loss", "max_length": {"epochs": 8}}}
 
 
 def test_a_checkpoint_contains_the_files_of_its_block_and_is_the_next_ones_beginning(tmp_path: Path) -> None:
@@ -216,13 +215,11 @@ def test_without_the_epochs_a_search_that_counts_them_cannot_compare(tmp_path: P
         first.trained(30, {"loss": 1.0})
 
 
-def stop_of_the_search(distributed: Distributed, path: Path) -> list[bool]:
-    """Return the answers of three ticks; the search ends the trial between the first two."""
+def stop_of_the_search(distributed: Distributed) -> list[bool]:
+    """Return the answers of ticks; notice of a stop is given on rank 0 between the first two."""
     stop, answers = StopAgreement(distributed.messages), []
     for tick in range(3):
         if tick == 1 and distributed.is_chief:
-            from hpc_det.distributed.preempt import give_notice
-
             give_notice(distributed.messages)
             stop.wait_for_proposal()
         distributed.barrier()
@@ -236,8 +233,8 @@ def stop_of_the_search(distributed: Distributed, path: Path) -> list[bool]:
     return answers
 
 
-def test_ranks_that_wait_for_the_proposal_stop_at_the_same_tick(on_ranks: OnRanks, tmp_path: Path) -> None:
-    assert on_ranks(2, stop_of_the_search, tmp_path) == [[False, True], [False, True]]
+def test_ranks_that_wait_for_the_proposal_stop_at_the_same_tick(on_ranks: OnRanks) -> None:
+    assert on_ranks(2, stop_of_the_search) == [[False, True], [False, True]]
 
 
 def test_a_wait_for_a_proposal_returns_when_there_is_one() -> None:
@@ -246,8 +243,6 @@ def test_a_wait_for_a_proposal_returns_when_there_is_one() -> None:
     waits = threading.Thread(target=stop.wait_for_proposal, daemon=True)
     waits.start()
     assert waits.is_alive()
-    from hpc_det.distributed.preempt import give_notice
-
     give_notice(distributed.messages)
     waits.join(10)
     assert not waits.is_alive()
