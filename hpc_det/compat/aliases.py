@@ -1,4 +1,4 @@
-"""An import hook that resolves `determined.X` to `hpc_det.X` for every X that has a counterpart."""
+"""An import hook that resolves `determined.X` to a module of hpc_det for every X that has a counterpart."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
-COUNTERPARTS = ("pytorch", "launch")
-"""Packages of Determined that are mapped to packages of hpc_det, with all their modules."""
+COUNTERPARTS = {
+    "pytorch": "hpc_det.pytorch",
+    "launch": "hpc_det.launch",
+    "core": "hpc_det.compat.det_core",
+    "transformers": "hpc_det.compat.det_transformers",
+    "lightning": "hpc_det.compat.det_lightning",
+    "lightning.experimental": "hpc_det.compat.det_lightning",
+    "experimental.core_v2": "hpc_det.compat.det_core_v2",
+}
+"""Packages of Determined, and the packages of hpc_det to which they are mapped, with all their modules."""
 
 
 class Alias(ModuleType):
@@ -49,7 +57,7 @@ class Finder:
         root, _, below = name.partition(".")
         if root != "determined" or not below:
             return None
-        found = importlib.util.find_spec(f"hpc_det.{below}") if below.split(".")[0] in COUNTERPARTS else None
+        found = _counterpart(below)
         if found is None:
             # With a `name` Python would replace this error, and its message, in `from determined import keras`.
             raise ModuleNotFoundError(missing(name))
@@ -77,6 +85,14 @@ class AliasLoader(InspectLoader):
     def get_source(self, fullname: str) -> str | None:
         assert isinstance(self._real.loader, InspectLoader)
         return self._real.loader.get_source(self._real.name)
+
+
+def _counterpart(below: str) -> ModuleSpec | None:
+    """Return the module of hpc_det for `determined.BELOW`, or None."""
+    for package in sorted(COUNTERPARTS, key=len, reverse=True):
+        if below == package or below.startswith(f"{package}."):
+            return importlib.util.find_spec(COUNTERPARTS[package] + below.removeprefix(package))
+    return None
 
 
 def missing(name: str) -> str:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import functools
 import json
 import os
-from dataclasses import dataclass
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.compat.aliases import missing
+from hpc_det.node.json_files import read_json
 from hpc_det.store.attempt import Attempt
 
 
@@ -21,6 +26,8 @@ class TrialInfo:
     experiment_id: int
     trial_seed: int
     hparams: dict[str, Any]
+    _config: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The effective configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,30 +40,87 @@ class ClusterInfo:
 
     trial: TrialInfo
     latest_checkpoint: str | None
-    """UUID of the newest checkpoint at the first call in this process; None if the trial has no checkpoint."""
+    """UUID of the newest checkpoint at the first call in this process.
+
+    Before the first one, the checkpoint of another trial that this one starts from; None without both.
+    """
     slot_ids: list[int]
     """Numbers of this node's slots, counted from zero."""
     container_rank: int
     """Rank of this node among the nodes of the gang."""
     user_data: dict[str, Any]
     """Section `data` of the experiment."""
+    container_addrs: list[str]
+    """Addresses of the nodes of the gang, by rank of the node."""
+    container_slot_counts: list[int]
+    """Numbers of slots of the nodes of the gang, by rank of the node."""
+    agent_id: str
+    """Host name of this node."""
+    allocation_id: str
+    """Experiment, trial and attempt, such as 12.1.3."""
     task_type: str = "TRIAL"
 
     @classmethod
     def of(cls, attempt: Attempt) -> ClusterInfo:
         """Return the facts about this attempt, read from the trial's folder."""
         spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
-        checkpoints = committed(attempt.trial.checkpoints)
         return cls(
-            trial=TrialInfo(**{name: spec[name] for name in TrialInfo.__dataclass_fields__}),
-            latest_checkpoint=checkpoints[0].uuid if checkpoints else None,
+            trial=trial_info(spec),
+            latest_checkpoint=latest_checkpoint(attempt.trial.checkpoints, spec),
             slot_ids=[*range(attempt.ranks_per_node)],
             container_rank=attempt.node_rank,
             user_data=spec["config"]["data"],
+            container_addrs=_addresses(attempt),
+            container_slot_counts=[attempt.ranks_per_node] * attempt.nodes,
+            agent_id=socket.gethostname(),
+            allocation_id=f"{spec['experiment_id']}.{spec['trial_id']}.{attempt.number}",
         )
+
+    @property
+    def gpu_uuids(self) -> list[str]:
+        """UUIDs of the GPUs that this process sees; [] without GPUs."""
+        return _gpu_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(missing(f"ClusterInfo.{name}"))
+
+
+def trial_info(spec: Mapping[str, Any]) -> TrialInfo:
+    """Return the facts in `spec`, the content of trial.json."""
+    names = ("trial_id", "experiment_id", "trial_seed", "hparams")
+    return TrialInfo(**{name: spec[name] for name in names}, _config=spec["config"])
+
+
+def latest_checkpoint(checkpoints: Path, spec: Mapping[str, Any]) -> str | None:
+    """Return the uuid of the newest checkpoint in a folder, or of the one that the trial starts from, or None."""
+    for checkpoint in committed(checkpoints):
+        if not checkpoint.removed:
+            return checkpoint.uuid
+    weights = spec.get("warm_start")
+    return Path(weights).name if weights else None
+
+
+def _addresses(attempt: Attempt) -> list[str]:
+    """Return the addresses of the nodes; the scheduler's names of hosts for others than this node and rank 0's."""
+    hosts = read_json(attempt.trial.nodes(attempt.number)) or []
+    known = {attempt.node_rank: attempt.address, 0: attempt.master_addr}
+    return [known.get(node) or (hosts[node] if node < len(hosts) else f"node-{node}") for node in range(attempt.nodes)]
+
+
+def _gpu_uuids(visible: str | None) -> list[str]:
+    try:
+        import pynvml  # here: only few scripts ask for it
+    except ImportError:
+        return []
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        found = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in found]
+        if visible is None:
+            return uuids
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+        return [uuids[int(name)] if name.isdecimal() else name for name in names]
+    return []
 
 
 def get_cluster_info() -> ClusterInfo | None:

@@ -118,6 +118,17 @@ class StopAgreement:
         """Whether a stop has been proposed. Ranks see it at different times, so a rank must not act on it alone."""
         return self._noticed
 
+    def wait_for_proposal(self) -> None:
+        """Wait until a stop has been proposed, after `give_notice`.
+
+        If every rank calls this between the same two ticks, all of them stop at the next tick. Raises RankGone if a
+        rank has exited, so that no agreement is possible.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._noticed or self._problem)
+        if self._problem and not self._noticed:
+            raise RankGone(f"the ranks cannot agree where to stop: {self._problem}")
+
     def close(self) -> None:
         """End the agreement's thread. Call after the last tick of all ranks."""
         self._is_closed = True
@@ -149,8 +160,10 @@ class StopAgreement:
         if self._messages.rank == 0:
             self._messages.to_all(self._kind("proposal"), [round_, self._tick + 2**round_])
         tick = self._from_rank_0("proposal", round_, FOREVER)
-        self._noticed = True
         self._stop_at = tick
+        with self._changed:
+            self._noticed = True  # after `_stop_at`, since the tick after `wait_for_proposal` compares with it
+            self._changed.notify_all()
         # The main thread increments its tick and then compares; this thread sets `_stop_at` and then compares. In
         # whatever order they run, at least one of them sees the other's change.
         self._messages.to_rank_0(self._kind("answer"), [round_, self._tick >= tick])

@@ -19,6 +19,10 @@ class SearcherContext:
         self._distributed = distributed
         self._search = SearchJournal(trial.experiment()) if distributed.is_chief else None
 
+    def on_rank_0_alone(self) -> SearcherContext:
+        """Return the same access for rank 0 alone: its methods are not collective. Call it on rank 0 only."""
+        return SearcherContext(self._trial, self._worker, Distributed())
+
     def has_work(self) -> bool:
         """Return whether the search has work for this gang.
 

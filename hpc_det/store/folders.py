@@ -80,6 +80,11 @@ class TrialFolder:
         return self.path / "groups.jsonl"
 
     @property
+    def run_metadata(self) -> Path:
+        """Facts about the trial that its script has set: `train.set_metadata` of Determined's Core API."""
+        return self.path / "metadata.json"
+
+    @property
     def checkpoints(self) -> Path:
         """A folder, or a symbolic link to a folder outside of the experiment."""
         return self.path / "checkpoints"
