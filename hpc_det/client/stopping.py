@@ -15,6 +15,7 @@ from hpc_det.schedulers.scheduler import CommandError, JobState, Scheduler, run_
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.attempt import Reason, request_stop
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.local_run import resumed_how
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import state_now
 from hpc_det.view.watch import POLL_S, ask_every_s, say, state
@@ -37,7 +38,7 @@ def pause_one(experiment: ExperimentFolder) -> str:
     _tell_hooks(experiment)
     if former:
         return f"Experiment {experiment.id} was already paused by {former}"
-    return f"Paused experiment {experiment.id}; resume it with `hpc-det experiment activate {experiment.id}`"
+    return f"Paused experiment {experiment.id}; resume it {resumed_how(experiment, 'activate')}"
 
 
 def cancel_one(experiment: ExperimentFolder) -> str:
@@ -106,8 +107,7 @@ def _still_there(view: ExperimentView) -> SearchJournal:
     """Return the journal of the experiment's search, to write to. Raises UsageError if the experiment has ended."""
     if (found := state(view)).is_final:
         raise UsageError(
-            f"experiment {view.id} has already ended: {found.value}; `hpc-det experiment continue {view.id}` "
-            f"trains it further"
+            f"experiment {view.id} has already ended: {found.value}; continue it {resumed_how(view.folder, 'continue')}"
         )
     return SearchJournal(view.folder)
 

@@ -330,6 +330,16 @@ class ExperimentFolder:
         return self.path / "sweep"
 
     @property
+    def local_run(self) -> Path:
+        """The name and script of a run outside a job; other experiments have no such file: see store.local_run."""
+        return self.path / "local.json"
+
+    @property
+    def processes(self) -> Path:
+        """A folder with a file for each process of a run outside a job, written by that process."""
+        return self.path / "processes"
+
+    @property
     def jobs(self) -> Path:
         return self.path / "jobs"
 

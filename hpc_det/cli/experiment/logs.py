@@ -19,6 +19,7 @@ from hpc_det.cli.output import Output, log_line, output_options
 from hpc_det.client.lookup import created_trial
 from hpc_det.errors import UsageError, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.local_run import is_local
 from hpc_det.view.formatting import date_and_time, iso
 from hpc_det.view.logs.follow import Logs, existing, followed, of_rank, rank_in_words, source_in_words
 from hpc_det.view.logs.log_file import Passage, Source, first
@@ -156,6 +157,11 @@ def _say_why_none(of: _Of, choices: LogChoices) -> None:
     named = of.experiment.named()
     if options:
         say(f"{of.name}: no line matches {' and '.join(options)}")
+    elif is_local(of.experiment):
+        say(
+            f"{of.name}: a run outside a job has no logs, since its output is in the terminal where its script was "
+            f"started; see its state with `hpc-det experiment describe {named}`"
+        )
     else:
         say(
             f"{of.name}: no logs; `hpc-det experiment describe {named}` shows its state, and `hpc-det experiment logs "
