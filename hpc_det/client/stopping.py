@@ -179,7 +179,8 @@ def _cancel_jobs(view: ExperimentView) -> None:
     scheduler, job_ids = schedulers.scheduler(name), view.job_ids()
     if view.submitter:  # the scheduler may have a job whose id is not on disk yet
         job_ids += unknown_jobs(view.folder, name)
-    for job_id in _left(scheduler, job_ids):
+    # A run outside a job would save after SIGTERM; it ends itself when it reads the stop request of its trial.
+    for job_id in () if view.is_local else _left(scheduler, job_ids):
         scheduler.cancel(job_id, run_command)
     end = time.monotonic() + KILL_WAIT_S
     while left := _left(scheduler, job_ids):

@@ -26,6 +26,8 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                jobs/1.times      the index of that log, as      "
                                  beside each log
                search/           the search's journal           all workers
+               local.json        its name and script            a run outside a job
+               processes/        a file per process             "
                logs_deleted      the time of deleting its logs  `experiment cleanup`
                sweep/            of a Hydra app: see hpc_det.sweep.files
                trials/1/         one TrialFolder

@@ -95,7 +95,8 @@ class Heartbeat:
         """Create the file, and delete those of processes that have ended."""
         make_folder(experiment.processes)
         for path in experiment.processes.iterdir():
-            if path.name != job_id and not is_alive(experiment, path.name):
+            is_complete = not path.name.startswith(".")
+            if is_complete and path.name != job_id and not is_alive(experiment, path.name):
                 disk.unlink(path, missing_ok=True)
         self._path = _file_of(experiment, job_id)
         write_json(self._path, {"place": process_namespace()})

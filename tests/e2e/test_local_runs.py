@@ -20,8 +20,6 @@ from hpc_det.store.metrics import read_reports
 from tests.e2e.story import HERE, Story, hpc_det
 from tests.wait import DEADLINE_S, wait_for
 
-pytestmark = pytest.mark.integration
-
 SCRIPT = HERE / "core" / "local.py"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
@@ -78,6 +76,7 @@ def until_saved(number: int, saves: int = 2) -> None:
     )
 
 
+@pytest.mark.integration
 def test_a_killed_run_is_listed_as_failed_and_resumes_when_it_is_started_again(terminal: Terminal) -> None:
     process = terminal.start()
     until_saved(1)
@@ -89,7 +88,7 @@ def test_a_killed_run_is_listed_as_failed_and_resumes_when_it_is_started_again(t
     assert listed() == {1: "COMPLETED"}
     described: dict[str, Any] = Story.of(1).describe()
     assert [attempt["cause"] for attempt in described["attempts"]] == ["failed", "finished"]
-    assert (described["name"], described["trials"][0]["hparams"]) == ("local", {"lr": 0.1})
+    assert (described["name"], described["trials"][0]["hyperparameters"]) == ("local", {"lr": 0.1})
     assert described["validation"] == {"validation_loss": 0}  # no batch was lost or trained twice
     assert hpc_det("experiment", "logs", 1).stdout == ""
     assert hpc_det("experiment", "fork", 1, check=False).returncode != 0
@@ -98,6 +97,7 @@ def test_a_killed_run_is_listed_as_failed_and_resumes_when_it_is_started_again(t
     assert listed() == {}
 
 
+@pytest.mark.integration
 def test_two_runs_at_the_same_time_are_stopped_by_commands(terminal: Terminal) -> None:
     paused = terminal.start()
     until_saved(1)
@@ -113,6 +113,7 @@ def test_two_runs_at_the_same_time_are_stopped_by_commands(terminal: Terminal) -
     assert listed() == {1: "PAUSED", 2: "COMPLETED"}
 
 
+@pytest.mark.long
 def test_of_two_processes_that_start_again_at_once_only_one_resumes(terminal: Terminal) -> None:
     process = terminal.start()
     until_saved(1)
@@ -126,6 +127,7 @@ def test_of_two_processes_that_start_again_at_once_only_one_resumes(terminal: Te
     assert listed() == {1: "PAUSED", 2: "PAUSED"}
 
 
+@pytest.mark.integration
 def test_ranks_under_torchrun_are_one_run(terminal: Terminal) -> None:
     process = terminal.start(*TORCHRUN)
     until_saved(1)

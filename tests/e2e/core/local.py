@@ -1,4 +1,4 @@
-"""A script as a user starts it without a job. It trains until the file ENOUGH exists, in steps of 20 ms."""
+"""A script as a user starts it without a job. It trains until the file $ENOUGH exists, in steps of 20 ms."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 import hpc_det.core
 
-with hpc_det.core.init(hparams={"lr": 0.1}, name=os.environ.get("NAME")) as core:
+with hpc_det.core.init(hparams={"lr": 0.1}) as core:
     count = {"batches": 0}
     core.track(count=count)
     if core.latest_checkpoint is None:
@@ -17,8 +17,6 @@ with hpc_det.core.init(hparams={"lr": 0.1}, name=os.environ.get("NAME")) as core
     for _ in core.batches(DataLoader(range(100_000))):
         count["batches"] += 1
         core.report(core.step, {"loss": 1 / core.step})
-        if core.distributed.is_chief and core.step == begin + 4:
-            print("batch 4 is done", flush=True)
         if core.step == begin + 4:
             core.save()
         time.sleep(0.02)
