@@ -15,7 +15,7 @@ from hpc_det.schedulers.scheduler import CommandError, JobState, Scheduler, run_
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.attempt import Reason, request_stop
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.store.local_run import resumed_how
+from hpc_det.store.local_run import resumed_with
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import state_now
 from hpc_det.view.watch import POLL_S, ask_every_s, say, state
@@ -38,7 +38,7 @@ def pause_one(experiment: ExperimentFolder) -> str:
     _tell_hooks(experiment)
     if former:
         return f"Experiment {experiment.id} was already paused by {former}"
-    return f"Paused experiment {experiment.id}; resume it {resumed_how(experiment, 'activate')}"
+    return f"Paused experiment {experiment.id}; resume it with {resumed_with(experiment, 'activate')}"
 
 
 def cancel_one(experiment: ExperimentFolder) -> str:
@@ -106,8 +106,10 @@ def kill_trial(trial: TrialFolder) -> str:
 def _still_there(view: ExperimentView) -> SearchJournal:
     """Return the journal of the experiment's search, to write to. Raises UsageError if the experiment has ended."""
     if (found := state(view)).is_final:
+        is_finished = view.is_local and found is ExperimentState.COMPLETED  # a new start is another experiment
         raise UsageError(
-            f"experiment {view.id} has already ended: {found.value}; continue it {resumed_how(view.folder, 'continue')}"
+            f"experiment {view.id} has already ended: {found.value}"
+            + ("" if is_finished else f"; {resumed_with(view.folder, 'continue')} trains it further")
         )
     return SearchJournal(view.folder)
 

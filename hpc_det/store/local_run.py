@@ -78,11 +78,12 @@ def insist_on_jobs(experiment: ExperimentFolder) -> None:
         )
 
 
-def resumed_how(experiment: ExperimentFolder, command: str) -> str:
-    """Return how the experiment is resumed, for a message. `command`: activate or continue, for one that has jobs."""
-    if is_local(experiment):
-        return "by starting its script again"
-    return f"with `hpc-det experiment {command} {experiment.id}`"
+def resumed_with(experiment: ExperimentFolder, command: str) -> str:
+    """Return what resumes an unfinished experiment, for a message.
+
+    `command`: activate or continue, for an experiment that has jobs.
+    """
+    return "a new start of its script" if is_local(experiment) else f"`hpc-det experiment {command} {experiment.id}`"
 
 
 # --- processes

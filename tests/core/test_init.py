@@ -170,3 +170,25 @@ def test_values_that_cannot_be_stored_create_no_experiment() -> None:
     with refused(UsageError, "searcher"):
         run(config={"searcher": {"metric": 3}})
     assert experiments() == []
+
+
+def test_a_run_that_was_killed_right_after_its_end_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("hpc_det.core.local_run._Chief.end", lambda chief, error: chief._stops.close())
+        run()
+    (experiment,) = experiments()
+    (process,) = experiment.processes.iterdir()
+    process.unlink()  # as if that process, which is this one, had ended
+    assert run().info.experiment_id == 2
+    assert listed() == [ExperimentState.COMPLETED] * 2
+    assert causes(experiment) == [(1, "finished")]
+
+
+def test_an_error_while_the_experiment_is_created_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr("hpc_det.core.local_run.record_job", full)
+    with pytest.raises(OSError, match="no space"):
+        run()
+    assert [*ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folders()] == []

@@ -119,6 +119,8 @@ def print_experiment(experiment: ExperimentFolder, choices: LogChoices) -> None:
     logs = ExperimentLogs(watch.view, _wanted(watch.view, choices))
     text = Text(watch.view, choices, names_trials=watch.view.has_many_trials)
     of = _Of(f"experiment {experiment.id}", experiment, watch.state, f"experiment kill {experiment.id}")
+    if choices.follow and is_local(experiment):
+        _say_why_none(of, choices)  # before the wait for its end
     if not _print(_passages(logs, choices, of), choices, text) and not choices.follow:
         _say_why_none(of, choices)
 
