@@ -157,13 +157,13 @@ def _say_why_none(of: _Of, choices: LogChoices) -> None:
     chosen = {"--rank": choices.rank, "--since": choices.since, "--level": choices.level}
     options = [option for option, value in chosen.items() if value is not None]
     named = of.experiment.named()
-    if options:
-        say(f"{of.name}: no line matches {' and '.join(options)}")
-    elif is_local(of.experiment):
+    if is_local(of.experiment):
         say(
             f"{of.name}: a run outside a job has no logs, since its output is in the terminal where its script was "
             f"started; see its state with `hpc-det experiment describe {named}`"
         )
+    elif options:
+        say(f"{of.name}: no line matches {' and '.join(options)}")
     else:
         say(
             f"{of.name}: no logs; `hpc-det experiment describe {named}` shows its state, and `hpc-det experiment logs "
