@@ -13,6 +13,7 @@ from hpc_det.errors import UsageError
 from hpc_det.schedulers.shared_answers import ASK_S
 from hpc_det.store.experiment_config import write_about
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.local_run import insist_on_jobs
 from hpc_det.submit.again import go_on, stored, submit_again
 from hpc_det.view.formatting import count
 from hpc_det.view.state import ExperimentState, ExperimentView
@@ -27,6 +28,7 @@ def continue_one(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
 
     Raises UsageError if the experiment has not ended or nothing is left to do.
     """
+    insist_on_jobs(experiment)
     view = ExperimentView(experiment)
     if not (found := state(view)).is_final:
         raise UsageError(
@@ -67,6 +69,7 @@ def activate_one(experiment: ExperimentFolder) -> str:
 
     Raises UsageError if the experiment is not paused, or if its trials are still saving after LEAVE_S seconds.
     """
+    insist_on_jobs(experiment)
     view = ExperimentView(experiment)
     end = time.monotonic() + LEAVE_S
     while (found := state(view)) is not ExperimentState.PAUSED:

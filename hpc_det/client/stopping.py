@@ -15,6 +15,7 @@ from hpc_det.schedulers.scheduler import CommandError, JobState, Scheduler, run_
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.attempt import Reason, request_stop
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.local_run import resumed_with
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import state_now
 from hpc_det.view.watch import POLL_S, ask_every_s, say, state
@@ -37,7 +38,7 @@ def pause_one(experiment: ExperimentFolder) -> str:
     _tell_hooks(experiment)
     if former:
         return f"Experiment {experiment.id} was already paused by {former}"
-    return f"Paused experiment {experiment.id}; resume it with `hpc-det experiment activate {experiment.id}`"
+    return f"Paused experiment {experiment.id}; resume it with {resumed_with(experiment, 'activate')}"
 
 
 def cancel_one(experiment: ExperimentFolder) -> str:
@@ -105,9 +106,10 @@ def kill_trial(trial: TrialFolder) -> str:
 def _still_there(view: ExperimentView) -> SearchJournal:
     """Return the journal of the experiment's search, to write to. Raises UsageError if the experiment has ended."""
     if (found := state(view)).is_final:
+        is_finished = view.is_local and found is ExperimentState.COMPLETED  # a new start is another experiment
         raise UsageError(
-            f"experiment {view.id} has already ended: {found.value}; `hpc-det experiment continue {view.id}` "
-            f"trains it further"
+            f"experiment {view.id} has already ended: {found.value}"
+            + ("" if is_finished else f"; {resumed_with(view.folder, 'continue')} trains it further")
         )
     return SearchJournal(view.folder)
 
@@ -179,7 +181,8 @@ def _cancel_jobs(view: ExperimentView) -> None:
     scheduler, job_ids = schedulers.scheduler(name), view.job_ids()
     if view.submitter:  # the scheduler may have a job whose id is not on disk yet
         job_ids += unknown_jobs(view.folder, name)
-    for job_id in _left(scheduler, job_ids):
+    # A run outside a job would save after SIGTERM; it ends itself when it reads the stop request of its trial.
+    for job_id in () if view.is_local else _left(scheduler, job_ids):
         scheduler.cancel(job_id, run_command)
     end = time.monotonic() + KILL_WAIT_S
     while left := _left(scheduler, job_ids):

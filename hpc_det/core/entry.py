@@ -91,8 +91,14 @@ def _seed(config: Mapping[str, Any]) -> int:
 
     The script may have seeded that generator.
     """
-    seed = config.get("reproducibility", {}).get("experiment_seed")
-    return first_sample({}, seed).seed if seed is not None else torch.initial_seed() % 2**31
+    seed = seed_of(config)
+    return seed if seed is not None else torch.initial_seed() % 2**31
+
+
+def seed_of(config: Mapping[str, Any]) -> int | None:
+    """Return the trial's seed for the experiment's seed in `config`; None if it has none."""
+    seed = (config.get("reproducibility") or {}).get("experiment_seed")
+    return None if seed is None else first_sample({}, seed).seed
 
 
 def shared_new_folder(distributed: Distributed) -> TrialFolder:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
+from contextlib import closing, contextmanager
 from typing import Any
 
 from hpc_det.core.core import Core
-from hpc_det.core.entry import announce, in_job, outside_job
+from hpc_det.core.entry import STOP_SIGNALS_BUT_INTERRUPT, in_job
+from hpc_det.core.local_run import local_run
+from hpc_det.core.run import Purpose, Run, process_group
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.node.json_files import read_json
+from hpc_det.distributed.rng import seed_everything
+from hpc_det.node.process import SignalPipe
 from hpc_det.store.attempt import Attempt
-from hpc_det.store.experiments import state_root
-from hpc_det.store.folders import TrialFolder
 
 
 @contextmanager
@@ -32,9 +29,11 @@ def init(
     """Yield this rank's view of the training, for the length of a `with` block.
 
     In a job of hpc_det, hyperparameters and configuration are those of the experiment. Elsewhere they are the
-    arguments, and the ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...). There, a run resumes when the
-    script is started again with the same `name` (by default the script's name), unless it had finished; a signal
-    (TERM, USR1, USR2, HUP) makes all ranks save and stop at the same batch.
+    arguments, and the ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...). There, the run is an experiment
+    with one trial, which `hpc-det experiment list` shows. It resumes when the script is started again with the same
+    `name` (by default the script's name), unless it had finished; while it runs, a second start is a new experiment. A
+    signal (TERM, USR1, USR2, HUP) makes all ranks save and stop at the same batch, and so does
+    `hpc-det experiment pause`.
 
     `loggers`: like the key `loggers` of an experiment, for a run outside a job: [{"wandb": {...}}, {"mlflow": {...}}].
 
@@ -47,10 +46,9 @@ def init(
     Raises UsageError if the script's process group has another rank or size than the variables.
     """
     here = Attempt.is_in(os.environ)
-    folder = partial(_local_folder, name or _script_name())
     leaving = None
     config = {**(config or {}), **({"loggers": loggers} if loggers else {})}
-    with in_job() if here else outside_job(hparams or {}, config, distributed, folder) as run:
+    with in_job() if here else _outside_job(name, hparams or {}, config, distributed) as run:
         core = Core(run)
         with core.finishing():
             try:
@@ -64,28 +62,18 @@ def init(
         raise leaving
 
 
-def _script_name() -> str:
-    return Path(sys.argv[0]).stem or "notebook"
-
-
-def _local_folder(name: str, distributed: Distributed) -> TrialFolder:
-    """Return the folder of an unfinished local run with this name, or a new one; the same on all ranks."""
-    path = None
-    if distributed.is_chief:
-        path = str(_unfinished(re.sub(r"[^\w.-]+", "-", name)))
-        announce(TrialFolder(Path(path)))
-    return TrialFolder(Path(distributed.broadcast_json(path)))
-
-
-def _unfinished(name: str) -> Path:
-    parent = state_root(os.environ) / "local"
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    number = 1
-    while True:
-        folder = TrialFolder(parent / f"{name}-{number}")
-        outcome = read_json(folder.outcome) or {}
-        if outcome.get("kind") != "finished":
-            folder.path.mkdir(mode=0o700, exist_ok=True)
-            folder.checkpoints.mkdir(mode=0o700, exist_ok=True)
-            return folder.path
-        number += 1
+@contextmanager
+def _outside_job(
+    name: str | None, hparams: dict[str, Any], config: dict[str, Any], distributed: Distributed | None
+) -> Iterator[Run]:
+    """Yield the run of a script that no job has started, as an experiment with one trial."""
+    distributed = distributed or Distributed.from_env(os.environ)
+    with (
+        closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals,
+        process_group(distributed),
+        local_run(name, hparams, config, distributed) as local,
+    ):
+        seed_everything(local.spec["trial_seed"])
+        test = Purpose.from_env(os.environ).test
+        with Run.unmanaged(local.spec, local.trial, distributed, signals, test=test, attempt=local.attempt) as run:
+            yield run

@@ -26,6 +26,8 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                jobs/1.times      the index of that log, as      "
                                  beside each log
                search/           the search's journal           all workers
+               local.json        its name and script            a run outside a job
+               processes/        a file per process             "
                logs_deleted      the time of deleting its logs  `experiment cleanup`
                sweep/            of a Hydra app: see hpc_det.sweep.files
                trials/1/         one TrialFolder
@@ -338,6 +340,16 @@ class ExperimentFolder:
     def sweep(self) -> Path:
         """The points of a Hydra app, saved by its launcher, and their results."""
         return self.path / "sweep"
+
+    @property
+    def local_run(self) -> Path:
+        """The name and script of a run outside a job; other experiments have no such file: see store.local_run."""
+        return self.path / "local.json"
+
+    @property
+    def processes(self) -> Path:
+        """A folder with a file for each process of a run outside a job, written by that process."""
+        return self.path / "processes"
 
     @property
     def jobs(self) -> Path:

@@ -22,6 +22,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiment_config import read_effective, read_secrets
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.store.local_run import insist_on_jobs
 from hpc_det.store.metrics import last_reports
 from hpc_det.store.save_times import SaveTimes, read_saves
 from hpc_det.store.submitting import Unsettled, submitting
@@ -54,6 +55,7 @@ def stored(
     from hpc_det.config.request import from_stored
     from hpc_det.plan.effective import effective
 
+    insist_on_jobs(experiment)
     config, profile = read_effective(experiment) or {}, cluster or read_secrets(experiment.cluster) or {}
     of_others = not experiment.is_own()
     base = without_hooks(config) if of_others else config

@@ -25,6 +25,7 @@ from hpc_det.search.sample import Sample
 from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.experiment_config import WHOLE, About, read_about, read_effective
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.local_run import is_local
 from hpc_det.store.submitting import Submitter, submitter_of
 from hpc_det.view.trial_history import cancellation, read_attempts, read_visible, why_not_completed
 from hpc_det.view.trials import counted
@@ -104,6 +105,11 @@ class ExperimentView:
     def id(self) -> int:
         return self.folder.id
 
+    @property
+    def is_local(self) -> bool:
+        """True for a run outside a job."""
+        return is_local(self.folder)
+
     def look(self) -> SearchState:
         """Read what is new in the files, and return the state of the search. Raises HpcDetError if they are damaged."""
         with _readable(self.folder):
@@ -138,8 +144,11 @@ class ExperimentView:
     def job_ids(self) -> list[str]:
         """Return the ids of all jobs and arrays, each before its successors.
 
-        Includes running jobs that a user submitted by hand.
+        Includes running jobs that a user submitted by hand. Of a run outside a job, only the process that runs it now:
+        a former one, such as a notebook's, may still exist and do something else.
         """
+        if self.is_local:
+            return [*self.search.present.values()]
         ids: list[str] = []
         for number, job in enumerate(self.jobs, 1):
             ids.append(job.job_id)

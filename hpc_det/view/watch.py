@@ -248,6 +248,8 @@ def insist_on_completion(view: ExperimentView, found: ExperimentState) -> None:
 
 def what_to_do(view: ExperimentView) -> str:
     """Return what the user can do about an experiment that ended without being completed."""
+    if view.is_local:
+        return "its output is in the terminal where its script was started; start the script again to resume it"
     more = f"see more with `hpc-det experiment logs {view.folder.named()}`"
     if view.search.finished or not view.is_own:
         return more

@@ -91,7 +91,9 @@ def described(experiment: ExperimentFolder) -> Record:
 def _record(view: ExperimentView, state: ExperimentState, trials: list[TrialFacts]) -> Record:
     """Return the record of the experiment without those of its trials."""
     known = progress(view, state, trials[0].metrics if trials and not view.has_many_trials else None)
-    plan, job_ids = view.plan(), view.job_ids()
+    plan = view.plan()
+    # A run outside a job has no job when it rests; then these are its former processes.
+    job_ids = view.job_ids() or [*dict.fromkeys(job.job_id for job in view.jobs)]
     return {
         "id": view.id,
         **view.about().as_json(),

@@ -1,0 +1,169 @@
+"""The files that make a run outside a job an experiment: the configuration and the plan that commands read."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_det.config.merge import Tree, leaves, merge
+from hpc_det.config.plain_yaml import dump_yaml
+from hpc_det.config.secrets import masked
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import UsageError
+from hpc_det.node.files import make_folder, write_atomic
+from hpc_det.node.json_files import problem_of, write_json
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.experiment_config import WHOLE, write_secrets
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.local_run import Script, write_script
+
+SEARCHER: Tree = {"name": "single", "metric": "validation_loss", "smaller_is_better": True}
+DEFAULTS: Tree = {
+    "description": "",
+    "labels": [],
+    "data": {},
+    "max_restarts": 5,
+    "reproducibility": {"experiment_seed": None},
+    "environment": {"environment_variables": []},
+    "checkpoint_storage": {"type": None, "save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 1},
+    "log_policies": [],
+    "notify": [],
+    "loggers": [],
+    "retention_policy": {"log_retention_days": None},
+}
+"""The keys of a configuration that commands read, with the defaults of hpc_det.config.schema."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The arguments of `init`, and the configuration that commands read."""
+
+    hparams: dict[str, Any]
+    config: dict[str, Any]
+    """The argument, with the name of the run."""
+    tree: Tree
+    """The effective configuration."""
+
+    @classmethod
+    def of(cls, name: str, hparams: dict[str, Any], config: dict[str, Any]) -> Arguments:
+        """Return the arguments of a run with this name.
+
+        Raises UsageError for values that JSON cannot represent, and for sections that commands could not read.
+        """
+        _check_json(hparams, config)
+        return cls(hparams=hparams, config={**config, "name": name}, tree=_effective(name, hparams, config))
+
+
+def _effective(name: str, hparams: Mapping[str, Any], config: Mapping[str, Any]) -> Tree:
+    given = {key: value for key, value in config.items() if key != "searcher"}
+    tree = {
+        **merge({"name": name, **DEFAULTS}, given),
+        "name": name,
+        "entrypoint": list(sys.orig_argv),
+        "hyperparameters": _constants(hparams),
+        "searcher": _searcher(config.get("searcher") or {}),
+    }
+    if problem := problem_of({**WHOLE, "reproducibility": dict, "labels": list[str]}, tree):
+        raise UsageError(f"config: {problem}; give it as in the configuration of an experiment")
+    return tree
+
+
+def _check_json(hparams: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    try:
+        json.dumps([hparams, config], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"hparams, config: both are stored as JSON: {error}; use finite numbers, texts, lists and maps"
+        ) from None
+
+
+def _searcher(given: Any) -> Tree:
+    """Return the section `searcher`: without a job there is no search, so it is `single` in any case."""
+    if not isinstance(given, Mapping):
+        raise UsageError(f"config: searcher is {given!r}; give it as in the configuration of an experiment")
+    known = {key: value for key in SEARCHER if (value := given.get(key)) is not None}
+    length = given.get("max_length")
+    length = {"batches": length} if isinstance(length, int) else length
+    return {**SEARCHER, **known, "name": "single", "max_length": length or None}
+
+
+def _constants(hparams: Mapping[str, Any]) -> Tree:
+    """Return the hyperparameters as an experiment file contains them, where a map with a `type` is a range."""
+    return {name: _constant(value) for name, value in hparams.items()}
+
+
+def _constant(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {"type": "const", "val": dict(value)} if "type" in value else _constants(value)
+
+
+def make_experiment(folder: ExperimentFolder, script: Script) -> None:
+    """Create the folders of a new run, and the file that marks it as a run outside a job."""
+    for needed in (folder.search, folder.jobs):
+        make_folder(needed)
+    write_script(folder, script)
+
+
+def write_plan_and_config(folder: ExperimentFolder, arguments: Arguments, distributed: Distributed) -> None:
+    """Write the plan and the effective configuration of the next attempt."""
+    write_secrets(folder.effective, arguments.tree, masked(arguments.tree))
+    write_atomic(folder.plan, _plan(folder, arguments.tree, distributed).to_json(), private=True)
+
+
+def write_config_for_people(folder: ExperimentFolder, arguments: Arguments) -> None:
+    """Write the configuration with masked secrets and the origin of each value; from then on commands list the run."""
+    given = {path for path, _ in leaves({**arguments.config, "hyperparameters": arguments.hparams})}
+    origins = {path: "config" for path, _ in leaves(arguments.tree) if path in given}
+    write_json(folder.origin, origins)
+    write_atomic(folder.config, dump_yaml(masked(arguments.tree)))
+
+
+def _plan(folder: ExperimentFolder, tree: Tree, distributed: Distributed) -> JobPlan:
+    """Return a plan of the processes that run; nothing is started with it."""
+    return JobPlan(
+        experiment_id=folder.id,
+        name=tree["name"],
+        scheduler="local",
+        folder=str(folder.path),
+        code=str(Path.cwd()),
+        python=sys.executable,
+        entrypoint=tuple(tree["entrypoint"]),
+        environment=(),
+        nodes=distributed.nodes,
+        ranks_per_node=distributed.local_size,
+        job_nodes=distributed.nodes,
+        job_slots_per_node=distributed.local_size,
+        slot_type="gpu" if distributed.device.type == "cuda" else "cpu",
+        cpus_per_rank=max(len(os.sched_getaffinity(0)) // distributed.local_size, 1),
+        max_restarts=0,
+        partition=None,
+        account=None,
+        qos=None,
+        priority=None,
+        time_limit_min=None,
+        signal_lead_s=0,
+        gpu_flag="",
+        gpu_type=None,
+        mem_per_node=None,
+        submit_args=(),
+        srun_args=(),
+        start_agents_with="",
+        mpi_launcher=(),
+        network_interface=None,
+        grace_time_s=None,
+        resume="none",
+        chain_length=0,
+        health_checks=False,
+        exclude_nodes_for_min=0,
+        hang_timeout_s=0,
+        modules=(),
+        setup=(),
+        container=None,
+        scratch=None,
+    )

@@ -1,0 +1,194 @@
+"""A run outside a job, in this process: an experiment that is listed, stopped, and resumed by a start of its script."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpc_det.core
+from hpc_det.client.continuation import activate_one, continue_one, forked
+from hpc_det.client.stopping import cancel_one, pause_one
+from hpc_det.core.core import Core
+from hpc_det.errors import UsageError
+from hpc_det.node.json_files import read_json, write_json
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.journal import Journal
+from hpc_det.store.local_run import is_alive
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.watch import state
+from tests.facts import refused
+from tests.wait import wait_for
+
+
+@pytest.fixture(autouse=True)
+def _root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPC_DET_ROOT", str(tmp_path / "root"))
+    monkeypatch.setattr("hpc_det.core.local_stops.POLL_S", 0.01)
+
+
+def experiments() -> list[ExperimentFolder]:
+    return [*ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).all()]
+
+
+def listed() -> list[ExperimentState]:
+    return [state(ExperimentView(experiment)) for experiment in experiments()]
+
+
+def causes(experiment: ExperimentFolder) -> list[tuple[int, str]]:
+    """Return the cause of each recorded end, with the number of its attempt."""
+    events = Journal(experiment.trial().journal).events()
+    return [(event["attempt"], event["cause"]) for event in events if event["event"] == "ended"]
+
+
+def run(**arguments: Any) -> Core:
+    """Run a script to its end, and return its core."""
+    with hpc_det.core.init(**{"name": "digits", **arguments}) as core:
+        pass
+    return core
+
+
+def train_until_stopped(core: Core) -> None:
+    """Call `should_stop` until it is true, as a loop does."""
+    core.track(weights={"w": 1})
+    wait_for(core.should_stop, every_s=0.001)
+
+
+def interrupted_by(error: BaseException, **arguments: Any) -> Core:
+    """Run a script that raises `error` after batch 7, which is saved."""
+    with suppress(type(error)), hpc_det.core.init(**{"name": "digits", **arguments}) as core:
+        core.track(weights={"w": 1})
+        core.report(7, {"loss": 0.5})
+        core.save()
+        raise error
+    return core
+
+
+def test_a_run_is_an_experiment_with_one_trial() -> None:
+    with hpc_det.core.init(name="digits", hparams={"lr": 0.1}) as core:
+        assert listed() == [ExperimentState.RUNNING]
+        assert (core.info.experiment_id, core.info.trial_id, core.info.attempt) == (1, 1, 1)
+        assert core.info.folder == experiments()[0].trial().path
+    assert listed() == [ExperimentState.COMPLETED]
+    assert ExperimentView(experiments()[0]).about().name == "digits"
+
+
+def test_after_the_end_the_same_script_begins_a_new_experiment() -> None:
+    assert [run().info.experiment_id, run().info.experiment_id] == [1, 2]
+
+
+def test_a_failed_run_is_resumed_with_its_seed_and_the_next_attempt() -> None:
+    failed = interrupted_by(ValueError("no such file"))
+    assert listed() == [ExperimentState.ERROR]
+    assert "ValueError: no such file" in ExperimentView(experiments()[0]).why_not_completed(ExperimentState.ERROR)
+    resumed = run()
+    assert (resumed.info.experiment_id, resumed.info.attempt) == (1, 2)
+    assert (resumed.info.trial_seed, resumed.step) == (failed.info.trial_seed, 7)
+    assert listed() == [ExperimentState.COMPLETED]
+    assert causes(experiments()[0]) == [(1, "failed"), (2, "finished")]
+
+
+def test_a_signal_pauses_the_run_until_the_next_start() -> None:
+    with hpc_det.core.init(name="digits") as core:
+        os.kill(os.getpid(), signal.SIGTERM)
+        train_until_stopped(core)
+    assert listed() == [ExperimentState.PAUSED]
+    assert run().info.attempt == 2
+    assert causes(experiments()[0]) == [(1, "paused"), (2, "finished")]
+
+
+def test_ctrl_c_cancels_the_run_until_the_next_start() -> None:
+    interrupted_by(KeyboardInterrupt())
+    assert listed() == [ExperimentState.CANCELED]
+    assert run().info.attempt == 2
+    assert listed() == [ExperimentState.COMPLETED]
+
+
+@pytest.mark.parametrize(
+    ("command", "after"), [(pause_one, ExperimentState.PAUSED), (cancel_one, ExperimentState.CANCELED)]
+)
+def test_commands_stop_the_run(command: Any, after: ExperimentState) -> None:
+    with hpc_det.core.init(name="digits") as core:
+        command(experiments()[0])
+        assert listed() == [ExperimentState.RUNNING]
+        train_until_stopped(core)
+    assert listed() == [after]
+    assert run().info.attempt == 2  # the request was for the first attempt
+
+
+def test_a_second_run_at_the_same_time_is_another_experiment() -> None:
+    with hpc_det.core.init(name="digits") as first:
+        second = run()
+        assert (first.info.experiment_id, second.info.experiment_id) == (1, 2)
+        assert listed() == [ExperimentState.RUNNING, ExperimentState.COMPLETED]
+    assert listed() == [ExperimentState.COMPLETED] * 2
+
+
+def test_a_run_with_another_name_is_another_experiment() -> None:
+    interrupted_by(ValueError())
+    assert run(name="letters").info.experiment_id == 2
+    assert run().info.experiment_id == 1
+
+
+def test_a_process_on_another_host_runs_as_long_as_its_file_is_recent() -> None:
+    interrupted_by(ValueError())
+    (experiment,) = experiments()
+    experiment.processes.mkdir(exist_ok=True)
+    path = experiment.processes / "17-4@elsewhere"
+    write_json(path, {"place": "elsewhere"})
+    assert is_alive(experiment, path.name)
+    before = time.time() - 3600
+    os.utime(path, (before, before))
+    assert not is_alive(experiment, path.name)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [activate_one, lambda experiment: continue_one(experiment, []), lambda experiment: forked(experiment, [])],
+)
+def test_commands_that_start_jobs_refuse_a_run_outside_a_job(command: Any) -> None:
+    interrupted_by(ValueError())
+    with refused(UsageError, "outside a job"):
+        command(experiments()[0])
+
+
+def test_hyperparameters_of_the_last_start_count() -> None:
+    interrupted_by(ValueError(), hparams={"lr": 0.1})
+    assert run(hparams={"lr": 0.2}).hparams == {"lr": 0.2}
+    assert read_json(experiments()[0].trial().trial)["hparams"] == {"lr": 0.2}  # type: ignore[index]
+
+
+def test_values_that_cannot_be_stored_create_no_experiment() -> None:
+    with refused(UsageError, "hparams"):
+        run(hparams={"path": Path("data")})
+    with refused(UsageError, "searcher"):
+        run(config={"searcher": {"metric": 3}})
+    assert experiments() == []
+
+
+def test_a_run_that_was_killed_right_after_its_end_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("hpc_det.core.local_run._Chief.end", lambda chief, error: chief._stops.close())
+        run()
+    (experiment,) = experiments()
+    (process,) = experiment.processes.iterdir()
+    process.unlink()  # as if that process, which is this one, had ended
+    assert run().info.experiment_id == 2
+    assert listed() == [ExperimentState.COMPLETED] * 2
+    assert causes(experiment) == [(1, "finished")]
+
+
+def test_an_error_while_the_experiment_is_created_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr("hpc_det.core.local_run.record_job", full)
+    with pytest.raises(OSError, match="no space"):
+        run()
+    assert [*ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folders()] == []
