@@ -17,10 +17,8 @@ class Training:
         self.core = core
         hparams = core.hparams
         self.device = core.distributed.device
-        self.model = LanguageModel(hparams["width"], hparams["dropout"]).to(self.device)
-        # the model inside DDP is the one that is tracked: its checkpoints can be loaded with and without DDP
-        several = core.distributed.size > 1
-        self.parallel = nn.parallel.DistributedDataParallel(self.model) if several else self.model
+        model = LanguageModel(hparams["width"], hparams["dropout"]).to(self.device)
+        self.model = nn.parallel.DistributedDataParallel(model) if core.distributed.size > 1 else model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=hparams["learning_rate"])
         self.scheduler = warmed_up(self.optimizer, hparams["warmup_batches"])
         core.track(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
@@ -43,7 +41,7 @@ class Training:
             self.core.report(self.core.step, self.validate(), group="validation")
 
     def train(self, characters: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-        scores = self.parallel(characters.to(self.device))
+        scores = self.model(characters.to(self.device))
         loss = nn.functional.cross_entropy(scores, following.to(self.device))
         self.optimizer.zero_grad()
         loss.backward()
