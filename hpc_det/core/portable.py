@@ -37,7 +37,7 @@ class Portable:
 
     def __init__(self, spec: Mapping[str, Any], code: Path | None, **trial: object) -> None:
         """`spec`: content of trial.json. `code`: folder of the trial's code; None if it is unknown. `trial`: entries
-        of load_data.json that tell how to build the trial.
+        of load_data.json that describe how to build the trial.
 
         Raises UsageError if the hyperparameters or the configuration cannot be written as JSON.
         """

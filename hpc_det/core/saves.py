@@ -40,7 +40,7 @@ class Saves:
         self._passes = passes
         schedule.begin(progress.steps)
         self._counted, self._counted_at = progress.steps, time.perf_counter()
-        """Batches that the schedule knows of, and when it was told, by time.perf_counter."""
+        """Batches that were reported to the schedule, and when, by time.perf_counter."""
         self.next = self._next_boundary()
         """Number of batches at which `do_what_is_due` is to be called next."""
 
