@@ -35,8 +35,8 @@ class Info:
     """The trial of this process."""
 
     experiment_id: int
-    """0 without an experiment."""
     trial_id: int
+    """Number of the trial in its experiment, from 1; 0 without an experiment."""
     trial_seed: int
     """The same on every rank and after every resume."""
     attempt: int
@@ -50,8 +50,9 @@ class Info:
 class Core:
     """One rank's view of its training; `hpc_det.core.init` creates it.
 
-    Every rank calls `track`, `batches`, `should_stop`, `checkpoint`, `save`, `search` and `report` of group
-    "validation", in the same order. Rank 0's reports count; other groups may be reported on rank 0 alone.
+    Every rank calls `track`, `batches`, `should_stop`, `checkpoint`, `save`, `search`, and `report` of group
+    "validation" or with `checkpoint=True`, in the same order. Other reports may be made on rank 0 alone, whose values
+    are the ones that are recorded.
     """
 
     def __init__(self, run: Run) -> None:
@@ -81,9 +82,13 @@ class Core:
         resumed = Resumed(*found, rank) if found else None
         weights = run.spec.get("warm_start")
         self.latest_checkpoint: Path | None = resumed.folder if resumed else None
-        """The folder of the newest checkpoint of this trial, undamaged; None before the first."""
+        """The folder of the checkpoint from which this process resumes, whose files are verified; later, that of the
+        newest one that `checkpoint` or a stop has committed. None before the first.
+        """
         self.warm_start: Path | None = Path(weights) if weights and not resumed else None
-        """The folder of a checkpoint of another trial, whose weights this trial starts with; None without one."""
+        """The folder of a checkpoint of another trial, with whose weights this trial starts: `track` loads those of
+        models. None without one, and after a resume.
+        """
         if self.warm_start:
             self._checkpoints.verify(self.warm_start)
         self._progress = resumed.progress if resumed else Progress()
@@ -212,10 +217,10 @@ class Core:
         return self._agreement.steps("training", self.step)
 
     def should_stop(self) -> Stop:
-        """Return whether the loop must end, and why. It costs less than a microsecond.
+        """Return whether the loop must end, and why. Without a stop it takes less than a microsecond.
 
         Call it after each step, equally often on every rank: all ranks get the same answer at the same call. The first
-        answer that is true comes when the tracked objects are saved.
+        call whose answer is true saves the tracked objects before it returns.
         """
         if self._tick() or self._stop is not NO_STOP:
             self._stop_here()
@@ -225,7 +230,8 @@ class Core:
     def restore_generators(self) -> None:
         """Set this rank's random generators as they were at the resumed checkpoint. `batches` does this by itself.
 
-        A loop with its own loader calls this after it has fetched the first batch; it does nothing a second time.
+        A loop that does not use `batches` calls this after it has fetched its first batch, since starting a loader
+        draws random numbers. Further calls do nothing.
         """
         self._passes.restore_generators()
 
@@ -234,7 +240,9 @@ class Core:
     def report(
         self, step: int, metrics: Mapping[str, Any], *, group: str = "training", checkpoint: bool = False
     ) -> None:
-        """Report metrics after `step` batches. Rank 0's values count; values that JSON cannot represent become null.
+        """Report metrics after `step` batches. Only rank 0's values are recorded.
+
+        Tensors and arrays become numbers and lists; values that JSON cannot represent become null.
 
         `group`: "training", "validation", or any other name. Every rank must report validations: the search and the
         retention of checkpoints use the metric that `searcher.metric` names. After a stop, validations are ignored,
@@ -260,9 +268,9 @@ class Core:
     def search(self) -> Iterator[Operation]:
         """The lengths that the search requests, one after the other.
 
-        The body trains until each and reports a validation there; the search then decides about the next length.
-        Without a search there is one, from `searcher.max_length`. Raises UsageError if neither exists, and if the body
-        ends before the length or without a validation.
+        The body trains to each length and reports a validation there; the search then decides about the next one. If
+        the searcher compares no trials, or outside a job, there is one length, that of `searcher.max_length`. Raises
+        UsageError if that is not set, and if the body ends before the length or without a validation.
         """
         searching = self._searching
         while not self._stop and (operation := searching.operation()):
@@ -283,7 +291,10 @@ class Core:
     # --- checkpoints
 
     def save(self) -> None:
-        """Save the tracked objects. Training continues while the checkpoint is written."""
+        """Save the tracked objects. Training continues while the checkpoint is written.
+
+        Raises UsageError if no object is tracked.
+        """
         self._meet(f"save at batch {self.step}")
         if not self._tracked:
             raise UsageError("save: no object is tracked; call track before, or write the files in core.checkpoint")
@@ -303,14 +314,16 @@ class Core:
         call = f"checkpoint at batch {self.step}"
         self._meet(call)
         self._tracked.metadata = metadata or {}
-        with self._saves.around() as folder:
-            try:
-                yield folder
-            except BaseException:
-                self._meetings.meet(call, failed=True)
-                raise
-            self._meet(call)
-        self._tracked.metadata = {}
+        try:
+            with self._saves.around() as folder:
+                try:
+                    yield folder
+                except BaseException:
+                    self._meetings.meet(call, failed=True)
+                    raise
+                self._meet(call)
+        finally:
+            self._tracked.metadata = {}
         self._note_saved()
         if self._stop is REPORT_WAITS:
             self._report_to_search()

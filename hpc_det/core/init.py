@@ -26,22 +26,25 @@ def init(
     loggers: list[dict[str, Any]] | None = None,
     distributed: Distributed | None = None,
 ) -> Iterator[Core]:
-    """Yield this rank's view of the training, for the length of a `with` block.
+    """Yield the `Core` of this rank, for the length of a `with` block.
 
-    In a job of hpc_det, hyperparameters and configuration are those of the experiment. Elsewhere they are the
-    arguments, and the ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...). There, the run is an experiment
-    with one trial, which `hpc-det experiment list` shows. It resumes when the script is started again with the same
-    `name` (by default the script's name), unless it had finished; while it runs, a second start is a new experiment. A
-    signal (TERM, USR1, USR2, HUP) makes all ranks save and stop at the same batch, and so does
-    `hpc-det experiment pause`.
+    In a job of hpc_det, hyperparameters, configuration and ranks are those of the experiment, and the arguments are
+    ignored. Outside a job:
 
-    `loggers`: like the key `loggers` of an experiment, for a run outside a job: [{"wandb": {...}}, {"mlflow": {...}}].
+    - `hparams` and `config` are the hyperparameters and the configuration, of which any part may be given.
+    - `loggers` is like the key of an experiment: [{"wandb": {...}}, {"mlflow": {...}}].
+    - The ranks are those of `distributed`, or of torchrun's variables (RANK, WORLD_SIZE, ...).
+    - The run is an experiment with one trial, which `hpc-det experiment list` shows. It resumes when the script is
+      started again with the same `name`, by default that of the script, unless it had finished. While it runs, a second
+      start is a new experiment.
+    - A signal (TERM, USR1, USR2, HUP) makes all ranks save and stop at the same batch, and so does
+      `hpc-det experiment pause`.
 
     The random generators of Python, numpy and torch are seeded with the trial's seed on all ranks. An existing process
     group of the script is used and kept.
 
-    Leaving the block saves what is unsaved and records whether the training has finished or was stopped; then the job
-    is requeued. After an exception nothing is saved. SystemExit with code 0 counts as leaving the block.
+    Leaving the block saves what is unsaved, and records that the training has finished or was stopped; a job that was
+    preempted is requeued. After an exception nothing is saved. SystemExit with code 0 counts as leaving the block.
 
     Raises UsageError if the script's process group has another rank or size than the variables.
     """

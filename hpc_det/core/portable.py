@@ -37,7 +37,7 @@ class Portable:
 
     def __init__(self, spec: Mapping[str, Any], code: Path | None, **trial: object) -> None:
         """`spec`: content of trial.json. `code`: folder of the trial's code; None if it is unknown. `trial`: entries
-        of load_data.json that tell how to build the trial.
+        of load_data.json that describe how to build the trial.
 
         Raises UsageError if the hyperparameters or the configuration cannot be written as JSON.
         """
@@ -79,7 +79,7 @@ class Portable:
         These are durable and verified already, as the `finish` of `CheckpointContext.save` needs them.
         """
         (folder / LOAD_DATA).write_text(self._load_data, encoding="utf-8")
-        (folder / METADATA).write_text(_json({**(metadata or {}), **_metadata(steps)}), encoding="utf-8")
+        (folder / METADATA).write_text(_json({**(metadata or {}), **_metadata(steps)}, "metadata"), encoding="utf-8")
         for name in self._entries:
             _place(self._kept / name, folder / CODE / name)
         return {f"{CODE}/{name}": entry for name, entry in self._entries.items()}
@@ -167,11 +167,10 @@ def _masked(config: Mapping[str, Any]) -> dict[str, Any]:
     return masked({**config, "data": config.get("data") or {}, "environment": environment})
 
 
-def _json(content: dict[str, Any]) -> str:
+def _json(content: dict[str, Any], what: str = "hyperparameters and configuration") -> str:
     try:
         return json.dumps(content, indent=1) + "\n"
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"hyperparameters and configuration are stored in checkpoints as JSON: {error}; use numbers, texts, "
-            f"lists and maps"
+            f"{what} are stored in checkpoints as JSON: {error}; use numbers, texts, lists and maps"
         ) from None

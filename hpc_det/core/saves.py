@@ -40,7 +40,7 @@ class Saves:
         self._passes = passes
         schedule.begin(progress.steps)
         self._counted, self._counted_at = progress.steps, time.perf_counter()
-        """Batches that the schedule knows of, and when it was told, by time.perf_counter."""
+        """Batches that were reported to the schedule, and when, by time.perf_counter."""
         self._asked = Position(progress.position.epoch, progress.steps)
         """Passes and batches at the last call of `is_due`."""
         self._is_due = False

@@ -1,6 +1,6 @@
 """One trial's exchange with the search: how long to train, and the validations that it reports.
 
-`Search` is that of a trial class, whose schedule has lengths and periods; `Searching` that of any loop.
+`Search` is used by the loop of trial classes and by `Searching`, which any other loop uses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpc_det.store.metrics import number_in
 
 
 class Search:
-    """The search as a trial sees it. All ranks call each method at the same batch."""
+    """A trial's access to the search. All ranks call each method at the same batch."""
 
     def __init__(
         self, searcher: SearcherContext | None, *, sets_length: bool, metric: str | None, smaller_is_better: bool
@@ -37,7 +37,7 @@ class Search:
         self.improved = False
         """True if the last validation was the best one."""
         self.may_come_back = False
-        """True if the search may want more of the trial later."""
+        """True if the search may request more training of the trial later."""
 
     @property
     def takes_reports(self) -> bool:
@@ -45,7 +45,7 @@ class Search:
         return self._searcher is not None
 
     def wants_training(self) -> bool:
-        """Return whether there is training to do. A search that sets the length may have no work for this gang."""
+        """Return whether there is training to do. A search that sets the length may request none of this gang."""
         if self._searcher is None or not self._sets_length or self._searcher.has_work():
             return True
         self.may_come_back = self._searcher.may_come_back()
@@ -56,8 +56,8 @@ class Search:
         return self._searcher.until() if self._searcher else None
 
     def next_length(self, progress: Progress) -> int | None:
-        """Report a trial that has reached its length, and return the next one; None if the search wants no more for
-        now.
+        """Report a trial that has reached its length, and return the next one; None if the search requests no more
+        for now.
         """
         assert self._searcher
         if progress.stop_requested:
@@ -133,7 +133,7 @@ class Searching:
         """The length that the search requests; None: it requests none."""
 
     def wants_training(self) -> bool:
-        """Return whether there is training to do; the search may have no work for a trial that is started again."""
+        """Return whether there is training to do; the search may request none of a trial that is started again."""
         return not self.compares or self.search.wants_training()
 
     def operation(self) -> Operation | None:
@@ -165,7 +165,7 @@ class Searching:
         return self._requested is not None
 
     def end(self) -> str:
-        """Return "waiting" if the search may want more of this trial later, or else "finished".
+        """Return "waiting" if the search may request more of this trial later, or else "finished".
 
         A trial that ends before the length that the search requested has ended for good, if it has a validation.
         """

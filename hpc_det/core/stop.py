@@ -1,4 +1,4 @@
-"""A stop of the training, as a loop sees it."""
+"""The stop of a training, which `should_stop` returns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hpc_det.store.attempt import Reason, StopRequest
 StopReason = Literal["preempted", "time limit", "paused", "cancelled", "search", "resume check"]
 """Why a loop must end.
 
-"preempted": by the scheduler, or by a signal outside a job; "search": the searcher wants no more training of this trial
-for now; "resume check": by `experiment verify-resume`.
+"preempted": by the scheduler, or by a signal outside a job; "search": the searcher requests no more training of this
+trial for now; "resume check": by `experiment verify-resume`.
 """
 _REASONS: dict[Reason, StopReason] = {
     "signal": "preempted",

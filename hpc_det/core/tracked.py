@@ -182,14 +182,16 @@ class Tracked:
         stored = Resumed(folder, 0, self._distributed.rank).tracked
         for name, each in objects.items():
             if isinstance(each, torch.nn.Module) and name in stored:
+                model = _inner(each)
                 shards = StoredShards(folder, self._distributed.rank)
-                restore(each, shards.fitted(stored[name], name, likes_of(each, name)))
+                restore(model, shards.fitted(stored[name], name, likes_of(model, name)))
 
 
 def state_of(tracked: Any) -> Any:
     """Return the state of a tracked object; of a dict, a copy of it."""
     if isinstance(tracked, dict):
         return dict(tracked)
+    tracked = _inner(tracked)
     if isinstance(tracked, torch.nn.Module):
         for module in tracked.modules():
             if isinstance(module, FSDPModule):
@@ -197,7 +199,13 @@ def state_of(tracked: Any) -> Any:
     return tracked.state_dict()
 
 
+def _inner(tracked: Any) -> Any:
+    """Return the model in DistributedDataParallel, whose names a run on one rank has, too; other objects unchanged."""
+    return tracked.module if isinstance(tracked, DistributedDataParallel) else tracked
+
+
 def _set(tracked: Any, state: Any) -> None:
+    tracked = _inner(tracked)
     if isinstance(tracked, dict):
         tracked.clear()
         tracked.update(state)

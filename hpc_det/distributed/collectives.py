@@ -36,10 +36,15 @@ class Distributed:
     """A rank's numbers in its gang and its collectives. With one rank, every method works without a process group."""
 
     rank: int = 0
+    """Number of this rank in the gang, from 0."""
     size: int = 1
+    """Number of ranks in the gang."""
     local_rank: int = 0
+    """Number of this rank on its node, from 0."""
     local_size: int = 1
+    """Number of ranks on this node."""
     nodes: int = 1
+    """Number of nodes."""
     env: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Environment from which the secret that the ranks share, GPU visibility and the slot type are read.
 
@@ -74,10 +79,12 @@ class Distributed:
 
     @property
     def is_chief(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
     @property
     def device(self) -> torch.device:
+        """The GPU of this rank, or the CPU if torch has no GPU."""
         return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
     def start(self) -> None:

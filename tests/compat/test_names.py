@@ -99,7 +99,7 @@ def test_determineds_own_names_are_there_too(python: Copies) -> None:
         ("import determined.keras", "ModuleNotFoundError", "determined.keras"),
         ("from determined import keras", "ModuleNotFoundError", "determined.keras"),
         ("import determined as det; det.keras", "AttributeError", "determined.keras"),
-        ("from determined.experimental import core_v2", "ModuleNotFoundError", "determined.experimental.core_v2"),
+        ("import determined.experimental.unmanaged", "ModuleNotFoundError", "determined.experimental.unmanaged"),
         (
             "from determined.experimental import client; client.create_model('m')",
             "AttributeError",

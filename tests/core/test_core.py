@@ -325,6 +325,16 @@ def test_an_object_that_is_not_tracked_any_more_is_named(tmp_path: Path, capsys:
     assert unnamed(capsys.readouterr().out, "optimizer", "scheduler") == []
 
 
+def test_metadata_of_a_block_that_failed_are_not_in_the_next_checkpoint(tmp_path: Path) -> None:
+    def body(core: Core) -> None:
+        core.track(model=torch.nn.Linear(1, 1))
+        with pytest.raises(ZeroDivisionError), core.checkpoint(3, metadata={"note": "failed"}):
+            1 / 0  # noqa: B018
+        core.save()
+
+    assert "note" not in (in_the_block(tmp_path, body).newest / "metadata.json").read_text()
+
+
 def test_a_loop_with_its_own_state_resumes_from_its_files(tmp_path: Path) -> None:
     class Own:
         def __init__(self, core: Core) -> None:
@@ -391,6 +401,7 @@ def test_ddp_adds_the_gradients_of_four_ranks_in_the_same_order_after_a_resume(
     loops = [Loop.begin(tmp_path / name, InDdp) for name in ("whole", "stopped")]
     on_ranks(4, live, *loops)
     assert_same(*loops)
+    assert set(loops[0].tracked()["ddp"]) == {f"{number}.{name}" for number in range(4) for name in ("weight", "bias")}
 
 
 def begun(distributed: Distributed, loop: Loop) -> int:

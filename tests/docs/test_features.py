@@ -12,7 +12,7 @@ import pytest
 from tests.docs.cli_page import entries
 from tests.docs.test_promises import CHECKOUT, names_in
 
-PUBLIC = ("hpc_det/pytorch", "hpc_det/pytorch/deepspeed", "hpc_det/sgd", "hpc_det/client")
+PUBLIC = ("hpc_det/pytorch", "hpc_det/pytorch/deepspeed", "hpc_det/core", "hpc_det/sgd", "hpc_det/client")
 ROW = re.compile(r"\| (?P<text>.+) \| `(?P<module>[\w/.]+)` \| `(?P<test_file>[\w/.]+)::(?P<test>\w+)` \|")
 
 

@@ -183,6 +183,12 @@ def test_every_test_file_that_a_page_names_is_there(path: Path) -> None:
     assert [name for name in sorted(named) if not (CHECKOUT / name).exists()] == []
 
 
+def test_the_page_of_any_loop_shows_a_part_of_its_example() -> None:
+    shown = re.search(r"(?ms)^```python\n(def main.*?)^```$", (DOCS / "how-to" / "any-training-loop.md").read_text())
+    assert shown
+    assert shown[1] in (DOCS / "examples" / "plain_loop" / "train.py").read_text()
+
+
 class Named:
     """Finds the names in code spans of a page for contributors, outside of its fenced blocks."""
 

@@ -30,8 +30,10 @@ EXAMPLES = PROJECT / "docs" / "examples"
 SEED = "reproducibility.experiment_seed=5"
 
 
-def begin(example: str, *overrides: str) -> Story:
-    return Story.begin(*overrides, config=EXAMPLES / example / f"{example}.yaml", context=EXAMPLES / example)
+def begin(example: str, *overrides: str, config: str | None = None) -> Story:
+    """`config`: name of the experiment file without its suffix, if it is not that of the example."""
+    file = EXAMPLES / example / f"{config or example}.yaml"
+    return Story.begin(*overrides, config=file, context=EXAMPLES / example)
 
 
 def newest_checkpoint(story: Story) -> Path:
@@ -161,3 +163,24 @@ def test_the_language_model_learns_more_than_how_frequent_characters_are() -> No
     story = begin("language_model", warm_ranks_of("SonnetTrial"), *short, SEED)
     story.wait()
     assert last_validation(story)["perplexity"] < 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slots", [1, 2])
+def test_the_same_model_learns_as_much_in_a_plain_loop(slots: int) -> None:
+    short = ("searcher.max_length={batches: 120}", f"resources.slots_per_trial={slots}")
+    story = begin("language_model", *short, SEED, config="plain_loop")
+    story.wait()
+    assert [steps for kind, steps, _ in story.series if kind == "validation"] == [100, 120]
+    assert last_validation(story)["perplexity"] < 10
+
+
+# --- plain_loop
+
+
+@pytest.mark.integration
+def test_a_plain_loop_learns_the_digits() -> None:
+    story = begin("plain_loop", SEED)
+    story.wait()
+    assert [steps for kind, steps, _ in story.series if kind == "training"] == [*range(1, 116)]
+    assert last_validation(story)["accuracy"] > 0.9
