@@ -12,7 +12,8 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.trace_names import GENERATOR, unwrapped
-from hpc_det.view.resume_check import Comparison, causes, compare
+from hpc_det.view.resume_causes import causes
+from hpc_det.view.resume_check import Comparison, compare
 from tests.view.resume_traces import USUAL, Change, trace
 
 BATCHES = 6
