@@ -31,10 +31,11 @@ def init(
 ) -> Iterator[Core]:
     """Yield this rank's view of the training, for the length of a `with` block.
 
-    In a job of hpc_det, hyperparameters and configuration are those of the experiment. Elsewhere they are the
-    arguments, and the ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...). There, a run resumes when the
-    script is started again with the same `name` (by default the script's name), unless it had finished; a signal
-    (TERM, USR1, USR2, HUP) makes all ranks save and stop at the same batch.
+    In a job of hpc_det, hyperparameters and configuration are those of the experiment. In a point of a Hydra sweep, the
+    arguments come before them. Elsewhere they are the arguments, and the ranks are those of torchrun's variables (RANK,
+    WORLD_SIZE, ...). There, a run resumes when the script is started again with the same `name` (by default the
+    script's name), unless it had finished; a signal (TERM, USR1, USR2, HUP) makes all ranks save and stop at the same
+    batch.
 
     `loggers`: like the key `loggers` of an experiment, for a run outside a job: [{"wandb": {...}}, {"mlflow": {...}}].
 
@@ -50,7 +51,7 @@ def init(
     folder = partial(_local_folder, name or _script_name())
     leaving = None
     config = {**(config or {}), **({"loggers": loggers} if loggers else {})}
-    with in_job() if here else outside_job(hparams or {}, config, distributed, folder) as run:
+    with in_job(hparams, config) if here else outside_job(hparams or {}, config, distributed, folder) as run:
         core = Core(run)
         with core.finishing():
             try:
