@@ -207,7 +207,7 @@ MOST_SHOWN = 10  # differences or causes in a list
 _WHERE = {
     "state": "before batch {}",
     "data": "the data of batch {}",
-    "metrics": "the metrics of batch {}",
+    "metrics": "the metrics at batch {}",
     "training": "the report of training after {} batches",
     "validation": "the validation after {} batches",
 }
