@@ -27,8 +27,8 @@ NO_WHOLE_BATCH = "an epoch has not one whole batch"
 RESUME_CHECK = "HPC_DET_RESUME_CHECK"
 """The variable with batch numbers such as `7,19`, or `NO_STOPS`.
 
-The ranks record their state before each batch (hpc_det.pytorch.state.resume_trace), and hpc_det.view.resume_check
-finds the first difference between a run with stops and one without.
+The ranks record their state before each batch (hpc_det.pytorch.state.resume_trace, hpc_det.core.resume_trace), and
+hpc_det.view.resume_check finds the first difference between a run with stops and one without.
 """
 NO_STOPS = "none"
 

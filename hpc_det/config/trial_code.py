@@ -30,6 +30,8 @@ _REPORTING = ("hpc_det.", "determined.", *_LOADING)
 """Packages that report a trial's metrics, or load code that may."""
 _TRAINING = ("hpc_det.pytorch.", "determined.pytorch.", *_LOADING)
 """Packages with the training loop, or that load code that may have it."""
+_LOOPS = (*_TRAINING, "hpc_det.core.", "hpc_det.integrations.")
+"""Packages whose loops can be stopped and compared batch by batch, or that load code that may have one."""
 _ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
 
 
@@ -78,6 +80,11 @@ def silent_script(entrypoint: object, context: Context) -> str | None:
 def script_without_trainer(entrypoint: object, context: Context) -> str | None:
     """Return the script if it has no `Trainer`: it and its imports never import hpc_det.pytorch."""
     return _script_without(_TRAINING, entrypoint, context)
+
+
+def script_without_loop(entrypoint: object, context: Context) -> str | None:
+    """Return the script if it has neither a `Trainer` nor a loop on hpc_det.core."""
+    return _script_without(_LOOPS, entrypoint, context)
 
 
 def _script_without(packages: tuple[str, ...], entrypoint: object, context: Context) -> str | None:

@@ -20,14 +20,14 @@ from hpc_det.core.run import Run
 from hpc_det.core.saver import CheckpointSaver
 from hpc_det.core.saves import Saves
 from hpc_det.core.search import Operation, Searching
+from hpc_det.core.short_run import ShortRun
 from hpc_det.core.stop import NO_STOP, REPORT_WAITS, Stop, stop_of
 from hpc_det.core.tensorboard import TensorBoard
 from hpc_det.core.tracked import Resumed, Tracked
 from hpc_det.distributed.metrics import plain, spelled
-from hpc_det.distributed.preempt import ForcedStop
 from hpc_det.distributed.rng import mixed_seed, rng_state
 from hpc_det.errors import UsageError
-from hpc_det.store.attempt import StopRequest, read_stop, request_stop
+from hpc_det.store.attempt import StopRequest, read_stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +106,11 @@ class Core:
             for problem in portable.mend(resumed.folder):
                 print(f"hpc-det: warning: {problem}", flush=True)
         self._tracked = Tracked(self.distributed, portable, resumed, self.warm_start, self._of_rank)
+        self._short: ShortRun | None = None
+        """Ends `--test` and the trainings of verify-resume; None in other runs."""
+        if run.purpose.test or run.purpose.forced_stops is not None:
+            self._short = ShortRun(run, tracked=self._tracked, progress=self._progress, passes=self._passes)
+            searcher = self._short.searcher(searcher)
         batch_size = self.hparams.get("global_batch_size")
         self._searching = Searching(run.job.searcher if run.job else None, searcher, self._progress, batch_size)
         if not self._searching.wants_training():
@@ -194,7 +199,7 @@ class Core:
         unit = _unit(until)
         if unit is None and self._is_pass_left:
             self._end_pass()
-        while not (self._stop or (unit and unit.reached(self._progress))):
+        while not (self._stop or self._is_over or (unit and unit.reached(self._progress))):
             yield from self._pass(loader, unit, accumulate)
             if unit is None:
                 return
@@ -204,7 +209,7 @@ class Core:
 
         The body iterates over `batches` once. After a resume in the middle of a pass, that pass comes first.
         """
-        while (epoch := self.epoch) < count and not self._stop:
+        while (epoch := self.epoch) < count and not self._stop and not self._is_over:
             yield epoch
             if self.epoch == epoch and not self._stop:  # the body has left the pass before its end
                 self._end_pass()
@@ -222,9 +227,15 @@ class Core:
         Call it after each step, equally often on every rank: all ranks get the same answer at the same call. The first
         call whose answer is true saves the tracked objects before it returns.
         """
+        if self._short:
+            self._short.called()
         if self._tick() or self._stop is not NO_STOP:
             self._stop_here()
             return self._stop
+        if self._short and self._is_over:
+            self._meet(f"end of a short run at batch {self.step}")
+            self._saves.save_and_wait()
+            return Stop("search")
         return NO_STOP
 
     def restore_generators(self) -> None:
@@ -253,6 +264,8 @@ class Core:
         """
         if checkpoint or group in ("training", "validation"):
             self._reach(step)  # the step of another group may count something else
+        if self._short and group != "validation":
+            self._short.reported(group, metrics)
         if checkpoint and not self._stop:
             self._meet(f"report with a checkpoint at batch {step}")
             self._saves.save_and_wait()
@@ -370,6 +383,8 @@ class Core:
         self._passes.close()
         self._run.write_outcome(end, self.step, saved=saver.is_saved)
         if end == "finished":
+            if self._short:
+                self._short.end(self._checkpoints.saved)
             saver.prune_all()  # after the outcome: a trial that is killed in between must not train again
 
     # --- helpers
@@ -396,16 +411,16 @@ class Core:
 
     def _pass(self, loader: Iterable[Any], unit: TrainUnit | None, accumulate: int) -> Iterator[Any]:
         progress, passes, saves = self._progress, self._passes, self._saves
-        forced = self._run.purpose.forced_stops or ()
-        batches = self.profile.over(passes.open(loader, progress.position.epoch), _records(loader))
+        batches = passes.open(loader, progress.position.epoch)
+        if self._short:
+            batches = self._short.batches(loader, batches, accumulate)
+        batches = self.profile.over(batches, _records(loader))
         self._is_pass_left = True
         self._note_forgotten()
         with self._agreement.steps("training", progress.steps):
             for batch in batches:
                 passes.done += 1
                 progress.steps += 1
-                if progress.steps in forced:
-                    self._force_stop()
                 yield batch
                 if passes.done % accumulate:
                     continue
@@ -454,14 +469,14 @@ class Core:
         self._note_saved()
 
     def _stop_request(self) -> StopRequest | None:
-        folder, attempt = self._run.folder, self._run.attempt
-        if isinstance(self._agreement, ForcedStop) and self._agreement.is_forced:
-            return request_stop(folder.stop, attempt=attempt, reason="resume check", source="verify-resume")
-        return read_stop(folder.stop, attempt) if self._run.job else None
+        if self._short and (forced := self._short.stop_request()):
+            return forced
+        return read_stop(self._run.folder.stop, self._run.attempt)
 
-    def _force_stop(self) -> None:
-        assert isinstance(self._agreement, ForcedStop)
-        self._agreement.force()
+    @property
+    def _is_over(self) -> bool:
+        """Whether a short run has its length."""
+        return self._short is not None and self._short.is_over
 
     def _reach(self, step: int) -> None:
         """Count the steps of a loop that does not use `batches`."""

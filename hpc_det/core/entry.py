@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hpc_det.core.run import Purpose, Run, process_group
+from hpc_det.distributed import rank_process
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rank_process import join_gang, note_error
 from hpc_det.distributed.rng import seed_everything
@@ -29,8 +30,15 @@ STOP_SIGNALS_BUT_INTERRUPT = [number for number in STOP_SIGNALS if number != sig
 
 
 @contextmanager
-def in_job() -> Iterator[Run]:
-    """Yield the run of this rank of a job. An exception in the block is recorded as its failure and raised again."""
+def in_job(hparams: Mapping[str, Any] | None = None, config: Mapping[str, Any] | None = None) -> Iterator[Run]:
+    """Yield the run of this rank of a job. An exception in the block is recorded as its failure and raised again.
+
+    `hparams` and `config` count only in a program that runs the user's code, such as a sweep's.
+    """
+    if rank_process.host:
+        with _in_host(rank_process.host, hparams or {}, config or {}) as run:
+            yield run
+        return
     if "RANK" not in os.environ:
         os.environ.update(_rank_without_launcher(Attempt.from_env(os.environ)))
     process = join_gang(os.environ)
@@ -42,6 +50,20 @@ def in_job() -> Iterator[Run]:
         note_error(process.attempt, int(os.environ["RANK"]), error)
         raise
     process.report_exit(0)
+
+
+@contextmanager
+def _in_host(host: rank_process.Host, hparams: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Run]:
+    """Yield the run of a rank whose program has joined the gang, and records failures and the exit itself."""
+    with (
+        host.handing_stops_over() as is_stopping,
+        Run.of_attempt(host.process, os.environ, ended=host.run_ended, is_stopping=is_stopping) as run,
+    ):
+        # the configuration of a sweep knows hyperparameters only as texts
+        run.spec["hparams"] = dict(hparams) or run.spec["hparams"]
+        run.spec["config"] = {**run.spec["config"], **config}
+        seed_everything(run.spec["trial_seed"])
+        yield run
 
 
 def _rank_without_launcher(attempt: Attempt) -> dict[str, str]:

@@ -29,7 +29,7 @@ def init(
     """Yield the `Core` of this rank, for the length of a `with` block.
 
     In a job of hpc_det, hyperparameters, configuration and ranks are those of the experiment, and the arguments are
-    ignored. Outside a job:
+    ignored, except in a point of a Hydra sweep, where they come before those. Outside a job:
 
     - `hparams` and `config` are the hyperparameters and the configuration, of which any part may be given.
     - `loggers` is like the key of an experiment: [{"wandb": {...}}, {"mlflow": {...}}].
@@ -51,7 +51,7 @@ def init(
     here = Attempt.is_in(os.environ)
     leaving = None
     config = {**(config or {}), **({"loggers": loggers} if loggers else {})}
-    with in_job() if here else _outside_job(name, hparams or {}, config, distributed) as run:
+    with in_job(hparams, config) if here else _outside_job(name, hparams or {}, config, distributed) as run:
         core = Core(run)
         with core.finishing():
             try:

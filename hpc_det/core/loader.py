@@ -58,6 +58,11 @@ class ReplayedLoader(ExternalLoader):
         self._began: dict[str, Any] = {}
         self._pass = _Pass(iter(()), 0)
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether this process reads a batch before it is asked for, as accelerate's loader does."""
+        return self._reads_ahead and not self.loads_in_workers
+
     # --- passes
 
     def begin(self, epoch: int) -> Iterator[Any]:
@@ -80,7 +85,7 @@ class ReplayedLoader(ExternalLoader):
             self.restore_generators(began["generators"])
         # accelerate's loader reads batches `done` and `done` + 1 at once. When the position was saved, it had read the
         # first of them.
-        is_ahead = rng is not None and done > 0 and self._reads_ahead and not self.loads_in_workers
+        is_ahead = rng is not None and done > 0 and self.reads_ahead
         moment = (done + 1, then) if is_ahead and self._cut is not None else None
         iterator = self._resumed(epoch, done, began or {}, moment)
         if began and not (self._reads_ahead and self._cut is not None):  # then they are a step further already

@@ -29,6 +29,11 @@ class Passes:
         self.done = done
         """Number of batches of the open pass that are done."""
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether the loader of the open pass reads a batch before it is asked for."""
+        return self._loader is not None and self._loader.reads_ahead
+
     def open(self, source: Iterable[Any], epoch: int) -> Iterator[Any]:
         """Return the rest of pass `epoch` over `source`; the open pass, if it is not at its end."""
         if self._batches is not None and source is self._source:

@@ -94,11 +94,20 @@ class Run:
     job: JobServices | None = None
     """None outside a job."""
     purpose: Purpose = field(default_factory=Purpose)
+    ended: Callable[[Outcome], None] | None = None
+    """Receives the outcome instead of its file, on every rank; None: rank 0 writes the file."""
 
     @classmethod
     @contextmanager
-    def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Iterator[Run]:
-        """Yield the run of a rank that a node agent's launcher started."""
+    def of_attempt(
+        cls,
+        process: RankProcess,
+        env: Mapping[str, str],
+        *,
+        ended: Callable[[Outcome], None] | None = None,
+        is_stopping: bool = False,
+    ) -> Iterator[Run]:
+        """Yield the run of a rank that a node agent's launcher started. `is_stopping`: a stop was requested before."""
         attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heartbeat.progress
         process.heartbeat.progress = lambda: Progress("meeting", 0)
         stop_class = ForcedStop if RESUME_CHECK in env else StopAgreement
@@ -118,7 +127,10 @@ class Run:
                 log=log,
                 job=_job_of(attempt, spec["config"], distributed),
                 purpose=Purpose.from_env(env),
+                ended=ended,
             )
+            if is_stopping:
+                give_notice(distributed.messages)
             with _ends_as_failed(log):
                 yield run
             process.heartbeat.progress = outside
@@ -176,8 +188,11 @@ class Run:
     def write_outcome(self, end: str, steps: int, *, saved: bool) -> Outcome:
         """Return the outcome of this attempt, which rank 0 writes. `end`: "stopped", "waiting" or "finished"."""
         outcome = {"attempt": self.attempt, "kind": end, "steps": steps, "saved": saved}
-        if self.distributed.is_chief:
+        if self.ended:
+            self.ended(outcome)
+        elif self.distributed.is_chief:
             write_json(self.folder.outcome, outcome)
+        if self.distributed.is_chief:
             self.log.end(end, self.stop.deadline)
         return outcome
 

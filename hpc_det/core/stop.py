@@ -11,7 +11,7 @@ StopReason = Literal["preempted", "time limit", "paused", "cancelled", "search",
 """Why a loop must end.
 
 "preempted": by the scheduler, or by a signal outside a job; "search": the searcher requests no more training of this
-trial for now; "resume check": by `experiment verify-resume`.
+trial for now, or a short run, as with `--test`, has its length; "resume check": by `experiment verify-resume`.
 """
 _REASONS: dict[Reason, StopReason] = {
     "signal": "preempted",

@@ -98,6 +98,11 @@ class Tracked:
     def __bool__(self) -> bool:
         return bool(self._shared or self._own)
 
+    @property
+    def objects(self) -> dict[str, Any]:
+        """The tracked objects, by name."""
+        return {**self._shared, **self._own}
+
     def add(self, objects: Mapping[str, Any], *, per_rank: bool) -> None:
         """Track the objects, and restore those that the resumed checkpoint contains.
 

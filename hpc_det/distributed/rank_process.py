@@ -12,10 +12,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
 from hpc_det.errors import HpcDetError, InvalidHP
 from hpc_det.node import full_disk
@@ -40,6 +40,27 @@ class RankProcess:
         """Send the exit code to the agent. Output is flushed first, because the agent then kills a failed rank."""
         flush_output()
         report_exit(self.line, code)
+
+
+class Host(Protocol):
+    """A program that has joined the gang and then runs code of a user, which may enter `hpc_det.core.init`."""
+
+    process: RankProcess
+
+    def handing_stops_over(self) -> AbstractContextManager[bool]:
+        """Leave the connection to the agent, and the signals, to a run for the length of the block.
+
+        It yields whether a stop was requested before.
+        """
+        ...
+
+    def run_ended(self, outcome: dict[str, Any]) -> None:
+        """Take the outcome of the run, instead of its file. Called on every rank."""
+        ...
+
+
+host: Host | None = None
+"""The program that has joined the gang in this process; None if the user's code joins it itself."""
 
 
 def join_gang(env: Mapping[str, str]) -> RankProcess:

@@ -5,10 +5,10 @@
 It does not import torch, so ranks start a second earlier than under torchrun. Each rank writes to its own log. When a
 rank exits with another code than 0, the launcher kills the others at once and exits with that code.
 
-Trial classes receive stop requests from the agent. A script receives one SIGTERM, after which it should save and exit;
-it is started again when the job resumes, because its exit does not show whether it had finished. The launcher kills the
-ranks that still run before the scheduler's deadline, if that is known, and in any case LEAVE_TOGETHER_S after the first
-rank has exited.
+Trial classes, and scripts inside `hpc_det.core.init`, are connected to the agent and receive stop requests from it.
+Another script receives one SIGTERM, after which it should save and exit; it is started again when the job resumes,
+because its exit does not show whether it had finished. Then the launcher kills the ranks that still run before the
+scheduler's deadline, if that is known, and in any case LEAVE_TOGETHER_S after the first rank has exited.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO
 
@@ -83,7 +84,7 @@ class Ranks:
         """Bytes in each rank's log when the rank was started, keyed by rank."""
         self._code = 0
         self._is_stopping = False
-        """True once a script has received the stop request."""
+        """True once a rank has received the stop request as a SIGTERM."""
         self._ends_at = math.inf
         """Seconds since the epoch at which the remaining ranks are killed."""
         self._selector = selectors.DefaultSelector()
@@ -160,9 +161,18 @@ class Ranks:
             self._selector.unregister(self._agent.connection)
             self._code = 1
             self._send(signal.SIGKILL)
-        elif any("stop" in message.head for message in messages) and not self._launch.joins_by_itself:
-            self._is_stopping = True
-            self._send(signal.SIGTERM)
+        elif not self._launch.joins_by_itself:
+            for message in messages:
+                if "stop" in message.head:
+                    self._ask_to_stop(joined=message.head.get("joined", ()))
+
+    def _ask_to_stop(self, joined: Collection[int]) -> None:
+        """Send SIGTERM to the ranks that receive no stop request from the agent. `joined`: those that do."""
+        # SIGTERM has other meanings for some libraries: Lightning's handler starts a collective on each rank.
+        others = self._processes.keys() - joined
+        self._is_stopping = bool(others)
+        for rank in others:
+            self._processes[rank].send_signal(signal.SIGTERM)
 
     def _deadline(self) -> float:
         """Return when the ranks are killed after a stop, in seconds since the epoch."""

@@ -1,8 +1,9 @@
 """The connections between a node agent and its ranks, over a Unix socket in a private folder of the node.
 
 A rank sends {"hello": RANK, "pid": PID}, then {"signal": NAME} for each signal that it receives itself, and before it
-exits {"exit": CODE}. The agent sends {"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL}, and to a failed
-rank {"exit": CODE} as permission to exit. The end of the connection is a message, too: a rank whose connection ends
+exits {"exit": CODE}. The agent sends {"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL}, with "joined": the
+ranks that receive it, to a connection without a rank, such as a launcher's; and to a failed rank {"exit": CODE} as
+permission to exit. The end of the connection is a message, too: a rank whose connection ends
 before it has reported its exit is lost, and a rank whose agent has exited is an orphan. Heartbeats use separate
 connections to the same socket (hpc_det.node.heartbeat).
 
@@ -88,8 +89,9 @@ class AgentSocket(LineServer):
         """
         if self._stop is None:
             self._stop = {"stop": reason, "deadline": deadline}
+            joined = [rank for ranks in self._running.values() for rank in ranks]
             for line in list(self._lines):
-                line.send(self._stop)
+                line.send(self._stop if line in self._running else {**self._stop, "joined": joined})
 
     def dead_ranks(self) -> list[int]:
         """Return the ranks that have reported no exit and whose processes have released their memory.

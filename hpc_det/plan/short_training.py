@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from hpc_det.config.fields import Device
 from hpc_det.config.merge import Tree
-from hpc_det.config.trial_code import script_without_trainer
+from hpc_det.config.trial_code import script_without_loop, script_without_trainer
 from hpc_det.plan.effective import Effective
 from hpc_det.search.sample import is_nested, kind_of
 
@@ -29,9 +29,16 @@ def short_training(experiment: Tree, *, title: str, label: str, batches: int, re
     return tree
 
 
-def problems(found: Effective) -> Iterator[str]:
-    """Yield each reason why the experiment cannot have a short training."""
-    if script := script_without_trainer(found.tree["entrypoint"], found.context):
+def problems(found: Effective, *, scripts: bool = False) -> Iterator[str]:
+    """Yield each reason why the experiment cannot have a short training. `scripts`: allow scripts on hpc_det.core."""
+    if scripts:
+        if script := script_without_loop(found.tree["entrypoint"], found.context):
+            yield (
+                f"entrypoint: {script}, with what it imports from the code directory, imports neither hpc_det.core nor "
+                f"hpc_det.pytorch, so it can be neither stopped nor compared; use hpc_det.core in its loop; where an "
+                f"installed package uses it, import hpc_det.core in the script, too"
+            )
+    elif script := script_without_trainer(found.tree["entrypoint"], found.context):
         yield (
             f"entrypoint: {script}, with what it imports from the code directory, never imports hpc_det.pytorch, so "
             f"the length of its training cannot be set; give a trial class, as in `--trial module:Class`, or a script "

@@ -140,6 +140,14 @@ class TrialFolder:
         return self.path / "resume-check" / f"rank-{rank}.jsonl"
 
     @property
+    def resume_stops(self) -> Path:
+        """The file of the stops and resumes of a script by `experiment verify-resume`, written by rank 0.
+
+        {"batch": batches at a stop} or {"resumed": batches from which an attempt resumed} in each line.
+        """
+        return self.path / "resume-check" / "stops.jsonl"
+
+    @property
     def id(self) -> int:
         return int(self.path.name)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-ATTRIBUTE, GLOBAL = "attribute ", "global variable "
-UNSAVED = (ATTRIBUTE, GLOBAL)
-"""Prefixes of the names of values that are in no checkpoint, unless the trial saves them."""
+ATTRIBUTE, GLOBAL, VARIABLE = "attribute ", "global variable ", "variable "
+UNSAVED = (ATTRIBUTE, GLOBAL, VARIABLE)
+"""Prefixes of the names of values that are in no checkpoint, unless the trial saves them.
+
+VARIABLE: local variables of the functions of a script that are running.
+"""
 LOADER = "data loader."
 """Part of the names of values that belong to a data loader."""
 GENERATOR = "generator at"

@@ -10,10 +10,11 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from hpc_det.distributed import rank_process
 from hpc_det.distributed.rank_process import RankProcess, join_gang, leave, note_error
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json, write_json
@@ -36,9 +37,17 @@ LONGEST_SHOWN = 1000
 
 
 class Rank:
-    """A rank of a point: runs the app's function, and records its return value or error."""
+    """A rank of a point: runs the app's function, and records its return value or error.
+
+    If the function trains inside `hpc_det.core.init`, the outcome of that run is the point's: after a stop, the return
+    value is not recorded, and the point runs again.
+    """
 
     def __init__(self, process: RankProcess, env: Mapping[str, str]) -> None:
+        self.process = process
+        rank_process.host = self
+        self._run_outcome: dict[str, Any] | None = None
+        """The outcome of the run inside `hpc_det.core.init`; None before its end, and without one."""
         self._attempt: Attempt = process.attempt
         self._number = int(env["RANK"])
         self._world_size = int(env["WORLD_SIZE"])
@@ -49,7 +58,7 @@ class Rank:
         """Run the app's function and return the exit code: 0, or 1 after an error, which is recorded as the failure."""
         try:
             returned = self._run_app()
-            if self._number == 0:
+            if self._number == 0 and not self._is_stopped:
                 self._keep(returned)
         except BaseException as error:
             traceback.print_exc()
@@ -74,6 +83,27 @@ class Rank:
         if has_failed:
             raise returned._return_value  # the public property would print a line of Hydra's first
         return returned
+
+    @contextmanager
+    def handing_stops_over(self) -> Iterator[bool]:
+        """Leave stops to a run inside `hpc_det.core.init`; see hpc_det.distributed.rank_process.Host."""
+        with self._stops.handed_over() as is_stopping:
+            yield is_stopping
+        if self._is_stopped:
+            self._stops.end()  # the function has only to return
+        else:
+            self._stops.catch_up()
+
+    def run_ended(self, outcome: dict[str, Any]) -> None:
+        """Take the outcome of a run. Only that of a stopped one is written now: the function may work on after it."""
+        self._run_outcome = outcome
+        if self._is_stopped and self._number == 0:
+            write_json(self._attempt.trial.outcome, outcome)
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether a run inside `hpc_det.core.init` was stopped."""
+        return self._run_outcome is not None and self._run_outcome["kind"] != "finished"
 
     def _hydras_job(self, app: App, config: DictConfig) -> JobReturn:
         """Run the app's function as Hydra's own launchers do, and return its result."""
@@ -117,7 +147,13 @@ class Rank:
     def _write_outcome(self, kind: str, saves: int) -> None:
         write_json(
             self._attempt.trial.outcome,
-            {"attempt": self._attempt.number, "kind": kind, "steps": saves, "saves": saves},
+            {
+                "attempt": self._attempt.number,
+                "steps": saves,
+                **(self._run_outcome or {}),
+                "kind": kind,
+                "saves": saves,
+            },
         )
 
 

@@ -14,6 +14,9 @@ main thread, and not before a computation in C, such as a collective, has return
 - checkpoint() in another thread waits forever for a lock that the main thread holds.
 
 The ranks of a gang whose app never calls `may_stop` are interrupted separately, at different places.
+
+Inside `hpc_det.core.init` the run handles stops (`Stops.handed_over`): it saves what it tracks, checkpoint() is not
+called, and `may_stop` does nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn, Protocol
 
 from hpc_det.distributed.rank_process import RankProcess, leave
 from hpc_det.errors import UsageError
+from hpc_det.store.attempt import read_stop
 
 INTERRUPT = signal.SIGURG
 """Signal that interrupts the main thread. It is ignored by default, so it is harmless if an app removes our handler."""
@@ -53,8 +58,11 @@ class Stops:
         """Whether the app has called `may_stop`, so that the signal handler must not stop it."""
         self._is_over = False
         """Whether the app has ended or is being stopped, so that further stop requests are ignored."""
+        self._is_handed_over = False
+        """Whether a run handles stops now."""
+        self._end, self._end_by = os.pipe()
         signal.signal(INTERRUPT, self._interrupted)
-        threading.Thread(target=self._listen, name="stops", daemon=True).start()
+        self._thread = self._started()
 
     def set_checkpoint(self, checkpoint: Callable[[], object] | None) -> None:
         """Set the function that is called at a stop before the rank exits; None: the rank only exits."""
@@ -65,12 +73,42 @@ class Stops:
 
         Raises UsageError in a gang without a process group.
         """
+        if self._is_handed_over:
+            return
         if self._agreement is None:
             self._agreement = self._agreed()
             if self._told.is_set():  # a request that arrived before the agreement existed was not passed on to it
                 self._agreement.give_notice()
         if self._agreement.should_stop():
             self._leave()
+
+    @contextmanager
+    def handed_over(self) -> Iterator[bool]:
+        """Leave the agent's messages and the signals to a run for the length of the block.
+
+        It yields whether a stop was requested before. A stop that was requested in the block, and that the run has not
+        answered by stopping, takes effect after it.
+        """
+        self._is_handed_over = True
+        os.write(self._end_by, b"end")
+        self._thread.join()
+        os.read(self._end, 3)
+        try:
+            yield self._told.is_set()
+        finally:
+            self._is_handed_over = False
+            self._thread = self._started()
+
+    def catch_up(self) -> None:
+        """Stop the app if a stop was requested while a run handled stops."""
+        attempt = self._process.attempt
+        if read_stop(attempt.trial.stop, attempt.number):
+            self._interrupt()
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._listen, name="stops", daemon=True)
+        thread.start()
+        return thread
 
     def _agreed(self) -> Agreement:
         """Return the agreement of the ranks.
@@ -95,7 +133,9 @@ class Stops:
         """Wait for a stop request of the node agent, in a separate thread; exit if the agent is lost."""
         line, signals = self._process.line, self._process.signals
         while True:
-            ready = select.select([line.connection.fileno(), signals.fd], [], [])[0]
+            ready = select.select([line.connection.fileno(), signals.fd, self._end], [], [])[0]
+            if self._end in ready:
+                return
             if signals.fd in ready:
                 for number in signals.received():  # reported to the agent, which sends a stop request to all ranks
                     line.send({"signal": number.name})
@@ -120,7 +160,7 @@ class Stops:
 
     def _interrupted(self, signum: int, frame: FrameType | None) -> None:
         """Stop the app here, in the main thread, if a stop was requested and the app never calls `may_stop`."""
-        if self._told.is_set() and not (self._is_over or self._calls_may_stop):
+        if self._told.is_set() and not (self._is_over or self._calls_may_stop or self._is_handed_over):
             self._leave()
 
     def _leave(self) -> NoReturn:

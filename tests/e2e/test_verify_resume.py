@@ -107,6 +107,50 @@ def test_a_script_with_a_trainer_trains_as_short(leak: str, code: int) -> None:
     assert (("state", "attribute trial.count") in blamed(found)) == bool(code)
 
 
+@pytest.mark.long
+def test_a_script_with_a_loop_on_the_core_api_is_sound() -> None:
+    """Its variable `seen` is tracked, and its search asks for the length of the check."""
+    folder = HERE / "core"
+    code, found = verified("--ranks", 2, "--batches", 16, "--stops", 2, config=folder / "plain.yaml")
+    assert code == 0
+    assert (found["batches"], len(found["resumes"]), found["stops_without_checkpoint"]) == (16, 2, [])
+    assert found["causes"] == []
+
+
+LEAKY_LOOP = """
+import torch
+from torch.utils.data import DataLoader
+import hpc_det.core
+
+def main():
+    with hpc_det.core.init() as core:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        core.track(model=model, optimizer=optimizer)
+        average = 0.0
+        for inputs in core.batches(DataLoader(torch.randn(400, 4), batch_size=4, shuffle=True)):
+            loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            average = 0.9 * average + 0.1 * loss.item()
+            core.report(core.step, {"loss": average})
+
+main()
+"""
+
+
+@pytest.mark.integration
+def test_a_variable_of_a_script_that_a_resume_loses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LEAKY_LOOP)
+    config = (HERE / "core" / "plain.yaml").read_text()
+    (tmp_path / "plain.yaml").write_text(config)
+    code, found = verified("--batches", 6, "--stops", 1, config=tmp_path / "plain.yaml")
+    assert code == 1
+    assert (found["batches"], found["first_differences"][0]["part"]) == (6, "metrics")
+    assert blamed(found) == {("state", "variable main.average")}
+
+
 # --- the examples
 
 

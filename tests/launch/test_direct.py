@@ -193,6 +193,34 @@ def test_a_script_hears_of_a_stop_saves_and_is_to_go_on(gang: Gang) -> None:
     assert read_json(gang.trial.outcome) == {"attempt": 1, "kind": "stopped", "steps": 1, "saves": 1}
 
 
+JOINS = """
+import signal
+from hpc_det.node.agent_socket import report_exit, say_hello
+from hpc_det.node.lines import connect_local
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+line = connect_local(os.environ["HPC_DET_SOCKET"])
+say_hello(line, int(rank), os.getpid())
+open(f"rank-{rank}.part", "w").write(str(os.getpid()))
+os.rename(f"rank-{rank}.part", f"rank-{rank}.up")
+while "stop" not in line.receive().head:
+    pass
+time.sleep(0.5)
+open(f"rank-{rank}.saved", "w").write("agent")
+report_exit(line, 0)
+sys.exit(0)
+"""
+
+
+def test_a_script_that_is_connected_to_the_agent_gets_no_signal(gang: Gang) -> None:
+    plan(gang, JOINS)
+    agent = gang.start_agent()
+    gang.wait_for_ranks(0, 1)
+    agent.send_signal(signal.SIGUSR2)
+    assert agent.wait(timeout=DEADLINE_S) == 0
+    assert gang.saved() == {"0": "agent", "1": "agent"}
+    assert read_json(gang.trial.outcome) is None
+
+
 def test_a_script_that_was_preempted_is_started_again_and_finishes(gang: Gang) -> None:
     plan(gang, f"if os.path.exists('rank-0.saved'): sys.exit(0)\n{SAVES}", ranks=1)
     job = gang.start_job()

@@ -192,6 +192,16 @@ def test_a_stop_reaches_every_rank_once(agent: Agent) -> None:
         line.connection.close()
 
 
+def test_a_launcher_learns_which_ranks_receive_the_stop(agent: Agent) -> None:
+    launcher, rank = connect_local(str(agent.path)), agent.rank_says_hello(3)
+    agent.until(lambda: len(agent.socket._lines) == 2)
+    agent.socket.send_stop("signal", 12.5)
+    assert launcher.receive() == Message({**STOP.head, "joined": [3]}, b"")
+    assert rank.receive() == STOP
+    launcher.connection.close()
+    rank.connection.close()
+
+
 def test_a_rank_that_comes_late_is_told_of_the_stop_too(agent: Agent) -> None:
     agent.socket.send_stop("signal", 12.5)
     line = agent.rank_says_hello(0)

@@ -15,7 +15,7 @@ CLUSTER = {"name": "here", "scheduler": "local", "slots_per_node": 2, "slot_type
 RANGE = {"type": "log", "minval": -4, "maxval": -1}
 
 
-def named(folder: Path, script: str | None, **config: Any) -> list[str]:
+def named(folder: Path, script: str | None, *, scripts: bool = False, **config: Any) -> list[str]:
     """Return the keys that the problems name."""
     entrypoint = "python3 -m hpc_det.launch.direct --trial model_def:T"
     if script is not None:
@@ -24,7 +24,7 @@ def named(folder: Path, script: str | None, **config: Any) -> list[str]:
     tree = {"entrypoint": entrypoint, "searcher": {"metric": "loss", "max_length": 9}, **config}
     (folder / "model_def.py").write_text("from trials import T")
     found = effective(Request(config=tree, cluster=CLUSTER, template=None, template_name=None, context_dir=folder))
-    return [problem.partition(":")[0] for problem in problems(found)]
+    return [problem.partition(":")[0] for problem in problems(found, scripts=scripts)]
 
 
 @pytest.mark.parametrize("script", [None, "from hpc_det import pytorch", "from hpc_det.pytorch import Trainer"])
@@ -37,3 +37,18 @@ def test_every_range_and_a_script_with_a_loop_of_its_own_are_refused_at_once(tmp
     ranges = {"lr": RANGE, "model": {"width": {"type": "categorical", "vals": [1, 2]}, "depth": 3}}
     keys = named(tmp_path, script, hyperparameters=ranges)
     assert keys == ["entrypoint", "hyperparameters.lr", "hyperparameters.model.width"]
+
+
+@pytest.mark.parametrize(
+    ("script", "keys"),
+    [
+        ("import hpc_det.core", []),
+        ("from hpc_det import core", []),
+        ("from hpc_det.integrations.transformers import Callback", []),
+        ("from hpc_det.pytorch import Trainer", []),
+        ("from hpc_det.sgd import TorchTrainer", ["entrypoint"]),
+        ("import torch", ["entrypoint"]),
+    ],
+)
+def test_a_script_with_a_loop_on_the_core_api_can_be_compared(tmp_path: Path, script: str, keys: list[str]) -> None:
+    assert named(tmp_path, script, scripts=True) == keys

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
 
 from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.errors import UsageError
+from hpc_det.node.json_files import read_json
+from hpc_det.store.attempt import request_stop
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.store.metrics import read_reports
 from hpc_det.sweep import may_stop, stops
 from tests.facts import unnamed
 from tests.sweep.conftest import App
@@ -108,6 +114,7 @@ import os, time
 from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hpc_det.store.metrics import read_reports
 from hpc_det.sweep import may_stop
 
 begun = done = 0
@@ -192,6 +199,98 @@ def test_an_app_that_goes_on_after_that_is_stopped_as_one_that_never_says_where(
     finally:
         signal.signal(stops.INTERRUPT, handler)
     assert saved == [True]
+
+
+ON_CORE = """
+import time
+from pathlib import Path
+import hydra, torch
+from torch.utils.data import DataLoader
+import hpc_det.core
+
+def checkpoint():
+    raise AssertionError("the run saves by itself")
+
+@hydra.main(version_base="1.3", config_path=None)
+def app(cfg):
+    with hpc_det.core.init(hparams={"rate": float(cfg.rate)}) as core:
+        assert core.hparams == {"rate": 0.5}
+        begin, seen = core.step, {"sum": 0.0}
+        core.track(seen=seen)
+        for batch in core.batches(DataLoader(torch.arange(4.0), batch_size=1), until=24):
+            seen["sum"] += core.hparams["rate"] * float(batch)
+            core.report(core.step, {"sum": seen["sum"]})
+            if core.step == 10:
+                print("has begun", flush=True)
+            while core.step == 10 and not core.latest_checkpoint and not core.should_stop():
+                time.sleep(0.02)
+    if core.should_stop():
+        print("left at batch", core.step, flush=True)
+        raise ValueError("this error after the stop changes nothing")
+    return [seen["sum"], begin, core.step]
+
+if __name__ == "__main__":
+    app()
+"""
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_an_app_that_trains_inside_the_core_api_is_resumed_from_its_checkpoint(app: App, ranks: int) -> None:
+    """The loop waits at batch 10 for its stop, at the same call on all ranks."""
+    app.write("app.py", ON_CORE)
+    trial = app.experiment().trial()
+    sweep = app.start("+rate=0.5", f"hydra.launcher.slots={ranks}")
+    preempt(trial, 1, ranks)
+    output, _ = sweep.communicate(timeout=DEADLINE_S)
+    assert sweep.returncode == 0, output
+    (point,) = app.points()
+    assert point["returned"] == [18.0, 10, 24]
+    assert [event["cause"] for event in Journal(trial.journal).events() if event["event"] == "ended"] == [
+        "preempted",
+        "finished",
+    ]
+    assert [report["steps"] for report in read_reports(trial.metrics)] == [*range(1, 25)]
+    outcome = read_json(trial.outcome)
+    assert outcome is not None
+    assert (outcome["kind"], outcome["steps"], outcome["saved"]) == ("finished", 24, True)
+    assert all("left at batch 10" in trial.rank_log(1, rank).read_text() for rank in range(ranks))
+
+
+def test_a_stop_that_a_run_received_and_did_not_answer_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run may have finished just before."""
+
+    def left(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(stops, "leave", left)
+    handler = signal.getsignal(stops.INTERRUPT)
+    ours, theirs = socket.socketpair()
+    process: Any = SimpleNamespace(
+        line=SimpleNamespace(connection=ours),
+        signals=SimpleNamespace(fd=theirs.fileno()),
+        attempt=SimpleNamespace(trial=TrialFolder(tmp_path), number=1),
+        report_exit=lambda code: None,
+    )
+    saved: list[bool] = []
+    app = stops.Stops(process, saved.append)
+    try:
+        with app.handed_over() as is_stopping:
+            assert not is_stopping
+            app.may_stop()
+            request_stop(tmp_path / "stop.json", attempt=1, reason="signal", source="a test")
+        with pytest.raises(SystemExit):
+            app.catch_up()
+        with app.handed_over() as is_stopping:
+            assert is_stopping
+    finally:
+        signal.signal(stops.INTERRUPT, handler)
+        os.write(app._end_by, b"end")
+        app._thread.join()
+        ours.close()
+        theirs.close()
+    assert saved == [False]
 
 
 def test_outside_a_job_a_place_to_stop_is_none() -> None:

@@ -12,7 +12,8 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.trace_names import GENERATOR, unwrapped
-from hpc_det.view.resume_check import Comparison, causes, compare
+from hpc_det.view.resume_causes import causes
+from hpc_det.view.resume_check import Comparison, compare
 from tests.view.resume_traces import USUAL, Change, trace
 
 BATCHES = 6
@@ -193,3 +194,47 @@ def test_state_that_is_lost_after_the_first_difference_is_no_cause_of_it(tmp_pat
     found = compared(tmp_path, also(counted(), lost_later, from_batch(3, "data", **POINT)), counted())
     assert [each.batch for each in found.lost] == [4]
     assert [cause.kind for cause in causes(found)] == ["data"]
+
+
+# --- scripts
+
+
+def script(folder: Path, lines: list[dict[str, Any]], turns: list[dict[str, int]] | None = None) -> TrialFolder:
+    trial = TrialFolder(folder / "trials" / "1")
+    trial.resume_trace(0).parent.mkdir(parents=True)
+    for line in lines:
+        append_line(trial.resume_trace(0), {"attempt": 1, "first": False, "loop": True, **line})
+    for turn in turns or []:
+        append_line(trial.resume_stops, turn)
+    return trial
+
+
+def with_variables(batch: int, first: bool = False, **values: str) -> dict[str, Any]:
+    """Return a line before whose batch these variables have values; those with the value "" are empty containers."""
+    state = {f"variable main.{name}": value for name, value in values.items() if value}
+    return {"batch": batch, "first": first, "state": state, "variables": [f"variable main.{name}" for name in values]}
+
+
+def test_a_variable_that_has_no_value_after_a_resume_is_not_lost(tmp_path: Path) -> None:
+    one = script(tmp_path / "1", [with_variables(0, first=True), with_variables(1, loss="0.5", losses="0.5")])
+    resumed = [with_variables(0, first=True), with_variables(1, first=True, losses="")]
+    found = compare(one, script(tmp_path / "2", resumed, [{"batch": 1}, {"resumed": 1}]))
+    assert [each.name for each in found.lost] == ["variable main.losses"]
+    assert (found.is_script, found.resumes, found.repeated) == (True, (1,), ())
+
+
+def test_a_stop_after_which_a_script_begins_earlier_is_named(tmp_path: Path) -> None:
+    lines = [with_variables(batch, first=batch == 0) for batch in range(6)]
+    turns = [{"batch": 3}, {"resumed": 0}, {"resumed": 2}, {"batch": 5}, {"resumed": 5}]
+    found = compare(script(tmp_path / "1", lines), script(tmp_path / "2", lines, turns))
+    assert found.repeated == ((3, 0),)
+
+
+def test_only_steps_at_which_both_trainings_ask_for_stops_are_compared(tmp_path: Path) -> None:
+    def asks(batch: int, value: str) -> dict[str, Any]:
+        return {"batch": batch, "state": {"model: weight": value}, "calls": True}
+
+    one = script(tmp_path / "1", [asks(2, "1"), asks(4, "2"), asks(6, "3")])
+    other = script(tmp_path / "2", [asks(2, "1"), asks(5, "9"), asks(6, "4")])
+    (first,) = compare(one, other).first
+    assert (first.batch, first.undisturbed, first.stopped) == (6, "3", "4")

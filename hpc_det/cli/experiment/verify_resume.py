@@ -23,7 +23,8 @@ from hpc_det.plan.short_training import problems, short_training
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.submission import submit
 from hpc_det.view.formatting import length_in_words
-from hpc_det.view.resume_check import Cause, Comparison, Difference, causes, compare
+from hpc_det.view.resume_causes import Cause, causes
+from hpc_det.view.resume_check import Comparison, Difference, compare
 
 
 @click.command("verify-resume")
@@ -68,13 +69,14 @@ def verify_resume(
     keep: bool,
     output: Output,
 ) -> None:
-    """Check that a trial resumes bit for bit from its checkpoints.
+    """Check that a training resumes bit for bit from its checkpoints.
 
-    Trains it twice for a few batches: once undisturbed, and once with stops after random batches, each followed by a
-    resume from the checkpoint in new processes. Data, metrics, weights, optimizer states and random generators are
-    compared bit for bit, for every batch and rank. The first difference is shown with its likely cause, such as a
-    generator in a Python attribute or a non-deterministic kernel. The exit code is 1 if the trainings differ. Both are
-    separate experiments and are deleted afterwards. See docs/how-to/check-exact-resume.md.
+    Trains a trial class, or a script on hpc_det.core, twice for a few batches: once undisturbed, and once with stops
+    after random batches, each followed by a resume from the checkpoint in new processes. Data, metrics, weights,
+    optimizer states and random generators are compared bit for bit, for every batch and rank. The first difference is
+    shown with its likely cause, such as a generator in a Python attribute or a non-deterministic kernel. The exit code
+    is 1 if the trainings differ. Both are separate experiments and are deleted afterwards. See
+    docs/how-to/check-exact-resume.md.
 
     \b
     Example:
@@ -147,7 +149,7 @@ class Check:
         wrong = list(_too_many(stops, batches))
         try:
             found = effective(request)
-            wrong += problems(found)
+            wrong += problems(found, scripts=True)
         except UsageError as error:
             wrong += error.problems
         if wrong:
@@ -165,7 +167,14 @@ class Check:
             if failed := [each for each in trained if not each.is_a_result]:
                 raise HpcDetError([f"{each.training.title}: {each.summary}" for each in failed])
             experiments = {each.training: each.ended.experiment for each in trained}
-            return compare(*(each.trial() for training in both if (each := experiments[training])))
+            compared = compare(*(each.trial() for training in both if (each := experiments[training])))
+        if self.stops and not compared.resumes:
+            length = length_in_words(compared.batches, "batches")
+            raise HpcDetError(
+                f"the training of {length} was never stopped: it ended before batch {self.stops[0]}, or its loop "
+                f"neither uses core.batches nor calls core.should_stop at each step"
+            )
+        return compared
 
     def _submit(self, training: Training) -> ExperimentFolder:
         config = training.config(self.found.tree, self.batches, self.seed)
@@ -198,7 +207,7 @@ MOST_SHOWN = 10  # differences or causes in a list
 _WHERE = {
     "state": "before batch {}",
     "data": "the data of batch {}",
-    "metrics": "the result of train_batch at batch {}",
+    "metrics": "the metrics at batch {}",
     "training": "the report of training after {} batches",
     "validation": "the validation after {} batches",
 }
@@ -220,6 +229,7 @@ def _record(found: Comparison) -> dict[str, Any]:
         "first_differences": [asdict(each) for each in found.first],
         "not_in_checkpoints": [asdict(each) for each in found.lost],
         "different_from_the_start": [asdict(each) for each in found.unlike],
+        "stops_without_checkpoint": [{"stopped": stop, "resumed": resumed} for stop, resumed in found.repeated],
         "causes": [asdict(each) for each in causes(found)],
     }
 
@@ -234,6 +244,11 @@ def _in_words(found: Comparison) -> Iterator[str]:
         yield f"Different: {trained}, {resumed}"
         yield f"First difference: {_WHERE[first.part].format(first.batch)}"
         yield from _values(found.first)
+    for stop, begin in found.repeated:
+        yield (
+            f"Stopped after batch {stop}, but resumed at batch {begin}: no checkpoint was saved at the stop; pass "
+            f"the objects to core.track, or save in core.checkpoint when core.should_stop() is true"
+        )
     if found.lost:
         effect = ", with no effect on these batches" if found.is_identical else ""
         yield f"Lost by a resume, since no checkpoint holds it{effect}:"

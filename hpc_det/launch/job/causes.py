@@ -78,8 +78,9 @@ class AttemptFacts:
         """Return why the attempt ended. `code`: the exit code of the agents' launcher; `failure`: the first one, or
         None.
 
-        Trials write an outcome, and `hpc_det.launch.direct` writes one for a script that was stopped. A script without
-        an outcome received no stop request, so its exit code 0 means that it has finished.
+        Trials and scripts on hpc_det.core write an outcome, and `hpc_det.launch.direct` writes one for another script
+        that was stopped. Another script without an outcome received no stop request, so its exit code 0 means that it
+        has finished.
         """
         stop = self._stop
         if outcome := self._outcome:
@@ -87,7 +88,7 @@ class AttemptFacts:
         if failure and (stop is None or failure.time < stop.time):
             return _of_failure(failure)
         is_killed = stop is not None and stop.reason == "kill"  # the exit code means nothing then
-        if code == 0 and not self.plan.runs_trial and not is_killed:
+        if code == 0 and not (self.plan.runs_trial or self._times()) and not is_killed:
             return Cause.FINISHED
         return self.cause_of_stop(stop) if stop else Cause.FAILED
 
@@ -117,16 +118,16 @@ class AttemptFacts:
         return max(newest_steps(self.trial.checkpoints), int(outcome.get("saves", 0)))
 
     def was_too_short(self, cause: Cause, *, late: bool) -> bool:
-        """Return whether the attempt of a trial class had no time to save: its training did not start, was short, or
-        was cut off.
+        """Return whether the attempt had no time to save: its training did not start, was short, or was cut off.
 
-        `late`: the attempt ended at an unknown earlier time.
+        False for a script whose trainings never report their start, since it is unknown whether it saves. `late`: the
+        attempt ended at an unknown earlier time.
         """
-        if not self.plan.runs_trial or cause not in _MAY_BE_TOO_SHORT:
+        if cause not in _MAY_BE_TOO_SHORT:
             return False
         times = self._times()
         if not times:
-            return True
+            return self.plan.runs_trial or self._has_ever_begun()
         longest_save = read_saves(self.trial.saves)
         shortest_s = max(SHORTEST_S, longest_save.longest_s if longest_save else 0.0)
         end = max(times) if late else time.time()
@@ -136,6 +137,15 @@ class AttemptFacts:
         """Return whether a stop request was followed by no save."""
         # Rank 0 writes into the outcome whether it has saved; a KILL during the save leaves no outcome.
         return self._stop is not None and not (self._outcome or {}).get("saved", False)
+
+    def _has_ever_begun(self) -> bool:
+        """Return whether a training has begun in any attempt."""
+        mark = f'"kind": "{BEGINS}"'.encode()
+        try:
+            with open(self.trial.metrics, "rb") as lines:
+                return any(mark in line for line in lines)
+        except FileNotFoundError:
+            return False
 
     def _times(self) -> list[float]:
         """Return the times of the attempt's reports, from the start of training; empty if training did not start."""

@@ -88,6 +88,36 @@ def test_without_a_recorded_end_the_time_of_the_reports_counts(trial: TrialFolde
     assert not was_too_short(trial, late=True)
 
 
+SCRIPT = ("python3", "-m", "hpc_det.launch.direct", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("happens", "expected"),
+    [
+        pytest.param(lambda trial: trial, False, id="whether it saves is unknown"),
+        pytest.param(lambda trial: begins(trial, LONG, attempt=1), True, id="only an earlier training began"),
+        pytest.param(lambda trial: begins(trial, 1), True, id="a stint of a second"),
+        pytest.param(lambda trial: begins(trial, LONG), False, id="a long stint"),
+        pytest.param(lambda trial: leaves(is_told_to_stop(begins(trial, LONG)), saved=False), True, id="no time"),
+        pytest.param(lambda trial: leaves(is_told_to_stop(begins(trial, LONG)), saved=True), False, id="saved"),
+    ],
+)
+def test_an_attempt_of_a_script_is_judged_once_it_reports_its_training(
+    trial: TrialFolder, happens: Callable[[TrialFolder], object], expected: bool
+) -> None:
+    happens(trial)
+    assert AttemptFacts(trial, job_plan(entrypoint=SCRIPT), 2).was_too_short(Cause.PREEMPTED, late=False) is expected
+
+
+def test_a_script_that_reports_its_training_has_finished_only_with_an_outcome(trial: TrialFolder) -> None:
+    facts = AttemptFacts(trial, job_plan(entrypoint=SCRIPT), 2)
+    assert facts.cause(0, None) is Cause.FINISHED
+    begins(trial, 1)
+    assert facts.cause(0, None) is Cause.FAILED
+    write_json(trial.outcome, {"attempt": 2, "kind": "finished", "steps": 5, "saved": True})
+    assert facts.cause(0, None) is Cause.FINISHED
+
+
 OOM = {"name": "OOM", "pattern": "out of memory", "action": "cancel_retries"}
 OFF = {"name": "ECC Error", "pattern": None, "action": None}
 NAMELESS = {"name": None, "pattern": "^slow", "action": "exclude_node"}

@@ -18,7 +18,8 @@ from hpc_det.distributed.rng import seed_everything
 from hpc_det.pytorch.loop import run as training
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view.resume_check import Comparison, causes, compare
+from hpc_det.view.resume_causes import causes
+from hpc_det.view.resume_check import Comparison, compare
 from tests.distributed.ranks import OnRanks
 from tests.pytorch import leaky
 from tests.pytorch.trials import CONFIG

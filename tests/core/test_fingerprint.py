@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_det.pytorch.state.fingerprint import LARGEST_BYTES, some_texts_of, tensor_text, texts_of
+from hpc_det.core.fingerprint import LARGEST_BYTES, some_texts_of, tensor_text, texts_of
 from hpc_det.store.trace_names import unwrapped
 
 

@@ -41,7 +41,8 @@ DEEPEST = 8
 """Largest number of nested levels that are shown."""
 _CLOSED = {*sys.stdlib_module_names, "torch", "numpy", "deepspeed", "hpc_det", "tqdm", "rich"}
 """Packages whose objects are not inspected, except those named below."""
-_SHOWN = (bool, int, float, complex, str, bytes, type(None), Enum, PurePath, date, timedelta, range, itertools.count)
+PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, PurePath, date, timedelta, range, itertools.count)
+"""Types of values that are shown by their `repr`."""
 _WRAPPABLE = {
     torch.nn.Module: "module",
     torch.optim.Optimizer: "optimizer",
@@ -108,7 +109,7 @@ class _Walk:
         self._largest_bytes = largest_bytes
 
     def of(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
-        if isinstance(value, _SHOWN):
+        if isinstance(value, PLAIN):
             yield path, _short(repr(value))
         elif id(value) in self._skipped or id(value) in self._seen or not depth:
             return
@@ -181,7 +182,7 @@ def _key(key: Any) -> str:
     """Return a key as text; other objects by their class, since their `repr` usually contains an address."""
     if isinstance(key, tuple):
         return _short(f"({', '.join(map(_key, key))})")
-    return _short(repr(key)) if isinstance(key, _SHOWN) else type(key).__name__
+    return _short(repr(key)) if isinstance(key, PLAIN) else type(key).__name__
 
 
 def _size_in_bytes(array: torch.Tensor | np.ndarray[Any, Any]) -> int:
