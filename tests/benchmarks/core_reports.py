@@ -102,8 +102,8 @@ def _turn(way: Way, done: int) -> Taken:
         log(step, 0.5)
     finish()
     cpu_us = (time.process_time() - began_s) / ALONE * 1e6
-    times = (calls[BATCHES // 2], calls[BATCHES * 999 // 1000], sum(calls) / BATCHES)
-    return Taken(*(ns / 1000 for ns in times), cpu=cpu_us)
+    median, high, mean = calls[BATCHES // 2], calls[BATCHES * 999 // 1000], sum(calls) / BATCHES
+    return Taken(median / 1000, high / 1000, mean / 1000, cpu_us)
 
 
 def _calls(log: Log, done: int) -> list[int]:
