@@ -66,8 +66,9 @@ class CutIndices:
             self._first = list(islice(self._indices, 1))
 
     def _skip(self) -> None:
-        deque(islice(self._indices, max(self._done - self._number, 0)), maxlen=0)
-        self._number = max(self._done, self._number)
+        if self._number < self._done:  # checked first: this is called for each batch
+            deque(islice(self._indices, self._done - self._number), maxlen=0)
+            self._number = self._done
 
     def __iter__(self) -> CutIndices:
         return self

@@ -7,6 +7,7 @@ last one is visible even if the loop then does something that takes long.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -28,11 +29,14 @@ class Reports:
     def __init__(self, log: MetricsLog, tensorboard: TensorBoard) -> None:
         self._log = log
         self._tensorboard = tensorboard
-        self._lock = threading.RLock()
+        self._writing = threading.RLock()
+        """Held during a write, which may take long; `training` waits for it only if it writes itself."""
+        self._lock = threading.Lock()
+        """Protects `_waiting`."""
         self._waiting: list[tuple[int, dict[str, Any], float]] = []
         """Training reports that are not written yet: batches, metrics, and the time in seconds since the epoch."""
         self._write_at = 0.0
-        """Seconds of time.monotonic at which the next training report is written at once."""
+        """Seconds of time.monotonic from which on a training report is written at once; infinite during a write."""
         self._thread: threading.Thread | None = None
         self._has_news, self._is_closed = threading.Event(), threading.Event()
         self._error: BaseException | None = None
@@ -47,31 +51,34 @@ class Reports:
         """
         if self._error:
             raise self._error
+        report = steps, {name: _kept(value) for name, value in metrics.items()}, time.time()
         with self._lock:
-            self._waiting.append((steps, {name: _kept(value) for name, value in metrics.items()}, time.time()))
-        if time.monotonic() >= self._write_at:
+            is_alone = not self._waiting  # otherwise the thread writes them soon
+            self._waiting.append(report)
+        if is_alone and time.monotonic() >= self._write_at:
             self.write()
         elif not self._has_news.is_set():
             self._wake()
 
     def validation(self, steps: int, metrics: Mapping[str, Any]) -> None:
         """Report validation metrics, which are written at once."""
-        with self._lock:
+        with self._writing:
             self.write()
             self._log.report("validation", steps, self.total, metrics)
             self._tensorboard.report("validation", steps, metrics)
 
     def group(self, group: str, steps: int, metrics: Mapping[str, Any]) -> None:
         """Report metrics of another group, which are written at once."""
-        with self._lock:
+        with self._writing:
             self._log.report_group(group, steps, metrics)
             self._tensorboard.report("training", steps, {f"{group}/{name}": value for name, value in metrics.items()})
 
     def write(self) -> None:
         """Write the training reports that are waiting."""
-        with self._lock:
-            self._write_at = time.monotonic() + WRITE_S
-            waiting, self._waiting = self._waiting, []
+        with self._writing:
+            self._write_at = math.inf
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
             records = [
                 {"kind": "training", "steps": steps, "total": self.total, "metrics": spelled(metrics), "time": at}
                 for steps, metrics, at in waiting
@@ -80,6 +87,7 @@ class Reports:
                 self._log.report_all(records)
             for record in records:
                 self._tensorboard.report("training", record["steps"], record["metrics"])
+            self._write_at = time.monotonic() + WRITE_S
 
     def flush(self) -> None:
         """Write all reports, and flush them to disk. Any thread may call this."""

@@ -126,4 +126,7 @@ class Saves:
         """Return the number of batches at which something may be due next, the same on all ranks."""
         steps = self._progress.steps
         period = self._period.next_boundary(steps) if self._period else float("inf")
-        return min(self._schedule.next_look, self.saver.next_expectation, period, steps + LOOK)
+        expectation = self.saver.next_expectation
+        if expectation <= steps:  # nothing is tracked, so there was nothing to expect; look again later
+            expectation = float("inf")
+        return min(self._schedule.next_look, expectation, period, steps + LOOK)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _OURS = ".hpc_det"
 """Suffix of the event files of this module's writer. Files of other writers in the folder are never truncated."""
+_QUEUE = 10_000
+"""Events that may wait for the writer's thread. With torch's 10, many events at once wait for it one by one."""
 
 
 class TensorBoard:
@@ -113,7 +115,7 @@ class TensorBoard:
             except ImportError:
                 return None
             make_folders(self.folder)
-            self._writer = SummaryWriter(str(self.folder), filename_suffix=self._suffix)
+            self._writer = SummaryWriter(str(self.folder), max_queue=_QUEUE, filename_suffix=self._suffix)
         return self._writer
 
     def _files(self) -> Iterator[Path]:

@@ -7,6 +7,7 @@ import sys
 from tests.benchmarks import (
     checkpoint,
     command_line,
+    core,
     deepspeed_overhead,
     deepspeed_save,
     gang_overhead,
@@ -31,6 +32,7 @@ from tests.benchmarks import (
 BENCHMARKS = {
     "checkpoint": checkpoint.main,
     "commands": command_line.main,
+    "core": core.main,
     "many": many.main,
     "preemption": notice_to_checkpoint.main,
     "loop": loop_overhead.main,

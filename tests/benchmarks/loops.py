@@ -96,12 +96,12 @@ def train_trial(
 
 
 def train_life(life: Life, distributed: Distributed) -> None:
-    with _stops(distributed, life.folder.path.name) as stop:
+    with stops(distributed, life.folder.path.name) as stop:
         life.attempt(stop, distributed)
 
 
 @contextmanager
-def _stops(distributed: Distributed, name: str) -> Iterator[StopAgreement]:
+def stops(distributed: Distributed, name: str) -> Iterator[StopAgreement]:
     """Yield a real agreement, with its thread, which the loop checks at every batch."""
     stop = StopAgreement(distributed.messages, name)
     yield stop
