@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.store.folders import TrialFolder
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.metrics import read_reports
 from tests.e2e.story import Story, hpc_det
 from tests.integrations.forked_runs import Cell, Results, results_of
@@ -72,7 +72,7 @@ def test_a_file_of_model_checkpoint_is_kept(results: dict[str, Results]) -> None
 
 def test_every_metric_is_reported_once(results: dict[str, Results]) -> None:
     for found in map(results.__getitem__, CELLS):
-        reports = [list(read_reports(root / "local" / "run-1" / "metrics.jsonl")) for root in _roots(found)]
+        reports = [list(read_reports(ExperimentStore(root).folder(1).trial().metrics)) for root in _roots(found)]
         assert [_facts(each) for each in reports[1:]] == [_facts(reports[0])]
         training = [record for record in reports[0] if record["kind"] == "training"]
         assert [record["steps"] for record in training] == [*range(1, 19)]
@@ -84,7 +84,7 @@ def test_every_metric_is_reported_once(results: dict[str, Results]) -> None:
 
 def test_the_last_checkpoint_has_the_position_and_no_signal_ended_a_run(results: dict[str, Results]) -> None:
     for found in map(results.__getitem__, CELLS):
-        newest = committed(TrialFolder(found.root / "local" / "run-1").checkpoints)[0]
+        newest = committed(ExperimentStore(found.root).folder(1).trial().checkpoints)[0]
         assert newest.steps == 18
         metadata = json.loads((newest.path / "metadata.json").read_text())
         assert metadata["hpc_det.lightning"] == {"epoch": 3, "records": 0}

@@ -153,7 +153,7 @@ def test_a_complete_training_is_not_continued(runs: ForkedRuns, tmp_path: Path, 
     assert codes == [1]  # after the last checkpoint
     results, codes, _ = runs.run(SCRIPT, tmp_path, "second", **options)
     assert (results, codes) == ([], [0])
-    (trial,) = (tmp_path / "local").iterdir()
+    trial = tmp_path / "experiments" / "1" / "trials" / "1"
     assert {each.steps for each in committed(trial / "checkpoints")} == {options["max_steps"]}
     assert json.loads((trial / "outcome.json").read_text())["kind"] == "finished"
 

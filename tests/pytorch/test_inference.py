@@ -288,7 +288,7 @@ def test_torchrun_is_stopped_by_sigterm_and_one_process_processes_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HPC_DET_ROOT", str(tmp_path))
-    marker, trial = tmp_path / "marker", tmp_path / "local" / "inference_script-1"
+    marker, trial = tmp_path / "marker", tmp_path / "experiments" / "1" / "trials" / "1"
     with subprocess.Popen([*TORCHRUN, str(SCRIPT), str(marker)]) as torchrun:
         wait_for(lambda: marker.exists() or torchrun.poll() is not None)
         torchrun.terminate()
