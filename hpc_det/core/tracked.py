@@ -180,8 +180,16 @@ class Tracked:
                 ]
             )
         shards = StoredShards(resumed.folder, self._distributed.rank)
-        for name, each in objects.items():
+        for name, each in {**self._changed_by(objects), **objects}.items():
             _set(each, shards.fitted(stored[name], name, likes_of(each, name)) if _is_sharded(each) else stored[name])
+
+    def _changed_by(self, objects: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the optimizers that were restored before, and whose schedulers are among `objects`.
+
+        A scheduler that is created after its optimizer was restored sets the optimizer's learning rate anew.
+        """
+        changed = {id(getattr(each, "optimizer", None)) for each in objects.values()}
+        return {name: each for name, each in self._shared.items() if name not in objects and id(each) in changed}
 
     def _load_weights(self, folder: Path, objects: Mapping[str, Any]) -> None:
         stored = Resumed(folder, 0, self._distributed.rank).tracked

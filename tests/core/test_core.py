@@ -226,6 +226,24 @@ def test_what_cannot_be_tracked_is_named(tmp_path: Path) -> None:
     in_the_block(tmp_path, body)
 
 
+def test_a_scheduler_that_is_created_after_its_optimizer_was_restored_changes_nothing(tmp_path: Path) -> None:
+    class Scheduled(PlainLoop):
+        def __init__(self, core: Core) -> None:
+            super().__init__(core)
+            optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+            core.track(late=optimizer)
+            self.late = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=100)
+            core.track(schedule=self.late)
+
+        def train(self, batch: Any) -> float:
+            found = super().train(batch)
+            self.late.optimizer.step()
+            self.late.step()
+            return found
+
+    assert_same(stopped_at(tmp_path, 3, program=Scheduled), undisturbed(tmp_path, program=Scheduled))
+
+
 def test_a_name_that_the_checkpoint_lacks_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     loop = Loop.begin(tmp_path)
     loop.attempt(StopAt(3))
