@@ -11,6 +11,16 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 
+def settle_buckets_in(model: object) -> None:
+    """Settle the buckets of each DistributedDataParallel in a model, such as in Fabric's; do nothing for other objects.
+
+    Collective.
+    """
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        if isinstance(module, DistributedDataParallel):
+            settle_buckets(module)
+
+
 def settle_buckets(wrapped: DistributedDataParallel) -> None:
     """Give DDP its final buckets by one backward pass in parameter order. Collective; call it before the first batch.
 

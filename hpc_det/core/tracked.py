@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.checkpoint.content import check_loadable, load
 from hpc_det.checkpoint.seals import FileEntry
-from hpc_det.core.ddp_buckets import settle_buckets
+from hpc_det.core.ddp_buckets import settle_buckets_in
 from hpc_det.core.portable import Portable
 from hpc_det.core.progress import PROGRESS, Progress, restored_progress
 from hpc_det.core.sharded_tensors import StoredShards, likes_of, shard_file, shards_in, without_shards
@@ -113,8 +113,7 @@ class Tracked:
         (self._own if per_rank else self._shared).update(objects)
         self._is_sharded |= any(map(_is_sharded, objects.values()))
         for each in objects.values():
-            if isinstance(each, DistributedDataParallel):
-                settle_buckets(each)
+            settle_buckets_in(each)
         if self._resumed:
             self._restore(self._resumed, objects, per_rank=per_rank)
         elif self._warm_start and not per_rank:

@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from hpc_det.core import Core
+from hpc_det.core.ddp_buckets import settle_buckets_in
 from hpc_det.errors import UsageError
 from hpc_det.integrations.lightning.environment import check_ranks
 from hpc_det.integrations.lightning.sampler import ENTRY, resumable_batch_size
@@ -90,6 +91,7 @@ class HpcDetCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._take_signal_back()
+        settle_buckets_in(trainer.strategy.model)
         self._batch_size = resumable_batch_size(trainer, self._core)
         if self._resumed:
             trainer.callback_metrics.update(self._resumed["metrics"])  # for EarlyStopping and ReduceLROnPlateau

@@ -1,0 +1,76 @@
+"""The examples of training loops on a real Slurm: four ranks on two nodes, preempted twice, and the same to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.checkpoint.committed import committed, newest_steps
+from tests.e2e.story import Story
+from tests.e2e.test_slurm import use
+from tests.labs.slurm import SlurmLab
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+SEED = "reproducibility.experiment_seed=5"
+FOUR_RANKS = ("resources.slots_per_trial=4", SEED)
+LANGUAGE_MODEL: dict[str, Any] = {
+    "context": EXAMPLES / "language_model",
+    "overrides": ("searcher.max_length={batches: 200}", "hyperparameters.width=16"),
+}
+CASES: dict[str, dict[str, Any]] = {
+    "plain loop": {**LANGUAGE_MODEL, "config": "plain_loop.yaml", "weights": "tracked.pth"},
+    "Hugging Face": {
+        **LANGUAGE_MODEL,
+        "config": "hugging_face.yaml",
+        "weights": "model.safetensors",
+        "overrides": (*LANGUAGE_MODEL["overrides"], "hyperparameters.logging_batches=1"),
+    },
+    "Lightning": {
+        "context": EXAMPLES / "lightning",
+        "config": "lightning.yaml",
+        "weights": "lightning.ckpt",
+        "overrides": ("searcher.max_length={epochs: 8}",),
+    },
+}
+
+
+def begin(case: dict[str, Any]) -> Story:
+    return Story.begin(
+        *FOUR_RANKS, *case["overrides"], cluster="lab", config=case["context"] / case["config"], context=case["context"]
+    )
+
+
+def digests(story: Story) -> dict[str, str]:
+    """Return a digest of each file of weights in the newest checkpoint."""
+    newest = max(committed(story.trial.checkpoints), key=lambda checkpoint: checkpoint.steps)
+    return {
+        path.name: hashlib.sha1(path.read_bytes()).hexdigest()
+        for path in newest.path.iterdir()
+        if path.suffix in (".safetensors", ".ckpt") or path.name == "tracked.pth"
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_example_on_two_nodes_is_preempted_twice_and_the_same(
+    slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    use(slurm_lab, monkeypatch)
+    case = CASES[name]
+    whole = begin(case)
+    whole.wait()
+    story = begin(case)
+    for preemptions in (1, 2):
+        saved = newest_steps(story.trial.checkpoints)
+        story.until_batch(saved + 5)
+        slurm_lab.preempt(3, seconds=2)
+        story.until_ended(preemptions)
+    story.wait()
+    assert story.causes == ["preempted", "preempted", "finished"]
+    assert story.series == whole.series
+    assert digests(story) == digests(whole)
+    assert digests(story)
