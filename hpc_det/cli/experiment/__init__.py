@@ -70,7 +70,7 @@ COMMANDS = (
     LazyCommand(
         "verify-resume",
         "experiment.verify_resume",
-        "Check that a trial resumes bit for bit from its checkpoints.",
+        "Check that a training resumes bit for bit from its checkpoints.",
     ),
     LazyCommand("wait", "experiment.wait", "Wait until experiments have ended; exit code 0 only if all are COMPLETED."),
 )
