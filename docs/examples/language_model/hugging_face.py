@@ -1,33 +1,19 @@
 """A small GPT-2 that learns the next character of the sonnets with Hugging Face's Trainer. Nothing is downloaded."""
 
-from pathlib import Path
-
+import sonnets
 import torch
-from torch.utils.data import Dataset
+from sonnets import CHARACTERS, TEXT, TRAINING
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import hpc_det.core
 from hpc_det.integrations.transformers import HpcDetCallback, training_arguments
 
-TEXT = Path(__file__).with_name("text.txt").read_text(encoding="utf-8")
-CHARACTERS = sorted(set(TEXT))
-TRAINING = len(TEXT) * 9 // 10  # the last tenth is for validation
 
-
-class Stretches(Dataset):
+class Stretches(sonnets.Stretches):
     """Stretches of `length` characters, one for every `stride`-th position of a text."""
 
-    def __init__(self, text: str, length: int, stride: int) -> None:
-        self.numbers = torch.tensor([CHARACTERS.index(character) for character in text])
-        self.length = length
-        self.starts = range(0, len(text) - length, stride)
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        start = self.starts[index]
-        stretch = self.numbers[start : start + self.length]
+        stretch, _ = super().__getitem__(index)
         return {"input_ids": stretch, "labels": stretch}  # the model compares with the next character
 
 
