@@ -72,7 +72,7 @@ class TrialStorage:
                 self._remote.remove(uuid)
         delete(self.trial.checkpoints / uuid, hidden=f".deleted-{uuid}")
         remove_damaged(self.trial.checkpoints, uuid)
-        self.trial.checkpoint_metadata(uuid).unlink(missing_ok=True)
+        disk.unlink(self.trial.checkpoint_metadata(uuid), missing_ok=True)
 
     def remove_files(self, checkpoint: Committed, names: Sequence[str]) -> None:
         """Delete some files of a checkpoint. Raises HpcDetError for names that lead out of its folder."""

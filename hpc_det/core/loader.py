@@ -88,6 +88,7 @@ class ReplayedLoader(ExternalLoader):
         is_ahead = rng is not None and done > 0 and self.reads_ahead
         moment = (done + 1, then) if is_ahead and self._cut is not None else None
         iterator = self._resumed(epoch, done, began or {}, moment)
+        self.finish()  # what a sampler draws at the end of a pass is in `now` already
         if began and not (self._reads_ahead and self._cut is not None):  # then they are a step further already
             self.restore_generators(began.get("now", ()))
         if moment is None:

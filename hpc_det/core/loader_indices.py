@@ -18,7 +18,7 @@ from hpc_det.core.external_loader import samplers_of
 from hpc_det.distributed.rng import mixed_seed, restore_rng, seed_generators
 
 Moment = tuple[int, dict[str, Any]]
-"""The number of a batch, and the state of the generators to set before its index is drawn."""
+"""The number of a batch, and the state of the generators to set before its index is drawn, or at the end of the pass."""
 
 
 class SeededIndex:
@@ -76,13 +76,22 @@ class CutIndices:
     def __next__(self) -> Any:
         self._skip()
         if self._moment and self._number >= self._moment[0]:
-            restore_rng(self._moment[1])
-            self._moment = None
-        index, number = self._first.pop() if self._first else next(self._indices), self._number
+            self._set_generators()
+        try:
+            index, number = self._first.pop() if self._first else next(self._indices), self._number
+        except StopIteration:
+            self._set_generators()
+            raise
         self._number += 1
         if self._seed is None:
             return index
         return SeededIndex(index, mixed_seed("batch of a loader", self._seed, self._epoch, number))
+
+    def _set_generators(self) -> None:
+        """Set the generators to the state of the moment, once."""
+        if self._moment:
+            restore_rng(self._moment[1])
+            self._moment = None
 
 
 class CutSampler:

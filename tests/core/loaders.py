@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -211,20 +211,17 @@ def undisturbed(
             for done, batch in enumerate(loader.begin(epoch), 1):
                 steps.append((plain(batch), draws()))
                 if (epoch, done) in at:
-                    saved.append(save(loader, epoch, done))
+                    saved += save(loader, epoch, done)
     assert len(steps) == passes * BATCHES
     return steps, saved
 
 
-def save(loader: ReplayedLoader, epoch: int, done: int) -> Saved:
-    is_at_border = done == BATCHES
-    return Saved(
-        epoch=epoch,
-        done=done,
-        began=None if is_at_border else loader.began(),
-        generators=loader.generator_states(),
-        rng=rng_state(),
+def save(loader: ReplayedLoader, epoch: int, done: int) -> list[Saved]:
+    """Return what is saved in an open pass; after its last batch, also what is saved at the border."""
+    open_pass = Saved(
+        epoch=epoch, done=done, rng=rng_state(), began=loader.began(), generators=loader.generator_states()
     )
+    return [open_pass, replace(open_pass, began=None)] if done == BATCHES else [open_pass]
 
 
 def resumed(make: Make, saved: Saved, *, passes: int = PASSES, **options: Any) -> list[Step]:

@@ -12,7 +12,6 @@ from typing import Any
 from unittest.mock import patch
 
 from hpc_det.checkpoint.retention import Policy
-from hpc_det.core.entry import outside_job
 from hpc_det.core.run import JobServices, Run
 
 
@@ -60,6 +59,9 @@ def searched(journal: Path, lengths: list[int], pauses_at: int) -> Iterator[None
     code.mkdir(exist_ok=True)
     policy = Policy()
 
+    module = importlib.import_module("hpc_det.core.init")
+    outside_job = module._outside_job
+
     @contextmanager
     def with_search(*arguments: Any) -> Iterator[Run]:
         with outside_job(*arguments) as run:
@@ -67,5 +69,5 @@ def searched(journal: Path, lengths: list[int], pauses_at: int) -> Iterator[None
             services = JobServices(code=code, searcher=search, retention=lambda: policy, mirror=None, grace_s=None)
             yield replace(run, job=services)
 
-    with patch.object(importlib.import_module("hpc_det.core.init"), "outside_job", with_search):
+    with patch.object(module, "_outside_job", with_search):
         yield

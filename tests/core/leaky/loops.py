@@ -86,7 +86,7 @@ class TrackedScheduler(UntrackedScheduler):
 
 
 class SchedulerAfterItsOptimizer(UntrackedScheduler):
-    """To create a scheduler changes the learning rate that was restored."""
+    """To create a scheduler changes the learning rate that was restored; `track` restores it again."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
