@@ -18,7 +18,7 @@ from hpc_det.core.external_loader import samplers_of
 from hpc_det.distributed.rng import mixed_seed, restore_rng, seed_generators
 
 Moment = tuple[int, dict[str, Any]]
-"""The number of a batch, and the state of the generators to set before its index is drawn, or at the end of the pass."""
+"""The number of a batch, and the state of the generators to set before its index is drawn or the pass ends."""
 
 
 class SeededIndex:

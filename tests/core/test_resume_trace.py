@@ -88,7 +88,10 @@ def checked(path: Path, loop: str, *stops: int, **options: Any) -> Comparison:
     return compare(undisturbed, trained(path / "stopped", loop, *stops, **options))
 
 
-@pytest.mark.parametrize("loop", ["Sound", "TrackedScheduler", "SchedulerAfterItsOptimizer", "SeedsEachEpoch", "OwnLoop"])
+SOUND = ["Sound", "TrackedScheduler", "SchedulerAfterItsOptimizer", "SeedsEachEpoch", "OwnLoop"]
+
+
+@pytest.mark.parametrize("loop", SOUND)
 def test_a_loop_whose_state_is_in_checkpoints_is_sound(tmp_path: Path, loop: str) -> None:
     found = checked(tmp_path, loop, 3, 6, STOP)
     assert found.first == ()
