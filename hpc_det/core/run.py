@@ -214,8 +214,7 @@ def process_group(distributed: Distributed) -> Iterator[None]:
     """Join the ranks of `distributed` in a process group for the length of the block, unless the script has made one.
 
     A script's own group is used and kept. After a failure the group is not destroyed: with a dead peer that may hang,
-    and the process exits anyway. Raises UsageError if a script's group has another rank or size, or cannot exchange CPU
-    tensors.
+    and the process exits anyway. Raises UsageError if a script's group has another rank or size.
     """
     is_ours = not dist.is_initialized()
     if not is_ours:
@@ -235,11 +234,6 @@ def _check_group(distributed: Distributed) -> None:
         raise UsageError(
             f"the existing process group has rank {theirs[0]} of {theirs[1]}, but RANK and WORLD_SIZE mean "
             f"rank {ours[0]} of {ours[1]}; set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun does"
-        )
-    if "cpu:" not in dist.get_backend_config():
-        raise UsageError(
-            f"the existing process group has the backend {dist.get_backend_config()}, but CPU tensors are exchanged, "
-            f"too; remove init_process_group, or give it the backend cpu:gloo,cuda:nccl"
         )
 
 

@@ -90,7 +90,8 @@ class Distributed:
     def start(self) -> None:
         """Join the process group: gloo for CPU tensors, and nccl if there are GPUs. Then connect to rank 0.
 
-        A process group that exists already is used. Raises UsageError if the node has no GPU for this rank.
+        A process group that exists already is used; beside one without a backend for CPU tensors, such as NCCL alone,
+        gloo connects the ranks. Raises UsageError if the node has no GPU for this rank.
         """
         self._check_gpu()
         if self.device.type == "cuda":
@@ -137,7 +138,7 @@ class Distributed:
     def stop(self) -> None:
         """Close the connection to rank 0 and destroy the process group, if there is one."""
         self.leave()
-        for objects in ("_gang", "_node"):
+        for objects in ("_gang", "_node", "_on_cpu"):
             vars(self).pop(objects, None)  # these hold process groups, whose destructors must not run later
         if dist.is_initialized():  # also with one rank: DeepSpeed needs a process group even then
             dist.destroy_process_group()
@@ -149,7 +150,7 @@ class Distributed:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the element-wise sum of a CPU tensor over all ranks; `values` is overwritten with it."""
         if self.size > 1:
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self._on_cpu)
         return values
 
     def gather_json(self, data: Any) -> list[Any]:
@@ -158,12 +159,12 @@ class Distributed:
             return [data]
         own = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(own)]))
+        dist.all_gather(lengths, torch.tensor([len(own)]), group=self._on_cpu)
         longest = int(max(lengths))  # all_gather takes tensors of one size, so all are padded to the longest
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(own)] = own
         received = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(received, padded)
+        dist.all_gather(received, padded, group=self._on_cpu)
         return [json.loads(bytes(item[: int(length)].numpy())) for item, length in zip(received, lengths, strict=True)]
 
     def broadcast_json(self, data: Any) -> Any:
@@ -202,7 +203,9 @@ class Distributed:
 
     @cached_property
     def _gang(self) -> Alone | SealedGroup:
-        return Alone() if self.size == 1 else SealedGroup(range(self.size), self.rank, shared_secret(self.env))
+        if self.size == 1:
+            return Alone()
+        return SealedGroup(range(self.size), self.rank, shared_secret(self.env), self._on_cpu)
 
     @cached_property
     def _node(self) -> Alone | SealedGroup:
@@ -216,6 +219,14 @@ class Distributed:
         with closed_once_connected():
             group = dist.new_group([*ranks], backend="gloo", use_local_synchronization=True)
         return SealedGroup(ranks, self.rank, shared_secret(self.env), group)
+
+    @cached_property
+    def _on_cpu(self) -> dist.ProcessGroup | None:
+        """The group of all ranks for CPU tensors; None if the default group takes them. Collective at first."""
+        if self.size == 1 or "cpu:" in dist.get_backend_config():
+            return None
+        with closed_once_connected():
+            return dist.new_group(backend="gloo")
 
     def wait_for_rank_0(self) -> None:
         """Wait until rank 0 calls this too. Collective; unlike in a collective of gloo, rank 0 may take hours."""
@@ -236,7 +247,7 @@ class Distributed:
     @cached_property
     def messages(self) -> GangMessages:
         """The connection to rank 0, which any thread may use and which needs no collectives. `start` opens it."""
-        return open_messages(self.rank, self.size, self.nodes, self.env)
+        return open_messages(self.rank, self.size, self.nodes, self.env, self._on_cpu)
 
 
 def _gpus(count: int, env: Mapping[str, str]) -> str:

@@ -263,17 +263,20 @@ class OtherRank(GangMessages):
         self._ends(0)
 
 
-def open_messages(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> GangMessages:
-    """Return this rank's end of the messages, connected. Collective in the process group.
+def open_messages(
+    rank: int, size: int, nodes: int, env: Mapping[str, str], group: dist.ProcessGroup | None = None
+) -> GangMessages:
+    """Return this rank's end of the messages, connected. Collective in `group`, by default the default group.
 
-    Rank 0 broadcasts its address in the process group; everything else is sent over the authenticated connections.
+    Rank 0 broadcasts its address in the group, which takes CPU tensors; everything else is sent over the authenticated
+    connections.
     Raises UsageError if the ranks share no secret (see `shared_secret`), RankGone if a rank does not connect.
     """
     if size == 1:
         return GangMessages()
     secret = shared_secret(env)
     if rank > 0:
-        host, port, run, mark = _broadcast(None)
+        host, port, run, mark = _broadcast(None, group)
         if mark != _mark(secret):
             raise UsageError(
                 f"rank {rank} has another secret than rank 0, so they cannot exchange messages: start all ranks with "
@@ -282,7 +285,7 @@ def open_messages(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> G
         return OtherRank(rank, size, str(ipaddress.ip_address(host)), port, _key(secret, run))
     run = secrets.randbits(62)  # fits into the int64 that `_broadcast` sends
     rank_0 = RankZero(size, _own_host(nodes, env), _key(secret, run))
-    _broadcast([int(ipaddress.ip_address(rank_0.host)), rank_0.port, run, _mark(secret)])
+    _broadcast([int(ipaddress.ip_address(rank_0.host)), rank_0.port, run, _mark(secret)], group)
     rank_0.await_all()
     return rank_0
 
@@ -308,13 +311,10 @@ def _mark(secret: bytes) -> int:
     return int.from_bytes(hmac.digest(secret, b"which secret", "sha256")[:7], "big")
 
 
-def _broadcast(numbers: list[int] | None) -> list[int]:
+def _broadcast(numbers: list[int] | None, group: dist.ProcessGroup | None) -> list[int]:
     """Return rank 0's four numbers on every rank. Collective."""
-    is_for_cpu = "cpu:" in dist.get_backend_config()
-    # A script may have made a group with NCCL only, which takes no CPU tensors.
-    device = torch.device("cpu") if is_for_cpu else torch.device("cuda", torch.cuda.current_device())
-    tensor = torch.tensor(numbers or [0] * 4, dtype=torch.int64, device=device)
-    dist.broadcast(tensor, src=0)
+    tensor = torch.tensor(numbers or [0] * 4, dtype=torch.int64)
+    dist.broadcast(tensor, src=0, group=group)
     return [int(number) for number in tensor]
 
 

@@ -44,6 +44,25 @@ def test_every_rank_gets_what_all_gave(on_ranks: OnRanks, size: int) -> None:
     assert on_ranks(size, collectives) == [expected] * size
 
 
+def beside_a_group_for_gpus(distributed: Distributed, folder: Path) -> Any:
+    """Return the results in a process that has a group without a backend for CPU tensors, as with NCCL alone."""
+    distributed.stop()
+    group = f"file://{folder / 'group'}"
+    dist.init_process_group("cuda:gloo", init_method=group, rank=distributed.rank, world_size=distributed.size)
+    distributed.start()
+    return collectives(distributed), distributed.allgather(distributed.rank), dist.get_backend_config()
+
+
+def test_a_group_that_takes_no_cpu_tensors_is_kept_and_gloo_connects_the_ranks(
+    on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    for found, objects, backend in on_ranks(2, beside_a_group_for_gpus, tmp_path):
+        assert found["broadcast"] == ["from", 0]
+        assert found["sum"] == [2, 1]
+        assert objects == [0, 1]
+        assert backend == "cuda:gloo"
+
+
 # --- objects
 
 
