@@ -167,11 +167,23 @@ class Searching:
     def end(self) -> str:
         """Return "waiting" if the search may request more of this trial later, or else "finished".
 
-        A trial that ends before the length that the search requested has ended for good, if it has a validation.
+        A trial that ends before the length that the search requested has ended for good, if it has a validation. A
+        search that compares no trials records that the trial has its length, so that `experiment continue` with a
+        greater one continues it.
         """
         if self._requested is not None and self._progress.validated >= 0:
             self.search.end()
+        elif self._has_fixed_length():
+            self.search.next_length(self._progress)
         return "waiting" if self.search.may_come_back else "finished"
+
+    def _has_fixed_length(self) -> bool:
+        """Return whether the trial has reached the length that a search requests which compares no trials."""
+        if self.compares or not self.search.takes_reports:
+            return False
+        length = self.search.length()
+        converts = self._global_batch_size or unit_of(self._max_length or 0) != "records"
+        return length is not None and bool(converts) and self._to(length).is_reached
 
     def _to(self, length: int) -> Operation:
         unit = unit_of(self._max_length or 0)

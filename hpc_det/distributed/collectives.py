@@ -226,7 +226,8 @@ class Distributed:
         if self.size == 1 or "cpu:" in dist.get_backend_config():
             return None
         with closed_once_connected():
-            return dist.new_group(backend="gloo")
+            group: dist.ProcessGroup = dist.new_group(backend="gloo")
+            return group
 
     def wait_for_rank_0(self) -> None:
         """Wait until rank 0 calls this too. Collective; unlike in a collective of gloo, rank 0 may take hours."""

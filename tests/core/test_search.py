@@ -34,10 +34,12 @@ class InOperations(PlainLoop):
 class Searched:
     """Trial 1 of a search that promotes one of two trials from 6 to 12 batches, or from 1 to 2 passes."""
 
-    def __init__(self, folder: Path, program: Any, max_length: dict[str, int], hparams: Any = None) -> None:
+    def __init__(
+        self, folder: Path, program: Any, max_length: dict[str, int], hparams: Any = None, name: str = "async_halving"
+    ) -> None:
         searcher = {
             **CONFIG["searcher"],
-            "name": "async_halving",
+            "name": name,
             "max_trials": 2,
             "num_rungs": 2,
             "divisor": 2,
@@ -47,6 +49,7 @@ class Searched:
         self.experiment = ExperimentFolder(folder)
         self.experiment.search.mkdir(parents=True)
         config = {**CONFIG, "searcher": searcher, "hyperparameters": {}, "reproducibility": {"experiment_seed": 5}}
+        self.config = config
         write_json(self.experiment.effective, config)
         self.loop = Loop.begin(self.experiment.trial().path, program, hparams, worker=0, searcher=searcher)
         self.search = SearchJournal(self.experiment)
@@ -140,6 +143,16 @@ def test_a_loop_that_ends_before_its_length_has_completed_its_trial(tmp_path: Pa
     searched.loop.attempt()
     assert searched.loop.outcome["kind"] == "finished"
     assert SearchJournal(searched.experiment).state().trials[1].ended is Exit.COMPLETED
+
+
+def test_a_trial_of_a_search_that_compares_nothing_continues_with_a_greater_length(tmp_path: Path) -> None:
+    searched = Searched(tmp_path, InOperations, LENGTHS, name="single")
+    assert searched.loop.attempt().step == 12
+    assert SearchJournal(searched.experiment).state().finished
+    longer = {**searched.config, "searcher": {**searched.config["searcher"], "max_length": {"batches": 18}}}
+    write_json(searched.experiment.effective, longer)
+    state = SearchJournal(searched.experiment).state()
+    assert (state.finished, state.open) == (False, {0: Work(1, 18)})
 
 
 def test_a_validation_without_the_metric_that_a_search_compares_is_refused(tmp_path: Path) -> None:
