@@ -10,11 +10,12 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import CODE
 from hpc_det.checkpoint.retention import Policy
+from hpc_det.core.external_loader import length_of
 from hpc_det.core.meetings import Meetings
 from hpc_det.core.passes import Passes
 from hpc_det.core.portable import Portable
 from hpc_det.core.profile import Profile
-from hpc_det.core.progress import Batch, Position, Progress, TrainUnit, period_from_config
+from hpc_det.core.progress import Batch, Epoch, Position, Progress, TrainUnit, period_from_config
 from hpc_det.core.reports import Reports
 from hpc_det.core.run import Run
 from hpc_det.core.saver import CheckpointSaver
@@ -98,6 +99,8 @@ class Core:
         )
         self._is_pass_left = False
         """Whether the loop has left an open pass before its end."""
+        self._wanted_passes: int | None = None
+        """Number of passes that `epochs` was called with."""
         self._tensorboard = TensorBoard(run.folder.tensorboard / f"rank-{rank}" if rank else run.folder.tensorboard)
         self._tensorboard.cut(of_rank.get("tensorboard", {}))
         self._reports = Reports(run.log, self._tensorboard) if self.distributed.is_chief else None
@@ -162,7 +165,7 @@ class Core:
     def total(self) -> int | None:
         """Number of batches of the whole trial, which hpc-det shows beside the batches done; None: unknown.
 
-        `search` sets it; a loop that knows its length may set it.
+        `search`, `epochs` and `batches` with `until` set it, if they can; any other loop may set it.
         """
         return self._reports.total if self._reports else None
 
@@ -199,6 +202,8 @@ class Core:
         unit = _unit(until)
         if unit is None and self._is_pass_left:
             self._end_pass()
+        if isinstance(unit, Batch) and self.total is None:
+            self.total = unit.length
         while not (self._stop or self._is_over or (unit and unit.reached(self._progress))):
             yield from self._pass(loader, unit, accumulate)
             if unit is None:
@@ -209,6 +214,7 @@ class Core:
 
         The body iterates over `batches` once. After a resume in the middle of a pass, that pass comes first.
         """
+        self._wanted_passes = count
         while (epoch := self.epoch) < count and not self._stop and not self._is_over:
             yield epoch
             if self.epoch == epoch and not self._stop:  # the body has left the pass before its end
@@ -416,6 +422,7 @@ class Core:
             batches = self._short.batches(loader, batches, accumulate)
         batches = self.profile.over(batches, _records(loader))
         self._is_pass_left = True
+        self._expect_total(loader, unit.length if isinstance(unit, Epoch) else self._wanted_passes)
         self._note_forgotten()
         with self._agreement.steps("training", progress.steps):
             for batch in batches:
@@ -432,6 +439,11 @@ class Core:
                 if unit and unit.reached(progress):
                     return
         self._end_pass()
+
+    def _expect_total(self, loader: Iterable[Any], passes: int | None) -> None:
+        """Set `total` if the loop makes so many passes over the loader, whose length is known."""
+        if self._reports and self.total is None and passes and (length := length_of(loader)):
+            self.total = self.step - self._passes.done + (passes - self.epoch) * length
 
     def _note_forgotten(self) -> None:
         """Print which objects of the resumed checkpoint the loop no longer tracks, once."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from hpc_det.errors import HpcDetError, InvalidHP
-from hpc_det.node import full_disk
+from hpc_det.errors import HpcDetError, InvalidHP, UsageError
+from hpc_det.node import disk, full_disk
 from hpc_det.node.agent_socket import report_exit, say_hello
 from hpc_det.node.files import make_folders, open_log, take_umask_of
 from hpc_det.node.heartbeat import Heartbeat
@@ -63,12 +63,25 @@ host: Host | None = None
 """The program that has joined the gang in this process; None if the user's code joins it itself."""
 
 
+_joined: list[RankProcess] = []
+"""The process that `join_gang` returned, if it was called."""
+
+
 def join_gang(env: Mapping[str, str]) -> RankProcess:
     """Connect to the agent and report this rank to it.
 
-    From then on the output of this process goes to the rank's log, and stop signals wait in a pipe.
+    From then on the output of this process goes to the rank's log, and stop signals wait in a pipe. Raises UsageError
+    if this process has joined before: the agent sends no stop requests to a rank whose run has ended.
     """
     attempt, rank = Attempt.from_env(env), int(env["RANK"])
+    if _joined:
+        error = UsageError(
+            "init: this process has entered the run of its job before, and a job has one run; put the whole training "
+            "into one `with` block"
+        )
+        note_error(attempt, rank, error)
+        disk.unlink(attempt.trial.outcome, missing_ok=True)  # that of the run before, which would count as the trial's
+        raise error
     take_umask_of(attempt.trial.path)
     log_to(attempt.trial.rank_log(attempt.number, rank))
     process = RankProcess(
@@ -79,6 +92,7 @@ def join_gang(env: Mapping[str, str]) -> RankProcess:
     )
     os.register_at_fork(after_in_child=lambda: _let_go(process.line, process.heartbeat.line))
     say_hello(process.line, rank, os.getpid())
+    _joined.append(process)
     return process
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hpc_det.core import init
+from hpc_det.core.core import Core
 from hpc_det.store.metrics import read_reports
+from tests.core.loops import PASS, Loop, PlainLoop
+from tests.pytorch.trials import StopAt
 
 
 @pytest.fixture
@@ -46,3 +51,20 @@ def test_a_run_knows_that_it_is_a_test(test: bool, name: str, monkeypatch: pytes
     monkeypatch.setenv("HPC_DET_TEST", "1" if test else "")
     with init(name=name) as core:
         assert core.info.test is test
+
+
+def test_the_total_follows_from_passes_over_a_loader_with_a_length(tmp_path: Path) -> None:
+    loop = Loop.begin(tmp_path)
+    loop.attempt(StopAt(9))
+    assert loop.attempt().total == 3 * PASS
+    assert {record["total"] for record in read_reports(loop.folder.metrics)} == {3 * PASS}
+
+
+class OverStream(PlainLoop):
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.loader = iter([*self.loader, *self.loader, *self.loader])
+
+
+def test_it_is_unknown_over_a_loader_without_a_length(tmp_path: Path) -> None:
+    assert Loop.begin(tmp_path, OverStream).attempt().total is None

@@ -10,9 +10,11 @@ import pytest
 
 from hpc_det.checkpoint.committed import newest_good
 from hpc_det.checkpoint.content import load
+from hpc_det.store.attempt import first_failure
 from hpc_det.store.metrics import read_reports
 from tests.e2e.story import Story, hpc_det
 from tests.e2e.test_slurm import use
+from tests.facts import unnamed
 from tests.labs.slurm import SlurmLab
 
 HERE = Path(__file__).parent / "core"
@@ -81,6 +83,17 @@ def test_asha_promotes_and_ends_trials_of_a_plain_loop() -> None:
         folder = loop.trial.experiment().trial(trial["id"])
         steps = [report["steps"] for report in read_reports(folder.metrics) if report["kind"] == "training"]
         assert steps == [*range(1, trial["batches"] + 1)]
+
+
+@pytest.mark.integration
+def test_a_job_has_one_run() -> None:
+    """The agent sends no stop requests to a rank whose run has ended."""
+    loop = PlainLoop.begin("entrypoint=python3 -m hpc_det.launch.direct twice.py")
+    hpc_det("experiment", "wait", loop.number, check=False)
+    assert loop.causes == ["failed"]
+    failure = first_failure(loop.trial, 1)
+    assert failure is not None
+    assert unnamed(failure.message, "init", "one run") == []
 
 
 @pytest.mark.slurm
