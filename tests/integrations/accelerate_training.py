@@ -12,7 +12,11 @@ from torch.utils.data import DataLoader
 import hpc_det.core
 from hpc_det.core import Core
 from hpc_det.integrations.accelerate import track
-from tests.integrations.training import INIT, PASSES, Numbers, fingerprint, network, stop_now
+from tests.integrations.training import INIT, PASSES, Numbers, fingerprint, network, stop_now, write
+
+
+def main(result: str, **options: Any) -> None:
+    write(result, train(options))
 
 
 def train(options: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ import hpc_det.core
 from hpc_det.core import Core
 from hpc_det.integrations.lightning import HpcDetCallback, HpcDetEnvironment, ResumableSampler
 from tests.integrations.fabric_training import train_with_fabric
-from tests.integrations.training import INIT, PASSES, Numbers, fingerprint, network, stop_now, wait_for_stop
+from tests.integrations.training import INIT, PASSES, Numbers, fingerprint, network, stop_now, wait_for_stop, write
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -80,6 +80,10 @@ class Hooks(Callback):
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if not trainer.sanity_checking:
             self.seen.append("validation")
+
+
+def main(result: str, **options: Any) -> None:
+    write(result, train(options))
 
 
 def train(options: dict[str, Any]) -> Any:

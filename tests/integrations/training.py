@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +44,11 @@ def stop_now(core: Core) -> None:
 def wait_for_stop(core: Core) -> None:
     while not core._run.stop.noticed:
         time.sleep(0.001)
+
+
+def write(result: str, value: Any) -> None:
+    """Write the result of this rank for tests.integrations.forked."""
+    Path(f"{result}-{os.environ.get('RANK', 0)}.json").write_text(json.dumps(value))
 
 
 def fingerprint(*states: Iterable[Any]) -> str:
