@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hpc_det.config.merge import Tree, leaves, merge
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, nearest
 from hpc_det.node.files import make_folder, write_atomic
 from hpc_det.node.json_files import problem_of, write_json
 from hpc_det.plan.job_plan import JobPlan
@@ -39,6 +39,25 @@ DEFAULTS: Tree = {
 """The keys of a configuration that commands read, with the defaults of hpc_det.config.schema."""
 
 
+IN_EFFECT = {
+    "asynchronous_checkpoints",
+    "checkpoint_interval",
+    "checkpoint_policy",
+    "checkpoint_staging",
+    "checkpoint_storage",
+    "data",
+    "description",
+    "labels",
+    "loggers",
+    "min_checkpoint_period",
+    "name",
+    "profiling",
+    "reproducibility",
+    "searcher",
+}
+"""The keys of a configuration that have an effect outside a job."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """The arguments of `init`, and the configuration that commands read."""
@@ -57,6 +76,13 @@ class Arguments:
         """
         _check_json(hparams, config)
         return cls(hparams=hparams, config={**config, "name": name}, tree=_effective(name, hparams, config))
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """A line for each key of the configuration without an effect."""
+        for key in sorted(self.config.keys() - IN_EFFECT):
+            meant = nearest(key, IN_EFFECT)
+            yield f"config: {key!r} has no effect outside a job" + (f"; {meant}" if meant else "")
 
 
 def _effective(name: str, hparams: Mapping[str, Any], config: Mapping[str, Any]) -> Tree:

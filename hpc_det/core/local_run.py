@@ -113,6 +113,8 @@ class _Chief:
             f"{self._trial.path}",
             flush=True,
         )
+        for note in self._arguments.notes:
+            print(f"hpc-det: note: {note}", flush=True)
         return {"trial": str(self._trial.path), "attempt": attempt, "spec": self._spec}
 
     def end(self, error: BaseException | None) -> None:

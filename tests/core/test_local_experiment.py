@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hpc_det.config.schema import Experiment
-from hpc_det.core.local_experiment import DEFAULTS, SEARCHER, Arguments
+from hpc_det.core.local_experiment import DEFAULTS, IN_EFFECT, SEARCHER, Arguments
+from tests.facts import unnamed
 
 
 def test_the_defaults_are_those_of_the_schema() -> None:
@@ -40,3 +41,14 @@ def test_a_hyperparameter_that_looks_like_a_range_is_a_constant() -> None:
         "model": {"type": "const", "val": {"type": "resnet", "layers": 18}},
         "data": {"size": 3},
     }
+
+
+def test_keys_without_an_effect_outside_a_job_are_noted() -> None:
+    given = {"labels": ["x"], "min_checkpoint_perod": {"epochs": 1}, "notify": []}
+    perod, notify = Arguments.of("digits", {}, given).notes
+    assert unnamed(perod, "min_checkpoint_perod", "min_checkpoint_period") == []
+    assert unnamed(notify, "notify") == []
+
+
+def test_the_keys_with_an_effect_are_those_of_the_schema() -> None:
+    assert IN_EFFECT <= Experiment.model_fields.keys()
