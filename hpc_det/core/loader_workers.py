@@ -8,11 +8,13 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch.utils.data._utils import signal_handling
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node.process import STOP_SIGNALS
@@ -38,11 +40,35 @@ class WorkerInit:
         if self.first_words is not None:
             os.write(self.first_words, b"1")
             os.close(self.first_words)
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        _ignore_stops()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # inherited: `_listened` forks with them blocked
         if self._own:
             self._own(worker_id)
+
+
+def _ignore_stops() -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def workers_ignore_stops() -> Iterator[None]:
+    """In the block, the forked workers of every torch or torchdata DataLoader ignore stop signals.
+
+    That includes loaders which only the user's code iterates, such as those of a validation or of another trainer.
+    """
+    handling: Any = signal_handling
+    set_handlers = handling._set_worker_signal_handlers  # both worker loops call it first; it handles SIGTERM, too
+
+    def set_handlers_but_ignore_stops() -> None:
+        set_handlers()
+        _ignore_stops()
+
+    handling._set_worker_signal_handlers = set_handlers_but_ignore_stops
+    try:
+        yield
+    finally:
+        handling._set_worker_signal_handlers = set_handlers
 
 
 def shield(loader: object) -> None:

@@ -21,6 +21,7 @@ from hpc_det.checkpoint.pinned_staging import PinnedStaging
 from hpc_det.checkpoint.retention import Policy, policy_of
 from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.config.rank_variables import RESUME_CHECK, THROUGHPUT, TrainsOn, stops_of, trains_on
+from hpc_det.core.loader_workers import workers_ignore_stops
 from hpc_det.core.loggers import Loggers
 from hpc_det.core.portable import keep_code
 from hpc_det.core.saver import Checkpointing
@@ -272,7 +273,8 @@ def _stops(
 
     listener = StopListener(signals, line, notice)
     try:
-        yield stop
+        with workers_ignore_stops():
+            yield stop
         distributed.barrier()
     finally:
         listener.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 import hpc_det.core
 from hpc_det.client.continuation import activate_one, continue_one, forked
@@ -101,6 +103,21 @@ def test_a_signal_pauses_the_run_until_the_next_start() -> None:
     assert listed() == [ExperimentState.PAUSED]
     assert run().info.attempt == 2
     assert causes(experiments()[0]) == [(1, "paused"), (2, "finished")]
+
+
+@pytest.mark.integration
+def test_workers_of_loaders_that_the_script_iterates_itself_outlive_a_signal_to_all_processes() -> None:
+    """Slurm signals every process of a step."""
+    with hpc_det.core.init(name="digits") as core:
+        batches = iter(DataLoader(range(100), num_workers=2))  # type: ignore[arg-type]
+        next(batches)
+        for worker in multiprocessing.active_children():
+            assert worker.pid
+            os.kill(worker.pid, signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        train_until_stopped(core)
+        assert len([*batches]) == 99
+    assert listed() == [ExperimentState.PAUSED]
 
 
 def test_ctrl_c_cancels_the_run_until_the_next_start() -> None:
