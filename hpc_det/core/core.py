@@ -491,8 +491,11 @@ class Core:
         return self._short is not None and self._short.is_over
 
     def _reach(self, step: int) -> None:
-        """Count the steps of a loop that does not use `batches`."""
+        """Count the steps of a loop that does not use `batches`, and allocate the memory of its first save."""
         self._progress.steps = max(self._progress.steps, step)
+        saver = self._saves.saver
+        if self._progress.steps >= saver.next_expectation and self._tracked:
+            saver.expect()
 
     def _validate(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._meet(f"report of group validation at batch {step}")

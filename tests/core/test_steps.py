@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.core import init
 from hpc_det.core.core import Core
 from hpc_det.store.metrics import read_reports
@@ -68,3 +69,13 @@ class OverStream(PlainLoop):
 
 def test_it_is_unknown_over_a_loader_without_a_length(tmp_path: Path) -> None:
     assert Loop.begin(tmp_path, OverStream).attempt().total is None
+
+
+def test_a_loop_of_reports_allocates_the_memory_of_its_first_save(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocated: list[int] = []
+    with init(name=name) as core:
+        core.track(count={"n": 1})
+        monkeypatch.setattr(CheckpointContext, "allocate", lambda *_: allocated.append(core.step))
+        for step in range(1, 10):
+            core.report(step, {"loss": 1.0})
+        assert allocated == [1, 2, 4, 8]
