@@ -295,15 +295,13 @@ class Core:
         while not self._stop and (operation := searching.operation()):
             if isinstance(operation.until, Batch):
                 self.total = operation.until.length
-            validated, reports = self._progress.validated, searching.reports
+            before = self._progress.validated, searching.reports
             yield operation
             if self._stop is REPORT_WAITS:
                 self._report_to_search()
             if self._stop:
                 return
-            self._check_operation(
-                operation, is_reported=(validated, reports) != (self._progress.validated, searching.reports)
-            )
+            searching.check(operation, is_reported=before != (self._progress.validated, searching.reports))
             if not searching.compares:
                 return
 
@@ -400,20 +398,6 @@ class Core:
             self._run.log.begin_at(trained=self.step, validated=self._progress.validated)
             if metric := self._searching.metric:
                 self._searching.search.validations = self._run.log.validations(metric)
-
-    def _check_operation(self, operation: Operation, *, is_reported: bool) -> None:
-        """Raise UsageError if the body of a loop over `search` did less than the operation asks for."""
-        asked = f"{operation.length} {operation.unit}"
-        if not operation.is_reached:
-            raise UsageError(
-                f"search: the body ended at batch {self.step}, epoch {self.epoch}, before the length of {asked}; use "
-                f"batches(loader, until=operation), or train until operation.is_reached"
-            )
-        if not is_reported:
-            raise UsageError(
-                f"search: no validation was reported at {asked}; report {self._searching.metric!r} with "
-                f"group='validation' at the end of each operation"
-            )
 
     def _pass(self, loader: Iterable[Any], unit: TrainUnit | None, accumulate: int) -> Iterator[Any]:
         progress, passes, saves = self._progress, self._passes, self._saves

@@ -148,6 +148,20 @@ class Searching:
         length = self._max_length
         return self._to(length if isinstance(length, int) else next(iter(length.values())))
 
+    def check(self, operation: Operation, *, is_reported: bool) -> None:
+        """Raise UsageError if the body of a loop over `core.search` did less than the operation asks for."""
+        asked = f"{operation.length} {operation.unit}"
+        if not operation.is_reached:
+            raise UsageError(
+                f"search: the body ended at batch {self._progress.steps}, epoch {self._progress.position.epoch}, before "
+                f"the length of {asked}; use batches(loader, until=operation), or train until operation.is_reached"
+            )
+        if not is_reported:
+            raise UsageError(
+                f"search: no validation was reported at {asked}; report {self.metric!r} with group='validation' at the "
+                f"end of each operation"
+            )
+
     def take(self, metrics: Mapping[str, Any]) -> None:
         """Record the metrics of a validation. Raises UsageError if a search that compares trials lacks its metric."""
         if self.metric and (self.metric in metrics or self.compares):
