@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.committed import CODE
 from hpc_det.checkpoint.retention import Policy
+from hpc_det.core.bodies import Bodies, Tail
 from hpc_det.core.external_loader import length_of
 from hpc_det.core.meetings import Meetings
 from hpc_det.core.passes import Passes
@@ -97,10 +100,13 @@ class Core:
         self._passes = Passes(
             of_rank, done=self._progress.position.done, seed=mixed_seed("loader", self.info.trial_seed, rank)
         )
-        self._is_pass_left = False
-        """Whether the loop has left an open pass before its end."""
+        self._bodies = Bodies()
+        self._repeated_tail = self._progress.tail
+        """The tail in which the run was stopped, which begins at the next `batches`; "" if there is none."""
         self._wanted_passes: int | None = None
         """Number of passes that `epochs` was called with."""
+        self._total_is_expected = False
+        """Whether `total` follows from the length of the loader."""
         self._tensorboard = TensorBoard(run.folder.tensorboard / f"rank-{rank}" if rank else run.folder.tensorboard)
         self._tensorboard.cut(of_rank.get("tensorboard", {}))
         self._reports = Reports(run.log, self._tensorboard) if self.distributed.is_chief else None
@@ -155,7 +161,7 @@ class Core:
     @property
     def epoch(self) -> int:
         """Number of passes that `batches` has completed. A loop that does not use `batches` sets it."""
-        return self._progress.position.epoch
+        return self._progress.position.epoch - (self._repeated_tail == "pass")
 
     @epoch.setter
     def epoch(self, completed: int) -> None:
@@ -198,27 +204,44 @@ class Core:
         an optimizer step; the iteration ends and checkpoints are saved only after a whole step.
 
         Between two batches, due checkpoints are saved. After an agreed stop the state is saved and the iteration ends.
+        If the run was stopped behind the end of a pass, in the rest of the body around it, a resume yields no batch of
+        that pass, so that the rest of the body is repeated.
+
+        Raises UsageError in the body of another `batches`, for a second pass in the body of `epochs`, and with `until`
+        if the loader gives no batch.
         """
-        unit = _unit(until)
-        if unit is None and self._is_pass_left:
-            self._end_pass()
-        if isinstance(unit, Batch) and self.total is None:
-            self.total = unit.length
-        while not (self._stop or self._is_over or (unit and unit.reached(self._progress))):
-            yield from self._pass(loader, unit, accumulate)
-            if unit is None:
-                return
+        unit, bodies = _unit(until), self._bodies
+        self._check_batches(accumulate, is_pass=unit is None)
+        bodies.uses_batches = True
+        if not bodies.in_epoch:  # otherwise the body ends in `epochs`
+            self._end_body()
+        bodies.has_pass |= unit is None
+        tail, self._repeated_tail = self._repeated_tail, ""
+        if tail and not (isinstance(until, Operation) and not until.is_reached):
+            self._begin_tail(tail)
+        elif unit:
+            yield from self._passes_until(loader, unit, accumulate)
+        elif not (self._stop or self._is_over):
+            yield from self._pass(loader, None, accumulate)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the number of each pass that is still to be done, from `epoch` to `count` - 1, until an agreed stop.
 
-        The body iterates over `batches` once. After a resume in the middle of a pass, that pass comes first.
+        The body iterates over `batches` once. What it asks for, such as a save, is done when it has ended. After a
+        resume in the middle of a pass, or in the rest of the body behind it, that pass comes first.
         """
-        self._wanted_passes = count
+        self._wanted_passes, bodies = count, self._bodies
         while (epoch := self.epoch) < count and not self._stop and not self._is_over:
-            yield epoch
-            if self.epoch == epoch and not self._stop:  # the body has left the pass before its end
+            bodies.in_epoch, bodies.has_pass = True, False
+            try:
+                yield epoch
+            finally:
+                bodies.in_epoch = False
+            if self._stop:
+                return
+            if not bodies.has_pass:
                 self._end_pass()
+            self._end_body()
 
     def stepping(self) -> AbstractContextManager[None]:
         """Mark a loop that calls `should_stop` once per step, so that a rank that hangs in a step is detected.
@@ -231,8 +254,11 @@ class Core:
         """Return whether the loop must end, and why. Without a stop it takes less than a microsecond.
 
         Call it after each step, equally often on every rank: all ranks get the same answer at the same call. The first
-        call whose answer is true saves the tracked objects before it returns.
+        call whose answer is true saves the tracked objects before it returns. In the body of `batches` there is no new
+        answer, since the iteration itself ends at a stop, after the body.
         """
+        if self._bodies.in_batch:
+            return self._stop
         if self._short:
             self._short.called()
         if self._tick() or self._stop is not NO_STOP:
@@ -264,9 +290,10 @@ class Core:
         `group`: "training", "validation", or any other name. Every rank must report validations: the search and the
         retention of checkpoints use the metric that `searcher.metric` names. After a stop, validations are ignored,
         since the resumed run repeats them. `checkpoint`: save the tracked objects first, so that the checkpoint exists
-        when the metrics are visible.
+        when the metrics are visible; in the body of `batches`, `epochs` or `search` both are done when it has ended.
 
-        Raises UsageError if a search compares trials and the validation lacks its metric.
+        Raises UsageError if a search compares trials and the validation lacks its metric, and for another step than
+        that of `batches`.
         """
         if checkpoint or group in ("training", "validation"):
             self._reach(step)  # the step of another group may count something else
@@ -274,7 +301,15 @@ class Core:
             self._short.reported(group, metrics)
         if checkpoint and not self._stop:
             self._meet(f"report with a checkpoint at batch {step}")
+            if self._bodies.is_one_open:
+                kept = {name: plain(value) for name, value in metrics.items()}
+                self._bodies.after_save.append(partial(self._write_report, step, kept, group))
+                self._bodies.asks = True
+                return
             self._saves.save_and_wait()
+        self._write_report(step, metrics, group)
+
+    def _write_report(self, step: int, metrics: Mapping[str, Any], group: str) -> None:
         if group == "validation":
             if not self._stop:
                 self._validate(step, metrics)
@@ -295,10 +330,18 @@ class Core:
         while not self._stop and (operation := searching.operation()):
             if isinstance(operation.until, Batch):
                 self.total = operation.until.length
+            if operation.is_reached and self._progress.validated == self.step and not self._repeated_tail:
+                if not searching.compares:  # a finished trial is started again
+                    return
+                self._report_to_search()  # the run was killed between the save and the report
+                continue
             before = self._progress.validated, searching.reports
-            yield operation
-            if self._stop is REPORT_WAITS:
-                self._report_to_search()
+            self._bodies.in_operation = True
+            try:
+                yield operation
+            finally:
+                self._bodies.in_operation = False
+            self._end_body()
             if self._stop:
                 return
             searching.check(operation, is_reported=before != (self._progress.validated, searching.reports))
@@ -310,24 +353,30 @@ class Core:
     def save(self) -> None:
         """Save the tracked objects. Training continues while the checkpoint is written.
 
+        In the body of `batches`, `epochs` or `search`, the save is made when that has ended, so that a resume neither
+        repeats nor loses a part of it.
+
         Raises UsageError if no object is tracked.
         """
         self._meet(f"save at batch {self.step}")
         if not self._tracked:
             raise UsageError("save: no object is tracked; call track before, or write the files in core.checkpoint")
-        self._saves.save()
+        self._save_soon()
 
     @contextmanager
     def checkpoint(self, step: int | None = None, *, metadata: Mapping[str, Any] | None = None) -> Iterator[Path]:
         """Yield a folder into which every rank writes its files; on leaving the block, the checkpoint is committed.
 
         The folder is the same on all ranks, so they write files with different names. The tracked objects and the
-        random generators are added. After an exception on any rank nothing is committed. `step`: number of batches
+        random generators are added. After an exception on any rank nothing is committed. A resume continues behind the
+        body in which the block is, so it comes last there. `step`: number of batches
         trained, `core.step` by default. `metadata`: entries of metadata.json; JSON values.
 
         Raises UsageError if ranks pass different steps, and HpcDetError if another rank failed.
         """
         self._reach(self.step if step is None else step)
+        if not self._stop:
+            self._leave_tail()
         call = f"checkpoint at batch {self.step}"
         self._meet(call)
         self._tracked.metadata = metadata or {}
@@ -376,11 +425,10 @@ class Core:
         """Save what is unsaved, and write the outcome. Collective."""
         self._meet("leaving the block of init")
         self._progress.steps = self.distributed.broadcast_json(self.step)
+        self._end_body()
         if self._reports:
             self._reports.write()
         self._saves.save_the_rest(self._agreement)
-        if self._stop is REPORT_WAITS:
-            self._report_to_search()
         end = "stopped" if self._agreement.stopped else self._searching.end()
         saver = self._saves.saver
         self._tensorboard.close()
@@ -399,35 +447,95 @@ class Core:
             if metric := self._searching.metric:
                 self._searching.search.validations = self._run.log.validations(metric)
 
+    def _check_batches(self, accumulate: int, *, is_pass: bool) -> None:
+        """Raise UsageError if a pass cannot begin here. `is_pass`: `batches` without `until`."""
+        if self._bodies.in_batch:
+            raise UsageError(
+                f"batches: called at batch {self.step} in the body of another `batches`, which counts the batches of "
+                f"the training; iterate over the second loader itself"
+            )
+        if is_pass and self._bodies.in_epoch and self._bodies.has_pass:
+            raise UsageError(
+                f"batches: called a second time in the body of `epochs`, at batch {self.step}; iterate over the second "
+                f"loader itself, such as one for a validation"
+            )
+        if accumulate < 1:
+            raise UsageError(f"batches: accumulate is {accumulate}; give the number of batches of an optimizer step")
+
+    def _passes_until(self, loader: Iterable[Any], unit: TrainUnit, accumulate: int) -> Iterator[Any]:
+        """Yield the batches of passes up to a length."""
+        if isinstance(unit, Batch) and self.total is None:
+            self.total = unit.length
+        is_empty = False
+        while not (self._stop or self._is_over or unit.reached(self._progress)):
+            before = self.step
+            yield from self._pass(loader, unit, accumulate)
+            if self.step == before and is_empty and not self._stop:  # the rest of a resumed pass may be empty
+                raise UsageError(
+                    f"batches: the loader gives no batch in pass {self.epoch}, at batch {self.step} of {unit}; an "
+                    f"iterator can be used once only: pass a DataLoader, or another object with an `__iter__`"
+                )
+            is_empty = self.step == before
+            if not unit.reached(self._progress):
+                self._end_body()
+        if not self._stop:
+            self._begin_tail("length")
+
     def _pass(self, loader: Iterable[Any], unit: TrainUnit | None, accumulate: int) -> Iterator[Any]:
-        progress, passes, saves = self._progress, self._passes, self._saves
+        progress, passes, saves, bodies = self._progress, self._passes, self._saves, self._bodies
         batches = passes.open(loader, progress.position.epoch)
         if self._short:
             batches = self._short.batches(loader, batches, accumulate)
         batches = self.profile.over(batches, _records(loader))
-        self._is_pass_left = True
         self._expect_total(loader, unit.length if isinstance(unit, Epoch) else self._wanted_passes)
         self._note_forgotten()
-        with self._agreement.steps("training", progress.steps):
-            for batch in batches:
-                passes.done += 1
-                progress.steps += 1
-                yield batch
-                if passes.done % accumulate:
-                    continue
-                if self._tick():
+        try:
+            with self._agreement.steps("training", progress.steps):
+                for batch in batches:
+                    passes.done += 1
+                    progress.steps += 1
+                    bodies.in_batch = True
+                    yield batch
+                    bodies.in_batch = False
+                    if passes.done % accumulate:
+                        continue
+                    if bodies.asks:
+                        self._end_body()
+                        if self._stop:
+                            return
+                    is_reached = unit is not None and unit.reached(progress)
+                    if is_reached:
+                        self._begin_tail("length")
+                    if self._tick():
+                        self._stop_here()
+                        return
+                    if is_reached:
+                        return
+                    if progress.steps >= saves.next:
+                        saves.do_what_is_due()
+                if passes.done % accumulate and self._tick():
                     self._stop_here()
                     return
-                if progress.steps >= saves.next:
-                    saves.do_what_is_due()
-                if unit and unit.reached(progress):
-                    return
+        except GeneratorExit:  # the loop has left the pass
+            bodies.in_batch = False
+            if unit is None and not self._stop:
+                self._forget_total()
+                self._end_pass()
+                self._begin_tail("pass")
+            raise
         self._end_pass()
+        if unit is None:
+            self._begin_tail("pass")
 
     def _expect_total(self, loader: Iterable[Any], passes: int | None) -> None:
         """Set `total` if the loop makes so many passes over the loader, whose length is known."""
         if self._reports and self.total is None and passes and (length := length_of(loader)):
             self.total = self.step - self._passes.done + (passes - self.epoch) * length
+            self._total_is_expected = True
+
+    def _forget_total(self) -> None:
+        if self._total_is_expected:
+            self.total, self._wanted_passes = None, None
 
     def _note_forgotten(self) -> None:
         """Print which objects of the resumed checkpoint the loop no longer tracks, once."""
@@ -435,20 +543,61 @@ class Core:
         if names and self.distributed.is_chief:
             print(f"hpc-det: not tracked any more, so the next checkpoint lacks it: {', '.join(names)}", flush=True)
 
+    # --- bodies
+
     def _end_pass(self) -> None:
-        self._saves.end_pass()
-        self._is_pass_left = False
+        if self._saves.end_pass():
+            self._bodies.wants_save = self._bodies.asks = True
+
+    def _begin_tail(self, kind: str) -> None:
+        """Keep the state here, from which a run that is stopped in the rest of the body resumes."""
+        progress = self._progress
+        progress.tail = kind
+        self._passes.restore_generators()
+        self._bodies.tail = Tail(rng=rng_state(), validated=progress.validated, best=progress.best)
+
+    def _leave_tail(self) -> None:
+        self._bodies.tail, self._progress.tail = None, ""
+
+    def _end_body(self) -> None:
+        """Do what the body that has ended has asked for. Nothing after a stop: the resumed run repeats the body."""
+        bodies = self._bodies
+        if self._stop:
+            return
+        self._leave_tail()
+        asks, wants_save, reports = bodies.asks, bodies.wants_save, bodies.after_save
+        bodies.asks, bodies.wants_save, bodies.after_save = False, False, []
+        if reports or self._stop is REPORT_WAITS:
+            self._saves.save_and_wait()
+            for report in reports:
+                report()
+        elif asks and wants_save:
+            self._saves.save()
+        if self._stop is REPORT_WAITS:
+            self._report_to_search()
+
+    def _save_soon(self) -> None:
+        """Save now or, in the middle of a body, when that has ended."""
+        if self._bodies.is_one_open:
+            self._bodies.wants_save = self._bodies.asks = True
+        else:
+            self._saves.save()
 
     def _of_rank(self) -> dict[str, Any]:
         """Return what this rank's file contains besides tracked objects."""
-        return {"rng": rng_state(), "pass": self._passes.state(), "tensorboard": self._tensorboard.position()}
+        tail = self._bodies.tail
+        return {
+            "rng": tail.rng if tail else self._passes.rng,
+            "pass": self._passes.state(),
+            "tensorboard": self._tensorboard.position(),
+        }
 
     def _meet(self, call: str) -> None:
         self._meetings.meet(call)
 
     def _stop_here(self) -> None:
         """Save the tracked objects at the first agreed stop, and find out its reason. Collective."""
-        if self._stop is REPORT_WAITS:
+        if self._stop is REPORT_WAITS and not self._bodies.is_one_open:
             self._report_to_search()
         if self._stop or not self._agreement.stopped:
             return
@@ -459,6 +608,8 @@ class Core:
             [here.reason, here.deadline, self.step]
         )
         self._stop = Stop(reason, deadline)
+        if tail := self._bodies.tail:
+            self._progress.validated, self._progress.best = tail.validated, tail.best
         if self._reports:
             self._reports.write()
         self._saves.save_the_rest(self._agreement)
@@ -476,6 +627,11 @@ class Core:
 
     def _reach(self, step: int) -> None:
         """Count the steps of a loop that does not use `batches`, and allocate the memory of its first save."""
+        if self._bodies.uses_batches and step != self.step:
+            raise UsageError(
+                f"report: step is {step}, but `batches` has counted {self.step} batches; pass core.step, and report "
+                f"another count as a metric"
+            )
         self._progress.steps = max(self._progress.steps, step)
         saver = self._saves.saver
         if self._progress.steps >= saver.next_expectation and self._tracked:
@@ -491,15 +647,17 @@ class Core:
             self._reports.validation(step, metrics)
         policy = self.config.get("checkpoint_policy", "best")
         if self.step and (policy == "all" or (policy == "best" and self._searching.search.improved)):
-            self._saves.save_validated()
-        if self._searching.wants_report():
-            # a report is made once, so its batch must not be lost afterwards
             if self._tracked:
-                self._saves.save_and_wait()
-                self._report_to_search()
+                self._save_soon()
             else:
                 self._saves.want()
-                self._stop = REPORT_WAITS
+        if self._searching.wants_report():
+            # a report is made once, so its batch must not be lost afterwards
+            self._stop, self._bodies.asks = REPORT_WAITS, True
+            if not self._tracked:
+                self._saves.want()
+            elif not self._bodies.is_one_open:
+                self._end_body()
 
     def _report_to_search(self) -> None:
         self._stop = NO_STOP if self._searching.report() else Stop("search")
@@ -511,9 +669,17 @@ class Core:
 
 
 def _unit(until: Operation | TrainUnit | int | None) -> TrainUnit | None:
+    """Return the length that `batches` is asked for. Raises UsageError for anything else."""
+    if until is None or isinstance(until, TrainUnit):
+        return until
     if isinstance(until, Operation):
         return until.until
-    return Batch(until) if isinstance(until, int) else until
+    try:
+        return Batch(operator.index(until))  # also a number of numpy
+    except TypeError:
+        raise UsageError(
+            f"batches: until is {until!r}; give a number of batches, Batch(n), Epoch(n) or an operation of core.search"
+        ) from None
 
 
 def _records(loader: object) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hpc_det.core.loader import ReplayedLoader
-from hpc_det.distributed.rng import restore_rng
+from hpc_det.distributed.rng import restore_rng, rng_state
 
 
 class Passes:
@@ -33,6 +33,11 @@ class Passes:
     def reads_ahead(self) -> bool:
         """Whether the loader of the open pass reads a batch before it is asked for."""
         return self._loader is not None and self._loader.reads_ahead
+
+    @property
+    def rng(self) -> dict[str, Any]:
+        """The state of the random generators for a checkpoint: the resumed one as long as it is not restored."""
+        return rng_state() if self._rng is None else self._rng
 
     def open(self, source: Iterable[Any], epoch: int) -> Iterator[Any]:
         """Return the rest of pass `epoch` over `source`; the open pass, if it is not at its end."""

@@ -43,6 +43,8 @@ class Progress:
     """Number of batches at the last validation; -1 before the first."""
     best: float | None = None
     """Best value of the searcher's metric."""
+    tail: str = ""
+    """"pass" or "length" if `batches` has ended there, but not the loop's body around it (see hpc_det.core.bodies)."""
     stop_requested: bool = False
     """True if the trial asked to stop, agreed by all ranks."""
 

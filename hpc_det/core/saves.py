@@ -72,24 +72,16 @@ class Saves:
         self._is_due |= self._schedule.is_due(steps) or in_period
         return self._is_due and not self.saver.is_saved
 
-    def save_validated(self) -> None:
-        """Save the tracked objects after a validation that is kept; without them, a checkpoint is due."""
-        if self._tracked:
-            self.save()
-        else:
-            self.want()
-
     def want(self) -> None:
         """Let `is_due` return True until there is a checkpoint."""
         self._is_due = True
 
-    def end_pass(self) -> None:
-        """Count a completed pass, and save if that is due."""
+    def end_pass(self) -> bool:
+        """Count a completed pass, and return whether a save is due."""
         self._passes.end()
         self._progress.position = Position(self._progress.position.epoch + 1)
         self._progress.epoch_ended = True
-        if self._tracked and isinstance(self._period, Epoch) and self._period.due(self._progress):
-            self.saver.save_when_free()
+        return bool(self._tracked) and isinstance(self._period, Epoch) and self._period.due(self._progress)
 
     def save(self) -> None:
         """Save the tracked objects; training continues while the checkpoint is written."""

@@ -150,11 +150,11 @@ class Searching:
 
     def check(self, operation: Operation, *, is_reported: bool) -> None:
         """Raise UsageError if the body of a loop over `core.search` did less than the operation asks for."""
-        asked = f"{operation.length} {operation.unit}"
+        asked, progress = f"{operation.length} {operation.unit}", self._progress
         if not operation.is_reached:
             raise UsageError(
-                f"search: the body ended at batch {self._progress.steps}, epoch {self._progress.position.epoch}, before "
-                f"the length of {asked}; use batches(loader, until=operation), or train until operation.is_reached"
+                f"search: the body ended at batch {progress.steps}, epoch {progress.position.epoch}, before the length "
+                f"of {asked}; use batches(loader, until=operation), or train until operation.is_reached"
             )
         if not is_reported:
             raise UsageError(

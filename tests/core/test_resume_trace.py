@@ -41,6 +41,7 @@ def train(distributed: Distributed, folder: TrialFolder, loop: str, stops: froze
     stop = ForcedStop(distributed.messages)
     searcher = create_autospec(SearcherContext, instance=True)
     searcher.compares.return_value = False
+    searcher.until.return_value = None
     run = Run(
         spec={"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {}, "config": CONFIG},
         folder=folder,
