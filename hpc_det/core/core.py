@@ -96,7 +96,9 @@ class Core:
         if self.warm_start:
             self._checkpoints.verify(self.warm_start)
         self._progress = resumed.progress if resumed else Progress()
-        of_rank = resumed.of_rank if resumed and resumed.has_rank else {}
+        of_rank = resumed.of_rank if resumed else {}
+        if resumed and not resumed.has_rank:  # all ranks continue the pass at the same batch
+            of_rank = {"pass": of_rank.get("pass")}
         self._passes = Passes(
             of_rank, done=self._progress.position.done, seed=mixed_seed("loader", self.info.trial_seed, rank)
         )
@@ -190,6 +192,7 @@ class Core:
         Raises UsageError for an object without a state, a name that is tracked already, and a name that the checkpoint
         lacks; HpcDetError for a state that no checkpoint can hold.
         """
+        self._meet(f"track of {', '.join(objects)}")
         self._tracked.add(objects, per_rank=per_rank)
 
     # --- training
@@ -384,7 +387,10 @@ class Core:
             with self._saves.around() as folder:
                 try:
                     yield folder
-                except BaseException:
+                except BaseException as error:
+                    if self.distributed.size > 1:  # printed before the wait, since other ranks may hang
+                        failed = f"rank {self.distributed.rank} failed in {call}"
+                        print(f"hpc-det: {failed}: {type(error).__name__}: {error}", flush=True)
                     self._meetings.meet(call, failed=True)
                     raise
                 self._meet(call)
@@ -433,6 +439,12 @@ class Core:
         saver = self._saves.saver
         self._tensorboard.close()
         self._passes.close()
+        if end == "stopped" and not saver.is_saved and self.distributed.is_chief:
+            why = "its deadline left no time to save" if self._tracked else "no object is tracked; see core.track"
+            print(f"hpc-det: warning: stopped at batch {self.step} without a checkpoint of it: {why}", flush=True)
+        if self._searching.lacks_metric and self.distributed.is_chief:
+            metric = self._searching.metric
+            print(f"hpc-det: note: searcher.metric {metric!r} was not among the metrics of a validation", flush=True)
         self._run.write_outcome(end, self.step, saved=saver.is_saved)
         if end == "finished":
             if self._short:

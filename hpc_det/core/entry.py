@@ -25,8 +25,13 @@ from hpc_det.store.attempt import Attempt
 from hpc_det.store.experiments import state_root
 from hpc_det.store.folders import TrialFolder
 
-STOP_SIGNALS_BUT_INTERRUPT = [number for number in STOP_SIGNALS if number != signal.SIGINT]
-"""Signals that stop a run without a job. Ctrl-C is not among them, since it must end an interactive run at once."""
+
+def stop_signals_outside_job() -> list[signal.Signals]:
+    """Return the signals that stop a run without a job, without those that are ignored, as nohup does with SIGHUP.
+
+    Ctrl-C is not among them, since it must end an interactive run at once.
+    """
+    return [each for each in STOP_SIGNALS if each != signal.SIGINT and signal.getsignal(each) != signal.SIG_IGN]
 
 
 @contextmanager
@@ -94,7 +99,7 @@ def outside_job(
 ) -> Iterator[Run]:
     """Yield the run of a script that no job has started. `folder` is called on all ranks, in the process group."""
     distributed = distributed or Distributed.from_env(os.environ)
-    with closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals, process_group(distributed):
+    with closing(SignalPipe(stop_signals_outside_job())) as signals, process_group(distributed):
         spec = {
             "experiment_id": 0,
             "trial_id": 0,

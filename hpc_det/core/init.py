@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from hpc_det.core.core import Core
-from hpc_det.core.entry import STOP_SIGNALS_BUT_INTERRUPT, in_job
+from hpc_det.core.entry import in_job, stop_signals_outside_job
 from hpc_det.core.local_run import local_run
 from hpc_det.core.run import Purpose, Run, process_group
 from hpc_det.distributed.collectives import Distributed
@@ -72,7 +72,7 @@ def _outside_job(
     """Yield the run of a script that no job has started, as an experiment with one trial."""
     distributed = distributed or Distributed.from_env(os.environ)
     with (
-        closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals,
+        closing(SignalPipe(stop_signals_outside_job())) as signals,
         process_group(distributed),
         local_run(name, hparams, config, distributed) as local,
     ):

@@ -6,9 +6,10 @@ processes that start the same script at once, the search's journal lets only one
 
 from __future__ import annotations
 
+import itertools
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,10 @@ class LocalRun:
     attempt: int
 
 
+_unnamed = itertools.count(1)
+"""Numbers of the runs in this process without a name, so that the script's second one is not a resume of the first."""
+
+
 @contextmanager
 def local_run(
     name: str | None, hparams: dict[str, Any], config: dict[str, Any], distributed: Distributed
@@ -62,7 +67,8 @@ def local_run(
     An exception in the block is recorded as the failure of this rank and raised again. `config`: the argument of
     `init`. Raises UsageError if it or `hparams` cannot be stored.
     """
-    script = Script.of_this_process(name or config.get("name"))
+    name = name or config.get("name")
+    script = Script.of_this_process(name, number=None if name else next(_unnamed))
     arguments = Arguments.of(script.name, hparams, config)
     chief = _Chief(script, arguments, distributed) if distributed.is_chief else None
     found = distributed.broadcast_json(chief and chief.begin())
@@ -108,9 +114,10 @@ class _Chief:
         else:
             attempt = self._create(store)
         self._stops = StopRequests(self._trial, attempt, self._heartbeat)
+        steps = newest_steps(self._trial.checkpoints)
         print(
-            f"hpc-det: experiment {self._experiment.id}, attempt {attempt}; checkpoints and metrics are in "
-            f"{self._trial.path}",
+            f"hpc-det: experiment {self._experiment.id}, attempt {attempt}{f', from batch {steps} on' if steps else ''}"
+            f"; checkpoints and metrics are in {self._trial.path}",
             flush=True,
         )
         for note in self._arguments.notes:
@@ -120,6 +127,9 @@ class _Chief:
     def end(self, error: BaseException | None) -> None:
         """Record the end of the attempt, unless another process has resumed the trial."""
         self._stops.close()
+        if isinstance(error, KeyboardInterrupt) or (error is None and self._outcome() == "stopped"):
+            newest = f"the newest checkpoint is at batch {newest_steps(self._trial.checkpoints)}"
+            print(f"hpc-det: stopped; {newest}; start the script again to resume", flush=True)
         try:
             if not isinstance(error, Overtaken) and self._search.state().present.get(WORKER) == self._job_id:
                 self._record_end(self._cause(error))
@@ -136,7 +146,11 @@ class _Chief:
             return False
         holder = search.present.get(WORKER)
         if holder and is_alive(experiment, holder):
-            print(f"hpc-det: process {holder} runs experiment {experiment.id}, which has the same name", flush=True)
+            print(
+                f"hpc-det: process {holder} runs experiment {experiment.id}, which has the same name; this start is a "
+                f"new run, from the beginning",
+                flush=True,
+            )
             return False
         if search.finished:
             self._search.continue_([TRIAL])
@@ -198,6 +212,9 @@ class _Chief:
         trial.remove_abandoned()
         trial.stop.unlink(missing_ok=True)  # a request to an earlier attempt
         write_plan_and_config(experiment, self._arguments, self._distributed)
+        former = read_map(trial.trial)
+        for change in _changes((former or {}).get("hparams"), self._arguments.hparams):
+            print(f"hpc-det: note: since the last start: hyperparameter {change}", flush=True)
         self._spec = {
             "experiment_id": experiment.id,
             "trial_id": TRIAL,
@@ -266,6 +283,15 @@ class _Chief:
             failure = first.sentence() if first else "its process exited without reporting a cause (killed or crashed)"
         end = AttemptEnd(cause=cause, steps=newest_steps(self._trial.checkpoints))
         self._journal.ended(attempt, end, Decision(action, why), failure, late=late)
+
+
+def _changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each hyperparameter with another value than before."""
+    if before is None:
+        return
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            yield f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
 
 
 def _unused(experiment: ExperimentFolder) -> int:

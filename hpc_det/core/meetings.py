@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hpc_det.distributed.gang_messages import GangMessages
+from hpc_det.distributed.gang_messages import GangMessages, RankGone
 from hpc_det.errors import HpcDetError, UsageError
 
 LONGEST_S = 24 * 3600.0
 """Seconds that ranks wait for the last one; one rank may do long work alone, such as an evaluation."""
-NOTE_S = 60.0
-"""Seconds after which rank 0 prints which ranks have not called yet."""
+NOTE_S = 20.0
+"""Seconds after which a waiting rank prints for whom it waits."""
+FAILED_S = 20.0
+"""Seconds that a rank which has failed waits for the others, one of which may be in a collective with this rank."""
 _CALL, _VERDICT = "core call", "core verdict"
 
 
@@ -35,26 +37,42 @@ class Meetings:
         """Wait until every rank makes its next call, and raise UsageError if the calls differ.
 
         `failed`: this rank cannot take part, because an exception is under way; the other ranks then raise HpcDetError.
+        It waits for them for FAILED_S seconds.
         """
         if self._messages.size == 1:
             return
         self._number += 1
         number = self._number
-        self._messages.to_rank_0(_CALL, [number, call, self._ticks(), failed])
-        if self._messages.rank == 0:
-            self._messages.to_all(_VERDICT, [number, *self._verdict(number, call)])
-        _, problem, is_usage = self._messages.from_rank_0(
-            _VERDICT, f"answered {call}", limit_s=LONGEST_S, is_it=lambda value: value[0] == number
-        )
+        try:
+            problem, is_usage = self._met(number, call, failed)
+        except RankGone:
+            if failed:  # the rank's error is raised instead
+                return
+            raise
         if problem and not failed:
             raise (UsageError if is_usage else HpcDetError)(problem)
 
-    def _verdict(self, number: int, call: str) -> tuple[str, bool]:
+    def _met(self, number: int, call: str, failed: bool) -> tuple[str, bool]:
+        """Exchange the calls, and return the problem and whether the user's program causes it."""
+        limit_s = FAILED_S if failed else LONGEST_S
+        self._messages.to_rank_0(_CALL, [number, call, self._ticks(), failed])
+        if self._messages.rank == 0:
+            self._messages.to_all(_VERDICT, [number, *self._verdict(number, call, limit_s)])
+        _, problem, is_usage = self._messages.from_rank_0(
+            _VERDICT,
+            f"answered {call}",
+            limit_s=limit_s,
+            is_it=lambda value: value[0] == number,
+            go_on=_Note(self._messages, number, call),
+        )
+        return problem, is_usage
+
+    def _verdict(self, number: int, call: str, limit_s: float) -> tuple[str, bool]:
         """Return the problem of this meeting, "" without one, and whether the user's program causes it."""
         calls = self._messages.from_all(
             _CALL,
             f"made the call {call}",
-            limit_s=LONGEST_S,
+            limit_s=limit_s,
             is_it=lambda value: value[0] == number,
             go_on=_Note(self._messages, number, call),
         )
@@ -68,7 +86,7 @@ class Meetings:
 
 
 class _Note:
-    """Prints once which ranks are missing, if a meeting waits for longer than NOTE_S."""
+    """Prints once for whom a meeting waits, if that takes longer than NOTE_S; rank 0 knows which ranks are missing."""
 
     def __init__(self, messages: GangMessages, number: int, call: str) -> None:
         self._messages, self._number, self._call = messages, number, call
@@ -78,10 +96,13 @@ class _Note:
         if time.monotonic() < self._at:
             return
         self._at = float("inf")
-        here = self._messages.latest(_CALL)
-        missing = [rank for rank in range(self._messages.size) if here.get(rank, [0])[0] != self._number]
+        missing = "another rank"
+        if self._messages.rank == 0:
+            here = self._messages.latest(_CALL)
+            ranks = [rank for rank in range(self._messages.size) if here.get(rank, [0])[0] != self._number]
+            missing = f"rank {', '.join(map(str, ranks[:8]))}"
         print(
-            f"hpc-det: {self._call} has waited {NOTE_S:g} s for rank {', '.join(map(str, missing[:8]))}; every rank "
+            f"hpc-det: rank {self._messages.rank} has waited {NOTE_S:g} s in {self._call} for {missing}; every rank "
             f"must make this call",
             file=sys.stderr,
             flush=True,

@@ -14,6 +14,7 @@ class Passes:
 
     def __init__(self, of_rank: Mapping[str, Any], *, done: int, seed: int) -> None:
         """`of_rank`: this rank's state in the resumed checkpoint, with `done` batches of the open pass; {} without.
+        A rank that is new in the gang has rank 0's, without `rng`.
 
         `seed` determines the random numbers that the loader's workers draw.
         """

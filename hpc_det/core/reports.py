@@ -99,11 +99,13 @@ class Reports:
         self._log.saved(steps, checkpoint)
 
     def close(self) -> None:
-        """End the thread. Reports that are waiting are not written."""
+        """Write the reports that are waiting, as before an error, and end the thread."""
         self._is_closed.set()
         self._has_news.set()
         if self._thread:
             self._thread.join()
+        if self._error is None:
+            self.write()
 
     def _wake(self) -> None:
         if self._thread is None:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -302,7 +302,8 @@ class RunLog(MetricsLog):
             last = records[-1]  # of many, since a loop may report at every batch
             values = ", ".join(f"{name} {_short(value)}" for name, value in last["metrics"].items())
             of = f" of {last['total']}" if last["total"] else ""
-            print(f"hpc-det: {last['kind']} at batch {last['steps']}{of}: {values}", flush=True)
+            with suppress(OSError):  # whoever reads the output may have stopped, as in `python train.py | head`
+                print(f"hpc-det: {last['kind']} at batch {last['steps']}{of}: {values}", flush=True)
 
     def report_group(self, group: str, steps: int, metrics: Mapping[str, Any]) -> None:
         super().report_group(group, steps, metrics)

@@ -232,8 +232,8 @@ class CheckpointSaver:
             yield
         except BaseException as error:
             if self._checkpoints.in_flight:  # printed before the wait, during which this process may be killed
-                failed = f"rank {self._distributed.rank} failed and waits for the save in flight"
-                print(f"hpc-det: {failed}: {type(error).__name__}: {error}", flush=True)
+                failed = f"rank {self._distributed.rank} ends and waits for the save in flight"
+                print(f"hpc-det: {failed}: {': '.join(filter(None, [type(error).__name__, str(error)]))}", flush=True)
             self._checkpoints.wait_before_exit(lambda: stop.deadline)
             raise
 

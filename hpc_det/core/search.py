@@ -129,6 +129,8 @@ class Searching:
         )
         self.reports = 0
         """Number of reports to the search."""
+        self.lacks_metric = False
+        """Whether a validation lacked the metric, although no search compares it."""
         self._requested: int | None = self.search.length() if self.compares else None
         """The length that the search requests; None: it requests none."""
 
@@ -164,6 +166,8 @@ class Searching:
 
     def take(self, metrics: Mapping[str, Any]) -> None:
         """Record the metrics of a validation. Raises UsageError if a search that compares trials lacks its metric."""
+        if self.metric and not self.compares and self.metric not in metrics:
+            self.lacks_metric = True
         if self.metric and (self.metric in metrics or self.compares):
             number = number_in(metrics.get(self.metric))
             self.search.take(self._progress, metrics if number is None else {**metrics, self.metric: number})

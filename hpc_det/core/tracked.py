@@ -85,6 +85,8 @@ class Tracked:
         self._distributed = distributed
         self._portable = portable
         self._resumed = resumed
+        self._is_late = False
+        """Whether the loop has begun, so that an object may be new in it."""
         self._warm_start = warm_start
         self._of_rank = of_rank
         self._shared: dict[str, Any] = {}
@@ -121,9 +123,9 @@ class Tracked:
         check_loadable({TRACKED: {name: state_of(each) for name, each in objects.items() if not _is_sharded(each)}})
 
     def forgotten(self) -> list[str]:
-        """Return the names in the resumed checkpoint that are not tracked now; [] after the first call."""
-        resumed, self._resumed = self._resumed, None
-        return sorted(resumed.tracked.keys() - self._shared.keys()) if resumed else []
+        """Return the names in the resumed checkpoint that are not tracked when the loop begins; [] later."""
+        is_late, self._is_late = self._is_late, True
+        return sorted(self._resumed.tracked.keys() - self._shared.keys()) if self._resumed and not is_late else []
 
     def expected(self) -> list[Any]:
         return [self.files()] if self else []
@@ -169,7 +171,10 @@ class Tracked:
 
     def _restore(self, resumed: Resumed, objects: Mapping[str, Any], *, per_rank: bool) -> None:
         stored = resumed.of_rank.get("tracked", {}) if per_rank else resumed.tracked
-        if missing := [name for name in objects if name not in stored]:
+        missing = [name for name in objects if name not in stored]
+        if self._is_late:  # such as an average that begins in the middle of the training
+            objects = {name: each for name, each in objects.items() if name in stored}
+        elif missing:
             raise UsageError(
                 [
                     f"track: {name} is not in the checkpoint {resumed.folder}, which has "
@@ -180,7 +185,15 @@ class Tracked:
             )
         shards = StoredShards(resumed.folder, self._distributed.rank)
         for name, each in {**self._changed_by(objects), **objects}.items():
-            _set(each, shards.fitted(stored[name], name, likes_of(each, name)) if _is_sharded(each) else stored[name])
+            try:
+                _set(
+                    each, shards.fitted(stored[name], name, likes_of(each, name)) if _is_sharded(each) else stored[name]
+                )
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise UsageError(
+                    f"track: {name} does not fit its state in the checkpoint {resumed.folder}: {error}; restore what "
+                    f"was changed since, or begin a new run, outside a job with another `name` for init"
+                ) from error
 
     def _changed_by(self, objects: Mapping[str, Any]) -> dict[str, Any]:
         """Return the optimizers that were restored before, and whose schedulers are among `objects`.

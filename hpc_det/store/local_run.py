@@ -37,14 +37,18 @@ class Script:
     """Path of the script; the working folder for a notebook or an interactive interpreter."""
 
     @classmethod
-    def of_this_process(cls, name: str | None) -> Script:
-        """Return the identity for the script of this process, with its own name if `name` is None or empty."""
+    def of_this_process(cls, name: str | None, *, number: int | None = None) -> Script:
+        """Return the identity for the script of this process, with its own name if `name` is None or empty.
+
+        `number`: of the run without a name in this process, from 1; a notebook's runs all have the same name.
+        """
         file = getattr(sys.modules["__main__"], "__file__", None)
         if file is None:
             return cls(name=name or "notebook", script=os.getcwd())
         path = Path(file).resolve()
         own_name = path.parent.name if path.stem == "__main__" else path.stem  # __main__: `python -m package`
-        return cls(name=name or own_name, script=str(path))
+        numbered = own_name if number in (None, 1) else f"{own_name}-{number}"
+        return cls(name=name or numbered, script=str(path))
 
     def runs(self, store: ExperimentStore) -> Iterator[ExperimentFolder]:
         """Yield the experiments of this script and name, newest first."""

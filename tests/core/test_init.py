@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -23,9 +25,10 @@ from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.local_run import is_alive
+from hpc_det.store.metrics import read_reports
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import state
-from tests.facts import refused
+from tests.facts import refused, unnamed
 from tests.wait import wait_for
 
 
@@ -173,6 +176,42 @@ def test_commands_that_start_jobs_refuse_a_run_outside_a_job(command: Any) -> No
     interrupted_by(ValueError())
     with refused(UsageError, "outside a job"):
         command(experiments()[0])
+
+
+def test_runs_without_a_name_in_one_process_are_different_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "train.py", raising=False)
+
+    def folds() -> list[int]:
+        monkeypatch.setattr("hpc_det.core.local_run._unnamed", itertools.count(1))
+        return [run(name=None).info.experiment_id, interrupted_by(ValueError(), name=None).info.experiment_id]
+
+    assert [folds(), folds()] == [[1, 2], [3, 2]]
+
+
+def test_hyperparameters_that_changed_since_the_last_start_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    interrupted_by(ValueError(), hparams={"lr": 0.1, "width": 3})
+    run(hparams={"lr": 0.2, "width": 3})
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if "note" in line]
+    assert unnamed(note, "lr", "0.1", "0.2") == []
+
+
+def test_a_signal_that_is_ignored_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SIGHUP is below nohup."""
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with hpc_det.core.init(name="digits") as core:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert core._run.stop.noticed is False
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_reports_before_an_error_are_written() -> None:
+    with suppress(ZeroDivisionError), hpc_det.core.init(name="digits") as core:
+        for step in range(1, 100):
+            core.report(step, {"loss": 1.0 / (99 - step)})
+    assert [*read_reports(core.info.folder / "metrics.jsonl")][-1]["steps"] == 98
 
 
 def test_hyperparameters_of_the_last_start_count() -> None:

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpc_det.core.entry import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
+from hpc_det.core.entry import announce, new_folder, stop_signals_outside_job
 from hpc_det.core.run import Outcome, Run
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rank_process import RankProcess
@@ -98,7 +98,7 @@ def run_locally(trial_name: str, spec: dict[str, Any], context_dir: Path, *, tes
     `test`: train, validate and save one batch, and delete the files. `debug`: open the debugger where the trial raises
     an exception. Raises HpcDetError after a failure of the trial, whose traceback is printed.
     """
-    with _folder(test) as folder, _explained(debug), closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals:
+    with _folder(test) as folder, _explained(debug), closing(SignalPipe(stop_signals_outside_job())) as signals:
         os.chdir(context_dir)
         sys.path.insert(0, str(context_dir))
         with Run.unmanaged(spec, folder, Distributed(), signals, test=test) as run:
