@@ -10,8 +10,9 @@
 It works in a job of hpc_det under every launcher, under torchrun, and in one process.
 """
 
-from hpc_det.core.core import Core, Info
+from hpc_det.core.core import Core
 from hpc_det.core.init import init
+from hpc_det.core.loop import Info
 from hpc_det.core.progress import Batch, Epoch
 from hpc_det.core.search import Operation
 from hpc_det.core.stop import Stop
