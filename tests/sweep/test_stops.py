@@ -222,7 +222,7 @@ def app(cfg):
             core.report(core.step, {"sum": seen["sum"]})
             if core.step == 10:
                 print("has begun", flush=True)
-            while core.step == 10 and not core.latest_checkpoint and not core.should_stop():
+            while core.step == 10 and not core.latest_checkpoint and not core._run.stop.noticed:
                 time.sleep(0.02)
     if core.should_stop():
         print("left at batch", core.step, flush=True)
