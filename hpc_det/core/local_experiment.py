@@ -13,6 +13,7 @@ from typing import Any
 from hpc_det.config.merge import Tree, leaves, merge
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked
+from hpc_det.core.argument_checks import check_arguments
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, nearest
 from hpc_det.node.files import make_folder, write_atomic
@@ -72,9 +73,10 @@ class Arguments:
     def of(cls, name: str, hparams: dict[str, Any], config: dict[str, Any]) -> Arguments:
         """Return the arguments of a run with this name.
 
-        Raises UsageError for values that JSON cannot represent, and for sections that commands could not read.
+        Raises UsageError for values that JSON cannot represent, and for invalid loggers.
         """
         _check_json(hparams, config)
+        check_arguments(config, {"loggers"})
         return cls(hparams=hparams, config={**config, "name": name}, tree=_effective(name, hparams, config))
 
     @property

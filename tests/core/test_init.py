@@ -186,6 +186,8 @@ def test_values_that_cannot_be_stored_create_no_experiment() -> None:
         run(hparams={"path": Path("data")})
     with refused(UsageError, "searcher"):
         run(config={"searcher": {"metric": 3}})
+    with refused(UsageError, "loggers[0].wandb.projet", "project"):
+        run(loggers=[{"wandb": {"projet": "digits"}}])
     assert experiments() == []
 
 

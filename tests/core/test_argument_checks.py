@@ -1,0 +1,43 @@
+"""The arguments `config` and `loggers` of a run outside a job, checked by the schema of experiment files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_det.core.local_experiment import Arguments
+from hpc_det.errors import UsageError
+from tests.facts import each_names, keys
+
+
+def problems(config: dict[str, Any]) -> list[str]:
+    """Return the problems for which this configuration is refused."""
+    with pytest.raises(UsageError) as info:
+        Arguments.of("digits", {}, config)
+    return info.value.problems
+
+
+def test_all_problems_of_loggers_are_named_with_the_nearest_known_key() -> None:
+    found = problems({"loggers": [{"wandb": {"projet": "digits"}}, {"mlflow": {"mode": "offlne"}}, {"wandbb": {}}]})
+    each_names(
+        found,
+        ("loggers[0].wandb.projet", "project"),
+        ("loggers[1].mlflow.mode", "offlne", "online", "offline"),
+        ("loggers[2].wandbb", "wandb"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("loggers", "path"),
+    [({"wandb": {}}, "loggers"), ("wandb", "loggers"), (["wandb"], "loggers[0]"), ([3], "loggers[0]")],
+)
+def test_loggers_are_a_list_of_maps(loggers: Any, path: str) -> None:
+    found = problems({"loggers": loggers})
+    assert keys(found) == [path]
+    each_names(found, ("wandb", "mlflow"))
+
+
+def test_valid_loggers_are_accepted() -> None:
+    given = {"loggers": [{"wandb": {"project": "digits", "tags": ("a", "b")}}, {"mlflow": {"mode": "offline"}}]}
+    assert Arguments.of("digits", {}, given).config["loggers"] == given["loggers"]
