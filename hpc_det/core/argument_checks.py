@@ -20,6 +20,7 @@ def check_arguments(config: Mapping[str, Any], keys: Set[str]) -> None:
     # Imported late: pydantic and the schema take half a second, and most runs outside a job have no configuration.
     from pydantic import ValidationError
 
+    from hpc_det.config.loggers import logger_problems
     from hpc_det.config.problems import render, schema_problems
     from hpc_det.config.schema import Experiment
 
@@ -31,5 +32,6 @@ def check_arguments(config: Mapping[str, Any], keys: Set[str]) -> None:
     except ValidationError as error:
         found = schema_problems(Experiment, error)
         problems += (problem for problem in found if problem.what != MISSING or "[" in problem.path)
+    problems += logger_problems(tree)
     if lines := render(problems, lambda path: "the arguments of init"):
         raise UsageError(lines)

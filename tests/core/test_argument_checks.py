@@ -41,3 +41,22 @@ def test_loggers_are_a_list_of_maps(loggers: Any, path: str) -> None:
 def test_valid_loggers_are_accepted() -> None:
     given = {"loggers": [{"wandb": {"project": "digits", "tags": ("a", "b")}}, {"mlflow": {"mode": "offline"}}]}
     assert Arguments.of("digits", {}, given).config["loggers"] == given["loggers"]
+
+
+@pytest.mark.parametrize(
+    ("logger", "path"),
+    [
+        ({"mlflow": {"tracking_uri": "http://me:hunter2@host"}}, "loggers[0].mlflow.tracking_uri"),
+        ({"wandb": {"base_url": "https://me:hunter2@host"}}, "loggers[0].wandb.base_url"),
+        ({"mlflow": "http://me:hunter2@host"}, "loggers[0].mlflow"),
+    ],
+)
+def test_a_password_in_an_address_is_refused_and_not_shown(logger: Any, path: str) -> None:
+    found = problems({"loggers": [logger]})
+    assert keys(found) == [path]
+    assert "hunter2" not in found[0]
+
+
+def test_contradictions_of_loggers_are_reported_together_with_wrong_values() -> None:
+    both = {"wandb": {}, "mlflow": {"mode": "offlne"}}
+    assert sorted(keys(problems({"loggers": [both]}))) == ["loggers[0]", "loggers[0].mlflow.mode"]

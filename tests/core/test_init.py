@@ -191,6 +191,13 @@ def test_values_that_cannot_be_stored_create_no_experiment() -> None:
     assert experiments() == []
 
 
+def test_no_file_contains_a_password_in_the_address_of_a_logger(tmp_path: Path) -> None:
+    with refused(UsageError, "loggers[0].mlflow.tracking_uri", "MLFLOW_TRACKING_PASSWORD"):
+        run(loggers=[{"mlflow": {"tracking_uri": "http://me:hunter2@127.0.0.1:9", "mode": "offline"}}])
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and "hunter2" in path.read_text()] == []
+    assert experiments() == []
+
+
 def test_a_run_that_was_killed_right_after_its_end_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("hpc_det.core.local_run._Chief.end", lambda chief, error: chief._stops.close())
