@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Set
 from typing import Any
 
-from hpc_det.errors import MISSING, UsageError
+from hpc_det.errors import MISSING, Problem, UsageError
 
 
 def check_arguments(config: Mapping[str, Any], keys: Set[str]) -> None:
@@ -26,7 +26,7 @@ def check_arguments(config: Mapping[str, Any], keys: Set[str]) -> None:
 
     # As JSON will store it: the schema accepts no tuple in place of a list.
     tree = json.loads(json.dumps({key: config[key] for key in config if key in given}, default=str))
-    problems = []
+    problems: list[Problem] = []
     try:
         Experiment.model_validate(tree)
     except ValidationError as error:

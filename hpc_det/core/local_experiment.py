@@ -73,18 +73,21 @@ class Arguments:
     def of(cls, name: str, hparams: dict[str, Any], config: dict[str, Any]) -> Arguments:
         """Return the arguments of a run with this name.
 
-        Raises UsageError for values that JSON cannot represent, and for invalid loggers.
+        Raises UsageError for values that JSON cannot represent, and for invalid values of keys with an effect.
         """
         _check_json(hparams, config)
-        check_arguments(config, {"loggers"})
+        check_arguments(config, IN_EFFECT)
         return cls(hparams=hparams, config={**config, "name": name}, tree=_effective(name, hparams, config))
 
     @property
     def notes(self) -> Iterator[str]:
-        """A line for each key of the configuration without an effect."""
+        """A line for each key of the configuration without an effect, and for a searcher that needs several trials."""
         for key in sorted(self.config.keys() - IN_EFFECT):
             meant = nearest(key, IN_EFFECT)
             yield f"config: {key!r} has no effect outside a job" + (f"; {meant}" if meant else "")
+        searcher = (self.config.get("searcher") or {}).get("name") or SEARCHER["name"]
+        if searcher != SEARCHER["name"]:
+            yield f"config: searcher.name {searcher!r} has no effect outside a job, where a run is one trial"
 
 
 def _effective(name: str, hparams: Mapping[str, Any], config: Mapping[str, Any]) -> Tree:

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_det.core.local_experiment import Arguments
 from hpc_det.errors import UsageError
-from tests.facts import each_names, keys
+from tests.facts import each_names, keys, unnamed
 
 
 def problems(config: dict[str, Any]) -> list[str]:
@@ -60,3 +60,58 @@ def test_a_password_in_an_address_is_refused_and_not_shown(logger: Any, path: st
 def test_contradictions_of_loggers_are_reported_together_with_wrong_values() -> None:
     both = {"wandb": {}, "mlflow": {"mode": "offlne"}}
     assert sorted(keys(problems({"loggers": [both]}))) == ["loggers[0]", "loggers[0].mlflow.mode"]
+
+
+def test_all_problems_of_the_configuration_are_named() -> None:
+    found = problems(
+        {
+            "searcher": {"metrics": "acc"},
+            "min_checkpoint_period": {"epoch": 1},
+            "checkpoint_policy": "bst",
+            "checkpoint_storage": {"save_trial_best": "2"},
+            "reproducibility": {"experiment_seed": -1},
+            "profiling": {"enabld": True},
+            "loggers": [{"wandb": {"projet": "digits"}}],
+        }
+    )
+    assert sorted(keys(found)) == [
+        "checkpoint_policy",
+        "checkpoint_storage.save_trial_best",
+        "loggers[0].wandb.projet",
+        "min_checkpoint_period",
+        "profiling.enabld",
+        "reproducibility.experiment_seed",
+        "searcher.metrics",
+    ]
+    hints = {
+        "searcher.metrics": ("metric",),
+        "checkpoint_policy": ("bst", "best"),
+        "min_checkpoint_period": ("epochs",),
+    }
+    named = dict(zip(keys(found), found, strict=True))
+    assert {path: unnamed(named[path], *facts) for path, facts in hints.items()} == {path: [] for path in hints}
+
+
+@pytest.mark.parametrize("name", ["asha", "adaptive", 3])
+def test_an_unknown_searcher_is_refused(name: Any) -> None:
+    assert keys(problems({"searcher": {"name": name, "metric": "acc"}})) == ["searcher.name"]
+
+
+def test_any_part_of_a_section_may_be_given() -> None:
+    given: dict[str, Any] = {
+        "searcher": {"name": "random", "smaller_is_better": False},
+        "checkpoint_storage": {"save_trial_latest": 2},
+        "reproducibility": None,
+        "min_checkpoint_period": 20,
+        "labels": ["a", "b"],
+        "data": {"anything": {"at": "all"}},
+        "notify": "without effect",
+    }
+    assert Arguments.of("digits", {}, given).config == {**given, "name": "digits"}
+
+
+def test_a_searcher_without_an_effect_is_noted() -> None:
+    (note,) = Arguments.of("digits", {}, {"searcher": {"name": "random", "metric": "acc"}}).notes
+    assert unnamed(note, "searcher.name", "random") == []
+    for searcher in (None, {"metric": "acc"}, {"name": "single"}):
+        assert [*Arguments.of("digits", {}, {"searcher": searcher}).notes] == []
