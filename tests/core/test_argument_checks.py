@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from hpc_det.core.entry import in_job
 from hpc_det.core.local_experiment import Arguments
+from hpc_det.distributed import rank_process
 from hpc_det.errors import UsageError
-from tests.facts import each_names, keys, unnamed
+from tests.facts import each_names, keys, refused, unnamed
+
+PASSWORD = {"mlflow": {"tracking_uri": "http://me:hunter2@host"}}
 
 
 def problems(config: dict[str, Any]) -> list[str]:
@@ -46,7 +50,7 @@ def test_valid_loggers_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("logger", "path"),
     [
-        ({"mlflow": {"tracking_uri": "http://me:hunter2@host"}}, "loggers[0].mlflow.tracking_uri"),
+        (PASSWORD, "loggers[0].mlflow.tracking_uri"),
         ({"wandb": {"base_url": "https://me:hunter2@host"}}, "loggers[0].wandb.base_url"),
         ({"mlflow": "http://me:hunter2@host"}, "loggers[0].mlflow"),
     ],
@@ -115,3 +119,9 @@ def test_a_searcher_without_an_effect_is_noted() -> None:
     assert unnamed(note, "searcher.name", "random") == []
     for searcher in (None, {"metric": "acc"}, {"name": "single"}):
         assert [*Arguments.of("digits", {}, {"searcher": searcher}).notes] == []
+
+
+def test_loggers_of_a_point_of_a_sweep_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_process, "host", object())
+    with refused(UsageError, "loggers[0].mlflow.tracking_uri"), in_job({}, {"loggers": [PASSWORD]}):
+        pass
