@@ -72,6 +72,8 @@ def logger_problems(experiment: Tree) -> Iterator[Problem]:
         if not isinstance(entry, dict):
             continue
         kinds = [kind for kind in KINDS if entry.get(kind) is not None]
+        if not kinds and entry.keys() - set(KINDS):
+            continue  # the schema reports the unknown key, of which a logger's name was probably meant
         if len(kinds) != 1:
             what = f"{' and '.join(kinds)} are given together" if kinds else "it names no logger"
             yield Problem(f"loggers[{i}]", what, f"give one of {', '.join(KINDS)}, such as {{wandb: {{}}}}, per entry")

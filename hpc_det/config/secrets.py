@@ -71,14 +71,16 @@ def shown_at(path: str, value: Any) -> str:
     """Return the repr of `value` for a message; a mask if it is a secret, or may contain one.
 
     `path` is the setting whose value it is. The value may be invalid, such as a map in place of a text, so in sections
-    with secrets a suspicious word anywhere in it is enough.
+    with secrets a suspicious word, or a URL with a password, anywhere in it is enough.
     """
     if not _SECTIONS.match(path):
         return shown(value)
     variable = re.match(r"\w+\W", value) if isinstance(value, str) else None
     if variable and _NAMES.search(variable[0]):
         return repr(f"{variable[0]}{MASK}")
-    return repr(MASK) if _SECRET_PATHS.match(path) or _SUSPICIOUS.search(f"{path} {value}") else shown(value)
+    text = f"{path} {value}"
+    is_secret = _SECRET_PATHS.match(path) or _SUSPICIOUS.search(text) or _USERINFO.search(text)
+    return repr(MASK) if is_secret else shown(value)
 
 
 def without_secrets(text: str, env: Mapping[str, str]) -> str:

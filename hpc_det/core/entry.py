@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hpc_det.core.argument_checks import check_arguments
 from hpc_det.core.run import Purpose, Run, process_group
 from hpc_det.distributed import rank_process
 from hpc_det.distributed.collectives import Distributed
@@ -59,7 +60,11 @@ def in_job(hparams: Mapping[str, Any] | None = None, config: Mapping[str, Any] |
 
 @contextmanager
 def _in_host(host: rank_process.Host, hparams: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Run]:
-    """Yield the run of a rank whose program has joined the gang, and records failures and the exit itself."""
+    """Yield the run of a rank whose program has joined the gang, and records failures and the exit itself.
+
+    Raises UsageError for invalid loggers in `config`.
+    """
+    check_arguments(config, {"loggers"})
     with (
         host.handing_stops_over() as is_stopping,
         Run.of_attempt(host.process, os.environ, ended=host.run_ended, is_stopping=is_stopping) as run,

@@ -46,7 +46,8 @@ def init(
     Leaving the block saves what is unsaved, and records that the training has finished or was stopped; a job that was
     preempted is requeued. After an exception nothing is saved. SystemExit with code 0 counts as leaving the block.
 
-    Raises UsageError if the script's process group has another rank or size than the variables.
+    Raises UsageError if the script's process group has another rank or size than the variables, and with all problems
+    of the arguments, before anything is written.
     """
     here = Attempt.is_in(os.environ)
     leaving = None

@@ -13,6 +13,7 @@ from typing import Any
 from hpc_det.config.merge import Tree, leaves, merge
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked
+from hpc_det.core.argument_checks import check_arguments
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, nearest
 from hpc_det.node.files import make_folder, write_atomic
@@ -72,17 +73,21 @@ class Arguments:
     def of(cls, name: str, hparams: dict[str, Any], config: dict[str, Any]) -> Arguments:
         """Return the arguments of a run with this name.
 
-        Raises UsageError for values that JSON cannot represent, and for sections that commands could not read.
+        Raises UsageError for values that JSON cannot represent, and for invalid values of keys with an effect.
         """
         _check_json(hparams, config)
+        check_arguments(config, IN_EFFECT)
         return cls(hparams=hparams, config={**config, "name": name}, tree=_effective(name, hparams, config))
 
     @property
     def notes(self) -> Iterator[str]:
-        """A line for each key of the configuration without an effect."""
+        """A line for each key of the configuration without an effect, and for a searcher that needs several trials."""
         for key in sorted(self.config.keys() - IN_EFFECT):
             meant = nearest(key, IN_EFFECT)
             yield f"config: {key!r} has no effect outside a job" + (f"; {meant}" if meant else "")
+        searcher = (self.config.get("searcher") or {}).get("name") or SEARCHER["name"]
+        if searcher != SEARCHER["name"]:
+            yield f"config: searcher.name {searcher!r} has no effect outside a job, where a run is one trial"
 
 
 def _effective(name: str, hparams: Mapping[str, Any], config: Mapping[str, Any]) -> Tree:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import os
 import queue
 import threading
@@ -33,11 +34,16 @@ QUEUE_CALLS = 10_000
 """Calls that wait for a slow library; further reports are dropped."""
 END_WAIT_S = 5.0
 """Longest wait, in seconds, for all loggers of a rank to send the rest when training ends."""
+OFFLINE_WAIT_S = 60.0
+"""The same for loggers that write to local files: they do end, but MLflow takes seconds to create its database."""
 ENDS = ("finished", "stopped", "waiting", "failed")
 
 
 class Logger(Protocol):
     """A kind of logger. One thread makes all calls, and any of them may raise an exception or take long."""
+
+    is_offline: bool
+    """Whether this attempt is written to local files. `begin` may set it, before it writes."""
 
     def begin(self, steps: int) -> None:
         """Connect. Training begins at a checkpoint with `steps` batches; 0 without a checkpoint."""
@@ -120,17 +126,17 @@ class Loggers:
         self._put("checkpoint", steps, lambda logger: logger.checkpoint(steps, str(path)))
 
     def end(self, kind: str, deadline: float | None = None) -> None:
-        """Send the rest, and wait for it at most END_WAIT_S seconds. `kind`: one of ENDS.
+        """Send the rest, and wait for it at most END_WAIT_S seconds, or OFFLINE_WAIT_S. `kind`: one of ENDS.
 
         `deadline`: time, in seconds since the epoch, until which the caller can wait. Further calls do nothing.
         """
-        wait_s = END_WAIT_S if deadline is None else max(min(deadline - time.time(), END_WAIT_S), 0)
-        until = time.monotonic() + wait_s
+        began, left_s = time.monotonic(), math.inf if deadline is None else max(deadline - time.time(), 0)
+        until, offline_until = (began + min(wait_s, left_s) for wait_s in (END_WAIT_S, OFFLINE_WAIT_S))
         senders, self._senders = self._senders, []
         for sender in senders:
             sender.end(lambda logger: logger.end(kind))
         for sender in senders:
-            sender.join(until)
+            sender.join(until, offline_until)
 
     def forget(self) -> None:
         """Remove all loggers, in a forked process: its copies have no threads."""
@@ -202,11 +208,13 @@ class Sender:
                 except queue.Full:
                     self._drop_oldest()
 
-    def join(self, until: float) -> None:
-        """Wait for the thread until a time of time.monotonic."""
+    def join(self, until: float, offline_until: float) -> None:
+        """Wait for the thread until a time of time.monotonic; until `offline_until` if it writes to local files."""
         if self._thread.ident is None:  # it was never started
             return
         self._thread.join(max(until - time.monotonic(), 0))
+        if self._logger.is_offline:
+            self._thread.join(max(offline_until - time.monotonic(), 0))
         if self._thread.is_alive():
             self._say(f"it did not finish in time; up to {self._queue.qsize()} calls were not sent")
         elif self._dropped and not self._failed:

@@ -17,11 +17,14 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+import requests
 from mlflow.entities import Metric, Param, RunStatus, RunTag
 from mlflow.tracking import MlflowClient
 
@@ -32,6 +35,11 @@ if TYPE_CHECKING:
     from hpc_det.core.loggers import LoggedTrial
 
 URI = "MLFLOW_TRACKING_URI"
+ANSWER_S = 4.0
+"""Seconds to connect to the server, and for its answer, before the attempt is logged offline.
+
+Less than the wait at the end of training (hpc_det.core.loggers), so that a short training is logged offline, too.
+"""
 OFFLINE = "offline"
 """Name of the trial's SQLite file in its run file: its path changes if the experiments are moved."""
 RESUMED_AT, ATTEMPT, CHECKPOINT = "hpc_det.resumed_at", "hpc_det.attempt", "hpc_det.checkpoint"
@@ -39,6 +47,8 @@ STATUS = {"finished": "FINISHED", "waiting": "FINISHED", "stopped": "KILLED", "f
 """Status of a run by the end of an attempt. A trial that waits for the search may end there, so its run is complete."""
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE, _PARAM_CHARS = 1000, 100, 6000
 """Limits of MLflow for one request, and for the value of a parameter."""
+_NO_SERVER = (502, 503, 504)
+"""Codes with which a proxy answers in place of a server that is down."""
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
@@ -86,10 +96,12 @@ class MlflowLogger:
         self._trial = trial
         self._client: Any = None
         self._run_id = ""
+        self.is_offline = settings.get("mode") == "offline"
 
     def begin(self, steps: int) -> None:
         """Create or continue the run; offline if the server does not answer."""
-        if not self._online():
+        self.is_offline = not self._online()
+        if self.is_offline:
             self._open(offline_uri(self._trial.folder), offline_file(self._trial.folder), OFFLINE)
         tags = {ATTEMPT: str(self._trial.attempt)}
         if self._trial.attempt > 1:
@@ -118,6 +130,7 @@ class MlflowLogger:
         try:
             if not uri:
                 raise LookupError(f"neither tracking_uri nor the variable {URI} is set")
+            _check_answers(uri)
             self._open(uri, online_file(self._trial.folder))
         except Exception as error:
             self._trial.say(f"this attempt is logged offline, for `hpc-det experiment sync`: {error}")
@@ -148,6 +161,18 @@ class MlflowLogger:
 
     def _tag(self, tags: Mapping[str, str]) -> None:
         self._client.log_batch(self._run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+
+def _check_answers(uri: str) -> None:
+    """Raise an error if `uri` is of an HTTP server that does not answer. MLflow's client would retry for minutes."""
+    if urlsplit(uri).scheme not in ("http", "https"):
+        return
+    # After an SSLError the server is there, and MLflow's client has settings for certificates of its own.
+    with suppress(requests.exceptions.SSLError):
+        url = f"{uri.rstrip('/')}/health"
+        with requests.get(url, timeout=ANSWER_S, allow_redirects=False, stream=True) as answer:
+            if answer.status_code in _NO_SERVER:
+                answer.raise_for_status()
 
 
 def logger(settings: Mapping[str, Any], trial: LoggedTrial) -> MlflowLogger:

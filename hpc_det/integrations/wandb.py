@@ -47,11 +47,13 @@ class WandbLogger:
         self._run: Any = None
         self._row: int | None = None
         """Step of the next row; None online, where W&B counts."""
+        self.is_offline = settings.get("mode") == "offline"
 
     def begin(self, steps: int) -> None:
         """Start or resume the run; offline if the server does not answer."""
         self._run = self._online() if self._settings.get("mode") != "offline" else None
         if self._run is None:
+            self.is_offline = True
             self._run = self._started("offline")
             # Besides the calls, each attempt adds a row at its beginning.
             self._row = self._trial.calls + self._trial.attempt if self._trial.calls else None

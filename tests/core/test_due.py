@@ -41,6 +41,7 @@ def save(core: Core, step: int) -> None:
 
 def test_a_checkpoint_is_due_at_each_period_of_batches_or_passes() -> None:
     assert due({"min_checkpoint_period": {"batches": 4}}) == [4, 8]
+    assert due({"min_checkpoint_period": 4}) == [4, 8], "a number without a unit is of batches"
     assert due({"min_checkpoint_period": {"epochs": 2}}) == [6]
     assert due({}) == []
 

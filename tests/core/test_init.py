@@ -225,6 +225,15 @@ def test_values_that_cannot_be_stored_create_no_experiment() -> None:
         run(hparams={"path": Path("data")})
     with refused(UsageError, "searcher"):
         run(config={"searcher": {"metric": 3}})
+    with refused(UsageError, "loggers[0].wandb.projet", "project"):
+        run(loggers=[{"wandb": {"projet": "digits"}}])
+    assert experiments() == []
+
+
+def test_no_file_contains_a_password_in_the_address_of_a_logger(tmp_path: Path) -> None:
+    with refused(UsageError, "loggers[0].mlflow.tracking_uri", "MLFLOW_TRACKING_PASSWORD"):
+        run(loggers=[{"mlflow": {"tracking_uri": "http://me:hunter2@127.0.0.1:9", "mode": "offline"}}])
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and "hunter2" in path.read_text()] == []
     assert experiments() == []
 
 

@@ -33,6 +33,7 @@ class Fake:
         self.gate: threading.Event | None = None
         self.entered = threading.Event()
         self.raises: BaseException | None = None
+        self.is_offline = False
 
     def _called(self, *call: Any) -> None:
         self.entered.set()
@@ -160,6 +161,32 @@ def test_a_logger_that_hangs_does_not_delay_another(start: Start, monkeypatch: p
     thread.join(WAIT_S)
     assert [call[0] for call in works.calls] == ["begin", "report", "end"]
     assert hangs.calls == []
+
+
+def test_the_end_waits_longer_for_a_logger_that_writes_to_local_files(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loggers, "END_WAIT_S", 0.0)
+    found, (fake,) = start("one")
+    fake.gate = threading.Event()
+    fake.is_offline = True
+    found.begin(0)
+    assert fake.entered.wait(WAIT_S)
+    found.report("training", 1, {"loss": 1})
+    threading.Timer(0.05, fake.gate.set).start()
+    found.end("finished")
+    assert [call[0] for call in fake.calls] == ["begin", "report", "end"]
+
+
+def test_a_deadline_counts_for_a_logger_that_writes_to_local_files(start: Start) -> None:
+    found, (fake,) = start("one")
+    fake.gate = threading.Event()
+    fake.is_offline = True
+    found.begin(0)
+    began = time.monotonic()
+    found.end("stopped", deadline=time.time() + 0.05)
+    assert time.monotonic() - began < loggers.END_WAIT_S
+    assert fake.calls == []
 
 
 def test_a_passed_deadline_leaves_no_time(start: Start) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hpc_det.core
 from hpc_det.node.json_files import read_json
+from hpc_det.store.folders import TrialFolder
 from tests.integrations.conftest import Logged
 
 pytestmark = [
@@ -130,6 +135,48 @@ def test_without_a_server_the_attempt_is_logged_offline(
     made.end("finished")
     assert the_run(mlflow.offline_uri(logged().folder)).info.status == "FINISHED"
     assert any("offline" in line for line in said)
+
+
+@pytest.fixture(params=["refuses", "is silent"])
+def silent_uri(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the URI of a server that refuses connections, or accepts them and does not answer."""
+    monkeypatch.setattr("hpc_det.integrations.mlflow.ANSWER_S", 0.2)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if request.param == "is silent":
+            server.listen()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_an_attempt_whose_server_does_not_answer_is_logged_offline_at_once(
+    logged: Logged, said: list[str], silent_uri: str
+) -> None:
+    from hpc_det.integrations.mlflow import OfflineRun
+
+    made = logger(logged, tracking_uri=silent_uri)
+    assert not made.is_offline
+    before = time.monotonic()
+    made.begin(0)
+    assert time.monotonic() - before < 30  # MLflow's client would retry for minutes
+    assert made.is_offline
+    made.report("training", 100, {"loss": 0.1})
+    made.end("finished")
+    assert sum(map(len, OfflineRun(logged().folder, silent_uri).missing().values())) == 1
+    assert any("offline" in line for line in said)
+
+
+def test_a_script_loses_no_metric_if_its_server_does_not_answer(
+    silent_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpc_det.integrations.mlflow import OfflineRun, has_offline_run
+
+    monkeypatch.setenv("HPC_DET_ROOT", str(tmp_path / "root"))
+    with hpc_det.core.init(name="digits", loggers=[{"mlflow": {"tracking_uri": silent_uri}}]) as core:
+        for step in (1, 2, 3):
+            core.report(step, {"loss": 1 / step})
+    folder = TrialFolder(core.info.folder).loggers / "mlflow"
+    assert has_offline_run(folder)
+    assert [value.step for values in OfflineRun(folder, silent_uri).missing().values() for value in values] == [1, 2, 3]
 
 
 def test_names_and_values_are_what_mlflow_accepts(logged: Logged, uri: str) -> None:

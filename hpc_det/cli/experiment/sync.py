@@ -35,7 +35,8 @@ def sync(experiment: ExperimentFolder, kind: str | None, dry_run: bool) -> None:
       hpc-det experiment sync 12 --dry-run
     """
     config = effective_config(experiment)
-    found = {name: settings for entry in config.get("loggers") or () for name, settings in entry.items() if settings}
+    entries = config.get("loggers") or ()
+    found = {name: settings for entry in entries for name, settings in entry.items() if settings is not None}
     if kind is not None and kind not in found:
         raise UsageError(f"--logger {kind}: experiment {experiment.id} has {' and '.join(found) or 'no loggers'}")
     wanted = {name: found[name] for name in found if kind in (None, name)}

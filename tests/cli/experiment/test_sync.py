@@ -59,6 +59,13 @@ def test_a_logger_that_is_not_configured_is_refused(life: Life, hpc_det: Command
     assert hpc_det("experiment", "sync", 1, "--logger", "mlflow").fails(2, "--logger mlflow", "wandb")
 
 
+def test_a_logger_without_settings_has_runs_to_upload(life: Life, hpc_det: Command) -> None:
+    """A run outside a job has only those settings that the script gives."""
+    (trial,) = configured(life, {"wandb": {}})
+    offline_run(trial, 1)
+    assert hpc_det("experiment", "sync", 1, "--dry-run").succeeds("trial 1/1", "-r1")
+
+
 def test_runs_are_uploaded_by_trial_and_attempt(life: Life, hpc_det: Command, uploaded: list[str]) -> None:
     first, second, third = configured(life, {"wandb": {"mode": "offline"}}, trials=3)
     for attempt in (2, 1):
