@@ -82,7 +82,8 @@ def _of_best(core: Core, args: TrainingArguments) -> Iterator[str]:
         yield (
             f"TrainingArguments.load_best_model_at_end: the best checkpoint by {wanted} would be deleted, since "
             f"searcher.metric is {searcher.get('metric')!r} with smaller_is_better "
-            f"{searcher.get('smaller_is_better', True)}; set searcher.metric: {wanted} and smaller_is_better: {str(not args.greater_is_better).lower()}"
+            f"{searcher.get('smaller_is_better', True)}; set searcher.metric: {wanted} and "
+            f"smaller_is_better: {str(not args.greater_is_better).lower()}"
         )
 
 
