@@ -110,7 +110,10 @@ class Experiment:
         return Trial(self, found["trial"]) if found else None
 
     def metrics(self, group: str | None = "validation") -> Metrics:
-        """Return the reports of all trials in a group, "validation" or "training"; None: of all groups."""
+        """Return the reports of all trials in a group, "validation" or "training"; None: of both.
+
+        Raises UsageError for another group.
+        """
         return Metrics([trial.folder for trial in self.trials()], group)
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -155,7 +158,8 @@ class Experiment:
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the end and return the best validation.
 
-        Raises ExperimentFailed unless the experiment is COMPLETED, and TimeoutError after `timeout` seconds.
+        Raises ExperimentFailed unless the experiment is COMPLETED, TimeoutError after `timeout` seconds, and UsageError
+        if checkpoints have validations, but none with the searcher's metric.
         """
         return self._result(self._watch, self.wait(timeout))
 

@@ -13,6 +13,8 @@ from hpc_det.store.metrics import Record, number_in, read_reports
 if TYPE_CHECKING:
     import pandas as pd
 
+GROUPS = ("validation", "training")
+
 
 class Metrics:
     """The metric reports of one or several trials, oldest first within each trial.
@@ -27,6 +29,12 @@ class Metrics:
     """
 
     def __init__(self, trials: Sequence[TrialFolder], group: str | None) -> None:
+        """`group`: one of GROUPS; None: all. Raises UsageError for another one."""
+        if group not in (None, *GROUPS):
+            raise UsageError(
+                f"metrics: group is {group!r}; use {GROUPS[0]!r}, {GROUPS[1]!r} or None for both; reports of other "
+                f"groups are in groups.jsonl of the trial's folder"
+            )
         self._trials = trials
         self._group = group
 

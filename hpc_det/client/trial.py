@@ -72,7 +72,10 @@ class Trial:
         return self._facts().best
 
     def metrics(self, group: str | None = "validation") -> Metrics:
-        """Return the reports of a group, "validation" or "training"; None: of all groups."""
+        """Return the reports of a group, "validation" or "training"; None: of both.
+
+        Raises UsageError for another group.
+        """
         return Metrics([self.folder], group)
 
     def logs(

@@ -11,6 +11,7 @@ with hpc_det.core.init() as core:
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from accelerate import Accelerator
@@ -29,14 +30,24 @@ _IN_PARTS = {
 class _Steps:
     """The accelerator's count of batches, which determines when gradients are synchronized."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, core: Core, accelerator: Accelerator) -> None:
+        self._core = core
         self._accelerator = accelerator
 
     def state_dict(self) -> dict[str, int]:
-        return {"step": self._accelerator.step}
+        accelerator = self._accelerator
+        return {"step": accelerator.step, "accumulated": accelerator.step % accelerator.gradient_accumulation_steps}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._accelerator.step = state["step"]
+        if (lost := state.get("accumulated")) and self._core.distributed.is_chief:
+            print(
+                f"hpc-det: warning: accelerate: the checkpoint at batch {self._core.step} is in the middle of an "
+                f"optimizer step, and the gradients of its first {lost} batches are lost; use core.batches(loader, "
+                f"accumulate=accelerator.gradient_accumulation_steps)",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def track(core: Core, accelerator: Accelerator) -> None:
@@ -45,6 +56,9 @@ def track(core: Core, accelerator: Accelerator) -> None:
     These are the models, optimizers, schedulers, the scaler of mixed precision, and the objects of
     `register_for_checkpointing`. Call it once, after the last `prepare`. Loaders need no call: `core.batches` restores
     their position.
+
+    With gradient accumulation, `core.batches` needs `accumulate`. Otherwise a checkpoint may be saved in the middle of
+    an optimizer step, and a resume loses its gradients, with a warning.
 
     Raises UsageError if nothing is prepared, for ranks that are not those of the run, and for DeepSpeed, FSDP version 1
     and Megatron-LM, whose state only `Accelerator.save_state` can save.
@@ -57,7 +71,7 @@ def track(core: Core, accelerator: Accelerator) -> None:
         raise UsageError("accelerate: nothing is prepared; call track after accelerator.prepare(model, optimizer, ...)")
     if accelerator.scaler is not None:
         objects["scaler"] = accelerator.scaler
-    core.track(**objects, accelerator=_Steps(accelerator))
+    core.track(**objects, accelerator=_Steps(core, accelerator))
 
 
 def _named(kinds: dict[str, list[Any]]) -> dict[str, Any]:

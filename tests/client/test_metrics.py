@@ -20,6 +20,12 @@ def test_a_group_has_only_its_reports_and_none_means_all(searched: Life) -> None
     assert {report["attempt"] for report in trial.metrics(None)} == {1}
 
 
+def test_an_unknown_group_is_refused_with_the_known_ones(searched: Life) -> None:
+    for found in (client.get(1), client.get_trial(1, 1)):
+        with refused(UsageError, "val", "validation", "training"):
+            found.metrics("val")
+
+
 def test_numbers_that_json_lacks_are_numbers_again(life: Life) -> None:
     life.begins()
     life.reports("validation", 100, {"accuracy": "NaN", "loss": "Infinity", "note": "fine", "count": 3})

@@ -20,11 +20,11 @@ def main(result: str, **options: Any) -> None:
 
 
 def train(options: dict[str, Any]) -> Any:
-    saves_state = options.get("saves_state", False)
+    saves_state, accumulate = options.get("saves_state", False), options.get("accumulate", 1)
     with hpc_det.core.init(**INIT) as core:
         accelerator = Accelerator(
             cpu=True,
-            gradient_accumulation_steps=options.get("accumulate", 1),
+            gradient_accumulation_steps=accumulate,
             dataloader_config=DataLoaderConfiguration(**options.get("loader", {})),
         )
         model = network()
@@ -41,7 +41,7 @@ def train(options: dict[str, Any]) -> Any:
         if not saves_state:
             core.track(seen=seen, per_rank=True)
         for _ in core.epochs(PASSES):
-            for features, target in core.batches(loader, accumulate=accelerator.gradient_accumulation_steps):
+            for features, target in core.batches(loader, accumulate=1 if options.get("forgets") else accumulate):
                 with accelerator.accumulate(model):
                     loss = (model(features) - target).square().mean()
                     accelerator.backward(loss)

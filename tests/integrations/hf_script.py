@@ -24,6 +24,7 @@ from hpc_det.integrations.transformers import HpcDetCallback, training_arguments
 from tests.integrations.searched import searched
 
 RECORDS = 48
+BEFORE_THE_FIRST = -1
 
 
 def record(index: int) -> dict[str, torch.Tensor]:
@@ -72,14 +73,24 @@ class Stops(TrainerCallback):  # type: ignore[misc]
     """Sends SIGTERM to rank 0 in a step, and lets every rank wait until it knows, so that this step is the last one."""
 
     def __init__(self, core: Core, at: int) -> None:
+        """`at`: the step; BEFORE_THE_FIRST: before the first step."""
         self.core, self.at = core, at
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.at == BEFORE_THE_FIRST:
+            self._stop()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step == self.at:
-            if self.core.distributed.is_chief:
-                os.kill(os.getpid(), signal.SIGTERM)
-            while not self.core._run.stop.noticed:
-                time.sleep(0.001)
+            self._stop()
+
+    def _stop(self) -> None:
+        if self.core.distributed.is_chief:
+            os.kill(os.getpid(), signal.SIGTERM)
+        while not self.core._run.stop.noticed:
+            time.sleep(0.001)
 
 
 def main(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import unnamed
 from tests.integrations.forked_runs import Cell, Results, results_of
 
 pytestmark = pytest.mark.skipif(find_spec("accelerate") is None, reason="no accelerate")
@@ -18,6 +19,8 @@ CELLS: dict[str, Cell] = {
     "two ranks": {"stops": [8], "ranks": 2},
     "save_state": {"stops": [8], "saves_state": True},
 }
+FORGETFUL: Cell = {"stops": [7], "accumulate": 2, "forgets": True}
+"""A loop that calls `core.batches` without `accumulate`."""
 MORE: dict[str, Cell] = {
     "accumulation": {"stops": [7, 12], "accumulate": 2},
     "seedable sampler, two ranks, two workers": {"stops": [3, 12, 17], "ranks": 2, "workers": 2, "loader": SEEDABLE},
@@ -29,13 +32,20 @@ TRAINING = "tests.integrations.accelerate_training"
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    return results_of(TRAINING, tmp_path_factory.mktemp("runs"), CELLS)
+    return results_of(TRAINING, tmp_path_factory.mktemp("runs"), {**CELLS, "forgetful": FORGETFUL})
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", CELLS)
 def test_a_stopped_and_resumed_run_is_the_whole_run_to_the_bit(results: dict[str, Results], name: str) -> None:
     assert results[name].resumed == results[name].whole
+
+
+@pytest.mark.integration
+def test_gradients_that_a_resume_loses_are_noted(results: dict[str, Results]) -> None:
+    logs = {name: (found.root / "resumed-0.log").read_text() for name, found in results.items()}
+    assert unnamed(logs.pop("forgetful"), "batch 7", "first 1 batches", "accumulate=") == []
+    assert [name for name, log in logs.items() if "accumulate=" in log] == []
 
 
 @pytest.mark.long

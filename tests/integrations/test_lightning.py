@@ -66,6 +66,10 @@ def test_so_is_a_loop_with_fabric(results: dict[str, Results]) -> None:
     _check(results["fabric"], FABRIC)
 
 
+def test_a_correct_resume_shows_no_warning_of_lightning(results: dict[str, Results]) -> None:
+    assert "not resumable" not in (results["two ranks"].root / "resumed-0.log").read_text()
+
+
 def test_a_file_of_model_checkpoint_is_kept(results: dict[str, Results]) -> None:
     assert all(rank["best"] for name in CELLS for rank in results[name].resumed)
 

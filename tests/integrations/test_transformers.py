@@ -71,6 +71,16 @@ def test_a_stop_in_a_pass_neither_evaluates_nor_saves_a_second_time(runs: Forked
     assert compared.checkpoints == {6, 8}
 
 
+def test_a_stop_before_the_first_step_is_a_stop(runs: ForkedRuns, tmp_path: Path) -> None:
+    results, codes, log = runs.run(SCRIPT, tmp_path, "first", stop_at=-1)
+    assert (results, codes) == ([], [0])
+    assert unnamed(log, "stopped", "preempted") == []
+    trial = tmp_path / "experiments" / "1" / "trials" / "1"
+    assert json.loads((trial / "outcome.json").read_text())["kind"] == "stopped"
+    (resumed,), codes, log = runs.run(SCRIPT, tmp_path, "second")
+    assert (codes, resumed["step"]) == ([0], 18), log
+
+
 # --- what cannot be the same
 
 
@@ -101,7 +111,7 @@ def test_another_number_of_ranks_is_noted(runs: ForkedRuns, tmp_path: Path) -> N
     ("options", "named"),
     [
         ({"enable_jit_checkpoint": True}, ["enable_jit_checkpoint"]),
-        ({"save_only_model": True}, ["save_only_model"]),
+        ({"save_only_model": True}, ["TrainingArguments.save_only_model"]),
         ({"save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "epoch"}, ["save_strategy"]),
         ({"config": {"searcher": {"max_length": {"batches": 7}}}, "max_steps": 5}, ["searcher.max_length", "7", "5"]),
         (

@@ -21,7 +21,7 @@ from hpc_det.core import Core
 from hpc_det.core.ddp_buckets import settle_buckets_in
 from hpc_det.errors import UsageError
 from hpc_det.integrations.lightning.environment import check_ranks
-from hpc_det.integrations.lightning.sampler import ENTRY, resumable_batch_size
+from hpc_det.integrations.lightning.sampler import ENTRY, hide_warning_of_resume, resumable_batch_size
 
 CHECKPOINT = "lightning.ckpt"
 """The file of a checkpoint that Lightning writes; a folder with strategies that save in parts."""
@@ -96,6 +96,8 @@ class HpcDetCallback(Callback):
         if self._resumed:
             trainer.callback_metrics.update(self._resumed["metrics"])  # for EarlyStopping and ReduceLROnPlateau
             self._validated.update(self._resumed["validated"])
+            if self._batch_size:
+                hide_warning_of_resume()
 
     def _take_signal_back(self) -> None:
         """Remove Lightning's handler of SIGTERM, which broadcasts at once and ends the process without a checkpoint."""

@@ -14,7 +14,8 @@ from hpc_det.errors import UsageError
 class HpcDetEnvironment(ClusterEnvironment):
     """The ranks of an hpc_det run, for `Trainer(plugins=[...])` and `Fabric(plugins=[...])`.
 
-    Without it, Lightning counts Slurm's tasks in a job, of which hpc_det has one on each node.
+    In a Slurm job without a launcher of hpc_det, Lightning would count Slurm's tasks, of which hpc_det has one on each
+    node.
     """
 
     def __init__(self, core: Core) -> None:

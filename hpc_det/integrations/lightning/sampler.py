@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,11 @@ def resumable_batch_size(trainer: Trainer, core: Core) -> int:
             flush=True,
         )
     return 0
+
+
+def hide_warning_of_resume() -> None:
+    """Ignore Lightning's warning that a loader cannot be resumed, since it checks only whether it has a state_dict."""
+    warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
 
 
 def _position(checkpoint: Path | None) -> dict[str, int]:

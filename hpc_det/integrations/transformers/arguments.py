@@ -55,20 +55,20 @@ def _of_ranks(core: Core, args: TrainingArguments) -> Iterator[str]:
 def _of_checkpoints(args: TrainingArguments) -> Iterator[str]:
     if args.enable_jit_checkpoint:
         yield (
-            "enable_jit_checkpoint: it takes SIGTERM from hpc_det, and each rank decides alone when to save, so ranks "
-            "hang; remove it, HpcDetCallback saves at a stop"
+            "TrainingArguments.enable_jit_checkpoint: it takes SIGTERM from hpc_det, and each rank decides alone when "
+            "to save, so ranks hang; remove it, HpcDetCallback saves at a stop"
         )
     if args.save_only_model:
-        yield "save_only_model: a resume needs the optimizer, too; remove it"
+        yield "TrainingArguments.save_only_model: a resume needs the optimizer, too; remove it"
     if args.save_strategy == "best":
         yield (
-            "save_strategy: 'best' saves nothing at a stop; use 'steps' or 'epoch', and searcher.metric to keep the "
-            "best checkpoint"
+            "TrainingArguments.save_strategy: 'best' saves nothing at a stop; use 'steps' or 'epoch', and "
+            "searcher.metric to keep the best checkpoint"
         )
     if args.push_to_hub and args.hub_strategy in ("checkpoint", "all_checkpoints"):
         yield (
-            f"hub_strategy: {args.hub_strategy.value!r} uploads a checkpoint in the background, after it has been "
-            f"moved to the trial's checkpoints; use 'end' or 'every_save'"
+            f"TrainingArguments.hub_strategy: {args.hub_strategy.value!r} uploads a checkpoint in the background, "
+            f"after it has been moved to the trial's checkpoints; use 'end' or 'every_save'"
         )
 
 
@@ -80,9 +80,10 @@ def _of_best(core: Core, args: TrainingArguments) -> Iterator[str]:
     wanted = metric if metric.startswith("eval_") else f"eval_{metric}"
     if searcher.get("metric") != wanted or searcher.get("smaller_is_better", True) == args.greater_is_better:
         yield (
-            f"load_best_model_at_end: the best checkpoint by {wanted} would be deleted, since searcher.metric is "
-            f"{searcher.get('metric')!r} with smaller_is_better {searcher.get('smaller_is_better', True)}; set "
-            f"searcher.metric: {wanted} and smaller_is_better: {str(not args.greater_is_better).lower()}"
+            f"TrainingArguments.load_best_model_at_end: the best checkpoint by {wanted} would be deleted, since "
+            f"searcher.metric is {searcher.get('metric')!r} with smaller_is_better "
+            f"{searcher.get('smaller_is_better', True)}; set searcher.metric: {wanted} and "
+            f"smaller_is_better: {str(not args.greater_is_better).lower()}"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hpc_det.core import Core, Operation
+from hpc_det.core import Core, Operation, Stop
 from hpc_det.errors import UsageError
 from hpc_det.integrations.transformers.arguments import length_of, note_inexact, problems_of
 from hpc_det.integrations.transformers.checkpoint_files import best_checkpoint, clear_leftovers, place
@@ -46,8 +46,8 @@ class HpcDetCallback(TrainerCallback):  # type: ignore[misc]  # the library is o
     ) -> None:
         """Raises UsageError for arguments with which a stop or a resume would fail.
 
-        Raises SystemExit with code 0 for a trial that its search has stopped, and for a complete training whose last
-        step was in the middle of a pass: the Trainer would train another step.
+        Raises SystemExit with code 0 for a stop before the first step, for a trial that its search has stopped, and for
+        a complete training whose last step was in the middle of a pass: the Trainer would train another step.
         """
         core = self._core
         if problems := problems_of(core, args, state, self._resumed_at):
@@ -62,9 +62,10 @@ class HpcDetCallback(TrainerCallback):  # type: ignore[misc]  # the library is o
             self._operation = next(self._operations, None)
         self._asked_at = state.global_step
         is_complete = state.global_step >= state.max_steps and not _ends_pass(state, kwargs.get("train_dataloader"))
-        if core.should_stop() or is_complete:
+        stop = core.should_stop()
+        if stop or is_complete:
             if core.distributed.is_chief:
-                print(f"hpc-det: nothing to train after step {state.global_step}", flush=True)
+                print(f"hpc-det: {_why_it_ends(state.global_step, stop)}", flush=True)
             raise SystemExit(0)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -170,6 +171,13 @@ class HpcDetCallback(TrainerCallback):  # type: ignore[misc]  # the library is o
         if latest and state.best_global_step and not state.best_model_checkpoint:
             best = best_checkpoint(latest.parent, state.best_global_step)
             state.best_model_checkpoint = str(best) if best else None
+
+
+def _why_it_ends(step: int, stop: Stop) -> str:
+    """Return why an attempt trains no step."""
+    if stop and stop.reason != "search":
+        return f"stopped after step {step}, before the first step of this attempt: {stop.reason}"
+    return f"nothing to train after step {step}"
 
 
 def _ends_pass(state: TrainerState, loader: Any) -> bool:
