@@ -156,10 +156,9 @@ class Experiment:
         return self._watch.wait(CHECK_S, math.inf if timeout is None else timeout)
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the end and return the best validation.
+        """Wait for the end and return the best validation by the searcher's metric; its values are None without one.
 
-        Raises ExperimentFailed unless the experiment is COMPLETED, TimeoutError after `timeout` seconds, and UsageError
-        if checkpoints have validations, but none with the searcher's metric.
+        Raises ExperimentFailed unless the experiment is COMPLETED, TimeoutError after `timeout` seconds.
         """
         return self._result(self._watch, self.wait(timeout))
 
@@ -181,12 +180,12 @@ class Experiment:
         if found is not ExperimentState.COMPLETED:
             cause = view.why_not_completed(found)
             raise ExperimentFailed(self.folder.named(), found, cause, _tail(view))
-        top, known = self.top_checkpoint(), best(view)
+        known = best(view)
         return Result(
             metric=view.config["searcher"]["metric"],
             value=float(known["value"]) if known else None,
             trial=Trial(self, known["trial"]) if known else None,
-            checkpoint=top,
+            checkpoint=self.top_checkpoint() if known else None,
         )
 
     # --- control

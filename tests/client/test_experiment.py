@@ -103,6 +103,15 @@ def test_the_result_is_the_best_validation(searched: Life) -> None:
     assert result.checkpoint == client.get(1).top_checkpoint()
 
 
+def test_the_result_has_no_value_if_no_validation_has_the_searchers_metric(life: Life) -> None:
+    life.begins()
+    life.reports("validation", 100, {"error": 0.3})
+    life.saves(100)
+    life.finishes()
+    result = client.get(1).result()
+    assert (result.metric, result.value, result.checkpoint) == ("accuracy", None, None)
+
+
 def test_a_failed_experiment_raises_with_cause_and_log_tail(life: Life) -> None:
     life.begins()
     life.rank_prints(0, "".join(f"line {number}\n" for number in range(100)))

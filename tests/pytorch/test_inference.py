@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.pytorch import Outputs, TorchBatchProcessor, TorchBatchProcessorContext
+from hpc_det.pytorch import Outputs, TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
 from hpc_det.pytorch.inference.output_folder import SOURCES
 from hpc_det.pytorch.inference.process import _end
 from hpc_det.pytorch.inference.records import Records, records_of
@@ -227,6 +228,25 @@ def test_outputs_are_found_in_the_folder_of_a_trial_and_nowhere_else(tmp_path: P
         Outputs(tmp_path)
     outputs_of(tmp_path, lambda batch: batch)
     assert list(Outputs(tmp_path / "outputs")) == list(Outputs(tmp_path))
+
+
+class StoppedAtFour(TorchBatchProcessor):
+    """Stops its run at record 4, in the first attempt."""
+
+    def __init__(self, context: TorchBatchProcessorContext) -> None:
+        self.core = context._core
+
+    def process_batch(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if self.core.info.attempt == 1 and 4 in batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_for(lambda: self.core._run.stop.noticed)
+        return batch
+
+
+def test_a_call_returns_whether_all_records_are_processed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPC_DET_ROOT", str(tmp_path))
+    done = [torch_batch_process(StoppedAtFour, Numbers(9), name="squares") for _ in range(2)]
+    assert done == [False, True]
 
 
 # --- the context

@@ -36,8 +36,10 @@ def torch_batch_process(
     max_records: int | None = None,
     hparams: dict[str, Any] | None = None,
     name: str | None = None,
-) -> None:
+) -> bool:
     """Process all records of a data set on all ranks, once each, whatever ends the job on the way.
+
+    Return whether all records are processed; False after a stop, at which the script should end.
 
     It works in a job of hpc_det under every launcher, under torchrun, and in one process; see `hpc_det.core.init`. A
     job that is stopped or killed continues after its newest checkpoint, on any number of ranks.
@@ -70,7 +72,7 @@ def torch_batch_process(
         end = _end(records, max_batches, max_records)
         if core.info.test:
             end = min(one_round := records.batch_size * ranks.size, one_round if end is None else end)
-        Inference(core, records, batch_processor_cls, end=end, interval=checkpoint_interval).run()
+        return Inference(core, records, batch_processor_cls, end=end, interval=checkpoint_interval).run()
 
 
 class Inference:
@@ -123,10 +125,10 @@ class Inference:
                     size=self._ranks.size,
                 )
 
-    def run(self) -> None:
-        """Process the records that are left, until the end or until all ranks agree to stop."""
+    def run(self) -> bool:
+        """Process the records that are left, and return True at the end, False after an agreed stop."""
         if self._position.finished:
-            return
+            return True
         self._core.total = self._position.total(self._records)
         rounds = self._records.rounds(self._position.done, self._position.end)
         with closing(rounds), self._core.stepping():
@@ -135,11 +137,12 @@ class Inference:
                 if self._core.should_stop():
                     if self._position.done > self._from.done:
                         self._save(self._position)
-                    return
+                    return False
                 self._process(share)
                 if self._is_due() and not self._position.is_end():
                     self._save(self._position)
         self._finish()
+        return True
 
     # --- helpers
 
