@@ -18,9 +18,11 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import requests
 import wandb
 
 from hpc_det.errors import HpcDetError
@@ -32,10 +34,13 @@ if TYPE_CHECKING:
 
 INIT_S = 60.0
 """Seconds that wandb.init waits for the server before the attempt is logged offline."""
+ANSWER_S = 4.0
+"""Seconds in which the server must accept a connection, and in which it must answer."""
 SYNC_S = 3600.0
 """Seconds that the upload of one attempt may take."""
 BATCHES = "batches"
 _ID = "run.json"
+_SERVER = "https://api.wandb.ai"
 
 
 class WandbLogger:
@@ -87,6 +92,7 @@ class WandbLogger:
     def _online(self) -> Any | None:
         """Return the run, or None with a printed message if there is no server or no API key."""
         try:
+            insist_on_answer(self._settings.get("base_url") or os.environ.get("WANDB_BASE_URL", _SERVER))
             run = self._started("online")
         except Exception as error:
             self._trial.say(f"this attempt is logged offline, for `hpc-det experiment sync`: {error}")
@@ -127,6 +133,12 @@ class WandbLogger:
             found = {"id": re.sub(r"[^A-Za-z0-9_-]+", "-", made)[-64:]}
             write_json(path, found)
         return str(found["id"])
+
+
+def insist_on_answer(url: str) -> None:
+    """Raise an error if no server answers. W&B waits for INIT_S, and a run that ends by then loses its rows."""
+    with suppress(requests.exceptions.SSLError):  # the server is there, and W&B has settings for certificates
+        requests.get(url, timeout=ANSWER_S, allow_redirects=False, stream=True).close()
 
 
 def logger(settings: Mapping[str, Any], trial: LoggedTrial) -> WandbLogger:
