@@ -66,6 +66,7 @@ def test_two_ranks_stop_at_the_same_call_and_continue() -> None:
         assert "stops at 15" in story.trial.rank_log(1, rank).read_text()
 
 
+@pytest.mark.long
 def test_invalid_hyperparameters_end_the_trial_without_another_attempt() -> None:
     story = begin("hyperparameters.increment=101", "max_restarts=3")
     story.wait(check=False)

@@ -294,7 +294,7 @@ SOME = [(0, 1), (0, 6), (1, 4)]
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("kind", [loaders.shuffled, loaders.with_a_generator, loaders.without_batches])
 def test_random_records_of_workers_continue_bit_for_bit(

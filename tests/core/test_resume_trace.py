@@ -140,6 +140,7 @@ def test_a_leak_is_named_on_each_rank(tmp_path: Path, on_ranks: OnRanks) -> None
     assert causes(found)[0].name == "attribute data loader.dataset.noise"
 
 
+@pytest.mark.long
 def test_a_loop_without_batches_stops_at_the_same_step_on_each_rank(tmp_path: Path, on_ranks: OnRanks) -> None:
     found = checked(tmp_path, "OwnLoopOnRanks", 3, STOP, on_ranks=on_ranks, ranks=2)
     assert (found.first, found.resumes) == ((), (3, STOP))

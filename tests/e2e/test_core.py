@@ -57,6 +57,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> PlainLoop:
     return loop
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_a_plain_loop_on_two_ranks_is_paused_and_goes_on_bit_for_bit(undisturbed: PlainLoop) -> None:
     loop = PlainLoop.begin(TORCHRUN, "resources.slots_per_trial=2", "hyperparameters.waits_at=[10]")

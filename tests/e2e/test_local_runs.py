@@ -97,6 +97,7 @@ def test_a_killed_run_is_listed_as_failed_and_resumes_when_it_is_started_again(t
     assert listed() == {}
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_two_runs_at_the_same_time_are_stopped_by_commands(terminal: Terminal) -> None:
     paused = terminal.start()

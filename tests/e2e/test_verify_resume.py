@@ -140,6 +140,7 @@ main()
 """
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_a_variable_of_a_script_that_a_resume_loses_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LEAKY_LOOP)

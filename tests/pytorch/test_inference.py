@@ -303,6 +303,7 @@ def assert_doubled(folder: Path) -> None:
     assert metrics == {"count": RECORDS}
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_torchrun_is_stopped_by_sigterm_and_one_process_processes_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
