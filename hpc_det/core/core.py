@@ -37,7 +37,7 @@ class Core(Loop):
         Raises UsageError for an object without a state, a name that is tracked already, and a name that the checkpoint
         lacks; HpcDetError for a state that no checkpoint can hold.
         """
-        self._meet(f"track of {', '.join(objects)}")
+        self._meet("track per rank" if per_rank else f"track of {', '.join(objects)}")
         self._tracked.add(objects, per_rank=per_rank)
 
     # --- training
