@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
@@ -22,7 +25,6 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from hpc_det.view.resume_causes import causes
 from hpc_det.view.resume_check import Comparison, compare
-from tests.core.leaky import loops
 from tests.distributed.ranks import OnRanks
 
 pytestmark = pytest.mark.integration
@@ -38,6 +40,7 @@ CONFIG: dict[str, Any] = {
 def train(distributed: Distributed, folder: TrialFolder, loop: str, stops: frozenset[int] | None, attempt: int) -> Any:
     """Run an attempt as `init` does in a job, and return its outcome. `stops` None: it is one of `--test`."""
     seed_everything(5)
+    code = folder.path.parents[1] / "code"
     stop = ForcedStop(distributed.messages)
     searcher = create_autospec(SearcherContext, instance=True)
     searcher.compares.return_value = False
@@ -50,7 +53,7 @@ def train(distributed: Distributed, folder: TrialFolder, loop: str, stops: froze
         stop=stop,
         log=MetricsLog(folder, attempt),
         job=JobServices(
-            code=Path(loops.__file__).parent,
+            code=code,
             searcher=searcher,
             retention=lambda: Policy(trial_latest=1),
             mirror=None,
@@ -61,17 +64,34 @@ def train(distributed: Distributed, folder: TrialFolder, loop: str, stops: froze
     try:
         core = Core(run)
         with core.finishing():
-            getattr(loops, loop)(core).run()
+            getattr(module_in(code), loop)(core).run()
             core.finish()
     finally:
         stop.close()
     return read_json(folder.outcome) if distributed.is_chief else None
 
 
-def trained(path: Path, loop: str, *stops: int, on_ranks: OnRanks | None = None, ranks: int = 1) -> TrialFolder:
-    """Train until the end. `on_ranks`: run each attempt in separate processes."""
+def module_in(code: Path) -> Any:
+    """Return the loops, imported from the copy that a job has of its code."""
+    sys.path.insert(0, str(code))
+    sys.modules.pop("loops", None)
+    try:
+        return importlib.import_module("loops")
+    finally:
+        sys.path.remove(str(code))
+
+
+def new_trial(path: Path) -> TrialFolder:
+    """Return the folder of a trial below `path`, beside a copy of the code."""
     folder = TrialFolder(path / "trials" / "1")
     folder.checkpoints.mkdir(parents=True)
+    shutil.copytree(Path(__file__).with_name("leaky"), path / "code")
+    return folder
+
+
+def trained(path: Path, loop: str, *stops: int, on_ranks: OnRanks | None = None, ranks: int = 1) -> TrialFolder:
+    """Train until the end. `on_ranks`: run each attempt in separate processes."""
+    folder = new_trial(path)
     for attempt in range(1, 20):
         arguments = (folder, loop, frozenset(stops), attempt)
         found = on_ranks(ranks, train, *arguments) if on_ranks else [train(Distributed(), *arguments)]
@@ -148,8 +168,7 @@ def test_a_loop_without_batches_stops_at_the_same_step_on_each_rank(tmp_path: Pa
 
 @pytest.mark.parametrize("loop", ["Sound", "TrackedScheduler", "OwnLoop", "InASearch"])
 def test_a_test_trains_one_batch_validates_and_saves(tmp_path: Path, loop: str) -> None:
-    folder = TrialFolder(tmp_path / "trials" / "1")
-    folder.checkpoints.mkdir(parents=True)
+    folder = new_trial(tmp_path)
     outcome = train(Distributed(), folder, loop, None, 1)
     assert (outcome["kind"], outcome["steps"], outcome["saved"]) == ("finished", 1, True)
     kinds = [(each["kind"], each["steps"]) for each in read_reports(folder.metrics)]
