@@ -38,9 +38,6 @@ def train(method: AsyncHalving, *values: float) -> None:
 @pytest.mark.parametrize(
     ("rungs", "divisor", "max_length", "lengths"),
     [
-        (3, 3, 9, [1, 3, 9]),
-        (4, 2, 10, [1, 2, 5, 10]),
-        (3, 3, 900, [100, 300, 900]),
         (1, 4, 50, [50]),
         (5, 4, 16, [1, 4, 16]),  # lengths 0, 0 and 1 would make three rungs of one batch
         (3, 2.5, 10, [1, 4, 10]),
