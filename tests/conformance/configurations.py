@@ -136,7 +136,7 @@ def _searchers() -> list[Configuration]:
         ),
         *(
             Configuration(
-                case=f"an {name} searcher, which Determined only reads",
+                case=f"the searcher {name}, which Determined only reads",
                 follows=file,
                 keys=searching(name, **length, **more),
                 refused=("searcher.name",),

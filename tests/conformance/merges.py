@@ -208,7 +208,7 @@ ROWS = [
     Merge(
         case="options of sbatch",
         follows=MERGE,
-        differs="both lists, as Determined's documentation of templates says; its code took the configuration's list alone",
+        differs="both lists, as the documentation of templates says; Determined's code took the configuration's alone",
         template={"slurm": {"sbatch_args": ["-Aacct"]}},
         config={"slurm": {"sbatch_args": ["-t10"]}},
         merged={"slurm": {"sbatch_args": ["-Aacct", "-t10"]}},
