@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hpc_det.search.adaptive import bracket_rungs, bracket_trials, concurrency_shares
@@ -54,7 +55,7 @@ def _brackets() -> list[Number]:
             Number(
                 case=f"{total} trials in brackets of {rungs} rungs with divisor {divisor:g}",
                 follows=file,
-                found=lambda total=total, divisor=divisor, rungs=rungs: bracket_trials(total, divisor, rungs),
+                found=partial(bracket_trials, total, divisor, rungs),
                 expected=expected,
             )
             for total, divisor, rungs, expected in trials
@@ -63,7 +64,7 @@ def _brackets() -> list[Number]:
             Number(
                 case=f"places for brackets of {counts} trials with divisor {divisor:g} and a limit of {limit}",
                 follows=file,
-                found=lambda limit=limit, divisor=divisor, counts=counts: concurrency_shares(limit, divisor, counts),
+                found=partial(concurrency_shares, limit, divisor, counts),
                 expected=expected,
             )
             for limit, divisor, counts, expected in shares
@@ -72,7 +73,7 @@ def _brackets() -> list[Number]:
             Number(
                 case=f"brackets of the mode {mode} with at most 5 rungs",
                 follows=f"{SEARCHER}/adaptive_asha.go",
-                found=lambda mode=mode: bracket_rungs(mode, 5),
+                found=partial(bracket_rungs, mode, 5),
                 expected=expected,
             )
             for mode, expected in modes
@@ -86,7 +87,7 @@ def _rungs() -> list[Number]:
         Number(
             case=f"lengths of {count} rungs up to {longest} with divisor {divisor:g}",
             follows=file,
-            found=lambda count=count, divisor=divisor, longest=longest: rung_lengths(count, divisor, longest),
+            found=partial(rung_lengths, count, divisor, longest),
             expected=expected,
         )
         for count, divisor, longest, expected in (
@@ -118,7 +119,7 @@ def _grids() -> list[Number]:
     file = f"{SEARCHER}/grid_test.go"
     whole = {"type": "int", "minval": 0, "maxval": 20, "count": 3}
     half = {"type": "int", "minval": 0, "maxval": 10, "count": 3}
-    axes = [
+    axes: list[tuple[str, dict[str, Any], list[Any]]] = [
         ("5 whole numbers from 0 to 4", {"type": "int", "minval": 0, "maxval": 4, "count": 5}, [0, 1, 2, 3, 4]),
         ("3 whole numbers from -4 to -2", {"type": "int", "minval": -4, "maxval": -2, "count": 3}, [-4, -3, -2]),
         ("4 whole numbers from -4 to 6", {"type": "int", "minval": -4, "maxval": 6, "count": 4}, [-4, -1, 3, 6]),
@@ -166,7 +167,7 @@ def _samples() -> list[Number]:
         Number(
             case=f"trial {trial} of a random search with seed 777",
             follows=f"{SEARCHER}/hyperparameters.go",
-            found=lambda trial=trial: drawn(trial),
+            found=partial(drawn, trial),
             expected={"global_batch_size": 64, "lr": lr, "n": n, "opt": opt, "seed": seed},
         )
         for trial, lr, n, opt, seed in (
