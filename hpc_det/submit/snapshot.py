@@ -1,7 +1,8 @@
 """A copy of the user's code at submission, from which jobs import it, so that later edits do not affect queued jobs.
 
-It contains the context directory and, beside its files, the included files and folders. The rules are those of
-Determined (its harness/determined/common/context.py and detignore.py).
+It contains the context directory and, beside its files, the included files and folders. Folders are copied even if
+they are empty or .detignore empties them, since scripts write into them. The rules are those of Determined (its
+harness/determined/common/context.py and detignore.py).
 
 With the copy, the state of the context directory in git is recorded: the commit, and the code that differs from it. A
 repository may come from anywhere, and its configuration can name programs: hooks, monitors, filters, diff drivers,
@@ -16,10 +17,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hpc_det.config.entrypoint import Context
@@ -39,28 +40,37 @@ ALWAYS_IGNORED = (
 """Patterns that are ignored whatever a .detignore contains. Determined ignores terraform files because they contain
 keys.
 """
-Snapshot: TypeAlias = dict[Path, Path]
-"""The files of a copy: the path in the copy, and the path of the original, sorted."""
 
 
-def snapshot_files(context: Context) -> Snapshot:
-    """Return the files that a job needs.
+@dataclass(frozen=True)
+class Snapshot:
+    """The content of a copy, sorted."""
+
+    files: dict[Path, Path] = field(default_factory=dict)
+    """The path of each file in the copy, and the path of the original."""
+    folders: list[Path] = field(default_factory=list)
+    """The paths of the folders in the copy."""
+
+
+def snapshot_of(context: Context) -> Snapshot:
+    """Return the files and folders that a job needs.
 
     Each folder, the context directory or an included one, is copied without the files that its own .detignore
     (gitignore syntax) names; an included file is always copied. Raises UsageError if the files have more than 95 MiB,
     with the ten largest, and if two of them would have the same path.
     """
-    sizes = _sized_files(context.folder, Path())
+    sizes, folders = _content(context.folder, Path())
     sources = {place: context.folder / place for place in sizes}
-    roots = {place.parts[0]: context.folder / place.parts[0] for place in sizes}
+    roots = {place.parts[0]: context.folder / place.parts[0] for place in (*sizes, *folders) if place.parts}
     for include in context.includes:
         _insist_on_own_place(include, roots)
         roots[include.name] = include
-        added = _sized_files(include, Path(include.name)) if include.is_dir() else _sized_file(include)
+        added, below = _content(include, Path(include.name)) if include.is_dir() else (_sized_file(include), [])
         sizes |= added
+        folders += below
         sources |= {place: include.parent / place for place in added}
     _insist_on_limit(context, sizes)
-    return {place: sources[place] for place in sorted(sources)}
+    return Snapshot({place: sources[place] for place in sorted(sources)}, sorted(folders))
 
 
 def left_out(folder: Path) -> Callable[[str], bool]:
@@ -73,10 +83,11 @@ def left_out(folder: Path) -> Callable[[str], bool]:
     )
 
 
-def copy_snapshot(files: Snapshot, target: Path) -> None:
-    """Copy the files to `target` and flush them to disk. Raises UsageError if a file cannot be copied."""
-    make_folders(target)
-    for place, source in files.items():
+def copy_snapshot(snapshot: Snapshot, target: Path) -> None:
+    """Copy the content to `target` and flush it to disk. Raises UsageError if a file cannot be copied."""
+    for place in (Path(), *snapshot.folders):
+        make_folders(target / place)
+    for place, source in snapshot.files.items():
         make_folders((target / place).parent)
         try:
             shutil.copy2(source, target / place)
@@ -119,15 +130,18 @@ def _sized_file(path: Path) -> dict[Path, int]:
     return {Path(path.name): path.stat().st_size}
 
 
-def _sized_files(folder: Path, place: Path) -> dict[Path, int]:
-    """Return the size of each file of `folder` that is not ignored, by its path in the copy. `place`: the path of
-    `folder`.
+def _content(folder: Path, place: Path) -> tuple[dict[Path, int], list[Path]]:
+    """Return the size of each file of `folder` that is not ignored, by its path in the copy, and all folders.
+
+    `place`: the path of `folder` in the copy.
     """
-    return {place / name: size for name, size in _walk(str(folder), "", _ignored(folder))}
+    found = {place / name: size for name, size in _walk(str(folder), "", _ignored(folder))}
+    sizes = {path: size for path, size in found.items() if size is not None}
+    return sizes, [place, *(path for path in found if path not in sizes)]
 
 
-def _walk(folder: str, prefix: str, ignored: GitIgnoreSpec) -> Iterator[tuple[str, int]]:
-    """Yield the path below the first folder, and the size, of each file that is not ignored."""
+def _walk(folder: str, prefix: str, ignored: GitIgnoreSpec) -> Iterator[tuple[str, int | None]]:
+    """Yield the path below the first folder, and the size, of each file that is not ignored; None for a folder."""
     try:
         entries = [*os.scandir(folder)]
     except OSError:
@@ -141,6 +155,7 @@ def _walk(folder: str, prefix: str, ignored: GitIgnoreSpec) -> Iterator[tuple[st
                 raise UsageError(
                     f"{entry.path}: a link to a folder, which jobs would lack; copy it, or name it in .detignore"
                 )
+            yield name, None
             yield from _walk(entry.path, f"{name}/", ignored)
         elif entry.is_file() and not ignored.match_file(name):  # not for dangling links, such as editors' locks
             if not os.access(entry.path, os.R_OK):

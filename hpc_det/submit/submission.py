@@ -37,7 +37,7 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.group import Group
 from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.jobs import Jobs, prepare_jobs, queue_jobs, write_jobs
-from hpc_det.submit.snapshot import Snapshot, copy_snapshot, git_state, snapshot_files
+from hpc_det.submit.snapshot import Snapshot, copy_snapshot, git_state, snapshot_of
 
 if TYPE_CHECKING:
     from hpc_det.plan.effective import Effective
@@ -55,8 +55,8 @@ class Submission:
     trials: int
     """Number of trials, without replacements of invalid ones."""
     jobs: Jobs
-    files: Snapshot
-    """The files of the code's copy; empty for live code."""
+    code: Snapshot
+    """The content of the code's copy; empty for live code."""
     source: Path | None
     """The checkpoint whose weights all trials start with; None: none."""
 
@@ -70,7 +70,7 @@ def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = F
     check_storage(effective)
     jobs = prepare_jobs(effective, folder, trials)
     source = source_checkpoint(effective.tree["searcher"], ExperimentStore(folder.root()))
-    return Submission(trials, jobs, {} if is_live else snapshot_files(effective.context), source)
+    return Submission(trials, jobs, Snapshot() if is_live else snapshot_of(effective.context), source)
 
 
 def submit(
@@ -170,8 +170,8 @@ def _write(submission: Submission, effective: Effective, folder: ExperimentFolde
     if is_live:
         folder.code.symlink_to(effective.context_dir, target_is_directory=True)
     else:
-        copy_snapshot(submission.files, folder.code)
-        _note_commit(effective.context_dir, submission.files, folder)
+        copy_snapshot(submission.code, folder.code)
+        _note_commit(effective.context_dir, submission.code, folder)
     profile = effective.cluster.model_dump(mode="json", by_alias=True)
     write_secrets(folder.cluster, profile, masked_profile(profile))
     write_effective(folder, _with_seed(effective))
@@ -183,7 +183,7 @@ def _write(submission: Submission, effective: Effective, folder: ExperimentFolde
     make_storage(effective, folder)
 
 
-def _note_commit(context_dir: Path, files: Snapshot, folder: ExperimentFolder) -> None:
+def _note_commit(context_dir: Path, code: Snapshot, folder: ExperimentFolder) -> None:
     """Record the state of the code in git."""
     other = ExperimentFolder(context_dir.parent)
     # The code of a forked experiment is a copy without a repository, so the state recorded there is used.
@@ -192,7 +192,7 @@ def _note_commit(context_dir: Path, files: Snapshot, folder: ExperimentFolder) -
         for before, now in ((other.git, folder.git), (other.git_diff, folder.git_diff)):
             if before.exists():
                 write_atomic(now, before.read_bytes())
-    elif state := git_state(context_dir, [place for place in files if files[place] == context_dir / place]):
+    elif state := git_state(context_dir, [place for place in code.files if code.files[place] == context_dir / place]):
         write_json(folder.git, state.as_json())
         write_atomic(folder.git_diff, state.diff)
 

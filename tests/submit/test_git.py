@@ -10,7 +10,7 @@ import pytest
 
 from hpc_det.config.entrypoint import Context
 from hpc_det.submit import snapshot
-from hpc_det.submit.snapshot import GitState, git_state, snapshot_files
+from hpc_det.submit.snapshot import GitState, git_state, snapshot_of
 from tests.stub import Stub
 from tests.stub import stub as stub
 
@@ -46,7 +46,7 @@ def found(context: Path) -> GitState:
 
 
 def asked(context: Path) -> GitState | None:
-    return git_state(context, snapshot_files(Context(context)))
+    return git_state(context, snapshot_of(Context(context)).files)
 
 
 def test_a_clean_work_tree_is_its_commit(repository: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_det.config.entrypoint import Context
 from hpc_det.errors import UsageError
-from hpc_det.submit.snapshot import LIMIT_BYTES, copy_snapshot, snapshot_files
+from hpc_det.submit.snapshot import LIMIT_BYTES, copy_snapshot, snapshot_of
 from tests.facts import refused, unnamed
 
 
@@ -27,7 +27,7 @@ def write(context: Path, *names: str) -> None:
 
 
 def kept(context: Path) -> list[str]:
-    return [str(path) for path in snapshot_files(Context(context))]
+    return [str(path) for path in snapshot_of(Context(context)).files]
 
 
 def test_everything_is_taken_in_a_fixed_order(context: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_detignore_that_is_none_is_named(context: Path, written: bytes | None,
     else:
         file.write_bytes(written)
     with refused(UsageError, file, "gitignore", *facts):
-        snapshot_files(Context(context))
+        snapshot_of(Context(context))
 
 
 def test_a_folder_that_is_ignored_is_not_looked_into(context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,14 +108,14 @@ def test_one_byte_above_the_limit_is_too_much(context: Path) -> None:
     sparse(context / "data", LIMIT_BYTES)
     sparse(context / "a.py", 1)
     with refused(UsageError, context, LIMIT_BYTES + 1):
-        snapshot_files(Context(context))
+        snapshot_of(Context(context))
 
 
 def test_above_the_limit_the_ten_largest_files_are_named(context: Path) -> None:
     for number in range(1, 13):
         sparse(context / f"f{number:02}", 9_000_000 + number)
     with pytest.raises(UsageError) as error:
-        snapshot_files(Context(context))
+        snapshot_of(Context(context))
     message = str(error.value)
     largest = ", ".join(f"f{number:02} ({9_000_000 + number})" for number in range(12, 2, -1))
     assert not unnamed(message, context, 108000078, 99614720, "95 MiB", ".detignore", largest)
@@ -140,7 +140,7 @@ def test_the_copy_holds_the_same_bytes_and_modes_and_nothing_else(context: Path,
     (context / "run.sh").chmod(0o755)
     (context / ".detignore").write_text("data/\n")
     target = tmp_path / "code"
-    copy_snapshot(snapshot_files(Context(context)), target)
+    copy_snapshot(snapshot_of(Context(context)), target)
     copied = sorted(path for path in target.rglob("*") if path.is_file())
     assert [str(path.relative_to(target)) for path in copied] == ["pkg/a.py", "run.sh"]
     assert (target / "pkg" / "a.py").read_text() == "pkg/a.py"
@@ -151,29 +151,52 @@ def test_a_linked_file_is_copied_as_what_it_shows(context: Path, tmp_path: Path)
     (tmp_path / "shared.py").write_text("shared")
     (context / "lib.py").symlink_to(tmp_path / "shared.py")
     target = tmp_path / "code"
-    copy_snapshot(snapshot_files(Context(context)), target)
+    copy_snapshot(snapshot_of(Context(context)), target)
     assert not (target / "lib.py").is_symlink()
     assert (target / "lib.py").read_text() == "shared"
 
 
 def test_an_edit_after_submission_does_not_reach_the_copy(context: Path, tmp_path: Path) -> None:
     write(context, "a.py")
-    copy_snapshot(snapshot_files(Context(context)), tmp_path / "code")
+    copy_snapshot(snapshot_of(Context(context)), tmp_path / "code")
     (context / "a.py").write_text("edited")
     assert (tmp_path / "code" / "a.py").read_text() == "a.py"
 
 
 def test_no_code_at_all_is_an_empty_folder_where_the_job_can_run(context: Path, tmp_path: Path) -> None:
-    copy_snapshot(snapshot_files(Context(context)), tmp_path / "code")
+    copy_snapshot(snapshot_of(Context(context)), tmp_path / "code")
     assert list((tmp_path / "code").iterdir()) == []
+
+
+def test_empty_folders_arrive_and_so_do_those_that_detignore_empties(context: Path, tmp_path: Path) -> None:
+    """Determined copies them, too; scripts write into them."""
+    write(context, "a.py", "out/run-1.log", "data/big.bin", "pkg/b.py")
+    (context / "checkpoints" / "deep").mkdir(parents=True)
+    (context / "__pycache__").mkdir()
+    (context / ".detignore").write_text("*.log\n/data\n")
+    copy_snapshot(snapshot_of(Context(context)), tmp_path / "code")
+    copied = sorted(str(path.relative_to(tmp_path / "code")) for path in (tmp_path / "code").rglob("*"))
+    assert copied == ["a.py", "checkpoints", "checkpoints/deep", "out", "pkg", "pkg/b.py"]
+
+
+def test_an_included_folder_arrives_even_if_it_is_empty(context: Path, tmp_path: Path) -> None:
+    (tmp_path / "lib" / "cache").mkdir(parents=True)
+    copy_snapshot(snapshot_of(Context(context, (tmp_path / "lib",))), tmp_path / "code")
+    assert (tmp_path / "code" / "lib" / "cache").is_dir()
+
+
+def test_an_empty_folder_and_an_included_one_of_its_name_are_both_named(context: Path, library: Path) -> None:
+    (context / "library").mkdir()
+    with refused(UsageError, f"--include {library}", f"{context}/library"):
+        snapshot_of(Context(context, (library,)))
 
 
 def test_a_file_that_has_gone_meanwhile_is_named(context: Path, tmp_path: Path) -> None:
     write(context, "a.py")
-    files = snapshot_files(Context(context))
+    snapshot = snapshot_of(Context(context))
     (context / "a.py").unlink()
     with refused(UsageError, "a.py", "No such file"):
-        copy_snapshot(files, tmp_path / "code")
+        copy_snapshot(snapshot, tmp_path / "code")
 
 
 # --- what is included
@@ -194,35 +217,35 @@ def test_included_files_and_folders_have_their_own_names_beside_the_code(
 ) -> None:
     write(context, "a.py")
     write(tmp_path, "other/settings.json")
-    files = snapshot_files(Context(context, (library, tmp_path / "other" / "settings.json")))
-    assert [str(place) for place in files] == ["a.py", "library/b.py", "library/deep/c.py", "settings.json"]
-    copy_snapshot(files, tmp_path / "code")
+    snapshot = snapshot_of(Context(context, (library, tmp_path / "other" / "settings.json")))
+    assert [str(place) for place in snapshot.files] == ["a.py", "library/b.py", "library/deep/c.py", "settings.json"]
+    copy_snapshot(snapshot, tmp_path / "code")
     assert (tmp_path / "code" / "library" / "deep" / "c.py").read_text() == "deep/c.py"
 
 
 def test_the_contexts_detignore_is_not_that_of_what_is_included(context: Path, library: Path, tmp_path: Path) -> None:
     write(tmp_path, "other/b.py")
     (context / ".detignore").write_text("*.py\n")
-    assert len(snapshot_files(Context(context, (library, tmp_path / "other" / "b.py")))) == 3
+    assert len(snapshot_of(Context(context, (library, tmp_path / "other" / "b.py"))).files) == 3
 
 
 def test_two_things_of_one_name_are_both_named(context: Path, library: Path, tmp_path: Path) -> None:
     write(context, "library/x.py")
     write(tmp_path, "other/library")
     with refused(UsageError, f"--include {library}", f"{context}/library", "'library'"):
-        snapshot_files(Context(context, (library,)))
+        snapshot_of(Context(context, (library,)))
     (context / ".detignore").write_text("/library\n")
     other = tmp_path / "other" / "library"
     with refused(UsageError, f"--include {other}", library):
-        snapshot_files(Context(context, (library, other)))
+        snapshot_of(Context(context, (library, other)))
 
 
 def test_what_is_included_counts_for_the_limit(context: Path, library: Path) -> None:
     sparse(context / "a", LIMIT_BYTES)
     with refused(UsageError, context, library, "library/deep/c.py"):
-        snapshot_files(Context(context, (library,)))
+        snapshot_of(Context(context, (library,)))
 
 
 def test_the_root_has_no_name_beside_the_code(context: Path) -> None:
     with refused(UsageError, "--include /"):
-        snapshot_files(Context(context, (Path("/"),)))
+        snapshot_of(Context(context, (Path("/"),)))
