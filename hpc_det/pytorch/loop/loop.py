@@ -132,17 +132,21 @@ class Loop:
                 self._saver.expect()
 
     def _goes_on(self) -> bool:
-        """Return whether the search wants more of this trial, which has trained to the requested length."""
+        """Return whether the search wants more of this trial, which has trained to the requested length or limit."""
         if not self._search.takes_reports:
             return False
         if not self.is_saved:
             self._saver.save()
         self._saver.settle()  # a report is made once, so its batch must not be lost afterwards
-        until = self._search.next_length(self._progress)
-        if until is None:
-            return False
-        self._schedule = self._schedule.until(until)
-        return True
+        is_limited = self._schedule.limit_reached(self._progress)
+        if self._progress.stop_requested or self._schedule.max_length.reached(self._progress):
+            until = self._search.next_length(self._progress)
+            if until is None:
+                return False
+            self._schedule = self._schedule.until(until)
+        if is_limited:
+            self._search.end()
+        return not is_limited
 
     # --- start
 
@@ -213,7 +217,7 @@ class Loop:
         for each in (data.training, data.validation):
             stack.callback(each.close)
         self._data = data.training
-        self._total = self._schedule.max_length.batches(self._data.batches_per_epoch)
+        self._total = self._schedule.batches(self._data.batches_per_epoch)
         if (until := self._search.length()) is not None:
             self._schedule = self._schedule.until(until)
         reporting = reporting_ranks(self._distributed.gather_json(strategy.mpu.should_report_metrics))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, Literal, cast
 
 from hpc_det.checkpoint.retention import Policy
@@ -19,6 +20,8 @@ class Schedule:
     """
 
     max_length: TrainUnit
+    limit: TrainUnit | None = None
+    """Length at which the trial ends although the search may request more; None: none."""
     reporting_period: TrainUnit = field(default_factory=lambda: Batch(100))
     validation_period: TrainUnit | None = None
     """None validates only at the end."""
@@ -63,6 +66,7 @@ class Schedule:
         return replace(
             self,
             max_length=Batch(1),
+            limit=None,
             search_unit=None,
             reporting_period=Batch(1),
             validation_period=None,
@@ -80,6 +84,7 @@ class Schedule:
         return replace(
             self,
             max_length=unit_from_config(config["searcher"]["max_length"], self.global_batch_size),
+            limit=None,
             search_unit=None,
             reporting_period=Batch(config["scheduling_unit"]),
             validation_period=period_from_config(config["min_validation_period"], self.global_batch_size),
@@ -95,11 +100,18 @@ class Schedule:
 
     def next_boundary(self, steps: int) -> float:
         """Return the next number of batches at which something may be due. The end of an epoch is a boundary, too."""
-        units = (self.max_length, self.reporting_period, self.validation_period, self.checkpoint_period)
+        units = (self.max_length, self.limit, self.reporting_period, self.validation_period, self.checkpoint_period)
         return min(unit.next_boundary(steps) for unit in units if unit)
 
+    def batches(self, batches_per_epoch: int | Fraction | None) -> int:
+        """Return the longest training in batches. Raises UsageError for epochs of a loader of unknown length."""
+        return min(unit.batches(batches_per_epoch) for unit in (self.max_length, self.limit) if unit)
+
     def finished(self, progress: Progress) -> bool:
-        return progress.stop_requested or self.max_length.reached(progress)
+        return progress.stop_requested or self.max_length.reached(progress) or self.limit_reached(progress)
+
+    def limit_reached(self, progress: Progress) -> bool:
+        return self.limit is not None and self.limit.reached(progress)
 
     def report_is_due(self, progress: Progress) -> bool:
         return self.reporting_period.due(progress) or self.finished(progress)

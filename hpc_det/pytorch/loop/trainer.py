@@ -25,6 +25,8 @@ from hpc_det.pytorch.trial.trial_context import TrialContext
 from hpc_det.store.attempt import Attempt
 
 Context = TypeVar("Context", bound=TrialContext)
+_HALVING = ("async_halving", "adaptive_asha")
+"""The searchers that decide how long a trial trains."""
 
 
 class TrainerContext(PyTorchTrialContext):
@@ -125,9 +127,11 @@ class Trainer:
     ) -> None:
         """Train for `max_length`, or until all ranks agree to stop, and save.
 
-        `max_length` defaults to the experiment's length in a job. `reporting_period` defaults to the configuration's
-        `scheduling_unit`, or 100 batches. None for another period means only at the end; without `checkpoint_period`, a
-        job also saves by its `checkpoint_interval`.
+        `max_length` defaults to the experiment's length in a job. Under the searchers async_halving and adaptive_asha,
+        a trial ends at this length or where the search ends it, whichever is first.
+
+        `reporting_period` defaults to the configuration's `scheduling_unit`, or 100 batches. None for another period
+        means only at the end; without `checkpoint_period`, a job also saves by its `checkpoint_interval`.
 
         A trial with checkpoints resumes from the newest. A trial without checkpoints starts from the folder
         `latest_checkpoint`: if this trial saved it (outside a job: a run with the same seed), training resumes;
@@ -149,14 +153,12 @@ class Trainer:
             raise UsageError("fit: test_mode is for runs without a job; create the experiment with --test instead")
         run, config = self._run, self._context.get_experiment_config()
         searcher = config.get("searcher", {})
-        if max_length and searcher.get("name") in ("async_halving", "adaptive_asha"):
-            raise UsageError(
-                f"fit: max_length is {max_length}, but the searcher {searcher['name']} decides how long a trial "
-                f"trains; leave it out, and say it in searcher.max_length"
-            )
+        is_limit = max_length is not None and run.job is not None and searcher.get("name") in _HALVING
+        own = None if is_limit else max_length
         schedule = Schedule(
-            max_length=max_length or self._length_of(searcher, test_mode or run.purpose.test),
-            search_unit=None if max_length or not searcher.get("max_length") else unit_of(searcher["max_length"]),
+            max_length=own or self._length_of(searcher, test_mode or run.purpose.test),
+            limit=max_length if is_limit else None,
+            search_unit=None if own or not searcher.get("max_length") else unit_of(searcher["max_length"]),
             global_batch_size=self._context.get_hparams().get("global_batch_size"),
             reporting_period=reporting_period or Batch(config.get("scheduling_unit", 100)),
             validation_period=validation_period,
@@ -167,7 +169,14 @@ class Trainer:
             smaller_is_better=searcher.get("smaller_is_better", True),
             kept=_kept(config),
         )
-        _ = schedule.max_length.length  # raises for an impossible length, before training starts
+        for unit in (schedule.max_length, schedule.limit):
+            _ = unit and unit.length  # raises for an impossible length, before training starts
+        if schedule.limit and schedule.limit != schedule.max_length and self._context.distributed.is_chief:
+            print(
+                f"hpc-det: note: fit: max_length is {schedule.limit}, and {searcher['name']} trains for at most "
+                f"{schedule.max_length} (searcher.max_length); each trial ends at the smaller length",
+                flush=True,
+            )
         train(
             run,
             self._trial,

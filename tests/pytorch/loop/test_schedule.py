@@ -33,6 +33,18 @@ def test_a_schedule_is_read_from_an_experiments_config() -> None:
     assert schedule(min_validation_period={"batches": 0}).validation_period is None
 
 
+def test_a_limit_ends_a_training_before_the_length_of_the_search() -> None:
+    limited = Schedule(max_length=Epoch(3), limit=Batch(10), reporting_period=Batch(100), search_unit="epochs")
+    assert limited.batches(6) == 10
+    assert limited.batches(2) == 6
+    assert limited.next_boundary(5) == 10
+    assert [limited.finished(Progress(steps=steps)) for steps in (9, 10)] == [False, True]
+    assert limited.finished(Progress(steps=6, position=Position(epoch=3)))
+    assert limited.until(1).limit == Batch(10)
+    assert limited.for_test().limit is None
+    assert limited.as_configured(CONFIG).limit is None
+
+
 def test_one_batch_of_everything_is_a_test() -> None:
     test = schedule(perform_initial_validation=True).for_test()
     start, end = Progress(), Progress(steps=1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hpc_det.node.json_files import read_json
+from hpc_det.search.journal import SearchJournal
 from hpc_det.store.attempt import first_failure
 from hpc_det.store.metrics import read_reports
 from tests.facts import unnamed
@@ -20,7 +23,7 @@ import sys
 
 from hpc_det import pytorch
 from hpc_det.errors import InvalidHP
-from hpc_det.pytorch import Batch, Trainer
+from hpc_det.pytorch import Batch, Epoch, Trainer
 from tests.pytorch.trials import Tiny
 
 with pytorch.init(hparams={"global_batch_size": 1}, aggregation_frequency=AGGREGATION) as context:
@@ -44,16 +47,17 @@ def run(
     aggregation: int | None = None,
     variables: dict[str, str] = UNDER_A_LAUNCHER,
     ranks: int = 1,
+    **config: Any,
 ) -> int:
     """Run a script with these arguments of `fit` and statements before and after it; return its exit code. Without a
-    launcher's variables, it runs in a fresh process.
+    launcher's variables, it runs in a fresh process. `config`: sections of the experiment's configuration.
     """
     parts = {"BEFORE": before, "FIT": fit, "AFTER": after, "AGGREGATION": str(aggregation)}
     script = SCRIPT
     for name, text in parts.items():
         script = script.replace(name, text)
     (agent.code / "script.py").write_text(script)
-    return agent.serve(["script.py"], variables, ranks=ranks, fresh="RANK" not in variables)
+    return agent.serve(["script.py"], variables, ranks=ranks, fresh="RANK" not in variables, **config)
 
 
 def steps(agent: Agent, kind: str) -> list[int]:
@@ -78,6 +82,46 @@ def test_arguments_of_the_script_come_before_the_experiment_which_says_what_chec
     assert agent.log.splitlines()[0] == "batch size 4 aggregation 2"
     assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 5, "saved": True}
     assert len([*agent.trial.checkpoints.glob("*/manifest.json")]) == 1, "the newest of the five is also the best"
+
+
+ONE_OF_HALVING = {
+    **CONFIG["searcher"],
+    "name": "async_halving",
+    "max_trials": 1,
+    "num_rungs": 2,
+    "divisor": 2,
+    "stop_once": True,
+    "max_length": {"batches": 8},
+}
+"""A search that compares its one trial at 4 batches, and ends it at 8."""
+
+
+@pytest.mark.parametrize(
+    ("given", "validations", "facts"),
+    [
+        ("Batch(6)", [4, 6], ("Batch(value=6)", "Batch(value=8)")),
+        ("Epoch(1)", [4, 6], ("Epoch(value=1)", "Batch(value=8)")),
+        ("Batch(4)", [4], ("Batch(value=4)", "Batch(value=8)")),
+        ("Batch(3)", [3], ("Batch(value=3)", "Batch(value=8)")),
+        ("Batch(100)", [4, 8], ("Batch(value=100)", "Batch(value=8)")),
+        ("Batch(8)", [4, 8], None),
+    ],
+)
+def test_a_halving_search_and_a_script_that_says_a_length_train_to_the_smaller_one(
+    agent: Agent, given: str, validations: list[int], facts: tuple[str, str] | None
+) -> None:
+    assert run(agent, f"max_length={given}", searcher=ONE_OF_HALVING) == 0, agent.log
+    assert steps(agent, "validation") == validations
+    assert read_json(agent.trial.outcome) == {
+        "attempt": 1,
+        "kind": "finished",
+        "steps": validations[-1],
+        "saved": True,
+    }
+    state = SearchJournal(agent.experiment).state()
+    assert (state.finished, state.method.is_closed(1)) == (True, True)
+    notes = [line for line in agent.log.splitlines() if "note: " in line]
+    assert [unnamed(note, "fit: ", "max_length", *(facts or ())) for note in notes] == ([[]] if facts else [])
 
 
 def test_the_variable_of_a_test_shortens_what_a_script_says(agent: Agent) -> None:
