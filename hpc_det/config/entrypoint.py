@@ -11,8 +11,10 @@ from pathlib import Path, PurePath
 
 from hpc_det.errors import closest, nearest, or_else, some
 
-TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
-"""`module:Class`."""
+TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+"""`module:Class`; the class may be an attribute of another one, as in `module:Outer.Inner`."""
+HOOK = "startup-hook.sh"
+"""The script of the code directory that runs on each node before the entrypoint."""
 LAUNCHERS = ("torch_distributed", "direct", "mpi", "srun", "deepspeed", "horovod", "autohorovod")
 _LAUNCHER = re.compile(r"(determined|hpc_det)\.launch\.(\w+)")
 _BEHIND_LAUNCHERS = ("rank", "wrap_rank")
@@ -51,6 +53,16 @@ class Context:
         base = module.replace(".", "/")
         candidates = (self.path(f"{base}/__init__.py"), self.path(f"{base}.py"))
         return next((file for file in candidates if file.is_file()), None)
+
+    def is_compiled(self, module: str) -> bool:
+        """Return whether an extension module of this name is in the code directory; Python prefers it to a .py file."""
+        base = self.path(module.replace(".", "/"))
+        return any(file.name.startswith(f"{base.name}.") for file in base.parent.glob("*.so"))
+
+    def namesakes(self, module: str) -> list[str]:
+        """Return the modules of this name in the folders of the context directory, such as `src.model_def`."""
+        files = sorted(self.folder.glob(f"*/{module.replace('.', '/')}.py"))
+        return [f"{file.relative_to(self.folder).parts[0]}.{module}" for file in files]
 
 
 def words_of(entrypoint: object) -> list[str]:
@@ -91,14 +103,17 @@ def trial_of(words: list[str]) -> tuple[str, str] | None:
 
 
 def named_trial(words: list[str]) -> str | None:
-    """Return the word after --trial, in any form, or a single word of the form module:Class; None without either."""
+    """Return a single word of the form module:Class, or the word after --trial; None without either.
+
+    Behind a launcher the word after --trial may have any form.
+    """
     if len(words) == 1 and TRIAL.fullmatch(words[0]):
         return words[0]
     for word, following in pairwise([*words, ""]):
-        if word == "--trial":
-            return following
-        if word.startswith("--trial="):
-            return word.partition("=")[2]
+        if word == "--trial" or word.startswith("--trial="):
+            name = following if word == "--trial" else word.partition("=")[2]
+            # A program that is not a launcher may have an option --trial with another meaning.
+            return name if TRIAL.fullmatch(name) or any(map(_LAUNCHER.fullmatch, words)) else None
     return None
 
 
@@ -114,8 +129,16 @@ def command_problems(words: Sequence[str], context: Context) -> Iterator[str]:
         return
     if TRIAL.fullmatch(started):
         yield f"entrypoint: {started} is not a script; to name a trial, write --trial {started}"
-    elif started.endswith(".py"):
+    elif is_missing_script(started, context):
         yield missing("file", started, started, context)
+
+
+def is_missing_script(started: str, context: Context) -> bool:
+    """Return whether no job can find this script, which does not exist here.
+
+    A container may contain a script with an absolute path, and a startup hook may write one.
+    """
+    return started.endswith(".py") and not PurePath(started).is_absolute() and not context.path(HOOK).exists()
 
 
 def missing(kind: str, name: str, file: str, context: Context) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import sysconfig
+import importlib.util
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from hpc_det.config.entrypoint import (
@@ -33,12 +33,15 @@ _TRAINING = ("hpc_det.pytorch.", "determined.pytorch.", *_LOADING)
 _LOOPS = (*_TRAINING, "hpc_det.core.", "hpc_det.integrations.")
 """Packages whose loops can be stopped and compared batch by batch, or that load code that may have one."""
 _ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
+_BINDING = {"setattr", "globals", "locals", "vars", "exec"}
+"""Functions with which names may be bound."""
 
 
 def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
     """Return the problems of the trial that `entrypoint` names, with `--trial module:Class` or as `module:Class` alone.
 
-    Code that can be judged only by running it, such as a computed class or a base class from elsewhere, is accepted.
+    Code that can be judged only by running it, such as a computed class or a base class from elsewhere, is accepted; so
+    is a module that is not in the code directory (see `entrypoint_notes`).
     """
     try:
         words = words_of(entrypoint)
@@ -53,8 +56,8 @@ def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
         return []
     module, class_name = trial
     file = context.module_file(module)
-    if file is None:
-        return [] if _is_installed(module) else [missing("module", module, f"{module.split('.')[0]}.py", context)]
+    if file is None or not _is_the_imported(module, context):
+        return []
     try:
         tree = _parse(file)
     except SyntaxError as error:
@@ -66,6 +69,34 @@ def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
     except OSError as error:
         return [f"entrypoint: {file}: cannot be read: {error}"]
     return _class_problems(tree, class_name, file)
+
+
+def entrypoint_notes(entrypoint: object, context: Context, python_path: Sequence[str] = ()) -> list[str]:
+    """Return a note if this process can find neither the module of the trial nor the script, or an empty list.
+
+    They may exist only where the job runs: inside the container, or after the profile's `setup` or a startup hook.
+    `python_path`: the entries of PYTHONPATH in the job.
+    """
+    with suppress(ValueError):
+        words = words_of(entrypoint)
+        where = "it has to exist where the job runs"
+        if trial := trial_of(words):
+            return [f"{line}; {where}" for line in _unresolved(trial[0], context, python_path)]
+        started = started_script(words)
+        if started and started.endswith(".py") and not context.path(started).exists():
+            return [f"entrypoint: {started} does not exist here; {where}"]
+    return []
+
+
+def _unresolved(module: str, context: Context, python_path: Sequence[str]) -> Iterator[str]:
+    if context.module_file(module) or context.is_compiled(module) or _is_importable(module):
+        return
+    folders = [str(context.path(entry)) for entry in python_path if "$" not in entry]
+    if PathFinder.find_spec(module.split(".")[0], folders):
+        return
+    close = " or ".join(context.namesakes(module))
+    meant = f"; did you mean the module {close}?" if close else ""
+    yield missing("module", module, f"{module.split('.')[0]}.py", context) + meant
 
 
 def silent_script(entrypoint: object, context: Context) -> str | None:
@@ -159,9 +190,41 @@ def _own_files(words: list[str], context: Context) -> Iterator[Path]:
     yield from (script for script in scripts if script.is_file())
 
 
-def _is_installed(module: str) -> bool:
-    site = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    return PathFinder.find_spec(module.split(".")[0], site) is not None
+def _is_importable(module: str) -> bool:
+    """Return whether this Python finds the module, without importing its packages."""
+    name, *below = module.split(".")
+    spec = _found(name)
+    for part in below:
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations) if spec else None
+    return spec is not None
+
+
+def _found(package: str) -> ModuleSpec | None:
+    # Unlike PathFinder, this asks the finders of editable installs, too.
+    with suppress(ValueError, ImportError):
+        return importlib.util.find_spec(package)
+    return None
+
+
+def _is_the_imported(module: str, context: Context) -> bool:
+    """Return whether Python certainly imports the module's .py file in the code directory.
+
+    It prefers an extension module to that file, and an installed package to a folder without an `__init__.py`; and a
+    package may change where its modules are looked up.
+    """
+    if context.is_compiled(module):
+        return False
+    top, *_ = parts = module.split(".")
+    for i in range(1, len(parts)):
+        file = context.path(f"{'/'.join(parts[:i])}/__init__.py")
+        if not file.is_file():
+            found = _found(top)
+            return found is None or found.origin is None or Path(found.origin).parent == context.path(top)
+        with suppress(OSError):
+            if any(word in file.read_bytes() for word in (b"__path__", b"sys.modules")):
+                return False
+    return True
 
 
 def _parse(file: Path) -> ast.Module:
@@ -176,12 +239,15 @@ def _parse(file: Path) -> ast.Module:
 
 
 def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:
-    names = set(_bound_names(tree))
+    names = set(_bound_names(tree)) | _global_names(tree)
+    class_name, _, inner = class_name.partition(".")
     if class_name not in names:
         classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-        hidden = names & {"*", "__getattr__"} or _is_dynamic(tree)
+        hidden = names & {"*", "__getattr__"} or _may_bind(tree)
         known = or_else(nearest(class_name, classes), f"it defines {', '.join(classes) or 'no class'}")
         return [] if hidden else [f"entrypoint: {file} does not define {class_name!r}; {known}"]
+    if inner:
+        return []
     if not _may_be_trial(class_name, tree):
         return [
             f"entrypoint: {class_name} in {file} is not a trial; derive the class from hpc_det.pytorch.PyTorchTrial or "
@@ -242,7 +308,20 @@ def _is_dynamic(tree: ast.Module) -> bool:
         for node in _scope(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     }
-    return bool(used & {"setattr", "globals", "locals", "vars", "exec"} or patched & set(_classes(tree)))
+    return bool(used & _BINDING or patched & set(_classes(tree)))
+
+
+def _may_bind(tree: ast.Module) -> bool:
+    """Return whether the module, or a function that it may call, may bind names that no statement shows."""
+    nodes = [*ast.walk(tree)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return bool(names & _BINDING or attributes & {"modules", "f_globals", "__dict__", "__setattr__"})
+
+
+def _global_names(tree: ast.Module) -> set[str]:
+    """Return the names that functions bind in the module."""
+    return {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
 
 
 def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
@@ -256,8 +335,7 @@ def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
 def _may_be_trial(name: str, tree: ast.Module) -> bool:
     """Return False if the only definition of the name is a function, or a class without a base class."""
     bound = [*_bound_names(tree)]
-    elsewhere = {bound_name for node in ast.walk(tree) if isinstance(node, ast.Global) for bound_name in node.names}
-    if _is_dynamic(tree) or "*" in bound or bound.count(name) != 1 or name in elsewhere:
+    if _is_dynamic(tree) or "*" in bound or bound.count(name) != 1 or name in _global_names(tree):
         return True
     for node in _scope(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:

@@ -28,7 +28,13 @@ from hpc_det.config.schema import LOG_POLICIES, Experiment
 from hpc_det.config.searchers import COMPARING
 from hpc_det.config.secrets import shown_at
 from hpc_det.config.section import Section
-from hpc_det.config.trial_code import check_entrypoint, metric_notes, silent_script, speaks_determined
+from hpc_det.config.trial_code import (
+    check_entrypoint,
+    entrypoint_notes,
+    metric_notes,
+    silent_script,
+    speaks_determined,
+)
 from hpc_det.errors import Problem, UsageError, nearest
 from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 
@@ -103,6 +109,7 @@ def effective(request: Request) -> Effective:
             *batch_notes(tree),
             *constant_notes(tree["hyperparameters"], tree["searcher"]),
             *_hook_notes(tree["notify"], request.context, functools.partial(_in_its_layer, written)),
+            *entrypoint_notes(tree.get("entrypoint"), request.context, _python_path(tree)),
             *metric_notes(tree.get("entrypoint"), request.context, tree["searcher"]["metric"]),
         ],
         context_dir=request.context_dir,
@@ -194,6 +201,12 @@ def _code_problems(tree: Tree, context: Context) -> list[str]:
         meant = f" ({close})" if (close := nearest(context.folder.name, _folders_in(context.folder.parent))) else ""
         return [f"context_dir: {folder!r} is not a folder{meant}; give the folder of the trial's code{hint}"]
     return [*check_entrypoint(tree.get("entrypoint"), context), *_uncompared(tree, context)]
+
+
+def _python_path(tree: Tree) -> list[str]:
+    """Return the entries of PYTHONPATH in the environment variables."""
+    values = [value for _path, value in leaves(tree.get("environment")) if isinstance(value, str)]
+    return [entry for value in values if value.startswith("PYTHONPATH=") for entry in value.split("=", 1)[1].split(":")]
 
 
 def _folders_in(folder: Path) -> list[str]:

@@ -345,14 +345,6 @@ CODE = [
         remedy=["did you mean 'MyTrial'?"],
     ),
     Mistake(
-        name="The module is misspelled",
-        config=WITHOUT_ENTRYPOINT + "entrypoint: modle_def:MyTrial\n",
-        what=["'modle_def'"],
-        where=["context_dir HERE/code"],
-        values=["contains model_def.py"],
-        remedy=["did you mean model_def.py?"],
-    ),
-    Mistake(
         name="A dot stands between the module and the class",
         config=WITHOUT_ENTRYPOINT + "entrypoint: model_def.MyTrial\n",
         what=["model_def.MyTrial", "is not a command"],
@@ -506,6 +498,16 @@ LAST = [
 # --- no error, but a note
 
 NOTES = [
+    Mistake(
+        name="The module is misspelled",
+        command="config check tiny.yaml code",
+        code=0,
+        config=WITHOUT_ENTRYPOINT + "entrypoint: modle_def:MyTrial\n",
+        what=["note", "'modle_def'"],
+        where=["context_dir HERE/code"],
+        values=["contains model_def.py"],
+        remedy=["did you mean model_def.py?"],
+    ),
     Mistake(
         name="The slots cannot share a batch equally",
         command="config check tiny.yaml code",

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import sys
+import zipfile
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
 
-from hpc_det.config.entrypoint import LAUNCHERS, Context
-from hpc_det.config.trial_code import check_entrypoint, metric_notes, silent_script
+from hpc_det.config.entrypoint import HOOK, LAUNCHERS, Context
+from hpc_det.config.trial_code import check_entrypoint, entrypoint_notes, metric_notes, silent_script
 from tests.facts import each_names, golden, unnamed
 
 LOADERS = "def build_training_data_loader(self): ...\n    def build_validation_data_loader(self): ...\n"
@@ -56,6 +60,10 @@ def test_a_whole_trial_passes(tmp_path: Path, source: str) -> None:
         "class T: ...\nmatch 1:\n    case T: ...",
         "@complete\nclass T: ...",
         "def __getattr__(name): ...",
+        "def make():\n    global T\n    T = 1\nmake()",
+        "def make():\n    globals()['T'] = 1\nmake()",
+        "import sys\nsys.modules[__name__].T = 1",
+        "import inspect\ninspect.currentframe().f_globals['T'] = 1",
     ],
 )
 def test_what_only_running_the_code_shows_is_no_problem(tmp_path: Path, source: str) -> None:
@@ -193,11 +201,100 @@ def test_a_trial_without_its_flag_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_missing_module_is_told_with_what_there_is(tmp_path: Path) -> None:
-    each_names(
-        check(tmp_path, "", "python3 -m x --trial model:T"),
-        ["entrypoint", "'model'", "context_dir", tmp_path, "model_def.py"],
-    )
+def test_a_module_that_this_host_cannot_find_is_noted_with_what_there_is(tmp_path: Path) -> None:
+    """It may exist only inside the container, or after the profile's `setup`."""
+    entrypoint = "python3 -m x --trial modle_def:T"
+    assert check(tmp_path, "", entrypoint) == []
+    (note,) = entrypoint_notes(entrypoint, Context(tmp_path))
+    assert unnamed(note, "entrypoint", "'modle_def'", "context_dir", tmp_path, "did you mean model_def.py?") == []
+
+
+def test_a_module_in_a_subfolder_is_noted_with_its_name(tmp_path: Path) -> None:
+    context = written(tmp_path, {"src/model_def.py": "class T: ..."})
+    assert check_entrypoint("model_def:T", context) == []
+    (note,) = entrypoint_notes("model_def:T", context)
+    assert unnamed(note, "'model_def'", "src.model_def") == []
+    assert entrypoint_notes("model_def:T", context, ["src"]) == [], "PYTHONPATH of the job"
+
+
+class Editable:
+    """A finder such as those of editable installs, which has no folder on sys.path."""
+
+    def __init__(self, package: Path) -> None:
+        self._package = package
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != self._package.name:
+            return None
+        file = self._package / "__init__.py"
+        return spec_from_file_location(name, file, submodule_search_locations=[str(self._package)])
+
+
+@pytest.mark.parametrize("way", ["editable", ".pth", "zipped egg"])
+def test_a_module_that_python_finds_is_not_noted_and_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    (tmp_path / "context").mkdir()
+    written(tmp_path, {"lib/trials_of_ada/__init__.py": "1/0", "lib/trials_of_ada/vision.py": "1/0"})
+    if way == "editable":
+        monkeypatch.setattr("sys.meta_path", [*sys.meta_path, Editable(tmp_path / "lib/trials_of_ada")])
+    elif way == ".pth":
+        monkeypatch.syspath_prepend(tmp_path / "lib")
+    else:
+        with zipfile.ZipFile(tmp_path / "ada.egg", "w") as egg:
+            egg.writestr("trials_of_ada/__init__.py", "1/0")
+            egg.writestr("trials_of_ada/vision.py", "1/0")
+        monkeypatch.syspath_prepend(tmp_path / "ada.egg")
+    context = Context(tmp_path / "context")
+    for entrypoint in ("trials_of_ada:T", "trials_of_ada.vision:T"):
+        assert (check_entrypoint(entrypoint, context), entrypoint_notes(entrypoint, context)) == ([], [])
+    assert check_entrypoint("trials_of_ada.audio:T", context) == []
+    (note,) = entrypoint_notes("trials_of_ada.audio:T", context)
+    assert unnamed(note, "'trials_of_ada.audio'") == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"pkg/model_def.cpython-311-x86_64-linux-gnu.so": "", "pkg/model_def.py": "x = 1", "pkg/__init__.py": ""},
+        {"pkg/model_def.py": "x = 1", "pkg/__init__.py": "__path__ = ['/elsewhere']"},
+        {"pkg/model_def.py": "x = 1", "pkg/__init__.py": "import sys\nsys.modules['pkg.model_def'] = 1"},
+    ],
+)
+def test_a_file_that_python_may_not_import_is_not_judged(tmp_path: Path, files: dict[str, str]) -> None:
+    context = written(tmp_path, files)
+    assert (check_entrypoint("pkg.model_def:T", context), entrypoint_notes("pkg.model_def:T", context)) == ([], [])
+
+
+def test_an_installed_package_comes_before_a_folder_without_init(tmp_path: Path) -> None:
+    """Python imports a namespace package only if there is no regular one on the whole path."""
+    context = written(tmp_path, {"yaml/loader.py": "x = 1", "nobody/loader.py": "x = 1"})
+    assert check_entrypoint("yaml.loader:Loader", context) == []
+    assert len(check_entrypoint("nobody.loader:Loader", context)) == 1
+
+
+def test_a_trial_may_be_an_attribute_of_a_class(tmp_path: Path) -> None:
+    assert check(tmp_path, "class Outer:\n    class T: ...", "model_def:Outer.T") == []
+    assert len(check(tmp_path, "class Other: ...", "model_def:Outer.T")) == 1
+
+
+@pytest.mark.parametrize(
+    "entrypoint", ["python3 train.py --trial 3", "python3 train.py --trial=best", ["t", "--trial"]]
+)
+def test_a_script_may_have_an_option_trial_of_its_own(tmp_path: Path, entrypoint: object) -> None:
+    (tmp_path / "train.py").touch()
+    assert check_entrypoint(entrypoint, Context(tmp_path)) == []
+    assert entrypoint_notes(entrypoint, Context(tmp_path)) == []
+
+
+def test_a_script_that_only_the_job_has_is_noted(tmp_path: Path) -> None:
+    context = Context(tmp_path)
+    assert check_entrypoint("python3 /opt/app/train.py", context) == [], "inside a container"
+    (note,) = entrypoint_notes("python3 /opt/app/train.py", context)
+    assert unnamed(note, "entrypoint", "/opt/app/train.py") == []
+    (tmp_path / HOOK).touch()
+    assert check_entrypoint("python3 train.py", context) == []
+    assert len(entrypoint_notes("python3 train.py", context)) == 1
 
 
 def test_a_dot_in_the_place_of_the_colon_is_told(tmp_path: Path) -> None:
@@ -218,8 +315,8 @@ def test_a_module_may_be_a_package_or_lie_in_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entrypoint", "facts"),
     [
-        ("python3 -m x --trial model_def", ["entrypoint", "--trial", "'model_def'"]),
-        ("python3 -m x --trial", ["entrypoint", "--trial", "''"]),
+        ("python3 -m hpc_det.launch.mpi --trial model_def", ["entrypoint", "--trial", "'model_def'"]),
+        ("python3 -m determined.launch.direct --trial", ["entrypoint", "--trial", "''"]),
         ("python3 'x.py", ["entrypoint"]),
     ],
 )
@@ -273,7 +370,7 @@ def test_what_may_report_is_no_silent_script(tmp_path: Path, entrypoint: object,
 
 def written(folder: Path, files: dict[str, str]) -> Context:
     for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return Context(folder)
 

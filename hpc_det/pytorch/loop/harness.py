@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +57,20 @@ def load_trial_class(name: str) -> type[Trial]:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise UsageError(f"--trial {name}: cannot import {module_name}: {_cause(error)}{_remedy(error)}") from None
-    trial_class = getattr(module, class_name, None)
-    if trial_class is None:
+    place = module.__file__ or f"the folder {', '.join(module.__path__)} without an __init__.py"
+    try:
+        trial_class = attrgetter(class_name)(module)
+    except AttributeError:
         known = [
             key
             for key, value in vars(module).items()
             if isinstance(value, type) and value.__module__ == module.__name__
         ]
         has = or_else(nearest(class_name, known), f"its classes are {', '.join(known) or 'none'}")
-        raise UsageError(f"--trial {name}: {module.__file__} has no {class_name}; {has}")
+        raise UsageError(f"--trial {name}: {place} has no {class_name}; {has}; {_where_from()}") from None
     if not (isinstance(trial_class, type) and issubclass(trial_class, Trial)):
         raise UsageError(
-            f"--trial {name}: {class_name} in {module.__file__} is not a trial; derive the class from "
+            f"--trial {name}: {class_name} in {place} is not a trial; derive the class from "
             f"hpc_det.pytorch.PyTorchTrial or hpc_det.pytorch.deepspeed.DeepSpeedTrial"
         )
     if problems := interface_problems(trial_class):
@@ -79,7 +82,14 @@ def _remedy(error: Exception) -> str:
     """Return what to do about a module that cannot be found; "" for any other error."""
     if not isinstance(error, ModuleNotFoundError):
         return ""
-    return f"; install its package for {sys.executable}, or put the module into the code's folder {os.getcwd()}"
+    return (
+        f"; install its package for {sys.executable}, or put the module into the code's folder {os.getcwd()}; "
+        f"{_where_from()}"
+    )
+
+
+def _where_from() -> str:
+    return f"sys.path is {sys.path}"
 
 
 def _cause(error: Exception) -> str:

@@ -23,6 +23,9 @@ class Good(Base):
 
 class Other: ...
 
+class Outer:
+    Inner = Good
+
 def function(): ...
 """
 
@@ -47,6 +50,7 @@ def problem(name: str) -> str:
 
 def test_a_good_class_is_loaded(code: Path) -> None:
     assert load_trial_class("a_model_def:Good").__name__ == "Good"
+    assert load_trial_class("a_model_def:Outer.Inner").__name__ == "Good"
 
 
 def test_a_name_without_a_class_is_of_the_wrong_form() -> None:
@@ -55,7 +59,14 @@ def test_a_name_without_a_class_is_of_the_wrong_form() -> None:
 
 def test_a_missing_module_is_named() -> None:
     error = "ModuleNotFoundError: No module named 'no_such_module'"
-    assert unnamed(problem("no_such_module:Good"), "--trial no_such_module:Good: ", error) == []
+    assert unnamed(problem("no_such_module:Good"), "--trial no_such_module:Good: ", error, *sys.path) == []
+
+
+def test_a_folder_without_init_is_named_with_the_path_of_the_search(code: Path) -> None:
+    (code / "a_folder").mkdir()
+    assert (
+        unnamed(problem("a_folder:Good"), "--trial a_folder:Good: ", code / "a_folder", "__init__.py", *sys.path) == []
+    )
 
 
 def test_a_module_that_cannot_be_imported_names_the_users_own_line(code: Path) -> None:
@@ -77,7 +88,8 @@ def test_a_syntax_error_names_the_users_own_line(code: Path) -> None:
 
 
 def test_a_missing_class_is_named_with_its_file(code: Path) -> None:
-    assert unnamed(problem("a_model_def:Bad"), "--trial a_model_def:Bad: ", code / "a_model_def.py", "Bad") == []
+    facts = ["--trial a_model_def:Bad: ", code / "a_model_def.py", "Bad", *sys.path]
+    assert unnamed(problem("a_model_def:Bad"), *facts) == []
 
 
 @pytest.mark.parametrize("name", ["Other", "function"])
