@@ -10,16 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
-COUNTERPARTS = {
-    "pytorch": "hpc_det.pytorch",
-    "launch": "hpc_det.launch",
-    "core": "hpc_det.compat.det_core",
-    "transformers": "hpc_det.compat.det_transformers",
-    "lightning": "hpc_det.compat.det_lightning",
-    "lightning.experimental": "hpc_det.compat.det_lightning",
-    "experimental.core_v2": "hpc_det.compat.det_core_v2",
-}
-"""Packages of Determined, and the packages of hpc_det to which they are mapped, with all their modules."""
+from hpc_det.config.determined_names import COUNTERPARTS as COUNTERPARTS
 
 
 class Alias(ModuleType):

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from hpc_det.config.checks import FREE_FORM, constant_notes, searcher_name, space_problems, text_problems
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.cross_checks import batch_notes, cross_problems
+from hpc_det.config.determined_imports import missing_uses
 from hpc_det.config.determined_keys import in_todays_names, notes
 from hpc_det.config.entrypoint import Context, trial_name
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
@@ -88,9 +89,12 @@ def effective(request: Request) -> Effective:
     problems += space_problems(merged.tree.get("hyperparameters"), searcher_name(merged.tree) or "single")
     problems += cross_problems(merged.tree, profile)
     written = _written(merged)
-    lines = render(problems, _source(request, written), functools.partial(_in_its_layer, written)) + _code_problems(
-        merged.tree, request.context
-    )
+    uses = missing_uses(merged.tree.get("entrypoint"), request.context, is_enabled=_is_compat(merged.tree))
+    lines = [
+        *render(problems, _source(request, written), functools.partial(_in_its_layer, written)),
+        *_code_problems(merged.tree, request.context),
+        *uses.problems,
+    ]
     if experiment and cluster:
         lines += pool_problems(experiment, cluster)
         cluster = in_its_pool(experiment, cluster)
@@ -110,6 +114,7 @@ def effective(request: Request) -> Effective:
             *constant_notes(tree["hyperparameters"], tree["searcher"]),
             *_hook_notes(tree["notify"], request.context, functools.partial(_in_its_layer, written)),
             *entrypoint_notes(tree.get("entrypoint"), request.context, _python_path(tree)),
+            *uses.notes,
             *metric_notes(tree.get("entrypoint"), request.context, tree["searcher"]["metric"]),
         ],
         context_dir=request.context_dir,
@@ -151,6 +156,12 @@ def _says_compat(merged: Merged) -> bool:
     repeated.
     """
     return any(value == _COMPAT for _path, value in leaves(merged.tree.get("environment")))
+
+
+def _is_compat(tree: Tree) -> bool:
+    """Return whether `import determined` imports hpc_det in the ranks."""
+    values = [value for _path, value in leaves(tree.get("environment")) if isinstance(value, str)]
+    return any(value.startswith(f"{COMPAT}=") and DETERMINED in value for value in values)
 
 
 def _trial_class(entrypoint: object) -> str | None:

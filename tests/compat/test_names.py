@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hpc_det.config.determined_names import missing_part, names_of
 from tests.compat.programs import Copies, printed
 from tests.facts import unnamed
 
@@ -87,6 +88,12 @@ def test_batch_inference_is_in_pytorch_experimental(python: Copies) -> None:
     assert python.printed(code) == "[True, True, True]"
 
 
+def test_lightnings_logger_is_in_lightning_experimental(python: Copies) -> None:
+    code = "from determined.lightning.experimental import DetLogger as theirs\n"
+    code += "from hpc_det.compat.det_lightning.experimental import DetLogger as ours\nprint(theirs is ours)"
+    assert python.printed(code) == "True"
+
+
 def test_determineds_own_names_are_there_too(python: Copies) -> None:
     code = "import determined as det, logging, hpc_det.errors\n"
     code += "logging.basicConfig(format=det.LOG_FORMAT)\nprint(det.InvalidHP is hpc_det.errors.InvalidHP)"
@@ -120,6 +127,24 @@ def test_determineds_own_names_are_there_too(python: Copies) -> None:
 )
 def test_what_hpc_det_does_not_have_is_named(python: Copies, code: str, kind: str, name: str) -> None:
     assert not unnamed(python.refusal(code), kind, name, "hpc_det", "docs/how-to/port-from-determined.md")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("determined", "determined.pytorch", "determined.pytorch.samplers", "determined.pytorch.experimental"),
+        *("determined.pytorch.deepspeed", "determined.core", "determined.transformers"),
+        *("determined.lightning.experimental", "determined.experimental", "determined.experimental.client"),
+        *("determined.experimental.core_v2", "determined.launch", "determined.launch.torch_distributed"),
+    ],
+)
+def test_the_names_that_config_check_knows_are_those_of_the_module(python: Copies, module: str) -> None:
+    code = f"import importlib; module = importlib.import_module('{module}')\n"
+    code += f"print(*(name for name in {{*dir(module), *{sorted(names_of(module))!r}}} if hasattr(module, name)))"
+    there = python.printed(code).split()
+    assert sorted(names_of(module) - {*there}) == []
+    assert [name for name in there if missing_part(f"{module}.{name}")] == []
+    assert missing_part(f"{module}.no_such_name.at_all") == f"{module}.no_such_name"
 
 
 def test_a_probe_for_what_is_not_there_is_answered_as_python_answers_it(python: Copies) -> None:
