@@ -88,12 +88,6 @@ def test_batch_inference_is_in_pytorch_experimental(python: Copies) -> None:
     assert python.printed(code) == "[True, True, True]"
 
 
-def test_lightnings_logger_is_in_lightning_experimental(python: Copies) -> None:
-    code = "from determined.lightning.experimental import DetLogger as theirs\n"
-    code += "from hpc_det.compat.det_lightning.experimental import DetLogger as ours\nprint(theirs is ours)"
-    assert python.printed(code) == "True"
-
-
 def test_determineds_own_names_are_there_too(python: Copies) -> None:
     code = "import determined as det, logging, hpc_det.errors\n"
     code += "logging.basicConfig(format=det.LOG_FORMAT)\nprint(det.InvalidHP is hpc_det.errors.InvalidHP)"
@@ -129,13 +123,16 @@ def test_what_hpc_det_does_not_have_is_named(python: Copies, code: str, kind: st
     assert not unnamed(python.refusal(code), kind, name, "hpc_det", "docs/how-to/port-from-determined.md")
 
 
+IMPORTS_MUCH = ("determined.pytorch.deepspeed", "determined.transformers", "determined.lightning.experimental")
+
+
 @pytest.mark.parametrize(
     "module",
     [
         *("determined", "determined.pytorch", "determined.pytorch.samplers", "determined.pytorch.experimental"),
-        *("determined.pytorch.deepspeed", "determined.core", "determined.transformers"),
-        *("determined.lightning.experimental", "determined.experimental", "determined.experimental.client"),
-        *("determined.experimental.core_v2", "determined.launch", "determined.launch.torch_distributed"),
+        *("determined.core", "determined.experimental", "determined.experimental.client"),
+        *("determined.experimental.core_v2", "determined.launch.torch_distributed"),
+        *(pytest.param(module, marks=pytest.mark.long) for module in IMPORTS_MUCH),
     ],
 )
 def test_the_names_that_config_check_knows_are_those_of_the_module(python: Copies, module: str) -> None:

@@ -156,6 +156,15 @@ def test_a_linked_file_is_copied_as_what_it_shows(context: Path, tmp_path: Path)
     assert (target / "lib.py").read_text() == "shared"
 
 
+def test_a_link_to_a_folder_is_refused_unless_it_is_ignored(context: Path, tmp_path: Path) -> None:
+    """Determined copied an empty folder instead."""
+    (context / "data").symlink_to(tmp_path, target_is_directory=True)
+    with refused(UsageError, context / "data", ".detignore"):
+        snapshot_of(Context(context))
+    (context / ".detignore").write_text("data/\n")
+    assert kept(context) == []
+
+
 def test_an_edit_after_submission_does_not_reach_the_copy(context: Path, tmp_path: Path) -> None:
     write(context, "a.py")
     copy_snapshot(snapshot_of(Context(context)), tmp_path / "code")
