@@ -101,6 +101,35 @@ def space_problems(hyperparameters: Any, searcher_name: str, path: str = "hyperp
             yield from _problems(spec, searcher_name, f"{path}.{name}")
         else:
             yield from space_problems(spec, searcher_name, f"{path}.{name}")
+            yield from _problems_in_list(spec, searcher_name, f"{path}.{name}")
+
+
+def _problems_in_list(constant: Any, searcher_name: str, path: str) -> Iterator[Problem]:
+    """Yield a problem for each range without a count in a list, for the grid searcher as in Determined."""
+    for where, kind, spec in _ranges_in_lists(constant, path):
+        if searcher_name == "grid" and kind in ("int", "double", "log"):
+            yield from _count_problems({"count": spec.get("count")}, kind, searcher_name, where)
+
+
+def range_in_list_notes(hyperparameters: Any) -> Iterator[str]:
+    """Yield a note for each element of a list that looks like a range: a list is a constant, as in Determined."""
+    for where, kind, _spec in _ranges_in_lists(hyperparameters, "hyperparameters"):
+        yield (
+            f"{where}: {{type: {kind}, ...}} in a list is not searched: the trial gets the map itself; give the range "
+            "a name of its own, or use {type: categorical, vals: [...]} with whole lists as values"
+        )
+
+
+def _ranges_in_lists(spec: Any, path: str, in_list: bool = False) -> Iterator[tuple[str, str, Tree]]:
+    """Yield path, type and map of each element of a list, at any depth, that is written like a hyperparameter."""
+    if isinstance(spec, list):
+        for i, element in enumerate(spec):
+            yield from _ranges_in_lists(element, f"{path}[{i}]", in_list=True)
+    elif isinstance(spec, dict) and in_list and spec.get("type") in KINDS:
+        yield path, spec["type"], spec
+    elif isinstance(spec, dict) and "type" not in spec:
+        for key, value in spec.items():
+            yield from _ranges_in_lists(value, join(path, key), in_list)
 
 
 _DRAWING = ("random", "async_halving", "adaptive_asha", "optuna")

@@ -16,7 +16,7 @@ from hpc_det.config.entrypoint import trial_name
 from hpc_det.config.fields import time_limit_min
 from hpc_det.config.job_sections import Resources
 from hpc_det.config.loggers import logger_problems
-from hpc_det.config.merge import Tree, value_at
+from hpc_det.config.merge import Tree, device_of_text, same_folder, value_at
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import expectation
 from hpc_det.config.storage import is_below
@@ -35,6 +35,7 @@ def cross_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
     yield from _time_limit_problems(experiment, cluster)
     yield from _packed_slots_problems(experiment)
     yield from _device_problems(experiment)
+    yield from _mount_problems(experiment)
     yield from _storage_problems(experiment)
     yield from _profiling_problems(experiment)
     yield from _log_policy_problems(experiment)
@@ -177,6 +178,22 @@ def _device_problems(experiment: Tree) -> Iterator[Problem]:
         if isinstance(written, dict) and {"gpu", "cuda"} <= written.keys():
             path = f"environment.{key}.gpu"
             yield Problem(path, "gpu is the old name of cuda, and both are given", "keep cuda")
+
+
+def _mount_problems(experiment: Tree) -> Iterator[Problem]:
+    """Yield a problem for each mount or device at the same place in the container as an earlier one."""
+    for section in ("bind_mounts", "resources.devices"):
+        found = value_at(experiment, *section.split("."))
+        first: dict[str, int] = {}
+        for i, item in enumerate(found if isinstance(found, list) else ()):
+            path = value_at(device_of_text(item) if isinstance(item, str) else item, "container_path")
+            if not isinstance(path, str):  # the schema reports it
+                continue
+            other = first.setdefault(same_folder(path), i)
+            if other != i:
+                yield Problem(
+                    f"{section}[{i}].container_path", f"{shown(path)} is also that of {section}[{other}]", "keep one"
+                )
 
 
 def _storage_problems(experiment: Tree) -> Iterator[Problem]:

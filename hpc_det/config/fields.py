@@ -84,14 +84,15 @@ def _time_limit(value: str | int) -> str:
     return str(value)
 
 
-_SIZE = r"^([0-9]+(?:\.[0-9]+)?) *(?:([KMGTkmgt])[Ii]?)?[Bb]?$"
+_SIZE = r"^([0-9]+|[0-9]*\.[0-9]+) ?(?:([KMGTPkmgtp])(?:[Ii]?[Bb])?|[Bb])?$"
+"""The sizes that Determined accepts (its schemas/expconf/v0/resources.json)."""
 
 
 def size_bytes(value: str | int) -> int:
     """Return the bytes of a number, or of a string such as "1.5 GiB" or "512m".
 
-    As in Determined (go-units' RAMInBytes), K, M, G and T are powers of 1024 with and without the i. Raises ValueError
-    for anything else and for zero.
+    As in Determined (go-units' RAMInBytes), K, M, G, T and P are powers of 1024 with and without the i. Raises
+    ValueError for anything else and for zero.
     """
     if type(value) is int:
         size = value
@@ -99,7 +100,7 @@ def size_bytes(value: str | int) -> int:
         parts = re.fullmatch(_SIZE, str(value))
         if not parts or not isinstance(value, str):
             raise ValueError
-        size = int(float(parts[1]) * 1024 ** "_KMGT".index((parts[2] or "_").upper()))
+        size = int(float(parts[1]) * 1024 ** "_KMGTP".index((parts[2] or "_").upper()))
     if size <= 0:
         raise ValueError
     return size
@@ -144,6 +145,13 @@ def _distinct(texts: list[str]) -> list[str]:
     if len(set(texts)) < len(texts):
         raise ValueError
     return texts
+
+
+def _prefix(prefix: str | None) -> str | None:
+    """Return a prefix of objects; raise ValueError if one of its parts is `..`, which no object store resolves."""
+    if ".." in (prefix or "").split("/"):
+        raise ValueError
+    return prefix
 
 
 _LENGTH = "one of batches, records, epochs with a whole number >= {}, such as {{batches: 100}} or 100"
@@ -195,6 +203,12 @@ Divisor: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False), Expected
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535), Expected("a port from 1 to 65535")]
 Flag: TypeAlias = Annotated[bool, Expected("true or false")]
 Text: TypeAlias = Annotated[str, Field(min_length=1, pattern=r"\S"), Expected("a non-empty string")]
+Prefix: TypeAlias = Annotated[
+    str | None,
+    AfterValidator(_prefix),
+    Field(min_length=1, pattern=r"\S"),
+    Expected("a prefix without the part .., such as team/digits"),
+]
 OptionalText: TypeAlias = Annotated[str | None, Field(min_length=1, pattern=r"\S"), Expected("a non-empty string")]
 AnyText: TypeAlias = Annotated[str, Expected("a string")]
 AbsolutePath: TypeAlias = Annotated[str, Field(pattern=r"^/"), Expected("an absolute path")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hpc_det.config.fields import (
     AboveZero,
@@ -27,7 +27,7 @@ from hpc_det.config.fields import (
     TimeLimit,
     time_limit_min,
 )
-from hpc_det.config.merge import device_of_text
+from hpc_det.config.merge import device_of_text, same_folder
 from hpc_det.config.section import Section
 
 
@@ -142,11 +142,19 @@ class Environment(Section):
         return self.image
 
 
+def _not_the_work_directory(path: str) -> str:
+    if same_folder(path) == ".":
+        raise ValueError
+    return path
+
+
 class BindMount(Section):
     host_path: AbsolutePath = Field(description="Path on the node.")
-    container_path: Annotated[Text, Expected("a path in the container, absolute or below the work directory")] = Field(
-        description="Path in the container; a relative path is below the working directory of the ranks."
-    )
+    container_path: Annotated[
+        Text,
+        AfterValidator(_not_the_work_directory),
+        Expected("a path in the container, absolute or below the work directory"),
+    ] = Field(description="Path in the container; a relative path is below the working directory of the ranks.")
     read_only: Flag = Field(default=False, description="Mount the path read-only.")
     propagation: Propagation = Field(
         default="rprivate", description="Propagation of later mounts below the path, as in mount(8)."

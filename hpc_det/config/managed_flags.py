@@ -1,8 +1,7 @@
 """The flags of sbatch and qsub that hpc_det sets itself, each with the setting to use instead.
 
-They are refused in `slurm.sbatch_args` and `pbs.pbsbatch_args`. For sbatch they are Determined's list of refused
-options (nodes, ntasks, gpus, chdir, error, output, partition, requeue, gres naming gpu), and the flags for the signal
-and the time limit, by which a job is warned of its end.
+They are refused in `slurm.sbatch_args` and `pbs.pbsbatch_args`: the options that Determined refuses, and the flags for
+the signal and the time limit, by which a job is warned of its end.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 _SHAPE = "set resources.slots_per_trial; nodes and ranks are derived from it"
 _LOGS = "logs are written to the trial's folder; see `hpc-det experiment logs`"
@@ -59,24 +57,29 @@ _SHORT = {
     "p": "partition",
     "t": "time",
 }
-# Short flags of sbatch without a value may precede another flag in one word: -HN2 is -H -N 2.
-_SHORT_FLAG = re.compile(rf"-[HhkOQsV]*([{''.join(_SHORT)}])")
+_WITHOUT_VALUE_OF_SBATCH = "HhIkOQsuVvW"
+"""The short flags of sbatch that take no value; they may precede another flag in one word: -HN2 is -H -N 2."""
+_TEXTS_OF_SBATCH = ("gres", "account", "comment", "constraint", "job-name", "mail-user", "reservation", "wckey")
+"""The long flags of sbatch whose value may be the next word even if it looks like a flag."""
 _NAMES_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu\b")
 
 _OURS = "hpc_det writes the job script; set modules and setup in the cluster profile"
 _VARIABLES = "set environment.environment_variables"
 # From qsub(1B). A key is the letter of a flag; for -l and -W it also has the name before "=".
 MANAGED_BY_QSUB = {
-    "A": "set account in the cluster profile",
     "C": _OURS,
+    "G": "run the trial on the login node with `hpc-det experiment create --local`",
     "I": "run the trial on the login node with `hpc-det experiment create --local`",
+    "X": "run the trial on the login node with `hpc-det experiment create --local`",
     "J": MANAGED["array"],
     "N": "set name",
     "R": _LOGS,
     "S": _OURS,
     "V": _VARIABLES,
     "W block": MANAGED["wait"],
+    "c": "hpc_det saves its own checkpoints; set min_checkpoint_period",
     "e": _LOGS,
+    "h": "create the experiment with --paused, and submit it with `hpc-det experiment activate`",
     "j": _LOGS,
     "k": _LOGS,
     "l gpus": _SHAPE,
@@ -91,10 +94,12 @@ MANAGED_BY_QSUB = {
     "o": _LOGS,
     "q": MANAGED["partition"],
     "r": _REQUEUE,
+    "u": "jobs run as the user who submits them",
     "v": _VARIABLES,
     "z": "hpc_det needs the job id that qsub prints",
+    "-": "leave it out: qsub submits no job with --version, and other programs than the job script with --",
 }
-_WITHOUT_VALUE = "fhIVXz"
+_WITHOUT_VALUE = "fGhIVXz"
 """The flags of qsub that take no value."""
 
 
@@ -115,10 +120,11 @@ def refuse_managed_flags(arguments: Sequence[str]) -> None:
 
 def _managed(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (long flag, word) for each managed flag of sbatch. --gres is managed only if it names gpu."""
-    words = [word for argument in arguments for word in _words(argument)]
-    for word, following in pairwise([*words, ""]):
-        flag = _flag(word)
-        value = word.partition("=")[2] or following
+    words = iter([word for argument in arguments for word in _words(argument)])
+    for word in words:
+        flag, value = _flag(word)
+        if value is None:  # the next word is the value, also if it begins with a dash: -J -name
+            value = next(words, "")
         if flag and (flag != "gres" or _NAMES_GPU.search(value)):
             yield flag, word
 
@@ -130,19 +136,26 @@ def _words(argument: str) -> list[str]:
         return argument.split()
 
 
-def _flag(word: str) -> str | None:
+def _flag(word: str) -> tuple[str | None, str | None]:
+    """Return the managed flag in a word, or None, and the value in the word; None if that is the next word."""
     if word.startswith("--"):
-        given = word[2:].partition("=")[0]
+        given, equals, value = word[2:].partition("=")
         # getopt accepts any unambiguous prefix of a long flag. No other flag of sbatch is a prefix of a managed one.
-        return next((flag for flag in (given, *MANAGED) if given and flag in MANAGED and flag.startswith(given)), None)
-    short = _SHORT_FLAG.match(word)
-    return _SHORT[short[1]] if short else None
+        flag = next((flag for flag in (given, *MANAGED) if given and flag in MANAGED and flag.startswith(given)), None)
+        return flag, None if not equals and (flag or given) in _TEXTS_OF_SBATCH else value
+    letters = word[1:] if re.match(r"-[A-Za-z]", word) else ""
+    for place, letter in enumerate(letters, start=1):
+        if letter in _SHORT and letter in _WITHOUT_VALUE_OF_SBATCH:
+            return _SHORT[letter], ""
+        if letter not in _WITHOUT_VALUE_OF_SBATCH:
+            return _SHORT.get(letter), letters[place:] or None
+    return None, ""
 
 
 def refuse_managed_qsub_flags(arguments: Sequence[str]) -> None:
     """Raise RefusedFlagsError for flags of `MANAGED_BY_QSUB`, and for words that cannot be quoted in a `#PBS` line."""
     refused = [
-        (f"hpc_det sets -{flag} itself, got {word!r}", MANAGED_BY_QSUB[flag])
+        (f"hpc_det does not accept -{flag} of qsub, got {word!r}", MANAGED_BY_QSUB[flag])
         for flag, word in _flags_of_qsub([word for argument in arguments for word in _words(argument)])
         if flag in MANAGED_BY_QSUB
     ]
@@ -162,6 +175,8 @@ def _flags_of_qsub(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """
     following = iter(words)
     for word in following:
+        if word.startswith("--"):
+            yield "-", word
         letters = word[1:] if re.match(r"-[A-Za-z]", word) else ""
         for place, letter in enumerate(letters, start=1):
             if letter in _WITHOUT_VALUE:

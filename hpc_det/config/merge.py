@@ -7,6 +7,7 @@ differ, the config's value is used. `RULES` contains every exception, by path.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -185,6 +186,17 @@ def _field(name: str) -> Callable[[Any], object]:
     return lambda element: element.get(name, element) if isinstance(element, dict) else element
 
 
+def same_folder(path: str) -> str:
+    """Return the path without what does not matter: `/a`, `/a/` and `/./a` are one folder."""
+    return posixpath.normpath(path.strip()).replace("//", "/")
+
+
+def _container_path(element: Any) -> object:
+    """Return the key of a mount or device: its path in the container."""
+    path = _field("container_path")(element)
+    return same_folder(path) if isinstance(path, str) else path
+
+
 def _only_key(element: Any) -> object:
     """Return the key of a logger: its kind, the only key of the element that has a value."""
     kinds = [kind for kind, value in element.items() if value is not None] if isinstance(element, dict) else []
@@ -249,7 +261,7 @@ def _storage(template: MarkedTree, config: MarkedTree, path: str) -> MarkedTree:
 
 
 RULES: dict[str, Rule] = {
-    "bind_mounts": _keyed(_field("container_path")),
+    "bind_mounts": _keyed(_container_path),
     "checkpoint_storage": _storage,
     "entrypoint": _atomic,
     "environment.environment_variables": _per_device,
@@ -262,7 +274,7 @@ RULES: dict[str, Rule] = {
     "loggers": _keyed(_only_key),
     "min_checkpoint_period": _atomic,
     "min_validation_period": _atomic,
-    "resources.devices": _keyed(_field("container_path"), _expand_device),
+    "resources.devices": _keyed(_container_path, _expand_device),
     "searcher": _union("name", _SEARCHER_COMMON),
     "searcher.bracket_rungs": _atomic,
     "searcher.max_length": _atomic,

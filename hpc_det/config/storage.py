@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
-from hpc_det.config.fields import AbsolutePath, NotNegative, OptionalText, Propagation, Text
+from hpc_det.config.fields import AbsolutePath, NotNegative, OptionalText, Prefix, Propagation, Text
 from hpc_det.config.section import Section, kind_discriminator
 
 
@@ -52,7 +52,7 @@ class Directory(StorageKind):
 class S3(StorageKind):
     type: Literal["s3"] = Field(description="A bucket of Amazon S3, or of a server with the same protocol.")
     bucket: Text = Field(description="Name of the bucket.")
-    prefix: OptionalText = Field(default=None, description="Prefix of the names of all objects.")
+    prefix: Prefix = Field(default=None, description="Prefix of the names of all objects.")
     endpoint_url: OptionalText = Field(default=None, description="URL of the server; null: Amazon's.")
     access_key: OptionalText = Field(
         default=None,
@@ -67,7 +67,7 @@ class S3(StorageKind):
 class Gcs(StorageKind):
     type: Literal["gcs"] = Field(description="A bucket of Google Cloud Storage.")
     bucket: Text = Field(description="Name of the bucket.")
-    prefix: OptionalText = Field(default=None, description="Prefix of the names of all objects.")
+    prefix: Prefix = Field(default=None, description="Prefix of the names of all objects.")
 
 
 class Azure(StorageKind):

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpc_det.config.merge import same_folder
 from hpc_det.node.files import write_atomic
 from hpc_det.plan.job_plan import Container, Device, JobPlan, Mount
 
@@ -70,7 +71,7 @@ def checkpoint_folder(experiment: Experiment, cluster: Cluster) -> Path | None:
         return Path(storage.host_path) / (storage.storage_path or "")
     if storage.type == "directory":
         folder = Path(storage.container_path)
-        mount = _brings(folder, experiment) if experiment.environment.image_for(cluster.slot_type) else None
+        mount = _brings(folder, experiment)  # also without a container, so that the files are at the same place
         return Path(mount.host_path) / folder.relative_to(mount.container_path) if mount else folder
     return None
 
@@ -102,6 +103,8 @@ def container_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     if experiment.resources.shm_size is not None and (image is None or runtime in _NO_SHM_SIZE):
         why = "without a container" if image is None else f"with {runtime}"
         yield f"resources.shm_size: has no effect {why}: /dev/shm is the node's"
+    if image is None:
+        yield from _mounts_without_container(experiment)
     for i, mount in enumerate(experiment.bind_mounts):
         if image is not None and not os.path.exists(mount.host_path):
             yield (
@@ -114,7 +117,6 @@ def container_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str
     """Yield a message for each request that the container runtime cannot serve, or would misread or ignore."""
     image = experiment.environment.image_for(cluster.slot_type)
     if image is None:
-        yield from _mounts_without_container(experiment)
         return
     yield from _runtime_problems(image, cluster)
     if "://" not in image and image.endswith((".sif", ".sqsh")) and not image.startswith("/"):
@@ -170,12 +172,12 @@ def unmountable(where: str, path: str) -> Iterator[str]:
 
 
 def _mounts_without_container(experiment: Experiment) -> Iterator[str]:
-    """Yield each mount with two different paths, which only a container can provide."""
+    """Yield a note for each mount with two different paths, which only a container can provide."""
     for i, mount in enumerate(experiment.bind_mounts):
-        if mount.host_path != mount.container_path:
+        if same_folder(mount.host_path) != same_folder(mount.container_path):
             yield (
-                f"bind_mounts[{i}]: {mount.host_path!r} can be {mount.container_path!r} only in a container; set "
-                "environment.image, or use the same path for both"
+                f"bind_mounts[{i}]: {mount.host_path!r} is {mount.container_path!r} only in a container; set "
+                f"environment.image, or let the trial use {mount.host_path!r}"
             )
 
 

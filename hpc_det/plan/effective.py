@@ -14,7 +14,14 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from hpc_det.config.checks import FREE_FORM, constant_notes, searcher_name, space_problems, text_problems
+from hpc_det.config.checks import (
+    FREE_FORM,
+    constant_notes,
+    range_in_list_notes,
+    searcher_name,
+    space_problems,
+    text_problems,
+)
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.cross_checks import batch_notes, cross_problems
 from hpc_det.config.determined_imports import missing_uses
@@ -112,6 +119,7 @@ def effective(request: Request) -> Effective:
             *pool_notes(experiment, cluster),
             *batch_notes(tree),
             *constant_notes(tree["hyperparameters"], tree["searcher"]),
+            *range_in_list_notes(tree["hyperparameters"]),
             *_hook_notes(tree["notify"], request.context, functools.partial(_in_its_layer, written)),
             *entrypoint_notes(tree.get("entrypoint"), request.context, _python_path(tree)),
             *uses.notes,

@@ -94,7 +94,6 @@ def test_a_template_and_a_cluster_count(hpc_det: Command, config: Path, code: Pa
         "searcher.source_trial_id=3/1",
         "environment.image=/torch.sif",
         "checkpoint_storage={type: shared_fs, host_path: /no/such/folder}",
-        "bind_mounts=[{host_path: /no/such/folder, container_path: /data}]",
     ],
 )
 def test_what_create_refuses_is_not_valid(hpc_det: Command, root: Path, config: Path, code: Path, wrong: str) -> None:

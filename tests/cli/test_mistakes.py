@@ -439,13 +439,6 @@ LAST = [
         remedy=["this machine and all nodes"],
     ),
     Mistake(
-        name="A folder is mounted without a container",
-        add="bind_mounts: [{host_path: /scratch, container_path: /data}]\n",
-        what=["bind_mounts[0]"],
-        where=["'/scratch'", "'/data'"],
-        remedy=["environment.image"],
-    ),
-    Mistake(
         name="An image is named where no container runtime is",
         add="environment: {image: /torch.sif}\n",
         what=["environment.image", "container runtime"],

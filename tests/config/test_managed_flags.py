@@ -37,10 +37,15 @@ def test_every_managed_flag_names_its_setting(flag: str) -> None:
         ["-phigh"],
         ["-o", "x.out"],
         ["--gres", "gpu:4"],
+        ["--gre", "gpu:4"],
         ["--gres=lustre,gpu:a100:4"],
         ["--gres=gres:gpu:1"],
         ["--no-requeue"],
         ["-G1 'unbalanced"],
+        ["-J", "-name", "-n2"],
+        ["-J-name -n2"],
+        ["-W", "-J", "name"],
+        ["--hold", "-N2"],
     ],
 )
 def test_a_managed_flag_is_refused_in_every_form(arguments: list[str]) -> None:
@@ -49,6 +54,8 @@ def test_a_managed_flag_is_refused_in_every_form(arguments: list[str]) -> None:
 
 
 def test_other_flags_pass() -> None:
+    refuse_managed_flags(["-J -name"])
+    refuse_managed_flags(["-J", "-name", "-Jn2", "-HJ", "-n", "--job-name", "-N2", "--comment=-n"])
     refuse_managed_flags(
         ["-A", "acct", "--qos=high", "--mem=16G", "--gres=lustre:1", "--nodelist=n1", "--time-min=5", "-wn1", "-Cfast"]
     )
@@ -81,6 +88,14 @@ def test_every_managed_flag_of_qsub_names_its_setting(flag: str) -> None:
         ["-hN", "name"],
         ["-fV"],
         ["-m be -q low"],
+        ["-h"],
+        ["-c", "s"],
+        ["-G"],
+        ["-u user"],
+        ["-X"],
+        ["--version"],
+        ["-P p --version"],
+        ["-- /bin/true"],
     ],
 )
 def test_a_managed_flag_of_qsub_is_refused_in_every_form(arguments: list[str]) -> None:
@@ -98,7 +113,9 @@ def test_other_flags_of_qsub_pass() -> None:
             "ada@site",
             "-W",
             "group_list=q",
-            "-h",
+            "-A",
+            "account",
+            "-A account",
             "-p",
             "-10",
             "-l",

@@ -191,7 +191,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[list[str]]]] = {
         ],
     ),
     "devices as texts": (
-        {"resources": {"devices": ["/a:/b:r", "/a", "x:/b"]}},
+        {"resources": {"devices": ["/a:/b:r", "/a", "x:/c"]}},
         [
             ["resources.devices[1]", "'/a'", "host_path", "container_path[:mode]", "maps"],
             ["resources.devices[2].host_path", "'x'", "absolute"],

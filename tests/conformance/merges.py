@@ -333,11 +333,11 @@ ROWS = [
         },
     ),
     Merge(
-        case="mounts whose container_path ends with a slash",
+        case="mounts whose container_path is the same in another spelling",
         follows=MERGING,
         differs="`/in` and `/in/` are one mount; Determined took both",
-        template={"bind_mounts": [mount("/old", "/in/")]},
-        config={"bind_mounts": [mount("/new", "/in")]},
-        merged={"bind_mounts": [mount("/new", "/in")]},
+        template={"bind_mounts": [mount("/old", "/in/"), mount("/other", "/a")]},
+        config={"bind_mounts": [mount("/new", "/./in")]},
+        merged={"bind_mounts": [mount("/new", "/./in"), mount("/other", "/a")]},
     ),
 ]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hpc_det.plan.container import container_notes
 from hpc_det.plan.pool import cluster_notes, pool_notes, pool_problems, save_notes
 from hpc_det.store.save_times import SaveTimes, after_save
 from tests.checkpoint.saved import save
@@ -52,7 +53,6 @@ def test_a_time_limit_may_be_as_long_as_the_pools(limit: str, fits: bool) -> Non
             {"environment": {"image": "a"}, "bind_mounts": [MOUNT | {"container_path": "/a:b"}]},
             ["bind_mounts[0]", "'/a:b'", "':'"],
         ),
-        (None, {"bind_mounts": [MOUNT]}, ["'/data/digits'", "'/digits'"]),
     ],
 )
 def test_a_container_that_cannot_be(runtime: str | None, settings: dict[str, Any], facts: list[str]) -> None:
@@ -67,8 +67,15 @@ def test_pyxis_is_of_slurm_alone_and_needs_to_know_the_scratch_folder() -> None:
     assert problems({**site, "scratch": "/scratch/$USER"}, environment={"image": "a"}) == []
 
 
+def test_a_mount_with_two_paths_is_accepted_without_a_container_and_noted() -> None:
+    found = container_notes(experiment(bind_mounts=[MOUNT]), cluster())
+    each_names(found, ["bind_mounts[0]", "'/data/digits'", "'/digits'", "environment.image"])
+    assert problems(bind_mounts=[MOUNT]) == []
+
+
 def test_a_mount_that_every_rank_sees_anyway_needs_no_container() -> None:
-    assert problems(bind_mounts=[MOUNT | {"container_path": "/data/digits"}]) == []
+    asked = experiment(bind_mounts=[MOUNT | {"container_path": "/data/digits/"}])
+    assert list(container_notes(asked, cluster())) == pool_problems(asked, cluster()) == []
 
 
 @pytest.mark.parametrize(
