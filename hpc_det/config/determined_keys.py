@@ -5,16 +5,20 @@ No key is ignored silently: it is refused with a remedy, or accepted with a note
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from hpc_det.config.fields import Unit
-from hpc_det.config.merge import Tree
+from hpc_det.config.merge import Tree, value_at
+from hpc_det.config.schema import Experiment
+from hpc_det.config.section import field_at, sections_at
 
 REMEDIES = {
     "batches_per_step": "use scheduling_unit",
     "checkpoint_storage.checkpoint_path": "use checkpoint_storage.storage_path",
     "checkpoint_storage.tensorboard_path": "leave it out: TensorBoard files are written to the trial's folder",
+    "resources.slots": "use slots_per_trial",
     "searcher.max_steps": "use max_length, such as {batches: 1000}",
     "searcher.train_stragglers": "leave it out: trials are stopped at the end of a rung",
 }
@@ -51,6 +55,7 @@ NO_EFFECT = {
     "environment.proxy_ports": _PORTS,
     "environment.pod_spec": "has no effect on Slurm and PBS",
     "checkpoint_storage.propagation": "has no effect without a container",
+    "optimizations.grad_updates_size_file": "has no effect: profiling measures the exchange of gradients",
     "optimizations.tensor_fusion_cycle_time": "has no effect: DDP sends a bucket once its last gradient is computed",
     "preemption_timeout": "has no effect: the scheduler's grace time applies",
     "integrations": _MASTER,
@@ -60,6 +65,16 @@ NO_EFFECT = {
     "tensorboard_storage": "has no effect: TensorBoard files are written to the trial's folder",
 }
 """Accepted keys without an effect, by path, and the reason."""
+_OF_SHARED_FS = {
+    "checkpoint_storage.container_path": "has no effect with type shared_fs: a container sees the folder at host_path"
+}
+_OTHER_DEFAULTS = {
+    "project": ["Uncategorized"],
+    "workspace": ["Uncategorized"],
+    "resources.agent_label": [""],
+    "optimizations.tensor_fusion_cycle_time": [5],
+}
+"""Defaults of some version of Determined that are not also those of the schema, for keys without an effect."""
 
 
 def in_words(path: str) -> str:
@@ -67,10 +82,36 @@ def in_words(path: str) -> str:
     return f" It {NO_EFFECT[path]}." if path in NO_EFFECT else ""
 
 
-def notes(written: Iterable[str], scheduler: str) -> Iterator[str]:
-    """Yield a line for each key in `written` (paths of leaves) that has no effect with this scheduler."""
+def without_effect(tree: Tree) -> dict[str, str]:
+    """Return the reason for each key that has no effect in this tree, whether the tree has the key or not."""
+    is_shared_fs = value_at(tree, "checkpoint_storage", "type") == "shared_fs"
+    return {**NO_EFFECT, **(_OF_SHARED_FS if is_shared_fs else {})}
+
+
+def is_default(key: str, value: Any) -> bool:
+    """Return whether the value of a key without an effect is a default of Determined."""
+    *above, name = key.split(".")
+    fields = [field for section in sections_at(Experiment, above) if (field := field_at(section, name))]
+    defaults = [field.get_default(call_default_factory=True) for field in fields if not field.is_required()]
+    return value is None or any(value == known for known in [*defaults, *_OTHER_DEFAULTS.get(key, ())])
+
+
+def is_default_image(image: str) -> bool:
+    """Return whether a container image is the default of some version of Determined."""
+    return re.match(r"determinedai/(environments|pytorch-ngc)(-dev)?:", image) is not None
+
+
+def notes(tree: Tree, written: Iterable[str], scheduler: str) -> Iterator[str]:
+    """Yield a line for each key in `written` (paths of leaves of `tree`) that has no effect with this scheduler.
+
+    One line names all keys with a default of Determined: stored configurations contain every key.
+    """
     paths = list(written)
-    yield from (f"{key}: {why}" for key, why in NO_EFFECT.items() if any(_is_at_or_below(path, key) for path in paths))
+    found = {key: why for key, why in without_effect(tree).items() if any(_is_at_or_below(path, key) for path in paths)}
+    defaults = [key for key in found if is_default(key, value_at(tree, *key.split(".")))]
+    yield from (f"{key}: {why}" for key, why in found.items() if key not in defaults)
+    if defaults:
+        yield f"{', '.join(defaults)}: default values of Determined, which have no effect here"
     for section in ("slurm", "pbs"):
         keys = dict.fromkeys(path.partition("[")[0] for path in paths if path.startswith(f"{section}."))
         if section != scheduler:
@@ -85,14 +126,12 @@ def _is_at_or_below(path: str, key: str) -> bool:
 
 
 def in_todays_names(tree: Tree) -> Tree:
-    """Return the tree with time_metric and max_time (0.38) as `searcher.max_length`, and the device `gpu` as `cuda`.
+    """Return the tree with time_metric and max_time (0.38) as `searcher.max_length`, the device `gpu` as `cuda`, and
+    without an empty `resources.resource_pool`, which is the default of Determined.
 
     A tree with both spellings, or with only one of the two keys, is left as it is; cross_checks reports it.
     """
-    return {
-        key: _searcher(value) if key == "searcher" else _environment(value) if key == "environment" else value
-        for key, value in tree.items()
-    }
+    return {key: _REWRITTEN[key](value) if key in _REWRITTEN else value for key, value in tree.items()}
 
 
 def _searcher(section: Any) -> Any:
@@ -113,7 +152,17 @@ def _environment(section: Any) -> Any:
     }
 
 
+def _resources(section: Any) -> Any:
+    if not isinstance(section, dict) or section.get("resource_pool") != "":
+        return section
+    return {**section, "resource_pool": None}
+
+
 def _devices(value: Any) -> Any:
     if not isinstance(value, dict) or "gpu" not in value or "cuda" in value:
         return value
     return {"cuda" if device == "gpu" else device: item for device, item in value.items()}
+
+
+_REWRITTEN = {"searcher": _searcher, "environment": _environment, "resources": _resources}
+"""The function that rewrites each section."""

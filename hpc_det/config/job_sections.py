@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -43,6 +43,12 @@ def _device(value: Any) -> Any:
     return device_of_text(value) if isinstance(value, str) else value
 
 
+_Pool: TypeAlias = Annotated[
+    str | None,
+    AfterValidator(lambda pool: pool or None),  # the default of Determined is ""
+    Field(pattern=r"^$|\S"),
+    Expected("the name of a partition or queue"),
+]
 _DeviceText = Annotated[str, Field(pattern=r"^/[^:]+:/[^:]+(:[mrw]+)?$")]
 _Device = Annotated[ContainerDevice, BeforeValidator(_device, json_schema_input_type=ContainerDevice | _DeviceText)]
 
@@ -63,7 +69,7 @@ class Resources(Section):
         description="Number of slots of one job that runs all trials, as many at a time as its slots allow; a multiple "
         "of slots_per_trial. null: one job per trial.",
     )
-    resource_pool: OptionalText = Field(
+    resource_pool: _Pool = Field(
         default=None,
         description="Partition or queue in which jobs run; null: the cluster profile's, or the scheduler's default.",
     )
@@ -99,6 +105,7 @@ class Resources(Section):
 class ProxyPort(Section):
     proxy_port: Port = Field(description="Number of the port.")
     proxy_tcp: Flag = Field(default=False, description="Whether the service uses plain TCP.")
+    default_service_id: Flag = Field(default=False, description="Whether the service has the ID of its task.")
     unauthenticated: Flag = Field(default=False, description="Whether the service needs no authentication.")
 
 

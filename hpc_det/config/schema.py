@@ -69,6 +69,9 @@ class Optimizations(Section):
         description="Size in MB of the buckets in which gradients are exchanged (DDP's bucket_cap_mb). 0: each "
         "gradient separately; null: DDP's default, 25 after a first bucket of 1.",
     )
+    grad_updates_size_file: OptionalText = Field(
+        default=None, description="File to which Determined wrote the sizes of gradients with Horovod."
+    )
     tensor_fusion_cycle_time: AboveZero = Field(default=1, description="A setting of Horovod.")
     auto_tune_tensor_fusion: Flag = Field(
         default=False,

@@ -40,6 +40,11 @@ class SharedFs(StorageKind):
     propagation: Propagation = Field(
         default="rprivate", description="Propagation of the mount in a container, as in mount(8)."
     )
+    container_path: OptionalText = Field(
+        default=None,
+        description="Path in a container in older versions of Determined. It has no effect: a container sees the "
+        "folder at host_path.",
+    )
 
 
 class Directory(StorageKind):

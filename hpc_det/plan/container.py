@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpc_det.config.determined_keys import is_default_image
 from hpc_det.config.merge import same_folder
 from hpc_det.node.files import write_atomic
 from hpc_det.plan.job_plan import Container, Device, JobPlan, Mount
@@ -34,7 +35,7 @@ def container(experiment: Experiment, cluster: Cluster, code: str) -> Container 
 
     Relative paths in the container are below `code`, the working directory of the ranks.
     """
-    image, runtime = experiment.environment.image_for(cluster.slot_type), cluster.containers.runtime
+    image, runtime = _image(experiment, cluster), cluster.containers.runtime
     if image is None or runtime is None:
         return None
     return Container(
@@ -48,6 +49,14 @@ def container(experiment: Experiment, cluster: Cluster, code: str) -> Container 
         shm_size=experiment.resources.shm_size,
         args=tuple(cluster.containers.args),
     )
+
+
+def _image(experiment: Experiment, cluster: Cluster) -> str | None:
+    """Return the image for slots of the cluster; None without one, and for Determined's default image on a cluster
+    without containers.
+    """
+    image = experiment.environment.image_for(cluster.slot_type)
+    return None if image and cluster.containers.runtime is None and is_default_image(image) else image
 
 
 def _bind_mounts(experiment: Experiment, code: str) -> Iterator[Mount]:
@@ -97,9 +106,15 @@ def _storage(experiment: Experiment, cluster: Cluster) -> Iterator[Mount]:
 
 def container_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     """Yield notes for the user about settings without an effect."""
-    image, runtime = experiment.environment.image_for(cluster.slot_type), cluster.containers.runtime
-    if image is None and experiment.environment.image is not None:
+    image, runtime = _image(experiment, cluster), cluster.containers.runtime
+    named = experiment.environment.image_for(cluster.slot_type)
+    if named is None and experiment.environment.image is not None:
         yield f"environment.image: none is named for slots of type {cluster.slot_type}; ranks run without a container"
+    elif named != image:
+        yield (
+            f"environment.image: {named!r} is Determined's default, and cluster {cluster.name!r} has no container "
+            "runtime: ranks run without a container, in the Python environment of hpc-det"
+        )
     if experiment.resources.shm_size is not None and (image is None or runtime in _NO_SHM_SIZE):
         why = "without a container" if image is None else f"with {runtime}"
         yield f"resources.shm_size: has no effect {why}: /dev/shm is the node's"
@@ -115,7 +130,7 @@ def container_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
 
 def container_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     """Yield a message for each request that the container runtime cannot serve, or would misread or ignore."""
-    image = experiment.environment.image_for(cluster.slot_type)
+    image = _image(experiment, cluster)
     if image is None:
         return
     yield from _runtime_problems(image, cluster)

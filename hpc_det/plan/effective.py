@@ -115,7 +115,7 @@ def effective(request: Request) -> Effective:
         tree=tree,
         origins={path: _origin(path, written) for path, _value in leaves(tree)},
         notes=[
-            *notes(by_hand, cluster.scheduler),
+            *notes(merged.tree, by_hand, cluster.scheduler),
             *pool_notes(experiment, cluster),
             *batch_notes(tree),
             *constant_notes(tree["hyperparameters"], tree["searcher"]),

@@ -63,7 +63,8 @@ VALUES: dict[str, Any] = {
     "environment.proxy_ports": [{"proxy_port": 8080, "proxy_tcp": True}],
     "environment.pod_spec": {"spec": {"hostNetwork": True}},
     "checkpoint_storage.propagation": "rshared",
-    "optimizations.tensor_fusion_cycle_time": 5,
+    "optimizations.grad_updates_size_file": "/tmp/sizes",
+    "optimizations.tensor_fusion_cycle_time": 7,
     "preemption_timeout": 3600,
     "integrations": {"pachyderm": {}},
     "security": {"tls": {}},
@@ -79,6 +80,42 @@ def test_a_key_without_effect_is_accepted_with_a_note(build: Build, path: str) -
     if path == "checkpoint_storage.propagation":
         change["checkpoint_storage"] |= {"type": "shared_fs", "host_path": "/c"}
     each_names(build(**change).notes, [path, NO_EFFECT[path]])
+
+
+def test_one_note_names_all_keys_with_defaults_of_determined(build: Build) -> None:
+    change = {
+        "project": "Uncategorized",
+        "debug": False,
+        "records_per_epoch": 60000,
+        "resources": {"weight": 1, "agent_label": "", "resource_pool": ""},
+        "environment": {"ports": {}, "proxy_ports": [], "add_capabilities": ["SYS_PTRACE"]},
+        "optimizations": {"tensor_fusion_cycle_time": 5, "grad_updates_size_file": None},
+    }
+    each_names(
+        build(**change).notes,
+        ["records_per_epoch", NO_EFFECT["records_per_epoch"]],
+        ["environment.add_capabilities"],
+        [
+            *("project", "debug", "resources.weight", "resources.agent_label", "environment.ports"),
+            *("environment.proxy_ports", "optimizations.tensor_fusion_cycle_time"),
+        ],
+    )
+
+
+def test_an_empty_pool_is_unset(build: Build) -> None:
+    change = {"resources": {"resource_pool": ""}}
+    assert build(**change).tree["resources"]["resource_pool"] is None
+    assert build({"resources": {"resource_pool": "a"}}, **change).tree["resources"]["resource_pool"] == "a"
+
+
+def test_the_container_path_of_a_shared_folder_has_no_effect(build: Build) -> None:
+    shared = {"type": "shared_fs", "host_path": "/c", "container_path": "/d"}
+    each_names(build(checkpoint_storage=shared).notes, ["checkpoint_storage.container_path", "host_path"])
+    assert build(checkpoint_storage={"type": "directory", "container_path": "/d"}).notes == []
+
+
+def test_slots_are_slots_per_trial(problems: Problems) -> None:
+    each_names(problems(resources={"slots": 4}), ["resources.slots", "slots_per_trial"])
 
 
 def test_who_writes_nothing_is_told_nothing(build: Build) -> None:

@@ -116,7 +116,7 @@ def test_what_is_the_users_own_arrives_as_it_is(
         ("description", lambda text: {"description": text}),
         ("labels", lambda text: {"labels": [text]}),
         ("environment", lambda text: {"environment": {"environment_variables": [f"A={text}"]}}),
-        ("resources", lambda text: {"resources": {"resource_pool": text}}),
+        ("resources", lambda text: {"resources": {"resource_pool": text or None}}),
     ],
 )
 @given(text=TEXTS, writer=WRITERS)

@@ -67,6 +67,7 @@ def test_the_defaults_are_determineds() -> None:
             "gradient_compression": False,
             "mixed_precision": "O0",
             "tensor_fusion_threshold": None,
+            "grad_updates_size_file": None,
             "tensor_fusion_cycle_time": 1,
             "auto_tune_tensor_fusion": False,
         },

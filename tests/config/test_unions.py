@@ -53,7 +53,7 @@ def test_every_kind_is_listed_here() -> None:
 
 STORAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "": ({}, {"type": None}),
-    "shared_fs": ({"host_path": "/shared"}, {"storage_path": None, "propagation": "rprivate"}),
+    "shared_fs": ({"host_path": "/shared"}, {"storage_path": None, "propagation": "rprivate", "container_path": None}),
     "directory": ({"container_path": "/checkpoints"}, {}),
     "s3": ({"bucket": "b"}, dict.fromkeys(("prefix", "endpoint_url", "access_key", "secret_key"))),
     "gcs": ({"bucket": "b"}, {"prefix": None}),

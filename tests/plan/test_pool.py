@@ -60,6 +60,14 @@ def test_a_container_that_cannot_be(runtime: str | None, settings: dict[str, Any
     assert not unnamed(problem, *facts)
 
 
+@pytest.mark.parametrize("image", ["determinedai/environments:py-3.8-pytorch-1.10", "determinedai/pytorch-ngc:0.38.1"])
+def test_determineds_default_image_is_no_reason_to_refuse_a_cluster_without_containers(image: str) -> None:
+    asked, site = experiment(environment={"image": image}), cluster(containers={"runtime": None})
+    each_names(container_notes(asked, site), ["environment.image", repr(image), "'atlas'"])
+    assert pool_problems(asked, site) == []
+    each_names(problems({"containers": {"runtime": None}}, environment={"image": "determinedai/gpt-neox:1"}), ["image"])
+
+
 def test_pyxis_is_of_slurm_alone_and_needs_to_know_the_scratch_folder() -> None:
     site = {"containers": {"runtime": "pyxis"}, "scratch": "$TMP"}
     found = problems({"scheduler": "local", **site}, environment={"image": "a"})
