@@ -1,6 +1,8 @@
-"""hpc-det config: check experiment files without submitting them."""
+"""hpc-det config: check experiment files without submitting them, and import those of Determined."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 
@@ -8,15 +10,18 @@ from hpc_det.cli.arguments import request_options
 from hpc_det.cli.commands import Group
 from hpc_det.client.creation import say_notes
 from hpc_det.client.lookup import store
+from hpc_det.config.plain_yaml import dump_yaml, parse_map, read_text
 from hpc_det.config.request import Request
+from hpc_det.node.files import write_atomic
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.submit.submission import prepare
 from hpc_det.view.formatting import count, length_in_words
+from hpc_det.view.watch import say
 
 
 @click.group(cls=Group)
 def config() -> None:
-    """Check experiment files."""
+    """Check experiment files, and import those of Determined."""
 
 
 @config.command()
@@ -37,6 +42,35 @@ def check(context: click.Context, request: Request) -> None:
     say_notes(found)
     submission = prepare(found, experiments.folder(experiments.next_id()))  # raises the errors that `create` would
     click.echo(f"{context.params['config']}: valid: {in_a_line(found, submission.trials)}")
+
+
+@config.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the result to this file.")
+def import_(file: Path, output: Path | None) -> None:
+    """Rewrite a stored configuration of Determined as an experiment file of hpc_det.
+
+    FILE is what `det experiment config ID` prints, or any other experiment file of Determined. The result contains
+    what differs from the defaults. The keys that were left out, and why, are listed on stderr.
+
+    \b
+    Example:
+      hpc-det config import stored.yaml -o digits.yaml
+    """
+    from hpc_det.config.determined_import import imported
+
+    found = imported(parse_map(read_text(file), str(file)), str(file))
+    text = dump_yaml(found.tree)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_atomic(output, text)
+    for key, new in found.renamed.items():
+        say(f"note: {key}: now part of {new}")
+    for key, why in found.dropped.items():
+        say(f"note: {key}: dropped: {why}")
+    if found.defaults:
+        say(f"note: dropped with their default values: {', '.join(found.defaults)}")
 
 
 def in_a_line(found: Effective, trials: int) -> str:

@@ -127,11 +127,23 @@ def _is_at_or_below(path: str, key: str) -> bool:
 
 def in_todays_names(tree: Tree) -> Tree:
     """Return the tree with time_metric and max_time (0.38) as `searcher.max_length`, the device `gpu` as `cuda`, and
-    without an empty `resources.resource_pool`, which is the default of Determined.
+    without values that mean unset in Determined: an empty `resources.resource_pool`, and null at a key of its own.
 
     A tree with both spellings, or with only one of the two keys, is left as it is; cross_checks reports it.
     """
-    return {key: _REWRITTEN[key](value) if key in _REWRITTEN else value for key, value in tree.items()}
+    tree = {key: _REWRITTEN[key](value) if key in _REWRITTEN else value for key, value in tree.items()}
+    return _without_nulls(tree)
+
+
+def _without_nulls(tree: Tree) -> Tree:
+    """Return the tree without nulls at keys that only Determined has, which its stored configurations contain."""
+    for path in REMEDIES:
+        section, _, key = path.rpartition(".")
+        found = tree.get(section) if section else tree
+        if isinstance(found, dict) and key in found and found[key] is None:
+            rest = {name: value for name, value in found.items() if name != key}
+            tree = {**tree, section: rest} if section else rest
+    return tree
 
 
 def _searcher(section: Any) -> Any:

@@ -15,7 +15,6 @@ from hpc_det.config.fields import (
     Flag,
     FreeMap,
     GpuType,
-    OptionalText,
     PbsbatchArgs,
     Port,
     Positive,

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_det.config.determined_keys import is_default_image
 from hpc_det.config.merge import same_folder
 from hpc_det.node.files import write_atomic
 from hpc_det.plan.job_plan import Container, Device, JobPlan, Mount
@@ -55,6 +54,8 @@ def _image(experiment: Experiment, cluster: Cluster) -> str | None:
     """Return the image for slots of the cluster; None without one, and for Determined's default image on a cluster
     without containers.
     """
+    from hpc_det.config.determined_keys import is_default_image  # loads pydantic, which nodes do not need
+
     image = experiment.environment.image_for(cluster.slot_type)
     return None if image and cluster.containers.runtime is None and is_default_image(image) else image
 

@@ -81,6 +81,29 @@ def test_what_has_no_effect_is_a_note(hpc_det: Command, config: Path, code: Path
         assert unnamed(result.err, "note", "environment.pod_spec") == []
 
 
+STORED = Path(__file__).parents[1] / "config" / "determined" / "stored-0.38.1.yaml"
+
+
+def test_a_stored_configuration_is_imported_and_then_valid(hpc_det: Command, code: Path, tmp_path: Path) -> None:
+    file = tmp_path / "digits.yaml"
+    result = hpc_det("config", "import", STORED, "-o", file)
+    assert (result.code, result.out) == (0, "")
+    assert not unnamed(result.err, "environment.image", "searcher.max_time", "searcher.max_length")
+    assert not unnamed(result.err.splitlines()[-1], "debug", "scheduling_unit", "optimizations.mixed_precision")
+    checked = hpc_det("config", "check", file, code)
+    assert (checked.code, checked.err.count("note: ")) == (0, 1)
+    assert "resources.shm_size" in checked.err
+    again = hpc_det("config", "import", file)
+    assert (again.code, again.out, again.err) == (0, file.read_text(), "")
+
+
+def test_a_configuration_that_is_invalid_is_not_imported(hpc_det: Command, config: Path, tmp_path: Path) -> None:
+    config.write_text(config.read_text() + "max_restarts: -1\n")
+    result = hpc_det("config", "import", config, "--output", tmp_path / "x.yaml")
+    assert result.fails(2, config, "max_restarts", "-1")
+    assert not (tmp_path / "x.yaml").exists()
+
+
 def test_a_template_and_a_cluster_count(hpc_det: Command, config: Path, code: Path) -> None:
     options = ["--cluster", "slurm", "--template", "small", "--config", "resources.slots_per_trial=3"]
     result = hpc_det("config", "check", config, code, *options)

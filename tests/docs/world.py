@@ -75,6 +75,7 @@ def populate(folder: Path) -> None:
     root = folder / "hpc_det"
     shutil.copytree(EXAMPLE, folder / "work", dirs_exist_ok=True)
     Path("digits.yaml").write_text(SEARCH)
+    Path("stored.yaml").write_text(f"{SEARCH}\ndebug: false\n")
     Path("a100.yaml").write_text("max_restarts: 2\n")
     _commit()
     for arguments in ([], ["--config", SINGLE], ["--paused"], ["--config", SINGLE]):
