@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
-from typing import Any, cast
+from typing import cast
 
 import hydra
 import yaml
@@ -21,10 +20,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.base import Container
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.interpolation import Resolved, problem_of, resolved, texts
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.plain_yaml import load_yaml, refuse_bombs, yaml_problem
 from hpc_det.config.problems import unknown_key
@@ -32,7 +31,6 @@ from hpc_det.config.request import unknown_choice
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import Section, keys_at
 from hpc_det.errors import UsageError
-from hpc_det.resources import data_path
 
 _GROUPS = ("cluster", "template", "experiment")
 _FIXED = re.compile(r"\$\{(?:hpc_det|oc\.env):[^${}]*\}")
@@ -46,7 +44,7 @@ _READ_SEARCH_PATH = "hydra.searchpath=[]"
 class Composed:
     """The result of a composition."""
 
-    tree: Tree
+    found: Resolved
     """The tree with all interpolations resolved."""
     template_name: str | None
     is_linked: bool
@@ -66,7 +64,6 @@ def compose(overrides: Sequence[str], folders: Sequence[Path]) -> Composed:
 @contextmanager
 def opened(folders: Sequence[Path]) -> Iterator[Composer]:
     """Return a context with Hydra initialized on these folders."""
-    OmegaConf.register_new_resolver("hpc_det", lambda name: str(data_path(name)), replace=True)
     *own, project = folders
     # Hydra's own YAML parser has no bound on aliases.
     refuse_bombs(file for folder in folders for file in sorted(folder.rglob("*.yaml")))
@@ -92,10 +89,8 @@ class Composer:
             _refuse_several(choices)
             _refuse_base_60({group: choices[group] for group in _GROUPS if choices.get(group)}, self._folders)
             visible = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-            written = OmegaConf.to_container(visible, resolve=False)
-            with bounded(sum("${" in text for text in texts(written))):
-                tree = OmegaConf.to_container(visible, resolve=True, throw_on_missing=True)
-            return Composed(tree=cast(Tree, tree), template_name=choices.get("template"), is_linked=is_linked(written))
+            written = cast(Tree, OmegaConf.to_container(visible, resolve=False, throw_on_missing=True))
+        return Composed(found=resolved(written), template_name=choices.get("template"), is_linked=is_linked(written))
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         with _usage_errors(overrides):
@@ -108,16 +103,7 @@ class Composer:
 
 def is_linked(tree: object) -> bool:
     """Return whether a tree, before resolution, has an interpolation of other keys."""
-    return any("${" in _FIXED.sub("", text) for text in texts(tree))
-
-
-def texts(tree: object) -> Iterator[str]:
-    """Yield every value that is a string."""
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, dict | list):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from texts(value)
+    return any("${" in _FIXED.sub("", text) for _path, text in texts(tree))
 
 
 @contextmanager
@@ -188,10 +174,7 @@ def _usage_error(error: Exception) -> UsageError:
         return UsageError(_not_overridable(match[1]))
     if first.startswith("Ambiguous"):
         return UsageError(f"{first}; write a list as KEY=[a,b], a string as KEY='\"a,b\"'; a sweep needs -m")
-    if error.__cause__ is not None:
-        first += f": {str(error.__cause__).splitlines()[0]}"
-    full_key = getattr(error, "full_key", None)
-    return UsageError(f"{full_key}: {first}" if full_key else first)
+    return UsageError(problem_of(error))
 
 
 def _not_overridable(path: str) -> str:
@@ -207,53 +190,3 @@ def _not_overridable(path: str) -> str:
         return f"{path}: Hydra merges maps; add a new key with +{path}.KEY=VALUE, remove an old one with ~{path}.KEY"
     problem = unknown_key(path, key, known)
     return f"{problem.path}: {problem.what}; {problem.remedy}"
-
-
-# --- a bound on interpolations: sixty lines of `"${above}${above}"` expand to 2^60 characters, and OmegaConf takes as
-# many steps to resolve them
-
-MOST_REPEATED = 5_000
-"""Largest number of resolved interpolations in addition to those that are written in the files."""
-_CHARS = 1000
-"""Number of characters of a resolved string that count as one more interpolation."""
-_only_one = Lock()
-"""The lock for `bounded`, which replaces a method of a class and so must not run in two threads at once."""
-
-
-class TooManyRepeated(InterpolationResolutionError):
-    """The bound on interpolations is exceeded; OmegaConf adds the key at which that happened."""
-
-
-@contextmanager
-def bounded(written: int) -> Iterator[None]:
-    """Return a context in which OmegaConf raises TooManyRepeated instead of building a very large tree.
-
-    `written`: number of interpolations in the files.
-    """
-    # OmegaConf resolves every interpolation, also nested ones and those of resolvers, by resolve_parse_tree.
-    left = written + MOST_REPEATED
-
-    def counted(self: Container, *args: Any, **kwargs: Any) -> Any:
-        nonlocal left
-        left -= 1
-        _check(left)
-        resolved = resolve(self, *args, **kwargs)
-        left -= len(resolved) // _CHARS if isinstance(resolved, str) else 0
-        _check(left)
-        return resolved
-
-    with _only_one:
-        resolve = Container.resolve_parse_tree
-        Container.resolve_parse_tree = counted  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            Container.resolve_parse_tree = resolve  # type: ignore[method-assign]
-
-
-def _check(left: int) -> None:
-    if left < 0:
-        raise TooManyRepeated(
-            f"interpolations (such as ${{name}}) repeat more than {MOST_REPEATED} values up to here; write the "
-            f"values out, or put them into a file that the trial reads"
-        )

@@ -7,15 +7,15 @@ Cluster profiles and templates are files `conf/cluster/NAME.yaml` and `conf/temp
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hpc_det.config.entrypoint import Context
-from hpc_det.config.merge import Tree, join
+from hpc_det.config.interpolation import Resolved, resolved
+from hpc_det.config.merge import Tree, join, value_at
 from hpc_det.config.plain_yaml import load_yaml, parse_map, parse_yaml, read_text
 from hpc_det.config.secrets import shown_at
 from hpc_det.errors import UsageError, nearest, or_else
@@ -48,6 +48,10 @@ class Request:
     """Content of that file. It is not read again: it may be a pipe."""
     config_keys: tuple[str, ...] = ()
     """Keys of the config that overrides such as --config set, for messages."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The interpolation that each value was written with, by path, with `template.` or `cluster.` before the keys of a
+    lower layer.
+    """
 
     @property
     def context(self) -> Context:
@@ -64,9 +68,8 @@ def from_file(
 ) -> Request:
     """Return the request of the YAML file `path`, with `--config a.b=value` overrides.
 
-    The context directory is the argument, else the file's `context_dir`, else the current directory. Of Hydra's
-    interpolations, only `${hpc_det:FOLDER}` in `context_dir` is resolved, since the shipped examples are plain files,
-    too.
+    The context directory is the argument, else the file's `context_dir`, else the current directory. Interpolations
+    such as `${oc.env:HOME}` are resolved as in `from_hydra`.
     """
     text = read_text(path)
     found = from_tree(parse_map(text, str(path)), context_dir, overrides, template, cluster, env, named=str(path))
@@ -90,14 +93,20 @@ def from_tree(
     profile = load_yaml(find("cluster", DEFAULT_CLUSTER if cluster is None else cluster, env))
     if not config and template is None and not profile.get("experiment"):
         raise UsageError(f"{named}: is empty; expected at least an entrypoint and a searcher with its metric")
-    written = config.pop("context_dir", None)
+    below = None if template is None else _template(load_yaml(find("template", template, env)), template)
+    found = resolved({**config, "cluster": profile, "template": below})
+    # The keys `cluster` and `template` of a file are mistakes, which the schema reports.
+    mistakes = {key: config[key] for key in ("cluster", "template") if key in config}
+    config = {key: value for key, value in found.tree.items() if key not in ("cluster", "template", "context_dir")}
+    config |= mistakes
     return Request(
-        cluster=profile,
-        template=None if template is None else _template(load_yaml(find("template", template, env)), template),
+        cluster=found.tree["cluster"],
+        template=found.tree["template"],
         template_name=template,
         config=config,
-        context_dir=_context_dir(context_dir or written),
+        context_dir=_context_dir(context_dir or found.tree.get("context_dir")),
         config_keys=_keys_of(overrides),
+        sources=found.sources,
     )
 
 
@@ -106,12 +115,12 @@ def from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Request:
     from hpc_det.config.compose import compose  # no other command needs hydra
 
     composed = compose(overrides, [folder.path for folder in conf_folders(env)])
-    return of_composed(composed.tree, composed.template_name)
+    return of_composed(composed.found, composed.template_name)
 
 
-def of_composed(config: Tree, template_name: str | None) -> Request:
+def of_composed(found: Resolved, template_name: str | None) -> Request:
     """Return the request of a tree that Hydra composed."""
-    config = dict(config)
+    config = dict(found.tree)
     cluster, template = config.pop("cluster", None) or {}, config.pop("template", None)
     return Request(
         cluster=cluster,
@@ -120,6 +129,7 @@ def of_composed(config: Tree, template_name: str | None) -> Request:
         context_dir=_context_dir(config.pop("context_dir", None)),
         # `data` and `hyperparameters` are empty maps in conf/config.yaml, so that overrides can add keys to them.
         config={key: value for key, value in config.items() if value != {}},
+        sources=found.sources,
     )
 
 
@@ -127,9 +137,14 @@ def from_stored(config: Tree, cluster: Tree, code: Path, overrides: Sequence[str
     """Return the request of an existing experiment, from its effective configuration, with `--config a.b=value`
     overrides.
     """
-    config = deepcopy(config)
+    config, changes = deepcopy(config), Tree()
     for override in overrides:
-        apply_override(config, override)
+        apply_override(changes, override)
+    # The stored values are not resolved again: a text such as ${oc.env:HOME} in them is meant to stay.
+    found = resolved(changes, below=config)
+    for override in overrides:
+        keys = override.partition("=")[0].split(".")
+        _set(config, keys, value_at(found.tree, *keys), f"--config {'.'.join(keys)}")
     return Request(
         cluster=cluster,
         template=None,
@@ -137,6 +152,7 @@ def from_stored(config: Tree, cluster: Tree, code: Path, overrides: Sequence[str
         config=config,
         context_dir=code,
         config_keys=_keys_of(overrides),
+        sources=found.sources,
     )
 
 
@@ -194,18 +210,24 @@ def apply_override(config: Tree, override: str) -> None:
     *parents, last = dotted.split(".")
     if not equals or not all([*parents, last]):
         raise UsageError(f"--config {override}: expected KEY=VALUE, such as resources.slots_per_trial=2")
-    node, walked = config, ""
+    _set(config, [*parents, last], parse_yaml(text, f"--config {dotted}"), f"--config {dotted}")
+
+
+def _set(tree: Tree, keys: Sequence[str], value: Any, named: str) -> None:
+    """Set a value in place. Missing maps are created. Raises UsageError, with `named`, if it is below a scalar."""
+    *parents, last = keys
+    walked = ""
     for key in parents:
         walked = join(walked, key)
-        if node.get(key) is None:
-            node[key] = {}
-        if not isinstance(node[key], dict):
+        if tree.get(key) is None:
+            tree[key] = {}
+        if not isinstance(tree[key], dict):
             raise UsageError(
-                f"--config {dotted}: {walked} is {shown_at(walked, node[key])}, not a map, so no key can be set below "
-                f"it; set {walked} itself"
+                f"{named}: {walked} is {shown_at(walked, tree[key])}, not a map, so no key can be set below it; set "
+                f"{walked} itself"
             )
-        node = node[key]
-    node[last] = parse_yaml(text, f"--config {dotted}")
+        tree = tree[key]
+    tree[last] = value
 
 
 def _keys_of(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -267,5 +289,4 @@ def _template(tree: Tree, name: str) -> Tree:
 def _context_dir(written: object) -> Path:
     if written is not None and not isinstance(written, str | Path):
         raise UsageError(f"context_dir: got {written!r}; expected a folder")
-    path = re.sub(r"\$\{hpc_det:([\w/]+)\}", lambda found: str(data_path(found[1])), str(written or "."))
-    return Path(path).expanduser().absolute()
+    return Path(written or ".").expanduser().absolute()

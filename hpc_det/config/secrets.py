@@ -25,7 +25,7 @@ _SECRET_PATHS = re.compile(
     r"|notify(\[\d+\])?(\.webhook|$)"
 )
 _SUSPICIOUS = re.compile(rf"{_NAMES.pattern}|registry_auth|connection_string|webhook", re.IGNORECASE)
-_SHORTEST = 6
+SHORTEST = 6
 """Characters that a value needs to be taken for a secret: shorter ones, such as 1 or true, occur in other words."""
 _USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/?#@]*@", re.IGNORECASE)
 """Matches the beginning of a URL with a user name or password before its host."""
@@ -86,9 +86,39 @@ def shown_at(path: str, value: Any) -> str:
 def without_secrets(text: str, env: Mapping[str, str]) -> str:
     """Return the text of a library without the values of variables such as ..._KEY, and without passwords in URLs."""
     for name, value in env.items():
-        if len(value) >= _SHORTEST and _NAMES.search(name):
+        if len(value) >= SHORTEST and _NAMES.search(name):
             text = text.replace(value, MASK)
     return _USERINFO.sub(rf"\1{MASK}@", text)
+
+
+def looks_secret(name: str) -> bool:
+    """Return whether an environment variable of this name is taken for a secret."""
+    return _NAMES.search(name) is not None
+
+
+def is_masked_at(tree: Tree, path: str) -> bool:
+    """Return whether the value at `path` is masked wherever it is shown.
+
+    `tree` is a configuration; its keys `cluster` and `template`, if any, are the layers below it.
+    """
+    first, _, rest = path.partition(".")
+    if first == "template":
+        return is_masked_at(tree["template"], rest)
+    if first == "cluster" and rest.startswith("experiment."):
+        return is_masked_at(tree["cluster"]["experiment"], rest.removeprefix("experiment."))
+    if first == "cluster":
+        profile = {"environment_variables": [], "setup": [], **tree["cluster"]}
+        return _at(masked_profile(profile), rest) != _at(profile, rest)
+    return _at(masked(tree), path) != _at(tree, path)
+
+
+def _at(tree: Any, path: str) -> Any:
+    """Return the value at the path; a mask in place of a map or list for everything in it."""
+    for key in re.findall(r"[^.\[\]]+", path):
+        if not isinstance(tree, dict | list):
+            return tree
+        tree = tree[int(key)] if isinstance(tree, list) else tree.get(key)
+    return tree
 
 
 def masked_paths(tree: Tree) -> list[str]:

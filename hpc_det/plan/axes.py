@@ -16,7 +16,8 @@ from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override, QuotedString, Transformer
 
-from hpc_det.config.compose import Composed, Composer, is_linked, opened, texts
+from hpc_det.config.compose import Composed, Composer, is_linked, opened
+from hpc_det.config.interpolation import Resolved, texts
 from hpc_det.config.merge import Tree
 from hpc_det.config.request import Request, of_composed
 from hpc_det.errors import UsageError
@@ -46,7 +47,7 @@ class _Axis:
         values = list(self.values)
         is_of_a_kind = len({isinstance(value, list) for value in values}) == 1
         has_maps = any(isinstance(value, dict) for value in values)
-        is_literal = not is_linked(values) and "???" not in texts(values)
+        is_literal = not is_linked(values) and "???" not in dict(texts(values)).values()
         return is_of_a_kind and not has_maps and is_literal and not self.key.startswith("~")
 
 
@@ -168,17 +169,19 @@ class _Points:
         if isinstance(base, UsageError):  # all points of these groups have it
             raise base
         if is_first or base.is_plain:
-            tree = self._with_values(base.composed.tree, choice) if base.is_plain else base.composed.tree
+            found = base.composed.found
+            if base.is_plain:
+                found = Resolved(tree=self._with_values(found.tree, choice), sources=found.sources)
         else:
-            tree = self._compose(choice).tree
-        return of_composed(tree, base.composed.template_name)
+            found = self._compose(choice).found
+        return of_composed(found, base.composed.template_name)
 
     def _base(self, choice: _Choice) -> _Base | UsageError:
         try:
             composed = self._compose(choice)
         except UsageError as error:
             return error
-        is_plain = self._are_plain and not composed.is_linked and self._has_values(composed.tree, choice)
+        is_plain = self._are_plain and not composed.is_linked and self._has_values(composed.found.tree, choice)
         return _Base(composed=composed, is_plain=is_plain)
 
     def _compose(self, choice: _Choice) -> Composed:

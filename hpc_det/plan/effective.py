@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from hpc_det.config.cross_checks import batch_notes, cross_problems
 from hpc_det.config.determined_imports import missing_uses
 from hpc_det.config.determined_keys import in_todays_names, notes
 from hpc_det.config.entrypoint import Context, trial_name
+from hpc_det.config.interpolation import unresolved_notes
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
 from hpc_det.config.plain_yaml import key_lines
 from hpc_det.config.problems import render, schema_problems
@@ -113,13 +114,14 @@ def effective(request: Request) -> Effective:
         experiment=experiment,
         cluster=cluster,
         tree=tree,
-        origins={path: _origin(path, written) for path, _value in leaves(tree)},
+        origins={path: _origin(path, written, request.sources) for path, _value in leaves(tree)},
         notes=[
             *notes(merged.tree, by_hand, cluster.scheduler),
             *pool_notes(experiment, cluster),
             *batch_notes(tree),
             *constant_notes(tree["hyperparameters"], tree["searcher"]),
             *range_in_list_notes(tree["hyperparameters"]),
+            *unresolved_notes(tree),
             *_hook_notes(tree["notify"], request.context, functools.partial(_in_its_layer, written)),
             *entrypoint_notes(tree.get("entrypoint"), request.context, _python_path(tree)),
             *uses.notes,
@@ -216,9 +218,8 @@ def _validated(model: type[Model], tree: Tree, prefix: str, problems: list[Probl
 def _code_problems(tree: Tree, context: Context) -> list[str]:
     folder = str(context.folder)
     if not context.folder.is_dir():
-        hint = "; only `hpc-det run` resolves interpolations" if "${" in folder else ""
         meant = f" ({close})" if (close := nearest(context.folder.name, _folders_in(context.folder.parent))) else ""
-        return [f"context_dir: {folder!r} is not a folder{meant}; give the folder of the trial's code{hint}"]
+        return [f"context_dir: {folder!r} is not a folder{meant}; give the folder of the trial's code"]
     return [*check_entrypoint(tree.get("entrypoint"), context), *_uncompared(tree, context)]
 
 
@@ -319,6 +320,10 @@ def _written(merged: Merged) -> dict[str, str]:
     }
 
 
-def _origin(path: str, written: dict[str, str]) -> str:
+def _origin(path: str, written: dict[str, str], sources: Mapping[str, str]) -> str:
+    """Return the layer of a value, and the interpolation that it was written with, such as "config, ${oc.env:HOME}"."""
     # The value 100 of a length is {batches: 100} in the tree, so the leaf has the origin of its parent.
-    return written.get(path) or written.get(path.rpartition(".")[0]) or "default"
+    layer = written.get(path) or written.get(path.rpartition(".")[0]) or "default"
+    source = sources.get({"template": f"template.{path}", "cluster": f"cluster.experiment.{path}"}.get(layer, path))
+    # The elements of a list have other places in their layers.
+    return f"{layer}, {source}" if layer in _HANDS and source and "[" not in path else layer

@@ -9,7 +9,7 @@ from typing import Any, get_origin
 import pytest
 import yaml
 
-from hpc_det.config import compose
+from hpc_det.config import interpolation
 from hpc_det.config.fields import Length
 from hpc_det.config.request import from_hydra
 from hpc_det.config.schema import Experiment
@@ -106,7 +106,7 @@ WRONG_OVERRIDES: list[tuple[list[str], list[object]]] = [
         ["name=a,b"],
         ["'name=a,b'", "KEY=[a,b]", "KEY='\"a,b\"'", "-m"],
     ),
-    (["+data.x=${nope}"], ["data.x", "'nope'"]),
+    (["+data.x=${data.nope}"], ["data.x", "'data.nope'"]),
     (["+data.x=???"], ["data.x", "x"]),
     (["cluster=null"], ["cluster=null", "NoneType"]),
     (["~nothing"], ["'nothing'"]),
@@ -168,7 +168,7 @@ def doubled(line: str, last: int) -> str:
 def test_interpolations_that_repeat_too_much_are_refused_with_the_key(
     env: dict[str, str], user_file: UserFile, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compose, "MOST_REPEATED", 300)
+    monkeypatch.setattr(interpolation, "MOST_REPEATED", 300)
     user_file("experiment/bomb.yaml", doubled(line, 60))
     with pytest.raises(UsageError, match=r"^data\.a\d+.*: "):
         from_hydra(["experiment=bomb"], env)
