@@ -201,6 +201,13 @@ def _request(
     return with_includes(from_file(config, context_dir, overrides, template, cluster, os.environ), includes)
 
 
+def _only_one(context: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """Return the value of an option that may be given once; click itself would use the last of several."""
+    if len(values) > 1:
+        raise UsageError(f"--{param.name}: {' and '.join(map(repr, values))} are given; name one")
+    return values[0] if values else None
+
+
 request_options = bundle(
     "request",
     _request,
@@ -209,6 +216,8 @@ request_options = bundle(
     click.option(
         "--template",
         metavar="NAME",
+        multiple=True,
+        callback=_only_one,
         shell_complete=completed_names("template"),
         help="Template that CONFIG is merged over.",
     ),
@@ -216,6 +225,8 @@ request_options = bundle(
     click.option(
         "--cluster",
         metavar="NAME",
+        multiple=True,
+        callback=_only_one,
         shell_complete=completed_names("cluster"),
         help="Cluster profile; default: local, this machine.",
     ),

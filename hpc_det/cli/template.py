@@ -31,7 +31,7 @@ def template() -> None:
 
 
 @template.command("list")
-@click.option("-d", "--details", is_flag=True, help="Also show the settings of each template.")
+@click.option("-d", "--details", "--detail", is_flag=True, help="Also show the settings of each template.")
 @output_options
 def list_(details: bool, output: Output) -> None:
     """List all templates, with their owners and the templates of the same name that they hide.

@@ -33,6 +33,8 @@ from hpc_det.config.section import Section, keys_at
 from hpc_det.errors import UsageError
 
 _GROUPS = ("cluster", "template", "experiment")
+_ONE_OF = ("cluster", "template")
+"""The groups of which one file is chosen."""
 _FIXED = re.compile(r"\$\{(?:hpc_det|oc\.env):[^${}]*\}")
 """Interpolations whose value does not depend on other keys."""
 _IN_GLOBAL_PACKAGE = re.compile(r"\A\s*#\s*@package\s+_global_\s*$", re.MULTILINE)
@@ -94,7 +96,11 @@ class Composer:
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         with _usage_errors(overrides):
-            return OverridesParser.create(config_loader=self._loader).parse_overrides(list(overrides))
+            parsed = OverridesParser.create(config_loader=self._loader).parse_overrides(list(overrides))
+        for group in _ONE_OF:
+            if len(named := [str(each.input_line) for each in parsed if each.key_or_group == group]) > 1:
+                raise UsageError(f"{group}: {' and '.join(named)} are given; name one")
+        return parsed
 
     def options(self, group: str) -> list[str]:
         """Return the names of the files in a configuration group; an empty list if there is no such group."""
@@ -122,7 +128,7 @@ def _usage_errors(overrides: Sequence[str]) -> Iterator[None]:
 def _refuse_several(choices: DictConfig) -> None:
     """Raise UsageError if several templates or clusters are named."""
     # Hydra would merge them by its own rules, not by those of hpc_det.config.merge.
-    several = [group for group in ("cluster", "template") if OmegaConf.is_list(choices.get(group))]
+    several = [group for group in _ONE_OF if OmegaConf.is_list(choices.get(group))]
     if several:
         raise UsageError([f"{group}: {list(choices[group])} is a list; name one" for group in several])
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from hpc_det.config.checks import searcher_name, space_problems, text_problems
 from hpc_det.config.determined_keys import in_todays_names
+from hpc_det.config.interpolation import texts
 from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import load_yaml, parse_map, read_text
 from hpc_det.config.problems import render, schema_problems
@@ -97,6 +98,9 @@ def problems_of(tree: Tree) -> list[str]:
         problems += (
             found for found in schema_problems(Experiment, error) if found.what != MISSING or "[" in found.path
         )
+        # The value of an interpolation is known with the experiment.
+        linked = {path.partition("[")[0] for path, text in texts(own) if "${" in text}
+        problems = [found for found in problems if found.path.partition("[")[0] not in linked]
     problems += text_problems(own)
     # Where the experiment will name the searcher, a range to search is as good as a constant.
     problems += space_problems(own.get("hyperparameters"), searcher_name(own) or "")

@@ -75,6 +75,29 @@ def test_a_template_is_shown_without_its_secrets(hpc_det: Command, file: Path, s
     assert mine["config"]["environment"] == {"environment_variables": ["HF_TOKEN=********", "A=1"]}
 
 
+@pytest.mark.parametrize("option", ["-d", "--details", "--detail"])
+def test_the_list_shows_settings_on_request_as_in_determined(hpc_det: Command, stored: Path, option: str) -> None:
+    hidden, shown = hpc_det("template", "list"), hpc_det("tpl", "list", option)
+    assert "max_restarts" not in hidden.out
+    assert shown.succeeds("# small: hpc_det", "max_restarts")
+
+
+@pytest.mark.parametrize("command", [["config", "check"], ["experiment", "create", "--dry-run"]])
+@pytest.mark.parametrize("option", ["template", "cluster"])
+def test_an_experiment_has_one_template_and_one_cluster(
+    hpc_det: Command, config: Path, code: Path, option: str, command: list[str]
+) -> None:
+    names = [f"--{option}=first", f"--{option}=second"]
+    assert hpc_det(*command, config, code, *names).fails(2, f"--{option}", "'first'", "'second'")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("option", ["template", "cluster"])
+def test_so_has_a_composition(hpc_det: Command, option: str) -> None:
+    names = {"template": ["small", "small"], "cluster": ["slurm", "pbs"]}[option]
+    assert hpc_det("run", *(f"{option}={name}" for name in names)).fails(2, option)
+
+
 def test_what_describe_shows_can_be_set_again(hpc_det: Command, file: Path, tmp_path: Path) -> None:
     file.write_text("labels: ['1e-3', '010', '12:30:00', 'yes', '~', 'ü', '0x1F', '2020-01-01']\ndata: {x: 1e-3}\n")
     hpc_det("template", "set", "mine", file)

@@ -182,6 +182,7 @@ def test_a_file_that_is_not_there(env: dict[str, str], tmp_path: Path) -> None:
         {"searcher": None, "name": None},
         {"hyperparameters": {"global_batch_size": 64, "model": {"depth": 2}}},
         {"min_validation_period": {"records": 100}},
+        {"resources": {"slots_per_trial": "${hyperparameters.slots}", "devices": ["${oc.env:DEVICE}"]}},
     ],
 )
 def test_what_a_template_leaves_out_may_be_missing(tree: dict[str, Any]) -> None:
