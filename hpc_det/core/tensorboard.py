@@ -8,12 +8,16 @@ files ignore it.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import socket
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -40,8 +44,13 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """Store the folder; None if the context was made without a run (`from_config`)."""
+        """Store the folder.
+
+        None if the context was made without a run (`from_config`): what the trial itself writes goes to a temporary
+        folder, and `report` writes nothing.
+        """
         self._folder = folder
+        self._temporary: Path | None = None
         self._writer: SummaryWriter | None = None
         self._suffix = f".{uuid4().hex}{_OURS}"
         """Suffix of the event files of this process, which `cut` does not truncate."""
@@ -50,16 +59,21 @@ class TensorBoard:
 
     @property
     def folder(self) -> Path:
-        """The folder of the event files. Raises UsageError if the context was made without a run."""
-        if self._folder is None:
-            raise UsageError(
-                "get_tensorboard_path: this context was made without a run (from_config), so it has no folder"
+        """The folder of the event files. Without a run, a temporary one, which a note on stderr names."""
+        if self._folder:
+            return self._folder
+        if self._temporary is None:
+            self._temporary = Path(mkdtemp(prefix="hpc_det-tensorboard-"))
+            atexit.register(shutil.rmtree, self._temporary, ignore_errors=True)
+            _note(
+                f"without a run there is no TensorBoard folder: the trial writes to {self._temporary}, which is "
+                f"deleted when this process exits"
             )
-        return self._folder
+        return self._temporary
 
     @property
     def writer(self) -> SummaryWriter:
-        """The writer of this process. Raises UsageError without the package tensorboard, or without a folder."""
+        """The writer of this process. Raises UsageError without the package tensorboard."""
         if (writer := self._opened()) is None:
             raise UsageError(
                 "get_tensorboard_writer: the package tensorboard is not installed; "
@@ -141,17 +155,17 @@ class Profiler:
     def set(self, *arguments: Any, **options: Any) -> None:
         """Create the profiler with arguments of torch.profiler.profile, of which `on_trace_ready` is ignored.
 
-        Raises UsageError if the context was made without a run.
+        Without a run, there is no training loop to profile: a note on stderr says that the profiler is not used.
         """
-        if self._folder is None:
-            raise UsageError(
-                "set_profiler: this context was made without a run (from_config), so it has no folder for traces"
-            )
         if options.pop("on_trace_ready", None) is not None:
             warnings.warn(
                 "set_profiler: on_trace_ready is ignored; traces are written to the TensorBoard folder", stacklevel=3
             )
-        self._profile = torch.profiler.profile(*arguments, on_trace_ready=self._keep, **options)
+        profile = torch.profiler.profile(*arguments, on_trace_ready=self._keep, **options)
+        if self._folder is None:
+            _note("set_profiler has no effect without a run: no training loop of hpc_det runs the profiler")
+            return
+        self._profile = profile
 
     def start(self) -> None:
         """Start the profiler, if one is set."""
@@ -179,3 +193,7 @@ class Profiler:
         partial = self._folder / f".{worker}.{now}.partial"
         profile.export_chrome_trace(str(partial))
         partial.rename(self._folder / f"{worker}.{now}.pt.trace.json")
+
+
+def _note(text: str) -> None:
+    print(f"hpc-det: note: {text}", file=sys.stderr)

@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -199,15 +200,21 @@ def test_reports_can_be_switched_off(folder: Path) -> None:
     assert not folder.exists()
 
 
-def test_off_cluster_there_is_no_folder() -> None:
+def test_without_a_run_only_the_trial_writes_to_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     board = TensorBoard(None)
     board.report("training", 1, {"loss": 1.0})
     board.cut({})
+    assert [*tmp_path.iterdir()] == []
+    board.writer.add_scalar("own", 1.0)
+    board.report("training", 2, {"loss": 1.0})
     board.close()
-    with refused(UsageError, "get_tensorboard_path: "):
-        _ = board.folder
-    with refused(UsageError, "get_tensorboard_path: "):
-        _ = board.writer
+    [folder] = tmp_path.iterdir()
+    assert board.folder == folder
+    assert str(folder) in capsys.readouterr().err
+    assert written(folder) == [("own", 0)]
 
 
 def test_without_tensorboard_reports_are_left_out_and_a_writer_says_how_to_install_it(
@@ -353,9 +360,12 @@ def test_the_traces_go_to_the_tensorboard_folder_and_nowhere_else(tmp_path: Path
         context.set_profiler(on_trace_ready=print)
 
 
-def test_a_context_without_a_run_has_no_place_for_traces() -> None:
-    with refused(UsageError, "set_profiler: "):
-        PyTorchTrialContext(SPEC, Distributed()).set_profiler()
+def test_a_profiler_without_a_run_is_mentioned_and_never_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    context = PyTorchTrialContext.from_config({})
+    context.set_profiler(activities=[torch.profiler.ProfilerActivity.CPU])
+    assert "set_profiler" in capsys.readouterr().err
+    context.profiler.start()
+    assert not context.profiler.running
 
 
 def test_without_a_profiler_nothing_is_recorded(tmp_path: Path) -> None:

@@ -244,8 +244,7 @@ class TrialContext:
     def get_tensorboard_path(self) -> Path:
         """Return the folder of this rank's event files, which is in the TensorBoard folder of the trial.
 
-        Raises:
-            UsageError: The context was made without a run (`from_config`).
+        Without a run (`from_config`, a loaded checkpoint) it is a temporary folder, deleted when the process exits.
         """
         return self.tensorboard.folder
 
@@ -253,7 +252,7 @@ class TrialContext:
         """Return this process's TensorBoard writer, which is created at the first call.
 
         Raises:
-            UsageError: The package tensorboard is not installed, or the context was made without a run.
+            UsageError: The package tensorboard is not installed.
         """
         return self.tensorboard.writer
 
@@ -272,14 +271,12 @@ class TrialContext:
     def set_profiler(self, *arguments: Any, **options: Any) -> None:
         """Run torch's profiler during training, with one profiler step per batch.
 
-        Traces are written to the TensorBoard folder. Call this method in `__init__` of the trial.
+        Traces are written to the TensorBoard folder. Call this method in `__init__` of the trial. Without a run
+        (`from_config`, a loaded checkpoint) it has no effect, and a note says so.
 
         Args:
             arguments: Positional arguments of `torch.profiler.profile`.
             options: Keyword arguments of `torch.profiler.profile`; `on_trace_ready` is ignored with a warning.
-
-        Raises:
-            UsageError: The context was made without a run (`from_config`).
         """
         self.profiler.set(*arguments, **options)
 
