@@ -12,6 +12,7 @@ from hpc_det.distributed.preempt import ForcedStop
 from hpc_det.pytorch.loop.loop import Loop, WarmStart
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.profiling.measurements import Measurements
+from hpc_det.pytorch.state.class_name import recorded_class
 from hpc_det.pytorch.trial.trial import BuiltTrial, Trial, kind_of
 from hpc_det.pytorch.trial.trial_context import TrialContext
 
@@ -71,7 +72,7 @@ def portable_of(spec: Mapping[str, Any], trial_class: type[Trial], code: Path | 
         spec,
         code,
         trial_type=kind_of(trial_class).__name__,
-        trial_cls_spec=f"{trial_class.__module__}:{trial_class.__qualname__}",
+        **recorded_class(trial_class, code),
         is_trainer=is_trainer,
     )
 

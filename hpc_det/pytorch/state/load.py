@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib.machinery import PathFinder
-from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +21,7 @@ from hpc_det.checkpoint.committed_folder import OddManifest, in_words, irregular
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.json_files import read_json
+from hpc_det.pytorch.state.class_name import class_of
 from hpc_det.pytorch.state.state import restore_models, state_file, stored_state
 from hpc_det.pytorch.trial.pytorch_context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial import PyTorchTrial
@@ -52,8 +52,9 @@ def load_trial_from_checkpoint_path(
 ) -> PyTorchTrial:
     """Return the trial of a checkpoint, with its models, optimizers and schedulers restored.
 
-    Its class comes from the checkpoint's code, unless `trial_class` is given, which a trial of the Trainer needs. It is
-    built as trial_class(context, **trial_kwargs). During the construction, modules are imported from `code/` alone, and
+    Its class comes from the checkpoint's code, or from what is installed, unless `trial_class` is given. A class that a
+    script of the Trainer defines is imported if the script trains under `if __name__ == "__main__"`. The trial is built
+    as trial_class(context, **trial_kwargs). During the construction, modules are imported from `code/` alone, and
     are removed afterwards: what a method imports when it is called must be importable then.
 
     `torch_load_kwargs` may contain `map_location` and `mmap`; `legacy` accepts the same as keyword arguments, as
@@ -67,7 +68,7 @@ def load_trial_from_checkpoint_path(
     _check_folder(folder, imports_code=trial_class is None)
     about = _about(folder)
     with nullcontext() if trial_class else importing_from(folder / CODE):
-        trial_class = trial_class or _class_of(about, folder)
+        trial_class = trial_class or class_of(about, folder)
         context = _context(about)
         trial = trial_class(context, **(trial_kwargs or {}))
         restore_models(stored_state(folder, context.models, **options), context, folder)
@@ -142,37 +143,6 @@ def _about(folder: Path) -> dict[str, Any]:
 def _context(about: Mapping[str, Any]) -> CheckpointLoadContext:
     ids = {name: about[name] for name in ("trial_seed", "experiment_id", "trial_id") if name in about}
     return CheckpointLoadContext(about.get("hparams"), about.get("experiment_config"), **ids)
-
-
-def _class_of(about: Mapping[str, Any], folder: Path) -> type[PyTorchTrial]:
-    name = about.get("trial_cls_spec")
-    if about.get("is_trainer") or about.get("trial_in_main"):
-        raise UsageError(
-            f"{folder}: saved by a Trainer in a script, which is not executed again to find {name}; pass the "
-            f"class as trial_class"
-        )
-    if not isinstance(name, str) or ":" not in name:
-        raise UsageError(f"{folder / LOAD_DATA}: does not name the trained class; pass it as trial_class")
-    module_name, _, qualified_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UsageError(f"{folder}: cannot import {name}: {error}; {_remedy(error)}") from error
-    try:
-        found = attrgetter(qualified_name)(module)
-    except AttributeError:
-        raise UsageError(
-            f"{folder}: {module.__file__} has no {qualified_name}; pass the class as trial_class"
-        ) from None
-    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
-        raise UsageError(f"{folder}: {name} is not a subclass of hpc_det.pytorch.PyTorchTrial; pass one as trial_class")
-    return found
-
-
-def _remedy(error: ImportError) -> str:
-    if (error.name or "").split(".")[0] == "determined":
-        return "call hpc_det.compat.install() first, so that the code imports hpc_det instead"
-    return "install what it imports, or pass the class as trial_class"
 
 
 @contextmanager

@@ -452,10 +452,55 @@ def test_a_class_that_is_not_there_is_named(tmp_path: Path, cls: str, facts: lis
 
 
 @pytest.mark.parametrize("mark", ["is_trainer", "trial_in_main"])
-def test_a_script_is_not_run_again_to_find_its_class(tmp_path: Path, mark: str) -> None:
-    about = {"trial_cls_spec": "__main__:Trial", "hparams": {"width": 3}, mark: True}
+@pytest.mark.parametrize("name", ["__main__:Trial", ":Trial"])
+def test_a_script_of_unknown_name_needs_the_class(tmp_path: Path, name: str, mark: str) -> None:
+    about = {"trial_cls_spec": name, "hparams": {"width": 3}, mark: True}
     folder = determined(tmp_path / "theirs", "state_dict.pth", trained(), about)
-    with refused(UsageError, "Trainer", "__main__:Trial", "trial_class"):
+    with refused(UsageError, name, "trial_class"):
+        load_trial_from_checkpoint_path(folder)
+
+
+def test_a_class_of_a_trainer_is_imported_from_the_code(tmp_path: Path) -> None:
+    state = trained()
+    trial: Any = load_trial_from_checkpoint_path(saved(tmp_path, state, word="code", is_trainer=True))
+    assert trial.word == "code"
+    assert differences(state_of(trial), state) == []
+
+
+def test_a_class_of_a_trainer_without_code_is_imported_from_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = code_folder(tmp_path / "installed", "installed")
+    about = {"trial_cls_spec": "model_def:Outer.Trial", "hparams": {"width": 3}, "is_trainer": True}
+    folder = determined(tmp_path / "theirs", "state_dict.pth", trained(), about)
+    shutil.rmtree(folder / "code")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(installed))
+        trial: Any = load_trial_from_checkpoint_path(folder)
+    assert trial.word == "installed"
+    for name in ("model_def", "layers", "late"):
+        del sys.modules[name]
+
+
+GUARD = """
+if __name__ == "__main__":
+    raise AssertionError("trained")
+"""
+
+
+def test_a_script_that_trains_only_as_the_main_program_is_imported(tmp_path: Path) -> None:
+    about = {"trial_cls_spec": "train:Outer.Trial", "hparams": {"width": 3}, "is_trainer": True, "trial_in_main": True}
+    folder = determined(tmp_path / "theirs", "state_dict.pth", trained(), about)
+    (folder / "code" / "train.py").write_text(MODEL_DEF + GUARD)
+    trial: Any = load_trial_from_checkpoint_path(folder)
+    assert type(trial).__module__ == "train"
+
+
+def test_a_script_that_trains_when_it_is_imported_is_refused(tmp_path: Path) -> None:
+    about = {"trial_cls_spec": "train:Outer.Trial", "hparams": {"width": 3}, "is_trainer": True, "trial_in_main": True}
+    folder = determined(tmp_path / "theirs", "state_dict.pth", trained(), about)
+    (folder / "code" / "train.py").write_text(MODEL_DEF + "raise AssertionError('trained')\n")
+    with refused(UsageError, "train:Outer.Trial", folder / "code" / "train.py", "__main__", "trial_class"):
         load_trial_from_checkpoint_path(folder)
 
 
