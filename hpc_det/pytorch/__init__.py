@@ -6,7 +6,9 @@ from hpc_det.pytorch import samplers
 from hpc_det.pytorch.data import DataLoader, TorchData
 from hpc_det.pytorch.inference import Outputs, TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
 from hpc_det.pytorch.loop.trainer import Trainer, init
+from hpc_det.pytorch.samplers import adapt_batch_sampler
 from hpc_det.pytorch.state.load import CheckpointLoadContext, load_trial_from_checkpoint_path
+from hpc_det.pytorch.strategies.device import data_length, to_device
 from hpc_det.pytorch.trial.callback import PyTorchCallback
 from hpc_det.pytorch.trial.pytorch_context import LRScheduler, PyTorchExperimentalContext, PyTorchTrialContext
 from hpc_det.pytorch.trial.reducer import MetricReducer
@@ -30,8 +32,11 @@ __all__ = [
     "TorchData",
     "TrainUnit",
     "Trainer",
+    "adapt_batch_sampler",
+    "data_length",
     "init",
     "load_trial_from_checkpoint_path",
     "samplers",
+    "to_device",
     "torch_batch_process",
 ]

@@ -116,3 +116,17 @@ class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler[Batch]):
 
     def __init__(self, batch_sampler: Iterable[Batch], seed: int) -> None:
         super().__init__(batch_sampler, seed)
+
+
+def adapt_batch_sampler(
+    batch_sampler: Iterable[Batch], repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
+) -> Iterable[Batch]:
+    """Return the batch sampler with the needed wrappers: repeated, then sharded over the ranks, then skipped.
+
+    `skip`: batches of one rank. Raises ValueError if `rank` is not below `num_replicas`.
+    """
+    if repeat:
+        batch_sampler = RepeatBatchSampler(batch_sampler)
+    if num_replicas > 1:
+        batch_sampler = DistributedBatchSampler(batch_sampler, num_replicas, rank)
+    return SkipBatchSampler(batch_sampler, skip) if skip > 0 else batch_sampler

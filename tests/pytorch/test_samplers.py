@@ -35,6 +35,12 @@ def test_repeat_begins_anew_without_end() -> None:
     assert len(of_batches) == 5
 
 
+def test_a_batch_sampler_is_repeated_then_sharded_then_skipped() -> None:
+    assert samplers.adapt_batch_sampler(own := batches(10)) is own
+    adapted = samplers.adapt_batch_sampler(batches(10), repeat=True, skip=1, num_replicas=2, rank=1)
+    assert list(islice(adapted, 3)) == [[6, 7], [0, 1], [4, 5]]
+
+
 def test_to_repeat_nothing_gives_nothing() -> None:
     assert list(samplers.RepeatSampler([])) == []
 

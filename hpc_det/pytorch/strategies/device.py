@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from hpc_det.errors import UsageError
+
 
 class ToDevice:
     """Moves nested data to a device."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, warned: set[type] | None = None) -> None:
+        """`warned`: types without a further warning; those with one are added."""
         self._device = device
         self._on_cpu = device.type == "cpu"
-        self._warned: set[type] = set()
+        self._warned = set() if warned is None else warned
 
     def __call__(self, data: Any) -> Any:
         """Return the data with tensors, numeric arrays and objects with `.to` on the device.
@@ -48,6 +51,35 @@ class ToDevice:
 def _is_on_cpu(value: Any) -> bool:
     """Return whether `value` is a CPU tensor. Comparing its device with another takes several times as long."""
     return type(value) is torch.Tensor and value.is_cpu
+
+
+def to_device(data: Any, device: torch.device | str, warned_types: set[type] | None = None) -> Any:
+    """Return nested data with tensors, numeric arrays and objects with `.to` on a device; arrays become tensors.
+
+    Values of other types stay, with one warning for each type that is not in `warned_types`, to which it is added.
+    """
+    return ToDevice(torch.device(device), warned_types)(data)
+
+
+def data_length(data: Any) -> int:
+    """Return the number of records in a batch: the first dimension of its first tensor or array.
+
+    Raises UsageError if the first element of the nested data is neither, or has no dimension.
+    """
+    first = data
+    while not isinstance(first, torch.Tensor):
+        if isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        elif isinstance(first, Mapping) and first:
+            first = next(iter(first.values()))
+        else:
+            break
+    if isinstance(first, (torch.Tensor, np.ndarray)) and first.ndim:
+        return int(first.shape[0])
+    raise UsageError(
+        f"get_batch_length: the first element of a batch is {type(first).__name__}, which does not give the number of "
+        f"records; override get_batch_length in your trial"
+    )
 
 
 def prefetched(batches: Iterable[Any], move: Callable[[Any], Any], device: torch.device) -> Iterator[Any]:

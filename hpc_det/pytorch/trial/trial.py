@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from hpc_det.distributed.metrics import Reducer
-from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader
+from hpc_det.pytorch.strategies.device import data_length
 from hpc_det.pytorch.strategies.pytorch_strategy import PyTorchStrategy
 from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.callback import PyTorchCallback
@@ -140,21 +139,7 @@ class PyTorchTrial(Trial):
         Raises:
             UsageError: The first element is not a tensor or array with at least one dimension.
         """
-        first = batch
-        while not isinstance(first, torch.Tensor):
-            if isinstance(first, (list, tuple)) and first:
-                first = first[0]
-            elif isinstance(first, Mapping) and first:
-                first = next(iter(first.values()))
-            else:
-                break
-        if isinstance(first, (torch.Tensor, np.ndarray)) and first.ndim:
-            return int(first.shape[0])
-        kind = type(first).__name__
-        raise UsageError(
-            f"get_batch_length: the first element of a batch is {kind}, which does not give the number of records; "
-            f"override get_batch_length in your trial"
-        )
+        return data_length(batch)
 
 
 @dataclass(frozen=True)

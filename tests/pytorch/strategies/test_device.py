@@ -3,10 +3,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from hpc_det.pytorch import data_length, to_device
 from hpc_det.pytorch.strategies.device import ToDevice, mapped, prefetched
 from tests.facts import warned
 
@@ -79,3 +81,16 @@ def test_a_dict_of_a_class_of_its_own_stays_one_and_the_original_as_it_is() -> N
 def test_what_moves_itself_is_one_value() -> None:
     packed = pack_padded_sequence(torch.ones(3, 2, 1), torch.tensor([3, 2]))
     assert mapped(lambda value: value, packed) is packed
+
+
+def test_the_function_of_the_package_warns_of_a_type_once_for_all_calls() -> None:
+    seen: set[type] = set()
+    with warned(UserWarning, "to_device: ", "str"):
+        moved = to_device({"x": np.ones(2), "name": "a"}, torch.device("cpu"), seen)
+    assert isinstance(moved["x"], torch.Tensor)
+    assert seen == {str}
+    assert to_device(["b"], "cpu", seen) == ["b"]
+
+
+def test_the_length_of_a_batch_needs_no_trial() -> None:
+    assert data_length({"data": [torch.ones(6)], "label": torch.ones(2)}) == 6
