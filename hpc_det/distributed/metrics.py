@@ -43,8 +43,9 @@ None once a value was neither a number nor a one-element tensor.
 class MetricWindow:
     """The metrics of the batches between two reports, added without synchronizing with the GPU.
 
-    A metric is a number or a one-element tensor. Any other value makes the metric None (upstream's rule) or, with
-    `numbers_only`, raises UsageError. `keep_batches` also keeps the values of each batch.
+    A metric is a number or a one-element tensor. Any other value makes the metric None (upstream's rule). With
+    `is_validation`, only a tensor or an array does, and any other value raises UsageError. `keep_batches` also keeps
+    the values of each batch.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class MetricWindow:
         reducer: Reducer | Mapping[str, Reducer] = Reducer.AVG,
         *,
         keep_batches: bool = False,
-        numbers_only: bool = False,
+        is_validation: bool = False,
     ) -> None:
         """Raises UsageError if a value of `reducer` is not a Reducer."""
         self._reducer = _checked(reducer)
-        self._numbers_only = numbers_only
+        self._is_validation = is_validation
         self._kept: list[MetricWindow] | None = [] if keep_batches else None
         self._totals: dict[str, Total] = {}
         self._folds: dict[str, Fold] = {}
@@ -69,7 +70,7 @@ class MetricWindow:
             self._begin(metrics)
         for name, value in metrics.items():
             number, total = number_of(value), totals[name]
-            if number is None and self._numbers_only:
+            if number is None and self._is_validation and not isinstance(value, (torch.Tensor, np.ndarray)):
                 raise UsageError(_no_number(name, value))
             totals[name] = None if number is None or total is None else folds[name](total, number)
         self.batches += 1
@@ -230,11 +231,10 @@ def number_of(value: Any) -> float | torch.Tensor | None:
 
 
 def _no_number(name: str, value: Any) -> str:
-    several = isinstance(value, (torch.Tensor, np.ndarray))
-    kind = f"{type(value).__name__} of shape {tuple(value.shape)}" if several else type(value).__name__
+    kind = "None" if value is None else type(value).__name__
     return (
-        f"evaluate_batch: metric '{name}' is {'None' if value is None else kind}, not a number; return a number or "
-        f"a tensor of one element (for anything else use context.wrap_reducer)"
+        f"evaluate_batch: metric '{name}' is {kind}, not a number; return a number or a tensor (for anything else use "
+        f"context.wrap_reducer)"
     )
 
 

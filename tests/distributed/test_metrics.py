@@ -110,15 +110,20 @@ def test_anything_else_makes_a_training_metric_none_for_the_whole_window(value: 
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (torch.ones(2), "Tensor of shape (2,)"),
-        (np.ones((2, 3)), "ndarray of shape (2, 3)"),
+        ([0.5, 0.5], "list"),
         ("0.5", "str"),
         (None, "None"),
     ],
 )
 def test_anything_else_as_a_validation_metric_is_an_error_that_says_what_to_return(value: Any, kind: str) -> None:
     with refused(UsageError, "evaluate_batch", "'accuracy'", kind, "context.wrap_reducer"):
-        window_of({"accuracy": value}, numbers_only=True)
+        window_of({"accuracy": value}, is_validation=True)
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), np.ones((2, 3)), torch.ones(0)])
+def test_a_tensor_of_several_elements_beside_validation_metrics_is_none(value: Any) -> None:
+    window = window_of({"accuracy": 0.5, "predictions": value}, is_validation=True)
+    assert window.reduce(ALONE) == {"accuracy": 0.5, "predictions": None}
 
 
 def test_a_metric_keeps_no_graph_and_does_not_change_the_users_tensor() -> None:

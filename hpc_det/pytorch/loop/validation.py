@@ -44,6 +44,7 @@ class Validation:
         self._may_change = callbacks.overrides("on_validation_start", "on_validation_epoch_start")
         self._in_full = implements(type(built.trial), "evaluate_full_dataset")
         self._keeps_outputs = callbacks.overrides("on_validation_epoch_end")
+        self._mentioned: set[str] = set()
 
     def run(self) -> dict[str, Any] | None:
         """Return the metrics, the same on every rank; None if all ranks left together for a stop.
@@ -81,7 +82,7 @@ class Validation:
         All ranks check for a stop as often as the rank with the fewest batches, so they leave at the same one.
         """
         self._callbacks.call("on_validation_epoch_start")
-        window = MetricWindow(self._trial.evaluation_reducer(), numbers_only=True)
+        window = MetricWindow(self._trial.evaluation_reducer(), is_validation=True)
         outputs: list[Any] = []
         with self._stop.steps("validation"):
             rounds = self._data.validation.rounds(self._data.validation_batches())
@@ -98,7 +99,20 @@ class Validation:
                     self._evaluate_for_others(batches, number)
                 self._stop.step()
         self._callbacks.call("on_validation_epoch_end", outputs)
-        return self._reduced(window)
+        metrics = self._reduced(window)
+        self._mention(name for name, value in metrics.items() if value is None)
+        return metrics
+
+    def _mention(self, no_numbers: Iterable[str]) -> None:
+        """Print once per name that a tensor is not reported as a metric."""
+        new = sorted({*no_numbers} - self._mentioned)
+        self._mentioned.update(new)
+        if new and self._context.distributed.is_chief:
+            print(
+                f"hpc-det: note: evaluate_batch: {', '.join(new)}: tensors of several elements are reported as null; "
+                f"on_validation_epoch_end of callbacks receives them",
+                flush=True,
+            )
 
     def _evaluate_for_others(self, batches: Any, number: int) -> None:
         """Take part in an evaluation that other ranks need this rank for; its result does not count."""

@@ -123,7 +123,8 @@ class PyTorchTrial(Trial):
         Declare it as `evaluate_batch(self, batch)` or `evaluate_batch(self, batch, batch_idx)`; `batch_idx` counts this
         rank's batches of the validation from 0. It runs without gradients, with models in eval mode. Metrics are
         numbers or tensors of one element, with the same names for each batch and rank; `evaluation_reducer` reduces
-        them.
+        them. Larger tensors beside them, such as predictions, reach `on_validation_epoch_end` of callbacks and are
+        reported as null.
         """
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
-from hpc_det.pytorch import DataLoader, PyTorchTrial, PyTorchTrialContext, Reducer, Trainer, init
+from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext, Reducer, Trainer, init
 from hpc_det.pytorch.loop.harness import load_trial_class
 from hpc_det.pytorch.strategies.strategy import numbered
 from hpc_det.pytorch.trial.trial import interface_problems
@@ -64,6 +64,30 @@ def test_a_batch_comes_with_its_number_on_its_rank_where_the_trial_asks_for_it(
     life = Life.begin(tmp_path, Numbered, hparams=FOUR, **ONCE)
     on_ranks(size, on_a_rank, life)
     assert validated(life) == {"loss": loss, "rank": rank}
+
+
+class Predicting(Steady):
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        return {"loss": 0.5, "predictions": self.model(batch[0])}
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"keeping": KeepsShapes()}
+
+
+class KeepsShapes(PyTorchCallback):
+    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
+        print("shapes", [tuple(output["predictions"].shape) for output in outputs])
+
+
+def test_tensors_beside_the_metrics_reach_the_callbacks_and_are_reported_as_null(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    life = Life.begin(tmp_path, Predicting, hparams=FOUR, **ONCE)
+    life.attempt(StopAt(math.inf))
+    assert validated(life) == {"loss": 0.5, "predictions": None}
+    output = capfd.readouterr().out
+    assert "shapes [(4, 1), (4, 1), (1, 1)]" in output
+    assert output.count("evaluate_batch: predictions: ") == 1
 
 
 class Reduced(Steady):

@@ -117,9 +117,7 @@ def test_a_stop_is_a_truth_value(context: PyTorchTrialContext) -> None:
         context.set_stop_requested(wrong)
 
 
-def test_a_context_without_a_run_has_no_tensorboard(context: PyTorchTrialContext) -> None:
-    with refused(UsageError, "get_tensorboard_path: "):
-        context.get_tensorboard_path()
+def test_tensorboard_files_of_reports_can_be_switched_off(context: PyTorchTrialContext) -> None:
     context.set_enable_tensorboard_logging(False)
     assert not context.get_enable_tensorboard_logging()
 
