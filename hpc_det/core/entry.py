@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hpc_det.config.plain_containers import plain_containers
 from hpc_det.core.argument_checks import check_arguments
 from hpc_det.core.run import Purpose, Run, process_group
 from hpc_det.distributed import rank_process
@@ -109,8 +110,8 @@ def outside_job(
             "experiment_id": 0,
             "trial_id": 0,
             "trial_seed": distributed.broadcast_json(_seed(config)),
-            "hparams": hparams,
-            "config": config,
+            "hparams": plain_containers(hparams),
+            "config": plain_containers(config),
         }
         seed_everything(spec["trial_seed"])
         test = Purpose.from_env(os.environ).test

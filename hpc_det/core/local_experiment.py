@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.config.merge import Tree, leaves, merge
+from hpc_det.config.plain_containers import plain_containers
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked
 from hpc_det.core.argument_checks import check_arguments
@@ -75,6 +76,7 @@ class Arguments:
 
         Raises UsageError for values that JSON cannot represent, and for invalid values of keys with an effect.
         """
+        hparams, config = plain_containers(hparams), plain_containers(config)
         _check_json(hparams, config)
         check_arguments(config, IN_EFFECT)
         return cls(hparams=hparams, config={**config, "name": name}, tree=_effective(name, hparams, config))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 import hjson  # DeepSpeed's own reader of config files, which comes with it
 
+from hpc_det.config.plain_containers import plain_containers
 from hpc_det.errors import UsageError, shown
 
 Config = dict[str, Any]
@@ -41,7 +41,7 @@ def overwrite_deepspeed_config(base_ds_config: str | Path | Config, source_ds_di
 
     `base_ds_config` is a dict or the path of a JSON file, which may have comments, as DeepSpeed allows. Sections, which
     are dicts in both, are merged recursively; a leaf of the base is replaced, even by a section; new keys are added.
-    Dots in keys have no meaning.
+    Dots in keys have no meaning. The result consists of plain dicts and lists, whatever their classes were.
 
     Raises DeepSpeedConfigTypeError for a leaf that would replace a section or a value of another type; UsageError for a
     file that is missing, not valid JSON or has a key twice, and for a remaining "auto", which only Transformers
@@ -52,7 +52,7 @@ def overwrite_deepspeed_config(base_ds_config: str | Path | Config, source_ds_di
         if not isinstance(given, Mapping):
             raise DeepSpeedConfigTypeError(f"overwrite_deepspeed_config: {name} is {shown(given)}; expected a dict")
     problems: list[str] = []
-    merged = _merged(base, source_ds_dict, (), problems)
+    merged = _merged(plain_containers(base), plain_containers(source_ds_dict), (), problems)
     if problems:
         raise DeepSpeedConfigTypeError(problems)
     if unresolved := [path for key in _READ_AS_THEY_ARE for path in _autos(merged.get(key), key)]:
@@ -113,7 +113,7 @@ def _of_file(path: Path) -> Config:
 
 
 def _merged(base: Mapping[str, Any], source: Mapping[str, Any], above: tuple[str, ...], problems: list[str]) -> Config:
-    merged = copy.deepcopy(dict(base))
+    merged = {**base}
     for key, value in source.items():
         path = ".".join((*above, str(key)))
         if isinstance(base.get(key), Mapping) and isinstance(value, Mapping):
@@ -123,7 +123,7 @@ def _merged(base: Mapping[str, Any], source: Mapping[str, Any], above: tuple[str
             problems += _misfit(path, base[key], value)
         else:
             _mention_dots(str(key), base)
-        merged[key] = copy.deepcopy(value)
+        merged[key] = value
     return merged
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from deepspeed import DeepSpeedEngine, PipelineEngine
 
+from hpc_det.config.plain_containers import plain_containers
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, shown
 from hpc_det.pytorch.deepspeed.checkpoint_engine import ShardFiles
@@ -77,6 +78,7 @@ class DeepSpeedTrialContext(TrialContext):
         elif isinstance(model, PipelineEngine):
             self.mpu = make_deepspeed_mpu(model.grid)
         model.checkpoint_engine = self.shards
+        model.config = plain_containers(model.config)  # which each save contains
         if model.zero_optimization_stage() or model.fp16_enabled() or model.bfloat16_enabled():
             self.settled += [parameter for parameter in model.module.parameters() if not parameter.requires_grad]
         self.models.append(model)

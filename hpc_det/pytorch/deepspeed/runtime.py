@@ -137,6 +137,10 @@ _WORDS = {
         "zero_optimization.stage: {stage} shares out an optimizer, and there is none; give one to "
         "deepspeed.initialize, or add the section optimizer"
     ),
+    r"Expected a string path to an existing deepspeed config.*Received: (?P<map>{.*)": (
+        "{map} is no dict, although it looks like one; give deepspeed.initialize a plain dict, for example "
+        "overwrite_deepspeed_config(config, {{}})"
+    ),
     r"Expected a string path to an existing deepspeed config.*Received: (?P<path>.*)": (
         "no file {path}; give deepspeed.initialize a dict, or a path that is there"
     ),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from hpc_det.config.plain_containers import plain_containers
 from hpc_det.config.rank_variables import TrainsOn
 from hpc_det.core.tensorboard import Profiler, TensorBoard
 from hpc_det.distributed.collectives import Distributed
@@ -80,6 +81,7 @@ class TrialContext:
             config: The experiment configuration as a dict; the sections `hyperparameters`, `reproducibility`, `data`
                 and `optimizations` are used if present.
         """
+        config = plain_containers(config)
         seed = config.get("reproducibility", {}).get("experiment_seed") or 0
         hparams = sample(config.get("hyperparameters", {}))
         spec = {"experiment_id": 0, "trial_id": 0, "trial_seed": seed, "hparams": hparams, "config": config}

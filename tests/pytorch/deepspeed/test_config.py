@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import errno
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.deepspeed import get_ds_config_from_hparams, overwrite_deepspeed_config
 from tests.facts import each_names, refused, warned
+from tests.pytorch.deepspeed.trials import AttrDict
 
 BASE: dict[str, Any] = {
     "train_batch_size": 64,
@@ -43,6 +46,21 @@ def test_leaves_at_any_depth_are_overwritten_and_the_rest_stays() -> None:
     assert merged["train_batch_size"] == 8
     assert merged["optimizer"] == {"type": "Adam", "params": {"lr": 1, "betas": [0.9, 0.999]}}
     assert merged["zero_optimization"] == {"stage": 2, "contiguous_gradients": True, "offload_optimizer": None}
+
+
+def classes_of(value: Any) -> set[type]:
+    below = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return {type(value)}.union(*map(classes_of, below))
+
+
+@pytest.mark.parametrize("kind", [AttrDict, MappingProxyType])
+def test_subclasses_of_dict_and_other_maps_become_dicts(kind: Callable[[Any], Any]) -> None:
+    source = kind(
+        {"optimizer": kind({"params": kind({"lr": 1.0, "betas": [0.8, 0.9]})}), "bf16": kind({"enabled": True})}
+    )
+    merged = overwrite_deepspeed_config(kind(BASE), source)
+    assert merged["optimizer"] == {"type": "Adam", "params": {"lr": 1.0, "betas": [0.8, 0.9]}}
+    assert classes_of(merged) == {dict, list, bool, float, int, str, type(None)}
 
 
 def test_new_keys_and_sections_are_added() -> None:

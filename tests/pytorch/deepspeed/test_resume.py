@@ -57,6 +57,11 @@ def test_stops_change_no_bit(on_ranks: OnRanks, tmp_path: Path, kind: str, stage
     assert on_ranks(2, resumed, tmp_path, kind, hparams, stops) == [[], []]
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_config_of_a_subclass_of_dict_is_saved_as_a_dict(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
+    assert on_ranks(1, resumed, tmp_path, "OfAttributes", {"stage": stage}, [4]) == [[]]
+
+
 @pytest.mark.parametrize(("kind", "stage"), [("Zero", 2), ("Piped", 1)])
 def test_stops_of_four_ranks_change_no_bit(on_ranks: OnRanks, tmp_path: Path, kind: str, stage: int) -> None:
     """Two pipelines of two stages each."""

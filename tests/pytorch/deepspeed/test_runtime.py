@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import deepspeed
@@ -131,6 +132,11 @@ FAILURES: dict[str, tuple[Any, str]] = {
     "no file": (
         "/nowhere/ds_config.json",
         "no file /nowhere/ds_config.json; give deepspeed.initialize a dict, or a path that is there",
+    ),
+    "a map that is no dict": (
+        MappingProxyType(settings()),
+        "{'train_batch_size': 4} is no dict, although it looks like one; give deepspeed.initialize a plain dict, for "
+        "example overwrite_deepspeed_config(config, {})",
     ),
     "a pipeline with stage 2": (
         zero(2),

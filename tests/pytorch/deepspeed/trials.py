@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import deepspeed
@@ -87,6 +87,20 @@ class Zero(WithData):
         inputs, targets = self.context.to_device(next(batches))
         kind = next(self.engine.module.parameters()).dtype
         return functional.mse_loss(self.engine(inputs.to(kind)).float(), targets)
+
+
+class AttrDict(dict[str, Any]):
+    """A dict with its keys as attributes, as packages and many scripts have it. `copy.deepcopy` of it fails."""
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        super().__init__({key: AttrDict(value) if isinstance(value, dict) else value for key, value in items.items()})
+
+    __getattr__ = dict.__getitem__
+
+
+class OfAttributes(Zero):
+    def configured(self) -> dict[str, Any]:
+        return AttrDict(super().configured())
 
 
 class InBf16(Zero):
