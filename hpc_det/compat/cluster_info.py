@@ -9,11 +9,10 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.committed import committed
 from hpc_det.compat.aliases import missing
+from hpc_det.launch.determined_variables import latest_checkpoint, newest_checkpoint
 from hpc_det.node.json_files import read_json
 from hpc_det.store.attempt import Attempt
 
@@ -28,6 +27,9 @@ class TrialInfo:
     hparams: dict[str, Any]
     _config: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The effective configuration."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(missing(f"TrialInfo.{name}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class ClusterInfo:
         spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
         return cls(
             trial=trial_info(spec),
-            latest_checkpoint=latest_checkpoint(attempt.trial.checkpoints, spec),
+            latest_checkpoint=latest_checkpoint(newest_checkpoint(attempt.trial.checkpoints), spec),
             slot_ids=[*range(attempt.ranks_per_node)],
             container_rank=attempt.node_rank,
             user_data=spec["config"]["data"],
@@ -89,15 +91,6 @@ def trial_info(spec: Mapping[str, Any]) -> TrialInfo:
     """Return the facts in `spec`, the content of trial.json."""
     names = ("trial_id", "experiment_id", "trial_seed", "hparams")
     return TrialInfo(**{name: spec[name] for name in names}, _config=spec["config"])
-
-
-def latest_checkpoint(checkpoints: Path, spec: Mapping[str, Any]) -> str | None:
-    """Return the uuid of the newest checkpoint in a folder, or of the one that the trial starts from, or None."""
-    for checkpoint in committed(checkpoints):
-        if not checkpoint.removed:
-            return checkpoint.uuid
-    weights = spec.get("warm_start")
-    return Path(weights).name if weights else None
 
 
 def _addresses(attempt: Attempt) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from hpc_det.compat.cluster_info import ClusterInfo, TrialInfo, get_cluster_info, latest_checkpoint
+from hpc_det.compat.cluster_info import ClusterInfo, TrialInfo, get_cluster_info
 from hpc_det.compat.det_core import (
     CheckpointContext,
     Context,
@@ -32,6 +32,7 @@ from hpc_det.compat.det_core import init as core_init
 from hpc_det.compat.det_core.context import Outside, local_storage
 from hpc_det.core.entry import shared_new_folder
 from hpc_det.distributed.collectives import Distributed
+from hpc_det.launch.determined_variables import newest_checkpoint
 from hpc_det.node.files import make_folders
 from hpc_det.store.experiments import state_root
 from hpc_det.store.folders import TrialFolder
@@ -188,7 +189,8 @@ def _unmanaged(
         storage=local_storage(checkpoint_storage or config.checkpoint_storage),
     )
     context = distributed or DummyDistributedContext()
-    about = _info(config, content, latest_checkpoint(run.checkpoints, {}) if run else None, context)
+    newest = newest_checkpoint(run.checkpoints) if run else None
+    about = _info(config, content, newest.uuid if newest else None, context)
     return Context(context, PreemptMode(preempt_mode), TensorboardMode(tensorboard_mode), about, outside)
 
 

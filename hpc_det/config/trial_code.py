@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
+import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -35,6 +37,8 @@ _LOOPS = (*_TRAINING, "hpc_det.core.", "hpc_det.integrations.")
 _ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
 _BINDING = {"setattr", "globals", "locals", "vars", "exec"}
 """Functions with which names may be bound."""
+_VARIABLE = re.compile(r"\bDET_[A-Z]")
+"""A variable that Determined sets for ranks (hpc_det.launch.determined_variables)."""
 
 
 def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
@@ -154,17 +158,23 @@ def _modules_of(node: ast.AST) -> list[str]:
 def speaks_determined(entrypoint: object, context: Context) -> bool:
     """Return whether the code was written for Determined.
 
-    That is so if the entrypoint names a launcher of Determined or is only `module:Class`, or if the trial's file or the
-    script imports `determined`.
+    That is so if the entrypoint names a launcher of Determined or is only `module:Class`, if the trial's file or the
+    script imports `determined`, or if the entrypoint or one of these files names a variable DET_*.
     """
     with suppress(OSError, SyntaxError, ValueError):
         words = words_of(entrypoint)
         if len(words) == 1 and TRIAL.fullmatch(words[0]):
             return True
-        if any("determined.launch." in word for word in words):
+        if any("determined.launch." in word or _VARIABLE.search(word) for word in words):
             return True
-        return any("determined" in _imported(_parse(file)) for file in _own_files(words, context))
+        return any(
+            _reads_variables(file) or "determined" in _imported(_parse(file)) for file in _own_files(words, context)
+        )
     return False
+
+
+def _reads_variables(file: Path) -> bool:
+    return bool(_VARIABLE.search(file.read_text(encoding="utf-8", errors="replace")))
 
 
 def trial_class(entrypoint: object, context: Context) -> tuple[str, ast.ClassDef] | None:

@@ -257,7 +257,11 @@ def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scrat
     limit_look_ups(environment)
     if interface:
         environment = {**variables(interface), **environment}
-    return with_compat(environment) if asks_for_compat(environment) else environment
+    if asks_for_compat(environment):
+        from hpc_det.launch.determined_variables import determined_variables  # other jobs need none of its imports
+
+        return with_compat({**determined_variables(attempt, interface), **environment})
+    return environment
 
 
 def main(argv: list[str]) -> int:

@@ -68,5 +68,8 @@ def test_the_answer_stays_the_same_while_a_process_runs(inside: Callable[[str], 
 def test_what_has_no_true_value_here_is_named(attempt: Attempt) -> None:
     assert ClusterInfo.of(attempt).trial == TrialInfo(trial_id=1, experiment_id=12, trial_seed=5, hparams={"lr": 0.1})
     info = ClusterInfo.of(attempt)
+    assert info.trial._config == {"data": {"url": "here"}}
+    with refused(AttributeError, "TrialInfo._debug"):
+        print(info.trial._debug)
     with refused(AttributeError, "ClusterInfo.master_url"):
         print(info.master_url)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.node.json_files import write_json
 from hpc_det.node.process import STOP_SIGNALS
 from hpc_det.store.attempt import Failure, first_failure, read_stop, request_stop
 from tests.facts import unnamed
@@ -104,6 +105,17 @@ def test_where_the_plan_asks_for_it_every_python_below_finds_hpc_det_as_determin
     gang.plan("$PYTHON -c 'import determined; print(determined.__file__)' >found", environment=variables)
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 0
     assert (gang.code / "found").read_text().endswith("/hpc_det/compat/path/determined/__init__.py\n")
+
+
+def test_there_it_sets_determineds_variables_too(gang: Gang) -> None:
+    spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {"lr": 0.1}, "config": {}}
+    write_json(gang.trial.trial, spec)
+    for variables in ((), ("HPC_DET_COMPAT=determined", "DET_TRIAL_SEED=7")):
+        gang.plan("env -0 >env", environment=variables)
+        assert gang.start_agent().wait(timeout=DEADLINE_S) == 0
+        found = environment(gang)
+        expected = {"DET_HPARAMS": '{"lr": 0.1}', "DET_TRIAL_SEED": "7"} if variables else {}
+        assert {name: found[name] for name in ("DET_HPARAMS", "DET_TRIAL_SEED") if name in found} == expected
 
 
 def test_a_value_of_the_plan_that_means_nothing_is_the_users_error(gang: Gang) -> None:

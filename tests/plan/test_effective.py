@@ -103,6 +103,14 @@ def test_so_does_a_script_that_imports_determined(build: Build, code: Path) -> N
         assert build(entrypoint=entrypoint).experiment.environment.variables("cpu") == [COMPAT]
 
 
+def test_so_does_one_that_reads_a_variable_of_determineds(build: Build, code: Path) -> None:
+    (code / "train.py").write_text('import os\nprint(os.environ["DET_TRIAL_ID"])\n')
+    (code / "plain.py").write_text('import os\nprint(os.environ["HPC_DET_NUMBER"])\n')
+    for entrypoint in ("python3 train.py", "python3 plain.py --seed $DET_TRIAL_SEED"):
+        assert build(entrypoint=entrypoint).experiment.environment.variables("cpu") == [COMPAT]
+    assert build(entrypoint="python3 plain.py").experiment.environment.variables("cpu") == []
+
+
 @pytest.mark.parametrize(
     "entrypoint",
     [

@@ -54,7 +54,7 @@ _CHILDREN_LEAVE_S = 5.0
 """Seconds for the processes started here to exit when the gang has ended."""
 _OF_A_NODE = (
     *("HPC_DET_NODE_RANK", "HPC_DET_SOCKET", "HPC_DET_ADDRESS"),
-    *("TMPDIR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+    *("TMPDIR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "DET_AGENT_ID", "DET_INTER_NODE_NETWORK_INTERFACE"),
 )
 """Environment variables whose values differ between nodes."""
 
