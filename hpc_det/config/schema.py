@@ -220,7 +220,9 @@ class Experiment(Section):
         "if they ended too early to save one.",
     )
     records_per_epoch: NotNegative = Field(default=0, description="Number of records of an epoch in Determined.")
-    scheduling_unit: Positive = Field(default=100, description="Batches between two reports of training metrics.")
+    scheduling_unit: Positive = Field(
+        default=100, description="Batches between two reports of training metrics; validations cause further ones."
+    )
     min_validation_period: Period = Field(
         default=Length(0),
         description="Longest stretch of training between two validations; 0: validate only at the end.",

@@ -369,13 +369,8 @@ class Loop:
         if metrics is None:
             return False
         self._take_validation(metrics, seconds=time.perf_counter() - began)
-        # ranks that report nothing, or that a resume has added, have no batches in the report
-        own = (self._context.get_stop_requested(), self._open_report.window.batches)
-        by_rank = self._distributed.gather_json(own)
-        if any(stop for stop, _ in by_rank):
-            self._progress.stop_requested = True
-            if any(batches for _, batches in by_rank):
-                self._report_training()
+        # The trial or a callback may have asked for the end during the validation.
+        self._progress.stop_requested |= any(self._distributed.gather_json(self._context.get_stop_requested()))
         return True
 
     def _take_validation(self, metrics: dict[str, Any], seconds: float) -> None:

@@ -114,7 +114,12 @@ class Schedule:
         return self.limit is not None and self.limit.reached(progress)
 
     def report_is_due(self, progress: Progress) -> bool:
-        return self.reporting_period.due(progress) or self.finished(progress)
+        """Return whether training metrics are reported: also before each validation and each periodic checkpoint.
+
+        As in Determined (_train in harness/determined/pytorch/_pytorch_trial.py).
+        """
+        others = self.validation_is_due(progress), self.checkpoint_is_due(progress), self.finished(progress)
+        return self.reporting_period.due(progress) or any(others)
 
     def validation_is_due(self, progress: Progress) -> bool:
         if self.only_trains or progress.validated == progress.steps:

@@ -72,7 +72,10 @@ class PyTorchCallback:
         """
 
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        """Run at each report of training metrics (`scheduling_unit`, 100 batches by default).
+        """Run at each report of training metrics: every `scheduling_unit` (100 batches by default), before each
+        validation and each checkpoint of `min_checkpoint_period`, and at the end.
+
+        A checkpoint at another batch, such as one for a preemption, is no report: the open metrics are part of it.
 
         Args:
             avg_metrics: The reported metrics by name: means over the ranks and over the batches since the last report,

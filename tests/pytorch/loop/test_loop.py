@@ -258,10 +258,14 @@ def test_validations_come_when_their_period_says_and_at_the_end(
     assert life.steps("validation") == validations
 
 
-def test_training_is_reported_every_scheduling_unit_and_at_the_end(tmp_path: Path) -> None:
-    life = Life.begin(tmp_path, scheduling_unit=7)
+def test_training_is_reported_every_scheduling_unit_before_validations_and_checkpoints_and_at_the_end(
+    tmp_path: Path,
+) -> None:
+    life = Life.begin(tmp_path, scheduling_unit=6)
     life.attempt()
-    assert life.steps("training") == [7, 14, 18]
+    assert life.steps("validation") == [5, 10, 15, 18]
+    assert life.config["min_checkpoint_period"] == {"batches": 7}
+    assert life.steps("training") == [5, 6, 7, 10, 12, 14, 15, 18]
 
 
 KEEP_ALL = {"checkpoint_storage": {"save_trial_best": 99, "save_trial_latest": 99}}
@@ -358,7 +362,7 @@ class Satisfied(Tiny):
 def test_a_trial_that_asks_to_stop_finishes_with_a_validation_and_a_checkpoint(tmp_path: Path) -> None:
     life, never = Life.begin(tmp_path / "undisturbed", Satisfied), StopAt()
     assert life.attempt(never).end == "finished"
-    assert life.steps("training") == [4, 8, 10], "the request takes effect at the next report or validation"
+    assert life.steps("training") == [4, 5, 7, 8, 10], "the request takes effect at the next report or validation"
     assert life.steps("validation") == [5, 10]
     assert life.checkpoints[-1] == 10
     for tick in range(1, never.ticks + 1):
@@ -371,7 +375,7 @@ def test_a_trial_that_asks_to_stop_finishes_with_a_validation_and_a_checkpoint(t
 def test_one_rank_that_asks_to_stop_speaks_for_all(on_ranks: OnRanks, tmp_path: Path) -> None:
     life = Life.begin(tmp_path, Satisfied, hparams=SIX)
     assert all(not stopped for *_, stopped in on_ranks(3, several, life, math.inf))
-    assert life.steps("training") == [4, 8, 10]
+    assert life.steps("training") == [4, 5, 7, 8, 10]
     assert life.checkpoints[-1] == 10
 
 
@@ -396,7 +400,7 @@ def test_a_validation_can_end_the_training_at_once(on_ranks: OnRanks, tmp_path: 
     life = Life.begin(tmp_path, Hopeful, hparams=SIX)
     on_ranks(size, several, life, math.inf)
     assert life.steps("validation") == [5, 10]
-    assert life.steps("training") == [4, 8, 10]
+    assert life.steps("training") == [4, 5, 7, 8, 10]
 
 
 class Weary(PyTorchCallback):
@@ -639,7 +643,7 @@ def test_a_gang_stops_at_any_tick_without_a_changed_bit(on_ranks: OnRanks, tmp_p
     undisturbed = Life.begin(tmp_path / "undisturbed", hparams=SIX)
     ranks = on_ranks(size, several, undisturbed, math.inf)
     assert len({ticks for _, ticks, _ in ranks}) == 1, "one tick before each batch, on every rank"
-    assert undisturbed.steps("training") == [4, 8, 12]
+    assert undisturbed.steps("training") == [4, 5, 7, 8, 10, 12]
     for tick in (3, 6, 7, 11, ranks[0][1]):
         life = Life.begin(tmp_path / str(tick), hparams=SIX)
         assert all(stopped for *_, stopped in on_ranks(size, several, life, tick))

@@ -78,7 +78,7 @@ def test_arguments_of_the_script_come_before_the_experiment_which_says_what_chec
     fit = "max_length=Batch(5), reporting_period=Batch(2), checkpoint_period=Batch(1)"
     done_already = "trainer.fit(max_length=Batch(3))"
     assert run(agent, fit, after=done_already, aggregation=2) == 0, agent.log
-    assert steps(agent, "training") == [2, 4, 5]
+    assert steps(agent, "training") == [1, 2, 3, 4, 5], "before each checkpoint, too"
     assert agent.log.splitlines()[0] == "batch size 4 aggregation 2"
     assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 5, "saved": True}
     assert len([*agent.trial.checkpoints.glob("*/manifest.json")]) == 1, "the newest of the five is also the best"

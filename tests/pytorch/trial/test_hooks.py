@@ -108,12 +108,12 @@ def test_hooks_come_in_the_order_of_the_loop(tmp_path: Path) -> None:
     Life.begin(tmp_path, Observed, **CONFIG).attempt()
     assert call_names() == [
         *("startup", "loaders", "training"),
-        *("epoch", "report", "epoch end", *VALIDATION),
+        *("epoch", "report", "epoch end", "report", *VALIDATION),
         *("epoch", "report", "epoch end", "report", *SAVE, *VALIDATION),
         *(*SAVE, "shutdown"),
     ]
     assert Everything.calls[0] == ("startup", 0, False)
-    assert [entry[1] for entry in Everything.calls if entry[0] == "report"] == [3, 3, 2]
+    assert [entry[1] for entry in Everything.calls if entry[0] == "report"] == [3, 1, 2, 2]
 
 
 class Asking(PyTorchCallback):
@@ -142,15 +142,9 @@ def test_a_resume_inside_an_epoch_starts_no_epoch(tmp_path: Path) -> None:
     assert call_names() == ["startup", "loaders", "training", "epoch", *SAVE, "shutdown"]
     Everything.calls.clear()
     life.attempt()
-    assert call_names()[:8] == [
-        "startup",
-        "loaders",
-        "load",
-        "load_state_dict",
-        "training",
-        "report",
-        "epoch end",
-        "validation",
+    assert call_names()[:9] == [
+        *("startup", "loaders", "load", "load_state_dict", "training"),
+        *("report", "epoch end", "report", "validation"),
     ]
     assert Everything.calls[0] == ("startup", 2, True)
 
