@@ -165,7 +165,14 @@ def validation_data(
         shapes.check()
     loader = shapes.stand_in(rank) if loader is None else loader
     if not isinstance(loader, DataLoader):
-        return ExternalValidation(loader, rounds_of(evaluation, length_of(loader), shapes.lengths, per_batch), size)
+        external = ExternalValidation(loader, rounds_of(evaluation, length_of(loader), shapes.lengths, per_batch), size)
+        if external.is_cut and gang.is_chief:
+            print(
+                f"hpc-det: note: build_validation_data_loader: a {type(loader).__name__} may never end; a validation "
+                f"takes {length_of(loader)} batches of it, its len()",
+                flush=True,
+            )
+        return external
     data = SharedValidation(loader, rank=rank, size=size, seed=seed, evaluation=evaluation, per_batch=per_batch)
     if data.left_out and gang.is_chief:
         print(f"hpc-det: validation leaves out {data.left_out}", flush=True)

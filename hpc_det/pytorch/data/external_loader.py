@@ -75,24 +75,52 @@ class ExternalValidation(_OfTrial):
     kind = "validation"
 
     def __init__(self, loader: Iterable[Any], rounds: Rounds, size: int) -> None:
-        """`size`: number of ranks. Raises UsageError for an empty loader on the only rank, or if all evaluate together.
+        """`size`: number of ranks.
 
-        An empty loader on one of several ranks is allowed if each evaluates alone.
+        Raises UsageError for an iterator without a length, and for an empty loader on the only rank, or if all evaluate
+        together. An empty loader on one of several ranks is allowed if each evaluates alone.
         """
         super().__init__(loader)
         self._rounds = rounds
         self._together = rounds.number is not None
         own = length_of(loader)
+        is_iterator = isinstance(loader, Iterator)
+        if is_iterator and own is None:
+            raise self._problem(
+                "is an iterator without a length: it may never end, and the next validation cannot begin it again; "
+                "return a loader, or give it a __len__, the number of batches of a validation"
+            )
+        # A torch loader ends by itself, possibly later than its data set says.
+        self._limit = own if self._torch_loader is None else None
+        self.is_cut = is_iterator
+        """Whether the loader may never end, so that a validation takes as many batches as its length says."""
         self.length = rounds.number if self._together else own
         if own == 0 and (size == 1 or self._together):
             raise self._problem("has no batches; validation needs at least one")
 
     def batches(self) -> Iterator[Any]:
         batches = self._begin()
-        return islice(self._endless(batches), self._rounds.taken) if self._together else batches
+        return islice(self._endless(batches), self._rounds.taken) if self._together else islice(batches, self._limit)
 
     def rounds(self, batches: Iterator[Any] | None) -> Iterator[tuple[Any, bool]]:
         return self._rounds.of(batches)
 
     def whole(self) -> Iterable[Any]:
-        return self._loader
+        return self._loader if self._limit is None else _First(self._loader, self._limit)
+
+
+class _First:
+    """The first batches of a loader, with the loader's other attributes."""
+
+    def __init__(self, loader: Iterable[Any], number: int) -> None:
+        self._loader = loader
+        self._number = number
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._loader, self._number)
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

@@ -13,6 +13,7 @@ import deepspeed
 import deepspeed.ops
 import torch.distributed as dist
 from deepspeed.accelerator import real_accelerator
+from deepspeed.runtime.dataloader import RepeatingLoader
 from deepspeed.utils import groups
 from pydantic import ValidationError
 from torch._C._distributed_c10d import HashStore
@@ -20,6 +21,9 @@ from torch._C._distributed_c10d import HashStore
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, shown
 from hpc_det.node.network import limit_look_ups
+
+# As Determined does: epochs and validations of a RepeatingLoader have the length of the loader inside.
+RepeatingLoader.__len__ = lambda loader: len(loader.loader)
 
 _DEPRECATED = "all_gather_into_tensor|reduce_scatter_tensor"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hpc_det.core.progress import Position
 from hpc_det.distributed.rng import seed_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import TrainingData, ValidationData, training_data, validation_data
-from tests.facts import refused
+from tests.facts import refused, unnamed
 from tests.pytorch.data.gang import by_ranks
 from tests.pytorch.data.test_data_loader import Records
 
@@ -155,6 +155,47 @@ def test_each_rank_validates_with_all_that_its_loader_gives() -> None:
     assert list(data.batches()) == [10, 20, 30]
     assert list(data.batches()) == [10, 20, 30]
     assert list(data.whole()) == [10, 20, 30]
+
+
+class Repeating:
+    """An iterator without an end, as DeepSpeed's RepeatingLoader is."""
+
+    def __init__(self, *batches: int) -> None:
+        self._batches = cycle(batches)
+        self.name = "repeating"
+
+    def __iter__(self) -> Repeating:
+        return self
+
+    def __next__(self) -> int:
+        return next(self._batches)
+
+
+class SizedRepeating(Repeating):
+    def __len__(self) -> int:
+        return 3
+
+
+def test_a_validation_takes_as_many_batches_of_an_iterator_as_its_length_says(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    data = validation(SizedRepeating(10, 20, 30))
+    assert unnamed(capfd.readouterr().out, "build_validation_data_loader", "SizedRepeating", "3") == []
+    for _ in range(2):
+        assert list(data.batches()) == [10, 20, 30]
+        assert list(data.whole()) == [10, 20, 30]
+    whole: Any = data.whole()
+    assert (len(whole), whole.name) == (3, "repeating")
+
+
+@pytest.mark.parametrize("loader", [Repeating(1), iter([1, 2]), (batch for batch in (1, 2))])
+def test_an_iterator_without_a_length_is_no_loader_of_a_validation(loader: Any) -> None:
+    with refused(UsageError, "build_validation_data_loader", type(loader).__name__, "__len__"):
+        validation(loader)
+
+
+def test_a_torch_loader_of_a_validation_ends_later_than_its_data_set_says() -> None:
+    assert len(list(validation(torch.utils.data.DataLoader(SizedStream(40), batch_size=2)).batches())) == 20
 
 
 def test_a_validation_without_batches_is_refused() -> None:

@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.dataloader import RepeatingLoader
 
 from hpc_det.distributed.collectives import Distributed
+from hpc_det.pytorch.data import validation_data
 from hpc_det.pytorch.deepspeed.runtime import in_our_words, prepare
 from tests.distributed.ranks import OnRanks
 from tests.pytorch.deepspeed.engines import config, new_engine, train
@@ -191,6 +193,12 @@ def _words(name: str, given: Any) -> str | None:
 def test_what_users_meet_is_said_with_keys_and_remedy(on_ranks: OnRanks) -> None:
     [words] = on_ranks(1, provoked)
     assert words == {name: f"deepspeed config: {text}" for name, (_, text) in FAILURES.items()}
+
+
+def test_a_repeating_loader_validates_as_often_as_the_loader_inside() -> None:
+    data = validation_data(RepeatingLoader([10, 20, 30]), rank=0, size=1, seed=0)
+    assert data.length == 3
+    assert [list(data.batches()), list(data.batches())] == [[10, 20, 30], [10, 20, 30]]
 
 
 @pytest.mark.parametrize("error", [ValueError("anything else"), TypeError("of a trial's own"), KeyError(0)])
