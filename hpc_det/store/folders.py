@@ -190,6 +190,13 @@ class TrialFolder:
         """Return the file with the scheduler's names of the hosts by node rank, written by the agent of node 0."""
         return self.path / f"attempt-{attempt}" / "nodes.json"
 
+    def compilation(self, attempt: int) -> Path:
+        """Return the file with the times of an attempt's last compilation of a DeepSpeed op, written by rank 0.
+
+        {"began": SECONDS SINCE THE EPOCH, "ended": the same, or null while it compiles}
+        """
+        return self.path / f"attempt-{attempt}" / "compilation.json"
+
     def launcher(self, attempt: int, node: int) -> Path:
         """Return the file with the address of the launcher on a node, for gangs whose ranks one launcher starts."""
         return self.path / f"attempt-{attempt}" / f"node-{node}.json"

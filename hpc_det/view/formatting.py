@@ -126,8 +126,10 @@ def iso(moment: float) -> str:
 def reached(record: Mapping[str, Any]) -> str:
     """Return the progress: the batches of a single trial as `200/400`, or the ended trials as `3/16 trials`.
 
-    `record`: the fields of a Summary.
+    `record`: the fields of a Summary. Its phase takes the place of the batches.
     """
+    if record.get("phase") and record["trials"] and record["trials"]["expected"] == 1:
+        return str(record["phase"])
     if record["batches"] is not None:
         return f"{record['batches']}/{record['total_batches'] or '?'}"
     if (trials := record["trials"]) is None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpc_det.errors import HpcDetError
+from hpc_det.node.json_files import Moment, Shape
 from hpc_det.search.state import best_trial
+from hpc_det.view.formatting import clock
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.trial_history import Metrics
+from hpc_det.view.trial_history import Metrics, read_attempts, read_tolerantly
 from hpc_det.view.trials import counted, length_unit
 
 DAMAGED = "(files damaged)"
@@ -39,6 +42,8 @@ class Summary:
     """The fields of `trials.TrialCounts`."""
     progress: float | None = None
     """A share from 0 to 1."""
+    phase: str | None = None
+    """What a running trial does before it trains, such as "compiling DeepSpeed ops"; None: it trains."""
 
 
 def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> Summary:
@@ -51,7 +56,7 @@ def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | Non
         known = {**view.about().as_json(), **progress(view, state, metrics)}
     except UNREADABLE:
         known = {"name": DAMAGED}
-    return Summary(id=view.id, state=state, submitted=submitted, **known)
+    return Summary(id=view.id, state=state, submitted=submitted, phase=phase(view, state), **known)
 
 
 def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> dict[str, Any]:
@@ -98,9 +103,31 @@ def best_of_one(metrics: Metrics, trial: int) -> dict[str, Any] | None:
     return {**asdict(metrics.best), "trial": trial} if metrics.best else None
 
 
+_TIMES: Shape = {"began": Moment, "ended": Moment | None}
+
+
+def phase(view: ExperimentView, state: ExperimentState) -> str | None:
+    """Return what the trial of the first worker does before it trains; None if it trains."""
+    return "compiling DeepSpeed ops" if _compiles_since(view, state) is not None else None
+
+
+def _compiles_since(view: ExperimentView, state: ExperimentState) -> float | None:
+    """Return since when the first worker's trial compiles a DeepSpeed op; None if it compiles none."""
+    open_now = view.search.open
+    if state is not ExperimentState.RUNNING or not open_now:
+        return None
+    trial = view.folder.trial(open_now[min(open_now)].trial)
+    times = [
+        found
+        for attempt in read_attempts(trial)[-1:]
+        if attempt.is_open and (found := read_tolerantly(trial.compilation(attempt.number), _TIMES))
+    ]
+    return times[0]["began"] if times and times[0]["ended"] is None else None
+
+
 def why(view: ExperimentView, state: ExperimentState) -> str | None:
     """Return in a sentence why the experiment is in this state, or None if the state needs no explanation."""
-    search = view.search
+    search, compiles_since = view.search, _compiles_since(view, state)
     match state:
         case ExperimentState.SUBMITTING:
             return f"by {view.submitter}"
@@ -114,6 +141,8 @@ def why(view: ExperimentView, state: ExperimentState) -> str | None:
             return f"{search.cancelled} has canceled it, and its trials are saving"
         case ExperimentState.RUNNING if search.paused:
             return f"{search.paused} has paused it, and its trials are saving"
+        case ExperimentState.RUNNING if compiles_since is not None:
+            return f"DeepSpeed compiles an op for this machine since {clock(compiles_since, time.time())}"
         case ExperimentState.ERROR | ExperimentState.CANCELED:
             return view.why_not_completed(state)
     return None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import asdict
 from pathlib import Path
 
+from hpc_det.node.json_files import write_json
 from hpc_det.requeue import Action, Cause
+from hpc_det.view.formatting import reached
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.summary import best, why
+from hpc_det.view.summary import best, phase, summary, why
 from tests.cli.life import Life, halving
 from tests.facts import unnamed
 
@@ -35,6 +39,31 @@ def test_a_failed_experiment_says_what_failed_and_a_completed_one_nothing(life: 
     view = ExperimentView(life.folder)
     assert not unnamed(str(why(view, ExperimentState.ERROR)), "rank 1 on node1: ValueError: x", "too often")
     assert why(view, ExperimentState.COMPLETED) is None
+
+
+def test_a_compilation_of_deepspeed_shows_until_it_has_ended(life: Life) -> None:
+    life.begins()
+    times = life.folder.trial().compilation(1)
+    times.parent.mkdir(exist_ok=True)
+    view = ExperimentView(life.folder)
+    assert summary(view, ExperimentState.RUNNING).phase is None
+    write_json(times, {"began": time.time(), "ended": None})
+    shown = summary(view, ExperimentState.RUNNING)
+    assert shown.phase == phase(view, ExperimentState.RUNNING) == "compiling DeepSpeed ops"
+    assert reached(asdict(shown)) == "compiling DeepSpeed ops"
+    assert not unnamed(str(why(view, ExperimentState.RUNNING)), "DeepSpeed")
+    assert phase(view, ExperimentState.QUEUED) is None
+    write_json(times, {"began": time.time(), "ended": time.time()})
+    assert (phase(view, ExperimentState.RUNNING), why(view, ExperimentState.RUNNING)) == (None, None)
+
+
+def test_the_compilation_of_an_attempt_that_has_ended_does_not_show(life: Life) -> None:
+    life.begins()
+    life.folder.trial().compilation(1).parent.mkdir(exist_ok=True)
+    write_json(life.folder.trial().compilation(1), {"began": time.time(), "ended": None})
+    life.ends(Cause.FAILED, Action.RESTART)
+    life.begins()
+    assert phase(ExperimentView(life.folder), ExperimentState.RUNNING) is None
 
 
 def test_the_best_of_the_only_trial_is_by_its_validations(life: Life) -> None:

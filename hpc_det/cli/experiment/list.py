@@ -41,12 +41,13 @@ def list_(
                  "batches": 180, "trial": 1},
         "trials": {"expected": 1, "created": 1, "running": 1,
                    "completed": 0, "failed": 0, "invalid": 0},
-        "progress": 0.43,
+        "progress": 0.43, "phase": null,
         "submitted": "2026-11-20T10:02:05+01:00"}]
     `total_batches` and `best` are null before the first report. If there are
     several trials, `batches` and `total_batches` are null, and `best` is
-    determined by the metrics reported to the search. A metric is a number or one
-    of "NaN", "Infinity", "-Infinity".
+    determined by the metrics reported to the search. `phase` is what a running
+    trial does before it trains: "compiling DeepSpeed ops" or null. A metric is a
+    number or one of "NaN", "Infinity", "-Infinity".
     """
     found = selected(store(owner), states=wanted, labels=labels, with_archived=with_archived)
     output.table([_record(each) for each in found], COLUMNS, KEYS)
@@ -70,7 +71,7 @@ def _best(record: Record) -> str:
 def progress_in_words(record: Record) -> str:
     """Return the progress: batches of a single trial, or trials and percent of a search."""
     if record["batches"] is not None:
-        return f"{reached(record)} batches"
+        return reached(record) if record.get("phase") else f"{reached(record)} batches"
     return reached(record) + (f", {percent(record['progress'])}" if record["trials"] else "")
 
 
@@ -78,7 +79,8 @@ def _when(submitted: str | None) -> str:
     return clock(datetime.fromisoformat(submitted).timestamp(), time.time()) if submitted else NONE
 
 
-KEYS = "id name description labels archived state batches total_batches best trials progress submitted"  # of a record
+# the keys of a record
+KEYS = "id name description labels archived state batches total_batches best trials progress phase submitted"
 COLUMNS = (
     Column("ID", lambda record: str(record["id"])),
     Column("NAME", itemgetter("name")),

@@ -58,7 +58,7 @@ def heading(rows: Iterable[Row]) -> str:
 def detail(row: Row, width: int) -> list[str]:
     """Return a few lines about one experiment, cut to `width` characters."""
     found = row.summary
-    lines = [f"Experiment {found.id}: {found.name}, {found.state.value}"]
+    lines = [f"Experiment {found.id}: {found.name}, {found.state.value}" + (f" ({found.phase})" if found.phase else "")]
     if row.waits_for:
         lines.append(f"waits for: {row.waits_for}")
     if row.trial and row.attempts:

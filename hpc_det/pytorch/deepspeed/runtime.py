@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import HashStore
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, shown
 from hpc_det.node.network import limit_look_ups
+from hpc_det.pytorch.deepspeed.compilation import report_compilations
 
 # As Determined does: epochs and validations of a RepeatingLoader have the length of the loader inside.
 RepeatingLoader.__len__ = lambda loader: len(loader.loader)
@@ -35,6 +36,7 @@ def prepare(distributed: Distributed) -> None:
     DeepSpeed needs; `Distributed.stop` ends it.
     """
     _choose_accelerator(distributed.device.type)
+    report_compilations()
     # DeepSpeed itself makes these calls, on every rank: a user cannot change them.
     warnings.filterwarnings("ignore", rf"`torch\.distributed\.({_DEPRECATED})` is deprecated", FutureWarning)
     # This op serves reductions in inference only. Otherwise the first init_distributed would build it, which takes a

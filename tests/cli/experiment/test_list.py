@@ -41,6 +41,7 @@ def test_the_list_shows_state_progress_and_best_validation(
         "best": {"metric": "accuracy", "value": 0.97123456, "batches": 180, "trial": 1},
         "trials": {"expected": 1, "created": 1, "running": 1, "completed": 0, "failed": 0, "invalid": 0},
         "progress": 0.5,
+        "phase": None,
     }
 
 
