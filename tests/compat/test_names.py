@@ -58,6 +58,13 @@ def test_every_way_to_import_leads_to_the_same_class(python: Copies, statement: 
     assert python.printed(f"import hpc_det.pytorch as ours\n{statement}\nprint({name} is ours.PyTorchTrial)") == "True"
 
 
+def test_the_writer_of_older_trials_writes_outside_of_an_experiment_too(python: Copies) -> None:
+    code = "from determined.tensorboard.metric_writers.pytorch import TorchWriter\n"
+    code += "writer = TorchWriter()\nwriter.add_scalar('loss', 1.0, 1)\nwriter.flush()\n"
+    code += "import os; print(len(os.listdir(writer.writer.log_dir)))"
+    assert python.printed(code).splitlines()[-1] == "1"
+
+
 def test_a_trial_of_determineds_is_a_trial_of_ours(python: Copies) -> None:
     code = "import determined as det\nfrom hpc_det.pytorch import PyTorchTrial\n"
     code += "class T(det.pytorch.PyTorchTrial): ...\nprint(issubclass(T, PyTorchTrial))"

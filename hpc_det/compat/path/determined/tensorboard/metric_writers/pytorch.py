@@ -6,6 +6,7 @@ import os
 
 from torch.utils.tensorboard import SummaryWriter
 
+from hpc_det.core.tensorboard import TensorBoard
 from hpc_det.store.attempt import Attempt
 
 
@@ -13,8 +14,9 @@ class TorchWriter:
     """A SummaryWriter, as its attribute `writer`, on the trial's TensorBoard folder."""
 
     def __init__(self) -> None:
-        """Raises HpcDetError outside of an experiment."""
-        self.writer = SummaryWriter(str(Attempt.from_env(os.environ).trial.tensorboard))
+        """Outside of an experiment the folder is a temporary one, which a note on stderr names."""
+        trial = Attempt.from_env(os.environ).trial if Attempt.is_in(os.environ) else None
+        self.writer = SummaryWriter(str(TensorBoard(trial.tensorboard if trial else None).folder))
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
         self.writer.add_scalar(name, value, step)
