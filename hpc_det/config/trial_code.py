@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
