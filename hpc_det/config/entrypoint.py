@@ -16,6 +16,10 @@ TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*(?:\.[A-Za-z
 HOOK = "startup-hook.sh"
 """The script of the code directory that runs on each node before the entrypoint."""
 LAUNCHERS = ("torch_distributed", "direct", "mpi", "srun", "deepspeed", "horovod", "autohorovod")
+_WITH_DASHES_FOR_SCRIPTS = ("direct", "deepspeed")
+"""Launchers under which `--` after a script belongs to the script: Determined's deepspeed launcher, whose table of
+arguments (test_deepspeed.py there) keeps it, and direct, which has no overrides. Others take anything as overrides.
+"""
 _LAUNCHER = re.compile(r"(determined|hpc_det)\.launch\.(\w+)")
 _BEHIND_LAUNCHERS = ("rank", "wrap_rank")
 """Modules other than launchers with which a user's own launcher may start ranks."""
@@ -159,14 +163,25 @@ def started_script(words: Sequence[str]) -> str | None:
     command = [*dropwhile("-u".__eq__, command[1:])]  # python3 -u: unbuffered output
     if command[:1] == ["-m"]:
         launcher = _LAUNCHER.fullmatch(command[1]) if len(command) > 1 else None
-        return _behind(command[2:]) if launcher and launcher[2] in LAUNCHERS else None
+        return _behind(launcher[2], command[2:]) if launcher and launcher[2] in LAUNCHERS else None
     return command[0] if command else None
 
 
-def _behind(words: Sequence[str]) -> str | None:
+def split_overrides(launcher: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of a launcher before the `--` that ends its overrides, and those after it."""
+    if "--" not in words or (launcher in _WITH_DASHES_FOR_SCRIPTS and _begins_script(words[0])):
+        return [], [*words]
+    border = words.index("--")
+    return [*words[:border]], [*words[border + 1 :]]
+
+
+def _begins_script(word: str) -> bool:
+    return word == "-m" or not word.startswith("-")
+
+
+def _behind(launcher: str, words: Sequence[str]) -> str | None:
     """Return the script that a launcher with these arguments starts, or None."""
-    border = words.index("--") + 1 if "--" in words else 0
-    target = [*dropwhile("--autohorovod".__eq__, words[border:])]
+    target = [*dropwhile("--autohorovod".__eq__, split_overrides(launcher, words)[1])]
     if not target or target[0].startswith("-"):
         return None
     return started_script(target) if _PYTHON.fullmatch(target[0]) else target[0]

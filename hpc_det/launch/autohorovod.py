@@ -10,4 +10,4 @@ import sys
 from hpc_det.launch.horovod import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], is_auto=True))
+    sys.exit(main(sys.argv[1:], is_auto=True, about=__doc__))

@@ -76,7 +76,7 @@ def _begin(launch: Launch, attempt: Attempt) -> NoReturn:
 def main(argv: list[str]) -> int:
     # DeepSpeed's launch.py ends its ranks one after another on TERM, and exits without ending them on USR1 (measured).
     block_stop_signals()
-    return start("deepspeed", argv, _begin)
+    return start("deepspeed", argv, _begin, about=__doc__)
 
 
 if __name__ == "__main__":

@@ -218,7 +218,7 @@ def run(launch: Launch, attempt: Attempt) -> int:
 
 
 def main(argv: list[str]) -> int:
-    return start("direct", argv, run, takes_overrides=False)
+    return start("direct", argv, run, about=__doc__)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def _check(attempt: Attempt) -> None:
         )
 
 
-def main(argv: list[str], *, is_auto: bool = False) -> int:
+def main(argv: list[str], *, is_auto: bool = False, about: str | None = __doc__) -> int:
     words, is_asked_for = without_auto(argv)
 
     def begin(launch: Launch, attempt: Attempt) -> int:
@@ -69,7 +69,7 @@ def main(argv: list[str], *, is_auto: bool = False) -> int:
             return run(launch, attempt)
         _become_horovodrun(launch, attempt)
 
-    return start("horovod", words, begin)
+    return start("autohorovod" if is_auto else "horovod", words, begin, about=about)
 
 
 def _become_horovodrun(launch: Launch, attempt: Attempt) -> NoReturn:

@@ -157,7 +157,7 @@ def _begin(launch: Launch, attempt: Attempt) -> int:
 
 def main(argv: list[str]) -> int:
     block_stop_signals()
-    return start("mpi", argv, _begin)
+    return start("mpi", argv, _begin, about=__doc__)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def _begin(launch: Launch, attempt: Attempt) -> int:
 
 def main(argv: list[str]) -> int:
     block_stop_signals()
-    return start("srun", argv, _begin)
+    return start("srun", argv, _begin, about=__doc__)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def _begin(launch: Launch, attempt: Attempt) -> int:
 
 
 def main(argv: list[str]) -> int:
-    return start("torch_distributed", argv, _begin)
+    return start("torch_distributed", argv, _begin, about=__doc__)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO
 
 from hpc_det.errors import UsageError
+from hpc_det.launch.launchers.arguments import HELP, help_text
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, exit_code
 
 LONGEST_LINE = 8191
@@ -102,6 +103,9 @@ def run(rank: int, command: Sequence[str]) -> int:
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] in ([flag] for flag in HELP):
+        print(help_text(USAGE, __doc__, "  -h, --help  print this text"))
+        return 0
     try:
         return run(*parse(argv, os.environ))
     except UsageError as error:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import hpc_det
+from hpc_det.config.entrypoint import LAUNCHERS
 from hpc_det.plan.planner import _argv
 from hpc_det.store.attempt import first_failure
 from tests.facts import unnamed
@@ -35,6 +38,7 @@ def job_script(monkeypatch: pytest.MonkeyPatch) -> None:
         (["python3", "train.py", "$HOME; x"], "None $HOME; x"),
         ("cd . && LR=1 && python3 train.py --lr $LR", "None --lr 1"),
         ("python3 -m hpc_det.launch.direct train.py --lr 1", "0 --lr 1"),
+        ("python3 -m hpc_det.launch.direct train.py -- --lr 1", "0 -- --lr 1"),
         ("python3 -m hpc_det.launch.direct -- python3 train.py -- --lr 1", "0 -- --lr 1"),
         ("python3 -m hpc_det.launch.torch_distributed python3 train.py --trial x", "0 --trial x"),
         (["python3", "-m", "determined.launch.torch_distributed", "train.py", "a b"], "0 a b"),
@@ -53,6 +57,16 @@ def test_what_the_entrypoint_says_is_started(gang: Gang, stub: Stub, entrypoint:
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
     own_log = gang.trial.rank_log(1, 0)
     assert (own_log if own_log.exists() else gang.printed).read_text().strip() == said
+
+
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, "wrap_rank"])
+@pytest.mark.parametrize("start", ["hpc_det.launch", "hpc_det.compat -m determined.launch"])
+def test_each_launcher_prints_its_usage_anywhere(tmp_path: Path, launcher: str, start: str) -> None:
+    words = [sys.executable, "-m", *f"{start}.{launcher} -h".split()]
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(Path(hpc_det.__file__).parents[1])}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: python3 -m hpc_det.launch.{launcher} ")
 
 
 @pytest.mark.parametrize("launcher", ["direct", "torch_distributed", "horovod", "autohorovod"])

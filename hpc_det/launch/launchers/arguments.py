@@ -3,7 +3,8 @@
     [[OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
 
 Text before the first `--` is passed to the underlying launcher, which starts the rest. The rule is Determined's
-(harness/determined/launch; test_torch_distributed.py there lists the cases).
+(harness/determined/launch; test_torch_distributed.py there lists the cases), with its exception for deepspeed, where
+the text after a script is the script's own, `--` included. `-h` prints the usage, also outside of a job.
 """
 
 from __future__ import annotations
@@ -13,11 +14,20 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hpc_det.config.entrypoint import split_overrides
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.attempt import Attempt, mistakes_noted
 
+WITHOUT_OVERRIDES = ("direct",)
+"""Launchers that start the ranks themselves."""
 RANK = "hpc_det.launch.rank"
 """The module that runs a trial class as a rank."""
+HELP = ("-h", "--help")
+_OVERRIDES = "  OVERRIDES             arguments for the program that starts the ranks, before `--`\n"
+_TARGETS = """\
+  --trial module:Class  train this trial class
+  SCRIPT ARGS...        a Python file, `-m module`, or any command, to start for each slot of the node
+  -h, --help            print this text"""
 
 
 @dataclass(frozen=True)
@@ -55,34 +65,31 @@ def is_trial(command: Sequence[str]) -> bool:
     return list(command[:2]) == ["-m", RANK]
 
 
-def start(
-    launcher: str, argv: Sequence[str], begin: Callable[[Launch, Attempt], int], *, takes_overrides: bool = True
-) -> int:
+def start(launcher: str, argv: Sequence[str], begin: Callable[[Launch, Attempt], int], *, about: str | None) -> int:
     """Parse `argv`, call `begin` with the result and the attempt of this process, and return the exit code.
 
-    An HpcDetError is printed and determines the exit code; a UsageError is also noted as the attempt's failure.
+    `about`: the launcher's docstring, which -h prints. An HpcDetError is printed and determines the exit code; a
+    UsageError is also noted as the attempt's failure.
     """
+    if asks_for_help(argv, launcher):
+        overrides = "" if launcher in WITHOUT_OVERRIDES else _OVERRIDES
+        print(help_text(_usage_line(launcher), about, overrides + _TARGETS))
+        return 0
     try:
         attempt = Attempt.from_env(os.environ)
         with mistakes_noted(attempt.trial, attempt.number):
-            return begin(parse(argv, launcher, takes_overrides=takes_overrides), attempt)
+            return begin(parse(argv, launcher), attempt)
     except HpcDetError as error:
         print(error, file=sys.stderr)
         return error.exit_code
 
 
-def parse(argv: Sequence[str], launcher: str, *, takes_overrides: bool = True) -> Launch:
+def parse(argv: Sequence[str], launcher: str) -> Launch:
     """Return the parsed command line. Raises UsageError with the usage."""
-    words = list(argv)
-    overrides: list[str] = []
-    if "--" in words:
-        border = words.index("--")
-        overrides, target = words[:border], words[border + 1 :]
-    else:
-        target = words
+    overrides, target = split_overrides(launcher, argv)
     if not target:
         raise UsageError(_usage(launcher, "empty script: neither --trial nor a script is given"))
-    if overrides and not takes_overrides:
+    if overrides and launcher in WITHOUT_OVERRIDES:
         problem = f"{' '.join(overrides)}: this launcher starts the ranks itself and takes no overrides"
         raise UsageError(_usage(launcher, problem))
     if target[0] == "--trial":
@@ -105,9 +112,24 @@ def _trial(words: Sequence[str], launcher: str) -> tuple[str, ...]:
     return ("-m", RANK, words[0])
 
 
+def asks_for_help(argv: Sequence[str], launcher: str) -> bool:
+    """Return whether the arguments ask for the launcher's own help; `-h` elsewhere is an override or the script's."""
+    target = split_overrides(launcher, argv)[1]
+    return target[:1] in ([flag] for flag in HELP) or (target[:1] == ["--trial"] and target[-1] in HELP)
+
+
+def help_text(usage: str, about: str | None, arguments: str) -> str:
+    """Return what `-h` prints: the usage, what the program does (`about`, its docstring), and its arguments."""
+    paragraphs = (about or "").strip().split("\n\n")  # no docstring under python -OO
+    described = [text for text in paragraphs if text and not text.lstrip().startswith("python3 -m ")]
+    return "\n\n".join([usage, *described, arguments])
+
+
 def _usage(launcher: str, problem: str) -> str:
     """Return the message of a UsageError."""
-    return (
-        f"hpc_det.launch.{launcher}: {problem}\n"
-        f"usage: python3 -m hpc_det.launch.{launcher} [[OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)"
-    )
+    return f"hpc_det.launch.{launcher}: {problem}\n{_usage_line(launcher)}"
+
+
+def _usage_line(launcher: str) -> str:
+    overrides = "[--]" if launcher in WITHOUT_OVERRIDES else "[[OVERRIDES...] --]"
+    return f"usage: python3 -m hpc_det.launch.{launcher} {overrides} (--trial module:Class | SCRIPT ARGS...)"

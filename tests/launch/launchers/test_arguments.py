@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.launch.launchers.arguments import Launch, parse
-from tests.facts import unnamed
+from hpc_det.launch.launchers.arguments import Launch, asks_for_help, parse
+from tests.facts import refused, unnamed
 
 HARNESS = ("-m", "hpc_det.launch.rank")
 
@@ -29,6 +29,41 @@ def test_what_comes_before_the_first_dashes_goes_to_the_launcher(
     line: str, overrides: tuple[str, ...], command: tuple[str, ...]
 ) -> None:
     assert parse(line.split(), "torch_distributed") == Launch(overrides, command)
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed", "direct"])
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("script arg", ("script", "arg")),
+        ("script --trial", ("script", "--trial")),
+        ("script -- arg", ("script", "--", "arg")),
+        ("-m package -- arg", ("-m", "package", "--", "arg")),
+        ("-- script -- arg", ("script", "--", "arg")),
+    ],
+)
+def test_dashes_after_a_script_are_the_scripts_own_where_upstream_keeps_them(
+    launcher: str, line: str, command: tuple[str, ...]
+) -> None:
+    """harness/tests/launch/test_deepspeed.py; `direct`, which Determined does not have, takes no overrides either."""
+    assert parse(line.split(), launcher) == Launch((), command)
+
+
+def test_deepspeeds_flags_before_the_dashes_are_overrides_and_direct_takes_none() -> None:
+    line = ["--bind_cores_to_rank", "--", "script", "--", "arg"]
+    assert parse(line, "deepspeed") == Launch(("--bind_cores_to_rank",), ("script", "--", "arg"))
+    with refused(UsageError, "--bind_cores_to_rank", "hpc_det.launch.direct"):
+        parse(line, "direct")
+
+
+@pytest.mark.parametrize("line", ["-h", "--help", "-- -h", "o1 -- --help", "--trial m:C -h"])
+def test_help_is_asked_for_before_the_script(line: str) -> None:
+    assert asks_for_help(line.split(), "torch_distributed")
+
+
+@pytest.mark.parametrize("line", ["", "script -h", "-h -- script", "-m module --help", "--trial m:C"])
+def test_help_flags_of_the_script_and_of_the_underlying_launcher_stay_theirs(line: str) -> None:
+    assert not asks_for_help(line.split(), "torch_distributed")
 
 
 @pytest.mark.parametrize(
