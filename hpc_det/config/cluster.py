@@ -157,6 +157,11 @@ class Cluster(Section):
     setup: Annotated[Texts, Expected("a list of shell lines")] = Field(
         default=[], description="Shell lines that the job runs after it has loaded the modules."
     )
+    startup_hook: Flag = Field(
+        default=True,
+        description="Whether the node agents source a `startup-hook.sh` of the context directory before the "
+        "entrypoint; false: an experiment with such a file is refused.",
+    )
     environment_variables: Variables = Field(default=[], description="Variables of the ranks, as NAME=value.")
     srun_args: Texts = Field(default=[], description="Additional flags of srun, such as --mpi=none.")
     start_agents_with: StartAgents = Field(

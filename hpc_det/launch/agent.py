@@ -2,10 +2,10 @@
 
     python3 -m hpc_det.launch.agent TRIAL_FOLDER ATTEMPT WORKER
 
-It starts the entrypoint on its node and passes stop requests on: after a signal, or a stop request in the run folder,
-it notifies the ranks, which save and exit. If a rank is lost, the agent ends the other ranks of its node at once and
-reports its exit through node 0 to the other agents, which do the same. It exits with 0 only if the entrypoint did. The
-result of the attempt is in the outcome file, which rank 0 writes.
+It starts the entrypoint on its node, after the startup hook if the code has one, and passes stop requests on: after a
+signal, or a stop request in the run folder, it notifies the ranks, which save and exit. If a rank is lost, the agent
+ends the other ranks of its node at once and reports its exit through node 0 to the other agents, which do the same. It
+exits with 0 only if the entrypoint did. The result of the attempt is in the outcome file, which rank 0 writes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from hpc_det.config.rank_variables import asks_for_compat, with_compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.log_tail import LogWatch, how_it_ended, size_of, written_since
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
+from hpc_det.launch.startup_hook import StartupHook
 from hpc_det.launch.watch.supervisor import SupervisedGang, UnhealthyNode, supervisor_of_node
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.files import take_umask_of
@@ -38,7 +40,7 @@ from hpc_det.node.process import (
     outlives_parent,
 )
 from hpc_det.node.suspension import guarded
-from hpc_det.plan.container import into_container, of_the_job
+from hpc_det.plan.container import inside, into_container, of_the_job
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.attempt import (
@@ -79,6 +81,9 @@ class Agent:
         self._ranks.on_signal = self._on_stop_signal
         gang = SupervisedGang(trial, plan, number, own_scheduler.hosts(os.environ))
         self._supervisor = supervisor_of_node(gang, self._node_rank, self._selector, self._ranks, end=self._end)
+        self._hook = StartupHook(gang, self._node_rank, folders.private, self._selector) if plan.startup_hook else None
+        if self._hook:
+            self._hook.on_end, self._supervisor.on_all_ready = self._supervisor.ready, self._hook.start_entrypoint
         self._parent = os.getppid()
         # The parent's end must not kill this process before it has ended the ranks; `_poll_run_folder` checks for it.
         outlives_parent()
@@ -98,6 +103,8 @@ class Agent:
             # Before ending the ranks, which may take 10 s: the other agents end theirs in the meantime.
             self._supervisor.report_exit(code)
             end_descendants()
+            if self._hook:
+                self._hook.close()
             self._log_watch.close()
             self._supervisor.close()
             self._ranks.close()
@@ -106,7 +113,7 @@ class Agent:
     def _watch(self, entrypoint: subprocess.Popen[bytes]) -> int:
         """Handle events until the ranks here are done and no other agent needs this one; return the exit code."""
         while not self._ended and (
-            entrypoint.poll() is None or (not entrypoint.returncode and self._supervisor.awaits_nodes)
+            entrypoint.poll() is None or (not self._code_of(entrypoint) and self._supervisor.awaits_nodes)
         ):
             for key, _ in self._selector.select(timeout=min(POLL_S, self._log_watch.pause_s)):
                 key.data()
@@ -118,9 +125,13 @@ class Agent:
             self._take_last_messages()
         if self._ended:
             return 1
-        if entrypoint.returncode:
+        if code := self._code_of(entrypoint):
             self._note_entrypoint(entrypoint.returncode)
-        return 1 if entrypoint.returncode else 0
+        return 1 if code else 0
+
+    def _code_of(self, entrypoint: subprocess.Popen[bytes]) -> int:
+        """Return the exit code of the entrypoint, which has ended; 1 if its hook has kept it from starting."""
+        return int(entrypoint.returncode or (self._hook is not None and not self._hook.is_over))
 
     def _logs(self) -> list[Path]:
         """Return the logs of the ranks on this node and, on node 0, the job's log."""
@@ -138,10 +149,13 @@ class Agent:
     def _start(self) -> subprocess.Popen[bytes]:
         """Start the entrypoint on this node. Raises UsageError if it cannot be executed."""
         environment = environment_of(self._plan, *self._meet(), self._folders.scratch)
-        command: Sequence[str] = self._plan.entrypoint
+        if self._container:
+            environment["PYTHONPATH"] = inside(environment["PYTHONPATH"])
+        plan = replace(self._plan, entrypoint=self._hook.command(environment)) if self._hook else self._plan
+        command: Sequence[str] = plan.entrypoint
         if self._container:
             folders = [folder for folder in self._folders if folder]
-            command = into_container(self._plan, self._container, environment, folders)
+            command = into_container(plan, self._container, environment, folders)
         try:
             return subprocess.Popen(
                 command,
@@ -201,7 +215,8 @@ class Agent:
             self._end()
 
     def _obey(self, request: StopRequest) -> None:
-        if request.reason == "kill":
+        # Before the end of the hooks no rank has anything to save.
+        if request.reason == "kill" or (self._hook and not self._hook.is_over):
             self._end()
         else:
             self._ranks.send_stop(request.reason, request.deadline)
@@ -225,8 +240,12 @@ class Agent:
             self._on_lost(rank)
 
     def _note_entrypoint(self, code: int) -> None:
-        """Note the failure of the entrypoint with exit code `code`, unless a failure is noted already."""
-        if first_failure(self._trial, self._number) is None:
+        """Note the failure of the hook or the entrypoint with exit code `code`, unless a failure is noted already."""
+        if first_failure(self._trial, self._number) is not None:
+            return
+        if self._hook and self._hook.ended_the_shell:
+            note_failure(self._trial, self._number, self._hook.failure(code))
+        else:
             message = how_it_ended(code, self._trial.job_log, self._log_began)
             user_error = code in (126, 127)  # sh(1): the command cannot be executed, or was not found
             away = code > 0 and scheduler(self._plan.scheduler).was_away(

@@ -262,11 +262,10 @@ def into_container(
 ) -> list[str]:
     """Prepare this node and return the command line of the entrypoint in `container`, as `contained` does.
 
-    `environment` is that of the ranks on the host; a file in the agent's private folder contains the one inside.
+    A file in the agent's private folder passes `environment` to it.
     """
     make_mount_points(plan, container)
-    there = {**environment, "PYTHONPATH": inside(environment["PYTHONPATH"])}
-    write_atomic(Path(folders[0], ENVIRONMENT_FILE), environment_file(there), private=True)
+    write_atomic(Path(folders[0], ENVIRONMENT_FILE), environment_file(environment), private=True)
     return contained(plan, container, folders)
 
 

@@ -161,6 +161,10 @@ class JobPlan:
     setup: tuple[str, ...]
     """The site's shell lines, the only place where a configuration contains shell code."""
     container: Container | None
+    startup_hook: bool = False
+    """Whether the code has a startup-hook.sh, which agents source before the entrypoint; plans of older versions lack
+    the field.
+    """
     scratch: str | None
     """Folder on each node's local disk; it may contain variables of the job, such as $SLURM_JOB_ID."""
 

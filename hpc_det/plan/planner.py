@@ -111,7 +111,13 @@ def _arrays(trials: int, at_once: int, longest: int, first: int) -> tuple[JobArr
 
 
 def plan_jobs(
-    experiment: Experiment, cluster: Cluster, folder: ExperimentFolder, place: Placement, *, python: str
+    experiment: Experiment,
+    cluster: Cluster,
+    folder: ExperimentFolder,
+    place: Placement,
+    *,
+    python: str,
+    startup_hook: bool = False,
 ) -> JobPlan:
     """Return the plan. `cluster` is the profile in the experiment's pool. Raises UsageError for a folder that cannot be
     mounted.
@@ -162,6 +168,7 @@ def plan_jobs(
         modules=tuple(cluster.modules),
         setup=tuple(cluster.setup),
         container=box,
+        startup_hook=startup_hook,
         scratch=cluster.scratch,
     )
 

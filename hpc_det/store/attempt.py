@@ -21,6 +21,8 @@ from hpc_det.node.files import make_folders
 from hpc_det.node.json_files import made, read_json, write_json
 from hpc_det.store.folders import TrialFolder
 
+HOOK = "startup-hook.sh"
+"""File of the context directory that the agents source before the entrypoint (hpc_det.launch.startup_hook)."""
 # When a rank is killed, the collectives of other ranks fail, and their failures may be recorded before its own.
 COLLATERAL_S = 10.0
 """Seconds after the first recorded failure in which a lost rank or node is taken for the cause of the others."""
@@ -171,6 +173,8 @@ class Failure:
     """The node failed its health checks, before any rank was started there."""
     node_lost: bool = False
     """The node was powered off or disconnected from the network, or its agent was killed."""
+    startup_hook: bool = False
+    """The startup hook of the context directory failed, before any rank was started."""
     scheduler_away: bool = False
     """The scheduler did not answer the command that starts ranks or node agents."""
 
@@ -183,7 +187,8 @@ class Failure:
         """Return the failure as a line for people."""
         if self.unhealthy or self.node_lost:
             return f"node {self.host}: {self.message}"
-        who = f"rank {self.rank}" if self.rank is not None else "the entrypoint"
+        nobody = HOOK if self.startup_hook else "the entrypoint"
+        who = f"rank {self.rank}" if self.rank is not None else nobody
         return f"{who} on {self.host}: {self.message}"
 
 

@@ -197,6 +197,13 @@ class TrialFolder:
         """
         return self.path / f"attempt-{attempt}" / "compilation.json"
 
+    def startup_hook(self, attempt: int) -> Path:
+        """Return the file with the times of an attempt's startup hook, written by the agent of node 0.
+
+        {"began": SECONDS SINCE THE EPOCH, "ended": the same, or null while the hook runs on a node}
+        """
+        return self.path / f"attempt-{attempt}" / "startup-hook.json"
+
     def launcher(self, attempt: int, node: int) -> Path:
         """Return the file with the address of the launcher on a node, for gangs whose ranks one launcher starts."""
         return self.path / f"attempt-{attempt}" / f"node-{node}.json"

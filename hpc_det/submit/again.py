@@ -17,6 +17,7 @@ from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.secrets import MASK, masked_names, masked_paths
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json, read_map, write_json
+from hpc_det.plan.job_plan import JobPlan
 from hpc_det.plan.pool import save_notes
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiment_config import read_effective, read_secrets
@@ -26,7 +27,7 @@ from hpc_det.store.local_run import insist_on_jobs
 from hpc_det.store.metrics import last_reports
 from hpc_det.store.save_times import SaveTimes, read_saves
 from hpc_det.store.submitting import Unsettled, submitting
-from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
+from hpc_det.submit.jobs import Jobs, prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.submission import check_storage, write_config, write_effective
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
         write_effective(experiment, found.tree)
         try:
             left = _Left.of(experiment)
-            jobs = prepare_jobs(found, experiment, left.count, worker=left.next_worker, script=left.next_script)
+            jobs = _jobs_for(left, found, experiment)
             write_jobs(jobs, experiment)
             write_config(experiment, found.tree, found.origins)
             _reopen(experiment, left)
@@ -123,6 +124,19 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     return left.count
 
 
+def _jobs_for(left: _Left, found: Effective, experiment: ExperimentFolder) -> Jobs:
+    """Return the jobs for what is left, of the same code and so with the same startup hook. Raises UsageError."""
+    has_hook = JobPlan.of(experiment).startup_hook
+    return prepare_jobs(
+        found,
+        experiment,
+        left.count,
+        worker=left.next_worker,
+        script=left.next_script,
+        startup_hook=has_hook,
+    )
+
+
 def submit_again(experiment: ExperimentFolder) -> int:
     """Submit jobs for the unfinished trials of a paused experiment, and return how many trials that are.
 
@@ -130,7 +144,7 @@ def submit_again(experiment: ExperimentFolder) -> int:
     """
     found = stored(experiment, [])
     left = _Left.of(experiment)
-    jobs = prepare_jobs(found, experiment, left.count, worker=left.next_worker, script=left.next_script)
+    jobs = _jobs_for(left, found, experiment)
     with submitting(experiment, first_script=left.next_script, before=left.search.state().submissions):
         write_jobs(jobs, experiment)
         paused_by = left.search.state().paused or ""

@@ -19,6 +19,7 @@ from hpc_det.plan.planner import placement, plan_jobs
 from hpc_det.schedulers.own_jobs import unknown_jobs
 from hpc_det.schedulers.scheduler import NoAnswer, Submission, run_command, scheduler
 from hpc_det.search.journal import SearchJournal
+from hpc_det.store.attempt import HOOK
 from hpc_det.store.experiment_config import write_secrets
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Unsettled, note_call, record_job
@@ -40,16 +41,31 @@ class Jobs:
 
 
 def prepare_jobs(
-    effective: Effective, folder: ExperimentFolder, trials: int, *, worker: int = 0, script: int = 1
+    effective: Effective,
+    folder: ExperimentFolder,
+    trials: int,
+    *,
+    worker: int = 0,
+    script: int = 1,
+    startup_hook: bool = False,
 ) -> Jobs:
     """Return the jobs for this number of trials. Workers are numbered from `worker`, scripts from `script`.
+
+    `startup_hook`: the code has a startup hook.
 
     Uses neither scheduler nor disk. Raises UsageError if no such job is possible.
     """
     check_path("HPC_DET_ROOT", str(folder.path))
     check_path("the Python that runs hpc-det", sys.executable)
-    place = placement(effective.experiment, effective.cluster, trials, worker)
-    plan = plan_jobs(effective.experiment, effective.cluster, folder, place, python=sys.executable)
+    experiment, cluster = effective.experiment, effective.cluster
+    if startup_hook and not cluster.startup_hook:
+        raise UsageError(
+            f"{HOOK}: cluster {cluster.name!r} allows no startup hooks (startup_hook: false in its profile), so jobs "
+            f"would run without it; name the file in .detignore, and install what it installs into the environment or "
+            f"environment.image, or ask the site for `setup` lines in the profile"
+        )
+    place = placement(experiment, cluster, trials, worker)
+    plan = plan_jobs(experiment, cluster, folder, place, python=sys.executable, startup_hook=startup_hook)
     arrays = dict(enumerate(place.arrays, start=script))
     return Jobs(plan, arrays, {n: render(plan, array, folder.script(n)) for n, array in arrays.items()})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ from hpc_det.search.custom import CustomSearch
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.optuna_study import no_such_sampler, sampler_names
 from hpc_det.search.state import best_trial
+from hpc_det.store.attempt import HOOK
 from hpc_det.store.experiment_config import write_secrets
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
@@ -68,9 +70,21 @@ def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = F
     """
     trials = trials_expected(effective)
     check_storage(effective)
-    jobs = prepare_jobs(effective, folder, trials)
+    code = Snapshot() if is_live else snapshot_of(effective.context)
+    jobs = prepare_jobs(effective, folder, trials, startup_hook=_has_hook(code))
     source = source_checkpoint(effective.tree["searcher"], ExperimentStore(folder.root()))
-    return Submission(trials, jobs, Snapshot() if is_live else snapshot_of(effective.context), source)
+    return Submission(trials, jobs, code, source)
+
+
+def _has_hook(code: Snapshot) -> bool:
+    """Return whether the code contains a startup hook. Raises UsageError for one that bash cannot source."""
+    hook = code.files.get(Path(HOOK))
+    if hook and b"\r\n" in hook.read_bytes():
+        raise UsageError(
+            f"{hook}: has Windows line ends (CRLF), which bash takes for a part of each command; convert it: "
+            f"sed -i 's/\\r$//' {shlex.quote(str(hook))}"
+        )
+    return hook is not None
 
 
 def submit(
@@ -95,7 +109,8 @@ def submit(
     try:
         with submitting(folder):
             # Planned again: another process may have taken the number, so the folder may be another one.
-            jobs = prepare_jobs(effective, folder, submission.trials)
+            has_hook = submission.jobs.plan.startup_hook
+            jobs = prepare_jobs(effective, folder, submission.trials, startup_hook=has_hook)
             _write(replace(submission, jobs=jobs), effective, folder, is_live=live is not None)
             if live:
                 live(folder)

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.startup_hook import changed_names, environment_after
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import TcpLineServer
@@ -110,10 +111,14 @@ def run_on(attempt: Attempt, node: int, command: str) -> int:
     return int(answer.head["code"]) if answer else CONNECTION_LOST
 
 
-def environment_of(attempt: Attempt, node: int) -> dict[str, str]:
-    """Return the variables that differ on `node`, for a rank that was started with node 0's environment."""
+def environment_of(attempt: Attempt, node: int) -> dict[str, str | None]:
+    """Return the variables that differ on this node, for a rank that was started with node 0's environment.
+
+    `node`: this node's rank. None: unset here.
+    """
     variables: dict[str, str] = _read(attempt.trial.launcher(attempt.number, node))["environment"]
-    return variables
+    by_node_0 = _read(attempt.trial.launcher(attempt.number, 0))["hook"]
+    return {**environment_after(variables["HPC_DET_SOCKET"], by_node_0), **variables}
 
 
 class FollowingLauncher:
@@ -202,9 +207,12 @@ def _key(attempt: Attempt) -> bytes:
 
 
 def _publish(attempt: Attempt, **of_this_node: int) -> None:
-    """Write this launcher's address, the variables of its node, and `of_this_node` to its file."""
+    """Write this launcher's address, the variables of its node, the names of those that its startup hook has changed,
+    and `of_this_node` to its file.
+    """
     variables = {name: os.environ[name] for name in _OF_A_NODE if name in os.environ}
-    content = {"host": attempt.address, "environment": variables, **of_this_node}
+    hook = changed_names(attempt.socket)
+    content = {"host": attempt.address, "environment": variables, "hook": hook, **of_this_node}
     write_json(attempt.trial.launcher(attempt.number, attempt.node_rank), content, private=True)
 
 

@@ -64,7 +64,11 @@ def of_srun(command: list[str]) -> None:
     """Replace this process by `command`, with the variables of its node and its rank."""
     unblock_stop_signals()
     # srun has started this process with node 0's environment.
-    os.environ.update(environment_of(Attempt.from_env(os.environ), int(os.environ["SLURM_NODEID"])))
+    for name, value in environment_of(Attempt.from_env(os.environ), int(os.environ["SLURM_NODEID"])).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     os.environ.update(srun_environment(os.environ))
     os.execvp(command[0], command)
 

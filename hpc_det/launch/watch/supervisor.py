@@ -6,9 +6,9 @@ that they load their libraries meanwhile; an unhealthy node starts none, and wai
 problems. A node that is lost, or whose agent fails, ends the gang at once. Unless something has failed, node 0 exits
 last.
 
-Other nodes send {"hello": true}, {"time": ..., "problems": [...]}, then {"ranks": [messages of heartbeats]}. Node 0
-sends {"ask": "progress" | "stacks"}, and {"noted": true} to an unhealthy node. Both send {"exit": EXIT CODE} at their
-end.
+Other nodes send {"hello": true}, {"time": ..., "problems": [...]}, {"ready": true} after a startup
+hook, then {"ranks": [messages of heartbeats]}. Node 0 sends {"start": true} when all nodes are ready, {"ask":
+"progress" | "stacks"}, and {"noted": true} to an unhealthy node. Both send {"exit": EXIT CODE} at their end.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class Supervisor:
         self.selector = selector
         self.end = end
         self.heartbeats = HeartbeatServer(socket)
+        self.on_all_ready: Callable[[], None] = lambda: None
+        """Called when all nodes are ready to start their ranks."""
         self._clock = AwakeClock()
         """Measures all waits; excludes suspensions, during which no node can answer."""
         self._force_at = self._report_at = float("inf")
@@ -89,6 +91,10 @@ class Supervisor:
 
         `address`: this node's. Raises UnhealthyNode if this node fails its health checks.
         """
+        raise NotImplementedError
+
+    def ready(self) -> None:
+        """Report that this node is ready to start its ranks, for entrypoints that must start together."""
         raise NotImplementedError
 
     @property
@@ -154,6 +160,8 @@ class SupervisorOfNode0(Supervisor):
         """Seconds by which the clock of each node that has reported is ahead of this node's, keyed by node rank."""
         self._polled_at = time.monotonic()
         """Monotonic time of the last poll."""
+        self._ready = set[int]()
+        """The nodes that are ready to start their ranks."""
         self._arrivals: Arrivals | None = None
         """None once all nodes have reported."""
         self._done_at: float | None = None
@@ -212,6 +220,20 @@ class SupervisorOfNode0(Supervisor):
             self._note_lost()
             self._peers.close()
 
+    def ready(self) -> None:
+        self._note_ready(0)
+
+    def _note_ready(self, node: int) -> None:
+        """Record that a node is ready; when all are, tell them."""
+        self._ready.add(node)
+        # Without health checks, node 0 does not insist on a connection to each node.
+        insists = self.gang.plan.health_checks
+        present = self._peers.present if self._peers else ()
+        if self._ready.issuperset(range(self.gang.plan.nodes) if insists else {0, *present}):
+            if self._peers:
+                self._peers.tell({"start": True})
+            self.on_all_ready()
+
     @property
     def awaits_nodes(self) -> bool:
         if self._arrivals or self._lost:
@@ -223,6 +245,8 @@ class SupervisorOfNode0(Supervisor):
     def _take_message(self, node: int, message: Head) -> None:
         if "problems" in message:
             self._welcome(node, message)
+        if "ready" in message:
+            self._note_ready(node)
         self._hang_watch.take(message.get("ranks", ()))
 
     def _welcome(self, node: int, report: Head) -> None:
@@ -332,6 +356,12 @@ class SupervisorOfOtherNode(Supervisor):
             self._send_at = now + _SEND_EVERY_S
             self._node_0.tell({"ranks": news})
 
+    def ready(self) -> None:
+        if self._node_0:
+            self._node_0.tell({"ready": True})
+        else:  # without health checks, a node may continue without a connection
+            self.on_all_ready()
+
     def report_exit(self, code: int) -> None:
         if self._node_0:
             self._node_0.close(code)
@@ -346,6 +376,8 @@ class SupervisorOfOtherNode(Supervisor):
     def _obey(self, message: Head) -> None:
         if "ask" in message:
             self.ask_ranks(message["ask"])
+        if "start" in message:
+            self.on_all_ready()
 
     def _on_exit(self, code: int) -> None:
         if code:
