@@ -47,7 +47,8 @@ def test_a_task_gets_its_numbers_from_srun_and_what_is_its_nodes_own_from_the_no
     record = attempt.trial.launcher(attempt.number, 1)
     record.parent.mkdir()
     own = {"HPC_DET_NODE_RANK": "1", "HPC_DET_SOCKET": "/tmp/of-node-1", "TMPDIR": "/local"}
-    write_json(record, {"environment": own})
+    write_json(record, {"environment": own, "hook": []})
+    write_json(attempt.trial.launcher(attempt.number, 0), {"environment": {}, "hook": []})
     slurm = {"SLURM_NODEID": "1", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", *own]
     shown = subprocess.run(
@@ -58,3 +59,36 @@ def test_a_task_gets_its_numbers_from_srun_and_what_is_its_nodes_own_from_the_no
         check=True,
     )
     assert shown.stdout.split() == ["5", "8", "1", "4", "10.0.0.7", "1", "/tmp/of-node-1", "/local"]
+
+
+@pytest.mark.integration
+def test_a_task_sees_what_its_own_nodes_startup_hook_left_and_not_what_node_0s_did(tmp_path: Path) -> None:
+    attempt = replace(ATTEMPT, folder=str(tmp_path), node_rank=0)
+    first, second = (attempt.trial.launcher(attempt.number, node) for node in (0, 1))
+    first.parent.mkdir()
+    private = tmp_path / "private-of-node-1"
+    private.mkdir()
+    write_json(private / "hook-changes", ["BOTH", "GONE", "ONLY_1", "SLURM_PROCID"])
+    (private / "hook-environment").write_bytes(b"BOTH=two\nlines\0ONLY_1=1\0ONLY_0=as before\0SLURM_PROCID=9\0")
+    own = {"HPC_DET_NODE_RANK": "1", "HPC_DET_SOCKET": str(private / "agent")}
+    write_json(first, {"environment": {}, "hook": ["BOTH", "ONLY_0", "NEVER_1"]})
+    write_json(second, {"environment": own, "hook": []})
+    slurm = {"SLURM_NODEID": "1", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
+    of_node_0 = {"BOTH": "0", "GONE": "0", "ONLY_0": "0", "NEVER_1": "0", "OTHER": "0"}
+    shown = subprocess.run(
+        [sys.executable, "-m", "hpc_det.launch.launchers.rank", "srun", "env", "-0"],
+        env=os.environ | attempt.to_env() | slurm | of_node_0,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seen = dict(item.split("=", 1) for item in shown.stdout.rstrip("\0").split("\0"))
+    assert {name: seen.get(name) for name in (*of_node_0, "ONLY_1", "RANK")} == {
+        "BOTH": "two\nlines",
+        "GONE": None,
+        "ONLY_0": "as before",
+        "NEVER_1": None,
+        "OTHER": "0",
+        "ONLY_1": "1",
+        "RANK": "5",
+    }

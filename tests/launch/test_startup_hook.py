@@ -1,0 +1,285 @@
+"""startup-hook.sh, which the agent of each node sources before the entrypoint, as real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.node.json_files import read_json
+from hpc_det.plan.container import HPC_DET
+from hpc_det.plan.planner import _argv
+from hpc_det.store.attempt import HOOK, Failure, first_failure, request_stop
+from tests.facts import unnamed
+from tests.launch.gang import Gang, is_there
+from tests.launch.runtimes import Runtime
+from tests.launch.test_container import settings
+from tests.wait import DEADLINE_S, wait_for
+
+pytestmark = pytest.mark.integration
+
+SHOWS = """
+import os, sys
+name = "seen-" + os.environ.get("RANK", "none")
+with open(os.path.join(os.environ["HPC_DET_FOLDER"], name), "w") as file:
+    file.write("\\0".join(f"{name}={value}" for name, value in os.environ.items()))
+"""
+
+
+def hooked(
+    gang: Gang, hook: str, entrypoint: str | list[str] = "env -0 >$HPC_DET_FOLDER/seen-none", **plan: Any
+) -> None:
+    """Write the hook and a plan with it."""
+    (gang.code / HOOK).write_text(hook)
+    gang.plan(entrypoint, startup_hook=True, **plan)
+
+
+def seen(gang: Gang, rank: int | str = "none") -> dict[str, str]:
+    """Return the environment of a rank, or of an entrypoint without ranks."""
+    items = (gang.trial.path / f"seen-{rank}").read_text().rstrip("\0").split("\0")
+    return dict(item.split("=", 1) for item in items)
+
+
+def run(gang: Gang, nodes: int = 1, **env: str) -> list[int]:
+    agents = [gang.start_agent(**({"SLURM_NODEID": str(node)} if nodes > 1 else {}), **env) for node in range(nodes)]
+    return [agent.wait(timeout=DEADLINE_S) for agent in agents]
+
+
+def failure(gang: Gang, attempt: int = 1) -> Failure:
+    found = first_failure(gang.trial, attempt)
+    assert found is not None
+    return found
+
+
+# --- what the ranks see
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "python3 train.py",
+        ["python3", "train.py"],
+        "python3 -m hpc_det.launch.direct train.py",
+        pytest.param(
+            "python3 -m hpc_det.launch.torch_distributed --max-restarts=0 -- train.py", marks=pytest.mark.long
+        ),
+        "python3 -m determined.launch.torch_distributed python3 train.py",
+    ],
+)
+def test_ranks_see_what_the_hook_exports(gang: Gang, entrypoint: str | list[str]) -> None:
+    (gang.code / "train.py").write_text(SHOWS)
+    hook = "pwd; export A='two words' PATH=$PATH:/of-the-hook PYTHONPATH=/libs:$PYTHONPATH\nB=local; unset C\n"
+    variables = ("HPC_DET_COMPAT=determined", "C=1")
+    hooked(gang, hook, _argv(entrypoint, "python3"), ranks_per_node=1, environment=variables)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    assert run(gang, PATH=path) == [0], gang.printed.read_text()
+    found = seen(gang, 0 if "hpc_det.launch" in entrypoint or "determined" in entrypoint else "none")
+    assert found["A"] == "two words"
+    assert found["PATH"].endswith(":/of-the-hook")
+    assert found["PYTHONPATH"].startswith("/libs:")
+    assert str(gang.code) in found["PYTHONPATH"].split(":")
+    assert {"B", "C"}.isdisjoint(found)
+    assert str(gang.code) in gang.printed.read_text().splitlines()
+
+
+def test_the_hook_needs_no_execute_bit_and_is_one_shell_with_the_entrypoint(gang: Gang) -> None:
+    hooked(gang, "mkdir sub; cd sub; umask 027; ulimit -n 100; exec 3>x", "pwd; umask; ulimit -n")
+    assert not os.access(gang.code / HOOK, os.X_OK)
+    assert run(gang) == [0]
+    assert gang.printed.read_text().split() == [str(gang.code / "sub"), "0027", "100"]
+
+
+def test_the_hook_can_return_early_and_may_leave_odd_options_behind(gang: Gang) -> None:
+    odd = "set -u -C -f -o pipefail; shopt -s nullglob; shift $#; trap 'echo $BASH_COMMAND' DEBUG; IFS=/; set -x -v"
+    hooked(gang, f"{odd}\nif true; then return 0; fi\nexport TOO_FAR=1\n")
+    assert run(gang) == [0], gang.printed.read_text()
+    assert "TOO_FAR" not in seen(gang)
+    assert seen(gang)["HPC_DET_SECRET"] not in gang.printed.read_text()
+
+
+def test_variables_of_hpc_det_keep_their_values_with_a_note(gang: Gang) -> None:
+    (gang.code / "train.py").write_text(SHOWS)
+    lines = (
+        "export HPC_DET_NUMBER=9 HPC_DET_SECRET=x CUDA_VISIBLE_DEVICES=3 RANK=7 PYTHONPATH=/mine; unset HPC_DET_SOCKET"
+    )
+    hooked(gang, lines, f"{sys.executable} -m hpc_det.launch.direct train.py", ranks_per_node=1)
+    assert run(gang) == [0], gang.printed.read_text()
+    found = seen(gang, 0)
+    assert (found["HPC_DET_NUMBER"], found["CUDA_VISIBLE_DEVICES"], found["RANK"]) == ("1", "", "0")
+    assert found["PYTHONPATH"].split(":")[0] == str(gang.code)
+    assert found["PYTHONPATH"].split(":")[-1] == "/mine"
+    notes = [line for line in gang.printed.read_text().splitlines() if "note:" in line]
+    for name in ("HPC_DET_NUMBER", "HPC_DET_SECRET", "HPC_DET_SOCKET", "CUDA_VISIBLE_DEVICES", "RANK"):
+        assert sum(f" {name} " in note for note in notes) == 1, notes
+    assert found["HPC_DET_SECRET"] not in gang.printed.read_text()
+
+
+def test_without_changes_there_are_no_notes_and_no_other_output(gang: Gang) -> None:
+    hooked(gang, "# nothing\n", "true")
+    assert run(gang) == [0]
+    assert gang.printed.read_text() == ""
+
+
+# --- two nodes
+
+
+TWO: dict[str, Any] = {"scheduler": "slurm", "nodes": 2, "ranks_per_node": 1}
+
+
+def test_each_node_runs_it_once_and_its_ranks_see_its_own_exports(gang: Gang) -> None:
+    (gang.code / "train.py").write_text(SHOWS)
+    hook = 'echo $HPC_DET_NODE_RANK >>ran; echo hello; export OWN="of node $HPC_DET_NODE_RANK"'
+    hooked(gang, hook, f"exec {sys.executable} -m hpc_det.launch.direct train.py", **TWO)
+    assert run(gang, 2) == [0, 0], gang.printed.read_text()
+    assert sorted((gang.code / "ran").read_text().split()) == ["0", "1"]
+    assert [seen(gang, rank)["OWN"] for rank in (0, 1)] == ["of node 0", "of node 1"]
+    assert sorted(gang.printed.read_text().splitlines()) == ["[node1] hello", "[node2] hello"]
+
+
+def test_no_entrypoint_starts_before_the_last_hook_has_ended(gang: Gang) -> None:
+    waits = "if [ $HPC_DET_NODE_RANK = 1 ]; then touch waits; until [ -e go ]; do sleep 0.05; done; fi"
+    hook = f'{waits}; touch "done-$HPC_DET_NODE_RANK"'
+    hooked(gang, hook, 'ls done-* >"began-$HPC_DET_NODE_RANK"', **TWO)
+    agents = [gang.start_agent(SLURM_NODEID=str(node)) for node in (0, 1)]
+    wait_for(lambda: (gang.code / "waits").exists() and (gang.code / "done-0").exists())
+    times = read_json(gang.trial.startup_hook(1))
+    assert times["ended"] is None
+    (gang.code / "go").touch()
+    assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [0, 0], gang.printed.read_text()
+    assert [(gang.code / f"began-{node}").read_text().split() for node in (0, 1)] == [["done-0", "done-1"]] * 2
+    times = read_json(gang.trial.startup_hook(1))
+    assert times["began"] < times["ended"]
+
+
+def test_a_hook_that_fails_on_one_node_ends_the_gang_and_is_named_with_its_node(gang: Gang) -> None:
+    hook = "if [ $HPC_DET_NODE_RANK = 1 ]; then echo no wheel for this node >&2; exit 4; fi; sleep 1000"
+    hooked(gang, hook, "touch began", **TWO)
+    assert run(gang, 2) == [1, 1]
+    assert failure(gang).startup_hook
+    assert unnamed(failure(gang).sentence(), HOOK, "exit code 4", "no wheel for this node") == []
+    assert not (gang.code / "began").exists()
+
+
+# --- failures
+
+
+def test_a_failing_command_is_the_attempts_failure_with_its_last_lines(gang: Gang) -> None:
+    hooked(gang, "for i in $(seq 30); do echo line $i; done\nfalse\ntouch went-on\n", "touch began")
+    assert run(gang) == [1]
+    found = failure(gang)
+    assert (found.startup_hook, found.rank, found.user_error) == (True, None, False)
+    assert unnamed(found.sentence(), HOOK, found.host, "exit code 1", "line 30", gang.trial.job_log) == []
+    assert found.traceback.splitlines() == [f"line {i}" for i in range(21, 31)]
+    assert gang.printed.read_text().splitlines() == [f"line {i}" for i in range(1, 31)]
+    assert not {"went-on", "began"} & set(os.listdir(gang.code))
+
+
+def test_a_failing_hook_counts_as_a_restart_and_runs_again_in_each_attempt(gang: Gang) -> None:
+    hooked(gang, "echo ran >>runs; printf 'without an end of line'; no-such-command-of-ours", "true", max_restarts=1)
+    code, log = gang.run_job()
+    assert code != 0
+    assert gang.ends() == [("failed", "restart"), ("failed", "give up")]
+    assert (gang.code / "runs").read_text().split() == ["ran", "ran"]
+    assert unnamed(log, HOOK, "exit code 127", "no-such-command-of-ours") == []
+
+
+def test_a_hook_that_succeeds_the_second_time_starts_the_entrypoint(gang: Gang) -> None:
+    hooked(gang, "[ -e tried ] || { touch tried; exit 9; }", "touch began", max_restarts=1)
+    gang.run_job()
+    assert gang.ends()[0] == ("failed", "restart")
+    assert gang.ends()[1][0] == "finished"
+    assert (gang.code / "began").exists()
+
+
+def test_exit_0_in_the_hook_is_a_permanent_error_and_not_a_finished_trial(gang: Gang) -> None:
+    hooked(gang, "echo all there; exit 0", "touch began", max_restarts=3)
+    code, log = gang.run_job()
+    assert code != 0
+    assert gang.ends() == [("failed", "give up")]
+    assert unnamed(log, HOOK, "exit code 0", "return") == []
+    assert not (gang.code / "began").exists()
+
+
+def test_a_killed_hook_is_named_with_the_signal(gang: Gang) -> None:
+    hooked(gang, "kill -KILL $$", "true")
+    assert run(gang) == [1]
+    assert unnamed(failure(gang).sentence(), HOOK, "SIGKILL") == []
+
+
+def test_a_failing_entrypoint_is_not_blamed_on_the_hook(gang: Gang) -> None:
+    hooked(gang, "echo fine", "exit 3")
+    assert run(gang) == [1]
+    assert not failure(gang).startup_hook
+    assert "exit code 3" in failure(gang).message
+
+
+# --- stop requests
+
+
+WAITS = "echo $$ >pid.part; mv pid.part pid; sleep 1000"
+
+
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [("pause", ("paused", "pause")), ("cancel", ("cancelled", "done")), ("kill", ("cancelled", "done"))],
+)
+def test_a_stop_request_ends_the_hook(gang: Gang, reason: Any, end: tuple[str, str]) -> None:
+    hooked(gang, WAITS, "touch began")
+    job = gang.start_job()
+    wait_for((gang.code / "pid").exists)
+    shell = int((gang.code / "pid").read_text())
+    request_stop(gang.trial.stop, attempt=1, reason=reason, source="a test")
+    job.wait(timeout=DEADLINE_S)
+    assert gang.ends() == [end]
+    assert not is_there(shell)
+    assert not (gang.code / "began").exists()
+
+
+def test_a_signal_to_the_agent_ends_the_hook(gang: Gang) -> None:
+    hooked(gang, WAITS, "touch began")
+    agent = gang.start_agent()
+    wait_for((gang.code / "pid").exists)
+    agent.terminate()
+    assert agent.wait(timeout=DEADLINE_S) == 1
+    assert not is_there(int((gang.code / "pid").read_text()))
+    assert first_failure(gang.trial, 1) is None
+
+
+def test_a_program_that_the_hook_leaves_running_prints_to_the_log_and_ends_with_the_attempt(gang: Gang) -> None:
+    daemon = "(echo $BASHPID >pid; while true; do echo beats; sleep 0.05; done) &"
+    hooked(gang, daemon, "sleep 0.3")
+    assert run(gang) == [0]
+    assert gang.printed.read_text().count("beats\n") > 1
+    assert not is_there(int((gang.code / "pid").read_text()))
+
+
+# --- containers
+
+
+@pytest.fixture(params=["apptainer", "podman"])
+def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Runtime:
+    return Runtime.install(request.param, tmp_path / "site")
+
+
+def test_in_a_container_it_runs_inside(gang: Gang, runtime: Runtime) -> None:
+    hook = "echo from $FROM; pwd; export OWN=1 HPC_DET_NUMBER=4 PYTHONPATH=/mine"
+    hooked(gang, hook, **settings(runtime))
+    assert run(gang, PATH=runtime.path, OF_THE_HOST="1") == [0], gang.printed.read_text()
+    found = seen(gang)
+    assert (found["OWN"], found["FROM"], found["HPC_DET_NUMBER"]) == ("1", "the-image", "1")
+    assert found["PYTHONPATH"] == f"{gang.code}:{HPC_DET}:/mine"
+    assert "OF_THE_HOST" not in found
+    said, where, note = gang.printed.read_text().splitlines()
+    assert (said, where) == ("from the-image", str(gang.code))
+    assert re.search(r"note: .*HPC_DET_NUMBER", note)
+
+
+def test_a_container_that_does_not_start_is_not_blamed_on_the_hook(gang: Gang, runtime: Runtime) -> None:
+    hooked(gang, "true", **settings(runtime, args=("--no-such-flag",)))
+    assert run(gang, PATH=runtime.path) == [1]
+    assert not failure(gang).startup_hook
+    assert "--no-such-flag" in gang.printed.read_text()
