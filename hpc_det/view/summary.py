@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import Moment, Shape
 from hpc_det.search.state import best_trial
+from hpc_det.store.attempt import HOOK
+from hpc_det.store.folders import TrialFolder
 from hpc_det.view.formatting import clock
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import Metrics, read_attempts, read_tolerantly
@@ -104,30 +109,34 @@ def best_of_one(metrics: Metrics, trial: int) -> dict[str, Any] | None:
 
 
 _TIMES: Shape = {"began": Moment, "ended": Moment | None}
+_PHASES: tuple[tuple[str, Callable[[TrialFolder, int], Path], str], ...] = (
+    ("startup hook", TrialFolder.startup_hook, f"{HOOK} is running since {{}}; its ranks start after it"),
+    ("compiling DeepSpeed ops", TrialFolder.compilation, "DeepSpeed compiles an op for this machine since {}"),
+)
+"""What a trial does before it trains: the name, the file with its times, and the sentence that `why` returns."""
 
 
 def phase(view: ExperimentView, state: ExperimentState) -> str | None:
     """Return what the trial of the first worker does before it trains; None if it trains."""
-    return "compiling DeepSpeed ops" if _compiles_since(view, state) is not None else None
+    return found[0] if (found := _phase_and_sentence(view, state)) else None
 
 
-def _compiles_since(view: ExperimentView, state: ExperimentState) -> float | None:
-    """Return since when the first worker's trial compiles a DeepSpeed op; None if it compiles none."""
+def _phase_and_sentence(view: ExperimentView, state: ExperimentState) -> tuple[str, str] | None:
     open_now = view.search.open
     if state is not ExperimentState.RUNNING or not open_now:
         return None
     trial = view.folder.trial(open_now[min(open_now)].trial)
-    times = [
-        found
-        for attempt in read_attempts(trial)[-1:]
-        if attempt.is_open and (found := read_tolerantly(trial.compilation(attempt.number), _TIMES))
-    ]
-    return times[0]["began"] if times and times[0]["ended"] is None else None
+    attempts = [attempt for attempt in read_attempts(trial)[-1:] if attempt.is_open]
+    for attempt, (name, file, sentence) in product(attempts, _PHASES):
+        times = read_tolerantly(file(trial, attempt.number), _TIMES)
+        if times and times["ended"] is None:
+            return name, sentence.format(clock(times["began"], time.time()))
+    return None
 
 
 def why(view: ExperimentView, state: ExperimentState) -> str | None:
     """Return in a sentence why the experiment is in this state, or None if the state needs no explanation."""
-    search, compiles_since = view.search, _compiles_since(view, state)
+    search, before_training = view.search, _phase_and_sentence(view, state)
     match state:
         case ExperimentState.SUBMITTING:
             return f"by {view.submitter}"
@@ -141,8 +150,8 @@ def why(view: ExperimentView, state: ExperimentState) -> str | None:
             return f"{search.cancelled} has canceled it, and its trials are saving"
         case ExperimentState.RUNNING if search.paused:
             return f"{search.paused} has paused it, and its trials are saving"
-        case ExperimentState.RUNNING if compiles_since is not None:
-            return f"DeepSpeed compiles an op for this machine since {clock(compiles_since, time.time())}"
+        case ExperimentState.RUNNING if before_training:
+            return before_training[1]
         case ExperimentState.ERROR | ExperimentState.CANCELED:
             return view.why_not_completed(state)
     return None

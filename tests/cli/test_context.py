@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.attempt import HOOK
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from tests.cli.conftest import TRIAL, Command
@@ -217,3 +219,70 @@ def test_ranks_import_the_copy_whatever_lies_where_it_was_submitted(
 
 def _logs(experiment: ExperimentFolder) -> str:
     return "\n".join(path.read_text() for path in experiment.path.rglob("*.log"))
+
+
+# --- the startup hook
+
+
+STRICT = """
+name: strict
+scheduler: local
+slots_per_node: 2
+max_nodes: 1
+slot_type: cpu
+startup_hook: false
+"""
+
+
+def has_hook(folder: Path) -> bool:
+    return JobPlan.of(ExperimentFolder(folder)).startup_hook
+
+
+@pytest.mark.integration
+def test_agents_run_a_startup_hook_of_the_context_directory_or_an_included_one(
+    create: Create, code: Path, elsewhere: Path
+) -> None:
+    assert not has_hook(create())
+    (elsewhere / HOOK).write_text("export A=1\n")
+    assert has_hook(create("--include", elsewhere / HOOK))
+    (code / "below").mkdir()
+    (code / "below" / HOOK).write_text("export A=1\n")
+    assert not has_hook(create())
+    (code / HOOK).write_text("export A=1\n")
+    assert has_hook(create())
+
+
+@pytest.mark.integration
+def test_a_startup_hook_that_detignore_names_is_none(create: Create, code: Path) -> None:
+    (code / HOOK).write_text("export A=1\r\n")
+    (code / ".detignore").write_text(f"{HOOK}\n")
+    assert not has_hook(create())
+
+
+@pytest.mark.parametrize("command", [["config", "check"], ["experiment", "create"], ["experiment", "create", "-n"]])
+def test_a_cluster_that_allows_no_startup_hooks_refuses_the_experiment(
+    hpc_det: Command, root: Path, config: Path, code: Path, command: list[str]
+) -> None:
+    profiles = root / "conf" / "cluster"
+    profiles.mkdir(parents=True)
+    (profiles / "strict.yaml").write_text(STRICT)
+    words = ["--dry-run" if word == "-n" else word for word in command]
+    arguments = [config, code, "--cluster", "strict"]
+    (code / HOOK).write_text("export A=1\n")
+    assert hpc_det(*words[:2], *arguments, *words[2:]).fails(2, HOOK, "'strict'", "startup_hook: false", ".detignore")
+    assert not (root / "experiments").exists()
+    (code / ".detignore").write_text(f"{HOOK}\n")
+    assert hpc_det("config", "check", *arguments).code == 0
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("command", [["config", "check"], ["experiment", "create"]])
+def test_a_startup_hook_with_windows_line_ends_is_refused_with_the_command_that_converts_it(
+    hpc_det: Command, root: Path, config: Path, code: Path, command: list[str]
+) -> None:
+    (code / HOOK).write_bytes(b"#!/bin/bash\r\nexport A=1\r\n")
+    said = hpc_det(*command, config, code)
+    assert said.fails(2, code / HOOK, "CRLF", "sed")
+    subprocess.run(["sh", "-c", said.err[said.err.index("sed ") :]], check=True)
+    assert (code / HOOK).read_bytes() == b"#!/bin/bash\nexport A=1\n"
+    assert hpc_det("config", "check", config, code).code == 0

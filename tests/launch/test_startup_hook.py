@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_det.node.json_files import read_json
+from hpc_det.node.json_files import read_map
 from hpc_det.plan.container import HPC_DET
 from hpc_det.plan.planner import _argv
 from hpc_det.store.attempt import HOOK, Failure, first_failure, request_stop
@@ -30,9 +31,11 @@ with open(os.path.join(os.environ["HPC_DET_FOLDER"], name), "w") as file:
 """
 
 
-def hooked(
-    gang: Gang, hook: str, entrypoint: str | list[str] = "env -0 >$HPC_DET_FOLDER/seen-none", **plan: Any
-) -> None:
+SEEN = "env -0 >$HPC_DET_FOLDER/seen-none"
+"""An entrypoint that writes its environment for `seen`."""
+
+
+def hooked(gang: Gang, hook: str, entrypoint: str | Sequence[str] = SEEN, **plan: Any) -> None:
     """Write the hook and a plan with it."""
     (gang.code / HOOK).write_text(hook)
     gang.plan(entrypoint, startup_hook=True, **plan)
@@ -45,7 +48,8 @@ def seen(gang: Gang, rank: int | str = "none") -> dict[str, str]:
 
 
 def run(gang: Gang, nodes: int = 1, **env: str) -> list[int]:
-    agents = [gang.start_agent(**({"SLURM_NODEID": str(node)} if nodes > 1 else {}), **env) for node in range(nodes)]
+    of_nodes = [{"SLURM_NODEID": str(node)} if nodes > 1 else {} for node in range(nodes)]
+    agents = [gang.start_agent(1, (), **of_node, **env) for of_node in of_nodes]
     return [agent.wait(timeout=DEADLINE_S) for agent in agents]
 
 
@@ -146,12 +150,12 @@ def test_no_entrypoint_starts_before_the_last_hook_has_ended(gang: Gang) -> None
     hooked(gang, hook, 'ls done-* >"began-$HPC_DET_NODE_RANK"', **TWO)
     agents = [gang.start_agent(SLURM_NODEID=str(node)) for node in (0, 1)]
     wait_for(lambda: (gang.code / "waits").exists() and (gang.code / "done-0").exists())
-    times = read_json(gang.trial.startup_hook(1))
+    times = read_map(gang.trial.startup_hook(1)) or {}
     assert times["ended"] is None
     (gang.code / "go").touch()
     assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [0, 0], gang.printed.read_text()
     assert [(gang.code / f"began-{node}").read_text().split() for node in (0, 1)] == [["done-0", "done-1"]] * 2
-    times = read_json(gang.trial.startup_hook(1))
+    times = read_map(gang.trial.startup_hook(1)) or {}
     assert times["began"] < times["ended"]
 
 

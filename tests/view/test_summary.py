@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpc_det.node.json_files import write_json
 from hpc_det.requeue import Action, Cause
+from hpc_det.store.attempt import HOOK
 from hpc_det.view.formatting import reached
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import best, phase, summary, why
@@ -61,6 +62,29 @@ def test_the_compilation_of_an_attempt_that_has_ended_does_not_show(life: Life) 
     life.begins()
     life.folder.trial().compilation(1).parent.mkdir(exist_ok=True)
     write_json(life.folder.trial().compilation(1), {"began": time.time(), "ended": None})
+    life.ends(Cause.FAILED, Action.RESTART)
+    life.begins()
+    assert phase(ExperimentView(life.folder), ExperimentState.RUNNING) is None
+
+
+def test_a_running_startup_hook_shows_until_it_has_ended_on_all_nodes(life: Life) -> None:
+    life.begins()
+    times = life.trial.startup_hook(1)
+    times.parent.mkdir(exist_ok=True)
+    view = ExperimentView(life.folder)
+    assert (phase(view, ExperimentState.RUNNING), summary(view, ExperimentState.RUNNING).phase) == (None, None)
+    write_json(times, {"began": time.time(), "ended": None})
+    assert phase(view, ExperimentState.RUNNING) == summary(view, ExperimentState.RUNNING).phase == "startup hook"
+    assert not unnamed(str(why(view, ExperimentState.RUNNING)), HOOK)
+    assert phase(view, ExperimentState.QUEUED) is None
+    write_json(times, {"began": time.time(), "ended": time.time()})
+    assert (phase(view, ExperimentState.RUNNING), why(view, ExperimentState.RUNNING)) == (None, None)
+
+
+def test_the_hook_of_an_attempt_that_has_ended_does_not_show(life: Life) -> None:
+    life.begins()
+    life.trial.startup_hook(1).parent.mkdir(exist_ok=True)
+    write_json(life.trial.startup_hook(1), {"began": time.time(), "ended": None})
     life.ends(Cause.FAILED, Action.RESTART)
     life.begins()
     assert phase(ExperimentView(life.folder), ExperimentState.RUNNING) is None

@@ -26,8 +26,10 @@ from hpc_det.errors import UsageError, printable
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.plan.multirun import Multirun, effective_multirun
 from hpc_det.search.sample import first_sample
+from hpc_det.store.attempt import HOOK
 from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.submit.snapshot import left_out
 from hpc_det.submit.submission import source_checkpoint
 from hpc_det.view.watch import say
 
@@ -154,6 +156,8 @@ def run_here(found: Effective, *, test: bool, debug: bool) -> None:
             f"--local: the entrypoint {found.tree['entrypoint']!r} names no trial to run in this process; use an "
             f"entrypoint with `--trial module:Class`, or start the script directly"
         )
+    if (found.context_dir / HOOK).is_file() and not left_out(found.context_dir)(HOOK):
+        say(f"note: {HOOK} is not run by --local; run what it does in this shell first: source {HOOK}")
     _set_environment(found)
     gc.disable()  # imported objects are permanent, and searching them for garbage is slow (see hpc_det.launch.rank)
     from hpc_det.pytorch.loop.harness import run_locally

@@ -46,8 +46,8 @@ def list_(
     `total_batches` and `best` are null before the first report. If there are
     several trials, `batches` and `total_batches` are null, and `best` is
     determined by the metrics reported to the search. `phase` is what a running
-    trial does before it trains: "compiling DeepSpeed ops" or null. A metric is a
-    number or one of "NaN", "Infinity", "-Infinity".
+    trial does before it trains: "startup hook", "compiling DeepSpeed ops" or
+    null. A metric is a number or one of "NaN", "Infinity", "-Infinity".
     """
     found = selected(store(owner), states=wanted, labels=labels, with_archived=with_archived)
     output.table([_record(each) for each in found], COLUMNS, KEYS)
