@@ -16,6 +16,7 @@ from hpc_det.plan.container import HPC_DET
 from hpc_det.plan.planner import _argv
 from hpc_det.store.attempt import HOOK, Failure, first_failure, request_stop
 from tests.facts import unnamed
+from tests.launch import mpiruns
 from tests.launch.gang import Gang, is_there
 from tests.launch.runtimes import Runtime
 from tests.launch.test_container import settings
@@ -287,3 +288,41 @@ def test_a_container_that_does_not_start_is_not_blamed_on_the_hook(gang: Gang, r
     assert run(gang, PATH=runtime.path) == [1]
     assert not failure(gang).startup_hook
     assert "--no-such-flag" in gang.printed.read_text()
+
+
+# --- launchers that start the ranks of several nodes
+
+
+WRITES_OWN = """
+import os
+with open("own-" + os.environ["RANK"], "w") as file:
+    file.write(os.environ["OWN"] + " " + os.environ.get("ONLY", "none"))
+"""
+OWN = 'export OWN=$HPC_DET_NODE_RANK; [ $HPC_DET_NODE_RANK = 1 ] || export ONLY="node 0"'
+
+
+def own(gang: Gang) -> list[str]:
+    """Return what each rank of two nodes has seen."""
+    return [(gang.code / f"own-{rank}").read_text() for rank in (0, 1)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["deepspeed", "torch_distributed"])
+def test_ranks_of_each_node_see_its_own_exports_under_launchers_of_others(gang: Gang, launcher: str) -> None:
+    (gang.code / "train.py").write_text(WRITES_OWN)
+    hooked(gang, OWN, f"exec $PYTHON -m hpc_det.launch.{launcher} train.py", **TWO)
+    assert run(gang, 2) == [0, 0], gang.printed.read_text()
+    assert own(gang) == ["0 node 0", "1 none"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("vendor", ["mpich", "open_mpi"])
+def test_ranks_of_each_node_see_its_own_exports_under_one_mpirun(gang: Gang, vendor: str) -> None:
+    (gang.code / "train.py").write_text(f"from mpi4py import MPI\n{WRITES_OWN}")
+    mpirun = mpiruns.mpirun(vendor)
+    # For Open MPI's shared memory, two "nodes" with the same host name are one node.
+    flags = "--mca btl self,tcp -- " if "openmpi" in mpirun else ""
+    words = f"exec $PYTHON -m hpc_det.launch.mpi {flags}train.py"
+    hooked(gang, OWN, words, mpi_launcher=(mpirun,), **TWO)
+    assert run(gang, 2) == [0, 0], gang.printed.read_text()
+    assert own(gang) == ["0 node 0", "1 none"]
