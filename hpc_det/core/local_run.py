@@ -28,7 +28,7 @@ from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.schedulers.local import JobId
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
-from hpc_det.store.attempt import StopRequest, failure_now, first_failure, note_failure, read_stop
+from hpc_det.store.attempt import HOOK, StopRequest, failure_now, first_failure, note_failure, read_stop
 from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal, Overtaken
@@ -93,6 +93,13 @@ def _note_failure(run: LocalRun, rank: int, error: BaseException) -> None:
     note_failure(run.trial, run.attempt, failure_now(rank, message, traceback=trace, user_error=is_ours))
 
 
+def _hook_note(script: Script) -> Iterator[str]:
+    """Yield a note if the script's folder contains a startup hook, which only jobs run."""
+    path = Path(script.script)
+    if ((path if path.is_dir() else path.parent) / HOOK).is_file():
+        yield f"{HOOK} runs only in the jobs of experiments; run what it does in this shell: source {HOOK}"
+
+
 class _Chief:
     """Rank 0's part in a run: it chooses the experiment, begins the attempt, and records its end."""
 
@@ -120,7 +127,7 @@ class _Chief:
             f"; checkpoints and metrics are in {self._trial.path}",
             flush=True,
         )
-        for note in self._arguments.notes:
+        for note in (*self._arguments.notes, *_hook_note(self._script)):
             print(f"hpc-det: note: {note}", flush=True)
         return {"trial": str(self._trial.path), "attempt": attempt, "spec": self._spec}
 

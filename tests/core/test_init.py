@@ -21,6 +21,7 @@ from hpc_det.client.stopping import cancel_one, pause_one
 from hpc_det.core.core import Core
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json, write_json
+from hpc_det.store.attempt import HOOK
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.journal import Journal
@@ -82,6 +83,17 @@ def test_a_run_is_an_experiment_with_one_trial() -> None:
         assert core.info.folder == experiments()[0].trial().path
     assert listed() == [ExperimentState.COMPLETED]
     assert ExperimentView(experiments()[0]).about().name == "digits"
+
+
+@pytest.mark.parametrize("has_hook", [True, False])
+def test_a_startup_hook_beside_the_script_is_noted_since_only_jobs_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_hook: bool
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"))
+    if has_hook:
+        (tmp_path / HOOK).touch()
+    run()
+    assert (HOOK in capsys.readouterr().out) == has_hook
 
 
 def test_after_the_end_the_same_script_begins_a_new_experiment() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.node.process import is_stopped
+from hpc_det.store.attempt import HOOK
 from tests.e2e.story import DIRECT, WAITS_AT, Story, hpc_det
 from tests.facts import refused, unnamed
 from tests.labs.slurm import SlurmLab
@@ -170,3 +171,21 @@ def test_a_script_under_srun_that_fails_is_named_with_its_rank_and_exit_code() -
     assert story.wait(check=False).returncode == 1
     assert story.causes == ["failed"]
     assert story.describe()["attempts"][0]["failure"] == "rank 4 on node3: exit code 9"
+
+
+@pytest.mark.long
+def test_ranks_under_srun_see_what_the_startup_hook_of_their_own_node_exports(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / HOOK).write_text(
+        "export OWN=$HPC_DET_NODE_RANK SLURM_PROCID=9\n[ $OWN != 0 ] || export ONLY_NODE_0=1\necho hook of $OWN\n"
+    )
+    script = 'echo "$RANK $OWN ${ONLY_NODE_0-none}" >"$HPC_DET_FOLDER/seen-$RANK"'
+    entrypoint = f"entrypoint=[python3, -m, hpc_det.launch.srun, sh, -c, {json.dumps(script)}]"
+    story = Story.begin(entrypoint, SIX_SLOTS, "max_restarts=0", cluster="lab", context=tmp_path)
+    story.wait(check=False)
+    seen = [path.read_text().split() for path in sorted(story.trial.path.glob("seen-*"))]
+    nodes = [str(rank // 2) for rank in range(6)]
+    only = ["1" if node == "0" else "none" for node in nodes]
+    assert seen == [[str(rank), nodes[rank], only[rank]] for rank in range(6)], story.logged
+    lines = {f"[node{node + 1}] hook of {node}" for node in range(3)}
+    assert lines <= set(story.logged.splitlines())
