@@ -128,10 +128,8 @@ def reached(record: Mapping[str, Any]) -> str:
 
     `record`: the fields of a Summary. Its phase takes the place of the batches.
     """
-    if record.get("phase") and record["trials"] and record["trials"]["expected"] == 1:
-        return str(record["phase"])
     if record["batches"] is not None:
-        return f"{record['batches']}/{record['total_batches'] or '?'}"
+        return record.get("phase") or f"{record['batches']}/{record['total_batches'] or '?'}"
     if (trials := record["trials"]) is None:
         return NONE
     return f"{trials['completed'] + trials['failed']}/{trials['expected']} trials"

@@ -135,10 +135,11 @@ def test_without_changes_there_are_no_notes_and_no_other_output(gang: Gang) -> N
 TWO: dict[str, Any] = {"scheduler": "slurm", "nodes": 2, "ranks_per_node": 1}
 
 
-def test_each_node_runs_it_once_and_its_ranks_see_its_own_exports(gang: Gang) -> None:
+@pytest.mark.parametrize("health_checks", [True, False])
+def test_each_node_runs_it_once_and_its_ranks_see_its_own_exports(gang: Gang, health_checks: bool) -> None:
     (gang.code / "train.py").write_text(SHOWS)
     hook = 'echo $HPC_DET_NODE_RANK >>ran; echo hello; export OWN="of node $HPC_DET_NODE_RANK"'
-    hooked(gang, hook, f"exec {sys.executable} -m hpc_det.launch.direct train.py", **TWO)
+    hooked(gang, hook, f"exec {sys.executable} -m hpc_det.launch.direct train.py", health_checks=health_checks, **TWO)
     assert run(gang, 2) == [0, 0], gang.printed.read_text()
     assert sorted((gang.code / "ran").read_text().split()) == ["0", "1"]
     assert [seen(gang, rank)["OWN"] for rank in (0, 1)] == ["of node 0", "of node 1"]

@@ -39,6 +39,12 @@ def test_a_search_counts_trials() -> None:
     assert cells.cells(row(batches=None, trials=trials), cells.widths(80))[3] == "3/16 trials"
 
 
+def test_a_running_startup_hook_takes_the_place_of_the_batches() -> None:
+    hooked = row(phase="startup hook", batches=0)
+    assert cells.cells(hooked, cells.widths(80))[2:4] == ("RUNNING", "startup hook")
+    assert cells.detail(hooked, 80)[0].endswith("RUNNING (startup hook)")
+
+
 def test_the_heading_counts_experiments_and_slots() -> None:
     rows = [row(), row(2, ExperimentState.PAUSED), row(3, ExperimentState.ERROR), row(4, ExperimentState.COMPLETED)]
     said = "1 running, 0 queued, 1 paused, 2 ended; slots: 32 in use, 32 waited for"
