@@ -19,14 +19,15 @@ import selectors
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hpc_det.launch.hook_environment import AFTER, CHANGES, environment_in
 from hpc_det.launch.log_tail import LONGEST_LINE
 from hpc_det.launch.watch.supervisor import SupervisedGang
 from hpc_det.node.files import write_atomic
-from hpc_det.node.json_files import read_json, write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.node.process import signal_name
 from hpc_det.plan.container import PACKAGE, inside
 from hpc_det.resources import COMPAT_PATH
@@ -42,10 +43,7 @@ _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 """Variables that launchers set for each rank."""
 _OF_SHELLS = ("_", "SHLVL", "PWD", "OLDPWD")
 """Variables that bash changes by itself."""
-_EVENTS, _OUTPUT, _GO, _SCRIPT, _AFTER, _CHANGES = (
-    *("hook-events", "hook-output", "hook-go"),
-    *("hook-script", "hook-environment", "hook-changes"),
-)
+_EVENTS, _OUTPUT, _GO, _SCRIPT = "hook-events", "hook-output", "hook-go", "hook-script"
 # Descriptors above 9 and one array are all that the hook finds changed in its shell. Traces are off after the hook,
 # because the lines that follow contain the attempt's secret.
 _SHELL = """\
@@ -106,7 +104,7 @@ class StartupHook:
         self._before = environment
         places = {name: shlex.quote(self._path(f"hook-{name}")) for name in ("output", "events", "go")}
         lines = [*_kept_variables(self._own(environment)), *_kept_folders(self._own_folders()), *_notes(environment)]
-        text = _SHELL.format(hook=HOOK, own_variables="\n".join(lines), after=shlex.quote(self._path(_AFTER)), **places)
+        text = _SHELL.format(hook=HOOK, own_variables="\n".join(lines), after=shlex.quote(self._path(AFTER)), **places)
         write_atomic(Path(self._path(_SCRIPT)), text, private=True)
         self._note_times(ended=None)
         return ("bash", self._path(_SCRIPT), *self._gang.plan.entrypoint)
@@ -191,38 +189,9 @@ class StartupHook:
 
     def _write_changes(self) -> None:
         """Write the names of the variables that the hook has set or unset."""
-        after = _environment_in(Path(self._path(_AFTER)))
+        after = environment_in(Path(self._path(AFTER)))
         names = sorted(name for name in {*self._before, *after} if self._before.get(name) != after.get(name))
-        write_json(Path(self._path(_CHANGES)), [name for name in names if name not in _OF_SHELLS], private=True)
-
-
-def changed_names(socket: str) -> list[str]:
-    """Return the names of the variables that this node's hook has set or unset; none without a hook.
-
-    `socket`: path of the agent's socket.
-    """
-    found: list[str] = read_json(Path(socket).with_name(_CHANGES)) or []
-    return found
-
-
-def environment_after(socket: str, also: Iterable[str]) -> dict[str, str | None]:
-    """Return the variables that this node's hook has changed, and those in `also`, with their values; None: unset.
-
-    For a rank that was started with the environment of another node, whose hook has changed `also`. A process that srun
-    has started keeps its SLURM_* variables.
-    """
-    names = {name for name in (*changed_names(socket), *also) if not name.startswith("SLURM_")}
-    after = _environment_in(Path(socket).with_name(_AFTER)) if names else {}
-    return {name: after.get(name) for name in sorted(names)} if after else {}
-
-
-def _environment_in(file: Path) -> dict[str, str]:
-    """Return the environment in the output of `env -0`; empty if the container has no `env`."""
-    try:
-        items = file.read_bytes().split(b"\0")
-    except FileNotFoundError:
-        return {}
-    return {name: value for name, is_set, value in (os.fsdecode(item).partition("=") for item in items) if is_set}
+        write_json(Path(self._path(CHANGES)), [name for name in names if name not in _OF_SHELLS], private=True)
 
 
 def _all_of(pipe: int) -> bytes:

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.startup_hook import changed_names, environment_after
+from hpc_det.launch.hook_environment import changed_names, environment_after
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import TcpLineServer
