@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from hpc_det.config.batch_sizes import batch_size_problems
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.config.fields import time_limit_min
@@ -30,7 +31,7 @@ _WAYS = ("command", "webhook", "mail")
 def cross_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
     """Yield the contradictions between values. The schema reports values that are invalid alone."""
     yield from _searcher_problems(experiment)
-    yield from _batch_size_problems(experiment)
+    yield from batch_size_problems(experiment)
     yield from _records_problems(experiment)
     yield from _time_limit_problems(experiment, cluster)
     yield from _packed_slots_problems(experiment)
@@ -75,56 +76,6 @@ def _needs_length(experiment: Tree, searcher: Tree) -> bool:
     with suppress(ValueError):  # from unbalanced quotes in the entrypoint, which check_entrypoint reports
         return trial_name(experiment.get("entrypoint")) is not None
     return False
-
-
-def _batch_size_problems(experiment: Tree) -> Iterator[Problem]:
-    path = "hyperparameters.global_batch_size"
-    slots = value_at(experiment, "resources", "slots_per_trial") or Resources().slots_per_trial
-    for batch_size in _batch_sizes(value_at(experiment, "hyperparameters", "global_batch_size")):
-        if type(batch_size) is not int or batch_size < 1:
-            yield Problem(path, f"got {shown(batch_size)}", "expected a whole number >= 1")
-        elif type(slots) is int and batch_size < slots:
-            yield Problem(
-                path,
-                f"{batch_size} is below resources.slots_per_trial {slots}",
-                f"every slot needs at least one record of each batch: use a batch size of at least {slots}, or at most "
-                f"{batch_size} slots",
-            )
-
-
-def batch_notes(experiment: Tree) -> Iterator[str]:
-    """Yield a note for each explicit batch size that the slots cannot share equally; none for a range."""
-    slots = value_at(experiment, "resources", "slots_per_trial")
-    spec = value_at(experiment, "hyperparameters", "global_batch_size")
-    if isinstance(spec, dict) and spec.get("type") == "int":
-        return
-    for size in dict.fromkeys(_batch_sizes(spec)):
-        if type(size) is int and type(slots) is int and size > slots and size % slots:
-            whole = size - size % slots
-            yield (
-                f"hyperparameters.global_batch_size: {size} is not a multiple of resources.slots_per_trial {slots}; "
-                f"trials that use get_per_slot_batch_size() train on {whole} records per batch; use {whole} or "
-                f"{whole + slots}"
-            )
-
-
-def _batch_sizes(spec: Any) -> list[Any]:
-    """Return the batch sizes that a trial may get; of a range only the smallest.
-
-    space_problems reports a map that is not a valid hyperparameter.
-    """
-    match spec:
-        case None:
-            return []
-        case {"type": "const", "val": size} | {"type": "int", "minval": int(size)}:
-            return [size]
-        case {"type": "categorical", "vals": [*sizes]}:
-            return sizes
-        case {"type": "double" | "log"}:
-            return [spec]
-        case dict():
-            return []
-    return [spec]
 
 
 def _records_problems(experiment: Tree) -> Iterator[Problem]:

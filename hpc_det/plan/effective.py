@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from hpc_det.config.batch_sizes import batch_notes
 from hpc_det.config.checks import (
     FREE_FORM,
     constant_notes,
@@ -23,7 +24,7 @@ from hpc_det.config.checks import (
     text_problems,
 )
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.cross_checks import batch_notes, cross_problems
+from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determined_imports import missing_uses
 from hpc_det.config.determined_keys import in_todays_names, notes
 from hpc_det.config.entrypoint import Context, trial_name
@@ -118,7 +119,7 @@ def effective(request: Request) -> Effective:
         notes=[
             *notes(merged.tree, by_hand, cluster.scheduler),
             *pool_notes(experiment, cluster),
-            *batch_notes(tree),
+            *batch_notes(tree, request.context),
             *constant_notes(tree["hyperparameters"], tree["searcher"]),
             *range_in_list_notes(tree["hyperparameters"]),
             *unresolved_notes(tree),

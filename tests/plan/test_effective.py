@@ -360,9 +360,56 @@ def test_a_hook_whose_file_cannot_be_looked_at_is_a_note_and_no_error(build: Bui
         (33, 1),
         (32, 0),
         ({"type": "categorical", "vals": [33, 33, 35]}, 2),
-        ({"type": "int", "minval": 33, "maxval": 64}, 0),
+        ({"type": "const", "val": 33}, 1),
+        ({"type": "int", "minval": 32, "maxval": 64}, 1),
     ],
 )
 def test_each_batch_size_that_slots_cannot_share_is_noted_once(build: Build, sizes: Any, count: int) -> None:
     notes = build(hyperparameters={"global_batch_size": sizes}, resources={"slots_per_trial": 2}).notes
     assert len([note for note in notes if note.startswith("hyperparameters.global_batch_size")]) == count
+
+
+@pytest.mark.parametrize(
+    ("sizes", "facts"),
+    [
+        (34, [34, "8 records", "32 in all", "32 or 36"]),
+        ({"type": "int", "minval": 32, "maxval": 64}, [33, "8 records", "32 in all", "32 or 36"]),
+    ],
+)
+def test_the_note_on_a_batch_size_has_the_records_of_each_slot_and_of_all(
+    build: Build, sizes: Any, facts: list[object]
+) -> None:
+    (note,) = build(hyperparameters={"global_batch_size": sizes}, resources={"slots_per_trial": 4}).notes
+    assert unnamed(note, "hyperparameters.global_batch_size", "resources.slots_per_trial 4", *facts) == []
+
+
+@pytest.mark.parametrize(("count", "notes"), [(2, 0), (5, 1), (7, 0), (99, 1)])
+def test_of_a_grid_only_its_points_are_noted(build: Build, count: int, notes: int) -> None:
+    sizes = {"type": "int", "minval": 48, "maxval": 72, "count": count}
+    found = build(
+        hyperparameters={"global_batch_size": sizes},
+        resources={"slots_per_trial": 4},
+        searcher={"name": "grid", "metric": "loss", "max_length": {"batches": 1}},
+    )
+    assert len([note for note in found.notes if note.startswith("hyperparameters.global_batch_size")]) == notes
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "path"),
+    [
+        ({"deepspeed_config": "ds.json"}, "ds.json: train_batch_size"),
+        (
+            {"deepspeed_config": "ds.json", "overwrite_deepspeed_args": {"train_batch_size": 14}},
+            "overwrite_deepspeed_args.train_batch_size",
+        ),
+        ({"deepspeed_config": "ds.json", "overwrite_deepspeed_args": {"train_batch_size": 12}}, None),
+        ({"deepspeed_config": "none.json"}, None),
+    ],
+)
+def test_a_batch_size_of_deepspeed_that_slots_cannot_share_is_noted(
+    build: Build, code: Path, hyperparameters: Any, path: str | None
+) -> None:
+    (code / "ds.json").write_text('{"train_batch_size": 14}')
+    notes = build(hyperparameters=hyperparameters, resources={"slots_per_trial": 4}).notes
+    assert len(notes) == (path is not None)
+    assert path is None or unnamed(notes[0], path, 14, "slots_per_trial 4", "12 or 16") == []
