@@ -12,6 +12,7 @@ import click
 
 from hpc_det.cli.arguments import request_options
 from hpc_det.cli.output import Output, output_options
+from hpc_det.client.creation import say_notes
 from hpc_det.config.request import Request
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import effective
@@ -46,6 +47,7 @@ def preview_search(request: Request, output: Output) -> None:
     hyperparameters are chosen only when a worker takes a trial, `first` is empty.
     """
     found = effective(request)
+    say_notes(found)
     tree = found.tree
     seed = tree["reproducibility"]["experiment_seed"]
     record = previewed(tree["searcher"], tree["hyperparameters"], seed, found.searchers_code())

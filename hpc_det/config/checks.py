@@ -148,6 +148,33 @@ def constant_notes(hyperparameters: Any, searcher: Tree) -> list[str]:
     ]
 
 
+_SMALLEST_EXPONENT, _LARGEST_VALUE = 0.1, 1e16
+"""A `log` range from an exponent between 0 and the former, or up to a value above the latter, was meant as values.
+
+Nobody searches from 10 ** 0.1 = 1.26 on purpose, or up to numbers that floats no longer count one by one.
+"""
+
+
+def log_notes(hyperparameters: Any, path: str = "hyperparameters") -> Iterator[str]:
+    """Yield a note for each `log` range, valid otherwise, whose bounds look like values and not like exponents.
+
+    That is so for bounds from 0 to 1, for a lower bound of at most _SMALLEST_EXPONENT, and for values that are too
+    large. Bounds of 0 and below are exponents.
+    """
+    for name, spec in hyperparameters.items() if isinstance(hyperparameters, dict) else ():
+        if not isinstance(spec, dict) or "type" not in spec:
+            yield from log_notes(spec, f"{path}.{name}")
+        elif spec["type"] == "log":
+            low, high, base = spec["minval"], spec["maxval"], spec.get("base") or 10
+            are_values = low > 0 and (high <= 1 or low <= _SMALLEST_EXPONENT or base**high > _LARGEST_VALUE)
+            if are_values and base > 1:
+                yield (
+                    f"{path}.{name}: minval {low:g} and maxval {high:g} of a log range are exponents of base {base:g}, "
+                    f"so values are from {base**low:.4g} to {base**high:.4g}; for values from {low:g} to {high:g}, use "
+                    f"minval: {math.log(low, base):.4g} and maxval: {math.log(high, base):.4g}"
+                )
+
+
 def _has_range(spec: Any) -> bool:
     if not isinstance(spec, dict):
         return False

@@ -18,6 +18,7 @@ from hpc_det.config.batch_sizes import batch_notes
 from hpc_det.config.checks import (
     FREE_FORM,
     constant_notes,
+    log_notes,
     range_in_list_notes,
     searcher_name,
     space_problems,
@@ -120,6 +121,7 @@ def effective(request: Request) -> Effective:
             *notes(merged.tree, by_hand, cluster.scheduler),
             *pool_notes(experiment, cluster),
             *batch_notes(tree, request.context),
+            *log_notes(tree["hyperparameters"]),
             *constant_notes(tree["hyperparameters"], tree["searcher"]),
             *range_in_list_notes(tree["hyperparameters"]),
             *unresolved_notes(tree),

@@ -8,6 +8,7 @@ import pytest
 
 from hpc_det.cli.preview_search import in_words, previewed
 from tests.cli.conftest import Command
+from tests.facts import unnamed
 
 LR = {"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -2, "count": 2}}
 HALVING = {
@@ -51,6 +52,14 @@ def test_a_single_trial_in_words(hpc_det: Command, config: Path, root: Path) -> 
         "",
     )
     assert not root.exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_the_notes_on_ranges_are_on_stderr(hpc_det: Command, config: Path) -> None:
+    lr = "hyperparameters.lr={type: log, minval: 0.001, maxval: 0.1}"
+    result = hpc_det("preview-search", config, "--config", lr, "--json")
+    assert json.loads(result.out)
+    assert not unnamed(result.err, "note", "hyperparameters.lr", "1.002")
 
 
 @pytest.mark.usefixtures("here")

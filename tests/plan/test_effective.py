@@ -413,3 +413,29 @@ def test_a_batch_size_of_deepspeed_that_slots_cannot_share_is_noted(
     notes = build(hyperparameters=hyperparameters, resources={"slots_per_trial": 4}).notes
     assert len(notes) == (path is not None)
     assert path is None or unnamed(notes[0], path, 14, "slots_per_trial 4", "12 or 16") == []
+
+
+@pytest.mark.parametrize(
+    ("bounds", "facts"),
+    [
+        ({"minval": 0.001, "maxval": 0.1}, ["1.002", "1.259", "minval: -3", "maxval: -1"]),
+        ({"minval": 0.0001, "maxval": 10}, ["1e+10", "minval: -4", "maxval: 1"]),
+        ({"minval": 16, "maxval": 512, "base": 2}, ["minval: 4", "maxval: 9"]),
+        ({"minval": 0.2, "maxval": 0.8, "base": 10.0}, ["1.585", "6.31"]),
+        ({"minval": -4, "maxval": -2}, []),
+        ({"minval": -2, "maxval": 0.5}, []),
+        ({"minval": 0, "maxval": 1}, []),
+        ({"minval": 0.5, "maxval": 2}, []),
+        ({"minval": 4, "maxval": 9, "base": 2}, []),
+        ({"minval": 1, "maxval": 3}, []),
+    ],
+)
+def test_a_log_range_whose_bounds_look_like_values_is_noted(
+    build: Build, bounds: dict[str, Any], facts: list[str]
+) -> None:
+    found = build(
+        hyperparameters={"optimizer": {"lr": {"type": "log", **bounds}}},
+        searcher={"name": "random", "metric": "loss", "max_trials": 2, "max_length": {"batches": 1}},
+    )
+    assert len(found.notes) == bool(facts)
+    assert not found.notes or unnamed(found.notes[0], "hyperparameters.optimizer.lr", *facts) == []
