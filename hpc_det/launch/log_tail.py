@@ -7,17 +7,22 @@ time.
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from signal import SIGKILL
 
+from hpc_det.launch.printed_causes import cause_line, failed_rank
 from hpc_det.node.process import signal_name
 from hpc_det.store.log_lines import LogTimes
 
-LONGEST_SEARCH, LONGEST_LINE = 16384, 200
-"""Bytes at the end of a log that are searched for its last line, and the most characters of that line in a message."""
-_ERROR = re.compile(r"[\w.]+(?:Error|Exception|Interrupt): \S")
-"""Matches the last line of a Python traceback."""
+LONGEST_SEARCH, LONGEST_LINE = 131072, 200
+"""Bytes at the end of a log that are searched for the cause of a failure, and the most characters of a line in a
+message.
+
+torchrun's report has 300 bytes for each rank of the node, and the exception is above it.
+"""
 LOOK_S = 0.2
 """Seconds between two polls while logs grow.
 
@@ -35,12 +40,19 @@ def size_of(log: Path) -> int:
 
 
 def last_line(log: Path, begin: int) -> str:
-    """Return the last line written to the log from byte `begin` on, or ""."""
-    lines = [line.strip() for line in written_since(log, begin).split("\n") if line.strip()]
-    # torchrun ends with a framed report that does not contain the reason of a rank's failure.
-    if lines and not re.search(r"\w", lines[-1]):
-        lines = [line for line in lines if _ERROR.match(line)] or lines
-    return lines[-1][-LONGEST_LINE:] if lines else ""
+    """Return the line written to the log from byte `begin` on that names the cause of a failure best, or "".
+
+    See `cause_line`.
+    """
+    return shortened(cause_line(written_since(log, begin)))
+
+
+def shortened(line: str) -> str:
+    """Return the line with at most LONGEST_LINE characters, of both its ends."""
+    if len(line) <= LONGEST_LINE:
+        return line
+    half = LONGEST_LINE // 2 - 2
+    return f"{line[:half]}...{line[-half:]}"
 
 
 def written_since(log: Path, begin: int) -> str:
@@ -55,14 +67,26 @@ def written_since(log: Path, begin: int) -> str:
 _NO_MODULE = re.compile(r"No module named '?([\w.]+)")
 
 
-def how_it_ended(code: int, log: Path, begin: int) -> str:
-    """Return how a process ended, with its last line and its log. `code`: as subprocess returns it, below 0 for a
-    signal.
+def how_it_ended(code: int, log: Path, begin: int, killer: str = "") -> str:
+    """Return how a process ended, with the line that names the cause, the rank that a launcher reports, and the log.
+
+    `code`: as subprocess returns it, below 0 for a signal. `killer`: what is known about the sender of a SIGKILL.
     """
-    how = f"ended by signal {signal_name(-code)} (killed or crashed)" if code < 0 else f"exit code {code}"
-    last_printed = last_line(log, begin)
+    last_printed, reported = last_line(log, begin), failed_rank(written_since(log, begin))
     said = f" after {last_printed!r}" if last_printed else ""
-    return f"{how}{said}; see {log}{_remedy(code, last_printed)}"
+    by_rank = f"; {reported.sentence()}" if reported else ""
+    is_kill = SIGKILL in (-code, code - 128, -reported.code if reported else 0)
+    by = f"; {killer}" if killer and is_kill else ""
+    return f"{_end(code)}{said}{by_rank}{by}; see {log}{_remedy(code, last_printed)}"
+
+
+def _end(code: int) -> str:
+    """Return the exit code, or the signal; both for a shell whose command a signal has ended (sh(1))."""
+    if code < 0:
+        return f"ended by signal {signal_name(-code)} (killed or crashed)"
+    if code > 128 and code - 128 in set(signal.Signals):
+        return f"exit code {code} (signal {signal_name(code - 128)} ended its program)"
+    return f"exit code {code}"
 
 
 def _remedy(code: int, last_printed: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.log_tail import LONGEST_PAUSE_S, LOOK_S, LogWatch, how_it_ended, last_line
+from hpc_det.launch.log_tail import LONGEST_LINE, LONGEST_PAUSE_S, LOOK_S, LogWatch, how_it_ended, last_line
 from hpc_det.store.folders import times_of
 from hpc_det.store.log_lines import moments_after
 from hpc_det.view.logs.merged import TrialLogs
@@ -17,43 +17,30 @@ from hpc_det.view.logs.selection import Wanted
 from tests.facts import unnamed
 from tests.launch.gang import Gang
 
-REPORT = """\
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-train.py FAILED
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-============================================================
-"""
+
+def test_the_last_line_is_that_of_the_part_asked_for_and_a_long_one_keeps_both_ends(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(f"an earlier attempt\nbegin {'x' * 999} end\n")
+    assert last_line(log, 0).startswith("begin xxx")
+    assert last_line(log, 0).endswith("xxx end")
+    assert len(last_line(log, 0)) <= LONGEST_LINE
+    assert last_line(log, log.stat().st_size) == ""
 
 
 @pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        ("", ""),
-        ("begins\nout of memory\n\n", "out of memory"),
-        ("ValueError: handled\nKilled\n", "Killed"),
-        (
-            f"ModuleNotFoundError: No module named 'x'\nW1121 rank 1\n{REPORT}",
-            "ModuleNotFoundError: No module named 'x'",
-        ),
-        (REPORT, "=" * 60),
-    ],
+    ("code", "expected"), [(3, "3"), (-9, "SIGKILL"), (-40, "40"), (137, "137 (signal SIGKILL"), (193, "193")]
 )
-def test_the_last_line_is_returned_without_the_frame_that_torchrun_draws(
-    tmp_path: Path, written: str, expected: str
-) -> None:
-    log = tmp_path / "job.log"
-    log.write_text(written)
-    assert last_line(log, 0) == expected
-
-
-@pytest.mark.parametrize(("code", "expected"), [(3, "3"), (-9, "SIGKILL"), (-40, "40")])
 def test_how_a_program_ended_names_its_exit_code_or_its_signal_and_its_log(
     tmp_path: Path, code: int, expected: str
 ) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text("out of memory\n")
     assert unnamed(how_it_ended(code, log, 0), expected, "out of memory", log) == []
+
+
+@pytest.mark.parametrize(("code", "is_named"), [(-9, True), (137, True), (-11, False), (1, False)])
+def test_who_has_sent_the_signal_is_added_to_a_kill_alone(tmp_path: Path, code: int, is_named: bool) -> None:
+    assert ("the OOM killer" in how_it_ended(code, tmp_path / "job.log", 0, "the OOM killer")) is is_named
 
 
 TURNS = """
