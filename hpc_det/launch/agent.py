@@ -24,17 +24,19 @@ from pathlib import Path
 
 from hpc_det.config.rank_variables import asks_for_compat, with_compat
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.log_tail import LogWatch, how_it_ended, size_of, written_since
+from hpc_det.launch.log_tail import LogWatch, how_it_ended, last_line, size_of, written_since
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.startup_hook import StartupHook
 from hpc_det.launch.watch.supervisor import SupervisedGang, UnhealthyNode, supervisor_of_node
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.files import take_umask_of
 from hpc_det.node.network import limit_look_ups, own_address, variables
+from hpc_det.node.oom import OomWatch
 from hpc_det.node.process import (
     STOP_SIGNALS,
     SignalPipe,
     adopt_orphans,
+    command_lines,
     end_descendants,
     ignore_stop_signals,
     outlives_parent,
@@ -45,6 +47,7 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.attempt import (
     Attempt,
+    Failure,
     StopRequest,
     failure_now,
     first_failure,
@@ -93,6 +96,9 @@ class Agent:
         self._log_began = size_of(trial.job_log)
         """Bytes in the trial's log before this attempt; the log is one file for all attempts."""
         self._log_watch = LogWatch(self._logs())
+        self._oom = OomWatch()
+        self._programs: dict[int, str] = {}
+        """The newest children of the entrypoint with their command lines, keyed by process id."""
 
     def run(self) -> int:
         """Run the entrypoint and return its exit code; 1 if a rank or a node was lost, or the attempt was killed."""
@@ -119,6 +125,7 @@ class Agent:
                 key.data()
             self._log_watch.poll()
             self._poll_run_folder()
+            self._programs = command_lines(entrypoint.pid) or self._programs
             self._ranks.turn()
             self._supervisor.poll()
         if not self._ended:
@@ -225,6 +232,8 @@ class Agent:
         """Note a rank that has ended without reporting an exit code as lost, and end the attempt on this node."""
         # Collectives of the other ranks with this one would never complete.
         message = f"process {self._ranks.ranks[rank]} exited without reporting a cause (killed or crashed)"
+        if self._oom.has_killed:
+            message += f"; {self._oom.killer()}"
         note_failure(self._trial, self._number, failure_now(rank, message, lost=True))
         self._end()
 
@@ -246,13 +255,23 @@ class Agent:
         if self._hook and self._hook.ended_the_shell:
             note_failure(self._trial, self._number, self._hook.failure(code))
         else:
-            message = how_it_ended(code, self._trial.job_log, self._log_began)
-            user_error = code in (126, 127)  # sh(1): the command cannot be executed, or was not found
-            away = code > 0 and scheduler(self._plan.scheduler).was_away(
-                written_since(self._trial.job_log, self._log_began)
-            )
-            failure = failure_now(None, message, user_error=user_error, scheduler_away=away)
-            note_failure(self._trial, self._number, failure)
+            note_failure(self._trial, self._number, self._failure_of_entrypoint(code))
+
+    def _failure_of_entrypoint(self, code: int) -> Failure:
+        log, began = self._trial.job_log, self._log_began
+        return failure_now(
+            None,
+            how_it_ended(code, log, began, self._killer()),
+            user_error=code in (126, 127),  # sh(1): the command cannot be executed, or was not found
+            scheduler_away=code > 0 and scheduler(self._plan.scheduler).was_away(written_since(log, began)),
+            printed=last_line(log, began),
+        )
+
+    def _killer(self) -> str:
+        """Return which program of the entrypoint may have received a SIGKILL, and from whom, for a message."""
+        programs = [f"process {pid} ({command})" for pid, command in self._programs.items()]
+        ran = f"it ran {', '.join(programs[:2])}" if programs else ""
+        return "; ".join(filter(None, [ran, self._oom.killer()]))
 
 
 def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scratch: str | None) -> dict[str, str]:

@@ -26,10 +26,11 @@ from typing import BinaryIO
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.launchers.arguments import Launch, start
-from hpc_det.launch.log_tail import how_it_ended, size_of
+from hpc_det.launch.log_tail import how_it_ended, last_line, size_of
 from hpc_det.node.files import make_folders, open_log
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.lines import connect_local
+from hpc_det.node.oom import OomWatch
 from hpc_det.node.process import SignalPipe, ends_with_parent, exit_code
 from hpc_det.store.attempt import Attempt, failure_now, note_failure, read_stop
 
@@ -82,6 +83,7 @@ class Ranks:
         """The return codes of the ranks that have exited, keyed by rank."""
         self._logs_began: dict[int, int] = {}
         """Bytes in each rank's log when the rank was started, keyed by rank."""
+        self._oom = OomWatch()
         self._code = 0
         self._is_stopping = False
         """True once a rank has received the stop request as a SIGTERM."""
@@ -152,8 +154,11 @@ class Ranks:
         self._send(signal.SIGKILL)
         code = process.returncode
         self._code = exit_code(code)
-        message = f"process {process.pid}: {how_it_ended(code, self._log(rank), self._logs_began[rank])}"
-        note_failure(self._attempt.trial, self._attempt.number, failure_now(rank, message, lost=code < 0))
+        log, began = self._log(rank), self._logs_began[rank]
+        killer = self._oom.killer() if code == -signal.SIGKILL else ""
+        message = f"process {process.pid}: {how_it_ended(code, log, began, killer)}"
+        failure = failure_now(rank, message, lost=code < 0, printed=last_line(log, began))
+        note_failure(self._attempt.trial, self._attempt.number, failure)
 
     def _on_agent(self) -> None:
         messages = self._agent.receive_some()

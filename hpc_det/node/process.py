@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_LONGEST_COMMAND = 120
+"""Most characters of a command line in a message."""
 _spared: set[int] = set()
 """Process ids that `spare` was called with."""
 # Slurm sends TERM (preemption) or the `--signal` of the script (USR2); PBS sends TERM; sites may choose USR1. INT and
@@ -109,6 +111,29 @@ def descendants(pid: int) -> list[int]:
 def children(pid: int) -> list[int]:
     """Return the living children of `pid`, adopted ones included."""
     return [child for child, parent in _parents() if parent == pid]
+
+
+def command_lines(parent: int) -> dict[int, str]:
+    """Return the command lines of the children of `parent`, keyed by process id; empty if there are none."""
+    with suppress(OSError):
+        pids = map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+        found = {pid: _command_line(pid) for pid in pids}
+        own = _command_line(parent) if found else ""  # also that of a child which has not executed its program yet
+        return {pid: command for pid, command in found.items() if command not in ("", own)}
+    return {}
+
+
+def _command_line(pid: int) -> str:
+    """Return the beginning of the command line of a process; "" if it is exiting or has exited."""
+    with suppress(OSError):
+        return (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .decode(errors="replace")
+            .replace("\0", " ")[:_LONGEST_COMMAND]
+            .strip()
+        )
+    return ""
 
 
 def kill_tree(process: Popen[bytes]) -> None:

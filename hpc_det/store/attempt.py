@@ -177,6 +177,8 @@ class Failure:
     """The startup hook of the context directory failed, before any rank was started."""
     scheduler_away: bool = False
     """The scheduler did not answer the command that starts ranks or node agents."""
+    printed: str = ""
+    """The line of its output that names the cause best; "" if unknown, or if `message` is that of an exception."""
 
     @property
     def is_clear(self) -> bool:
