@@ -196,6 +196,8 @@ class Attempts:
         if code or not facts.has_outcome:
             self._note_unreached(number)
         failure = facts.failure(code)
+        if failure:
+            failure = facts.explained(failure, written_since(self._trial.job_log, self._log_began))
         return self._end(number, facts.cause(code, failure), failure or facts.unexplained(code))
 
     def _facts(self, number: int) -> AttemptFacts:

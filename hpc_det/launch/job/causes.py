@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_det.checkpoint.committed import newest_steps
-from hpc_det.launch.log_tail import LONGEST_LINE
+from hpc_det.launch.log_tail import LONGEST_LINE, shortened
+from hpc_det.launch.printed_causes import cause_line, is_of_the_code, missing_part, schedulers_notice
 from hpc_det.node import full_disk
 from hpc_det.node.json_files import parse_line, read_json
 from hpc_det.plan.job_plan import JobPlan
@@ -40,6 +44,8 @@ SHORTEST_S = 60.0
 """An attempt that trained for fewer seconds, or for less than the longest measured save, had no time to save."""
 _MAY_BE_TOO_SHORT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.UNHEALTHY, Cause.SCHEDULER_AWAY)
 """Causes from outside the training. A hang is not one of them: more time would not help."""
+_WITHOUT_CAUSE = ("exit code", "ended by signal")
+"""How the messages begin that the parent process of a script's rank writes (hpc_det.launch.launchers.rank)."""
 Policies = Sequence[Mapping[str, Any]]
 """`log_policies` of the effective configuration: maps with the keys name, pattern and action."""
 
@@ -65,6 +71,47 @@ class AttemptFacts:
         # Without a clear failure, a full disk may have kept the agents and ranks from noting one.
         error = full_disk.probe(self.trial.path)
         return failure_now(None, full_disk.sentence(error), disk_full=True) if error else noted
+
+    def explained(self, failure: Failure, printed: str) -> Failure:
+        """Return the failure with what the output of the attempt adds to it.
+
+        `printed`: the trial's log of this attempt, which the ranks of mpirun, srun and DeepSpeed share, and the agents'
+        launcher. A failure is permanent if the code cannot be loaded.
+        """
+        message, cause = failure.message, failure.printed
+        if failure.rank is not None and message.startswith(_WITHOUT_CAUSE):
+            cause = shortened(cause_line(printed, failure.rank))
+            message += f" after {cause!r}; see {self.trial.job_log}" if cause else ""
+        if notice := schedulers_notice(printed):
+            message += f"; {shortened(notice)}"
+        permanent = failure.user_error or self._cannot_load(cause or failure.message, failure.host)
+        return replace(failure, message=message, printed=cause, user_error=permanent)
+
+    def _cannot_load(self, line: str, host: str) -> bool:
+        """Return whether a program that printed `line` on `host` cannot load its code, now or later.
+
+        Not if the trial has reported metrics or saved a checkpoint before, or if this node has what is missing on
+        `host`: then the code is right, and the other node lacks a file system.
+        """
+        if not is_of_the_code(line) or self._has_reported() or self.newest_saved():
+            return False
+        module, file = missing_part(line)
+        if host == socket.gethostname():
+            return True
+        if file:
+            return not os.path.exists(file)
+        given = dict(item.split("=", 1) for item in self.plan.environment).get("PYTHONPATH", "")
+        places = [self.plan.code, *given.split(os.pathsep), *sys.path]
+        return module is None or PathFinder.find_spec(module.split(".")[0], places) is None
+
+    def _has_reported(self) -> bool:
+        """Return whether any attempt of the trial has reported metrics."""
+        mark = f'"kind": "{BEGINS}"'.encode()
+        try:
+            with open(self.trial.metrics, "rb") as lines:
+                return any(mark not in line for line in lines)
+        except FileNotFoundError:
+            return False
 
     def unexplained(self, code: int) -> Failure:
         """Return a failure for an attempt for which neither rank nor agent has noted one."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import socket
 import sys
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -127,6 +129,65 @@ def test_the_users_error_is_not_tried_again(gang: Gang) -> None:
     (failure,) = failures(gang)
     assert unnamed(str(failure), "rank 1", socket.gethostname(), "model_def.py: no class 'MyTrial'") == []
     assert unnamed(output, "Traceback", "rank 1") == []
+
+
+LAUNCHERS = {"none": "exec $PYTHON", "direct": "exec $PYTHON -m hpc_det.launch.direct"}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("code", "fact"),
+    [("import no_such_module", "no_such_module"), ("def f(:", "SyntaxError"), ("from os import x_y", "x_y")],
+)
+def test_a_script_whose_code_cannot_be_loaded_is_started_once(gang: Gang, launcher: str, code: str, fact: str) -> None:
+    (gang.code / "train.py").write_text(f"{code}\n")
+    gang.plan(f"echo x >>runs; {LAUNCHERS[launcher]} train.py", max_restarts=5)
+    assert gang.run_job()[0] == 1
+    assert gang.ends() == [("failed", "give up")]
+    assert (gang.code / "runs").read_text() == "x\n"
+    assert unnamed(str(failures(gang)[0]), socket.gethostname(), fact) == []
+
+
+def test_a_script_that_does_not_exist_is_started_once(gang: Gang) -> None:
+    gang.plan("exec $PYTHON no_such_file.py", max_restarts=5)
+    assert gang.run_job()[0] == 1
+    assert gang.ends() == [("failed", "give up")]
+    assert unnamed(str(failures(gang)[0]), "exit code 2", "no_such_file.py") == []
+
+
+def test_an_import_that_fails_after_the_trial_has_reported_is_tried_again(gang: Gang) -> None:
+    gang.plan("exec $PYTHON -c 'import no_such_module'", max_restarts=1)
+    report = {"kind": "training", "steps": 5, "attempt": 1, "time": 1.0}
+    gang.trial.metrics.write_text(f"{json.dumps(report)}\n")
+    assert gang.run_job()[0] == 1
+    assert gang.ends() == [("failed", "restart"), ("failed", "give up")]
+
+
+def test_a_library_that_this_node_cannot_load_is_tried_again(gang: Gang) -> None:
+    gang.plan("echo 'ImportError: libx.so: cannot open shared object file' >&2; exit 1", max_restarts=1)
+    assert gang.run_job()[0] == 1
+    assert gang.ends() == [("failed", "restart"), ("failed", "give up")]
+
+
+def test_of_a_launcher_whose_ranks_share_a_log_the_cause_of_the_failed_rank_is_named(gang: Gang) -> None:
+    rank = [sys.executable, "-m", "hpc_det.launch.launchers.rank", "script", sys.executable, "train.py"]
+    (gang.code / "train.py").write_text("raise ValueError('loss is nan')")
+    gang.plan(f"RANK=0 {' '.join(rank)}", ranks_per_node=1)
+    assert gang.run_job()[0] == 1
+    assert unnamed(str(failures(gang)[0]), "rank 0", "exit code 1", "ValueError: loss is nan") == []
+
+
+def test_who_killed_a_program_of_the_entrypoint_is_named_as_far_as_it_is_known(gang: Gang) -> None:
+    (gang.code / "train.py").write_text("import os, time; open('up', 'w').write(str(os.getpid())); time.sleep(60)")
+    gang.plan("$PYTHON train.py; exit $?")
+    job = gang.start_job()
+    wait_for(lambda: (gang.code / "up").exists() and (gang.code / "up").read_text())
+    pid = int((gang.code / "up").read_text())
+    time.sleep(1)  # the agent looks at the programs five times a second at most
+    os.kill(pid, signal.SIGKILL)
+    assert job.wait(timeout=DEADLINE_S) == 1
+    facts = [137, "SIGKILL", f"process {pid} (", "train.py", "OOM killer ended no process on this node"]
+    assert unnamed(str(failures(gang)[0]), *facts) == []
 
 
 def test_a_killed_rank_is_named_and_the_next_attempt_begins_with_nobody_left(gang: Gang) -> None:
