@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from hpc_det.checkpoint.committed import Committed
@@ -15,7 +15,7 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.view.formatting import batches_of, iso, labelled, number, section, values_in_words
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.trial_facts import TrialFacts
-from hpc_det.view.trial_history import AttemptHistory, Metrics, attempt_in_words, is_complete
+from hpc_det.view.trial_history import AttemptHistory, Metrics, attempt_in_words, hosts_of, is_complete
 from hpc_det.view.watch import state as state_of
 
 Record = dict[str, Any]
@@ -46,7 +46,7 @@ def as_json(found: TrialFacts) -> Record:
         "profile": found.verdict(),
         "checkpoints": [_checkpoint(item) for item in found.checkpoints()],
         "set_aside": [_set_aside(item) for item in found.set_aside()],
-        "attempts": [_attempt(item) for item in found.attempts],
+        "attempts": [_attempt(item) for item in _with_nodes(found)],
     }
 
 
@@ -79,12 +79,17 @@ def sections(found: TrialFacts) -> list[list[str]]:
     now = time.time()
     verdict = found.verdict()
     return [
-        section("Attempts", [attempt_in_words(item, now, is_over=found.is_over) for item in found.attempts]),
+        section("Attempts", [attempt_in_words(item, now, is_over=found.is_over) for item in _with_nodes(found)]),
         section("Metrics", list(_metrics(found.metrics))),
         section("Profile", [verdict] if verdict else []),
         section("Checkpoints", [_checkpoint_in_words(item) for item in found.checkpoints()]),
         section("Set aside", [set_aside_in_words(item) for item in found.set_aside()]),
     ]
+
+
+def _with_nodes(found: TrialFacts) -> list[AttemptHistory]:
+    """Return the attempts with their nodes, also of an attempt that has not ended."""
+    return [replace(item, nodes=hosts_of(found.folder, item)) for item in found.attempts]
 
 
 def _metrics(metrics: Metrics) -> Iterator[str]:

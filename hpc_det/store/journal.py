@@ -2,17 +2,19 @@
 
 {"event": "started", "job_id": "7", "worker": 0, "host": "node1"}
 {"event": "ended", "cause": "preempted", "steps": 120, "user_error": false, "too_short": false,
- "action": "requeue", "why": ..., "failure": null, "late": false}
+ "action": "requeue", "why": ..., "failure": null, "late": false, "nodes": ["node1", "node2"]}
 {"event": "problem", "problem": ...}     a failed requeue, or a line of a log that a log policy matched
 {"event": "continued"}                   the user continued a finished trial; failures are counted from here
 
 "late" is true if a later start wrote the end, because the job of the attempt was killed before it could write it.
+"nodes" are the hosts of the gang by node rank; empty if the attempt ended before its agents had met.
 """
 
 from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +65,18 @@ class Journal:
         self._append("started", attempt, job_id=job_id, worker=worker, host=socket.gethostname())
 
     def ended(
-        self, attempt: int, end: AttemptEnd, decision: Decision, failure: str | None, *, late: bool = False
+        self,
+        attempt: int,
+        end: AttemptEnd,
+        decision: Decision,
+        failure: str | None,
+        *,
+        late: bool = False,
+        nodes: Sequence[str] = (),
     ) -> None:
         """Append the end of an attempt, and the decision that follows from it.
 
-        `late`: a later start writes this, and does not know when the attempt ended.
+        `late`: a later start writes this, and does not know when the attempt ended. `nodes`: hosts by node rank.
         """
         self._append(
             "ended",
@@ -80,6 +89,7 @@ class Journal:
             why=decision.why,
             failure=failure,
             late=late,
+            nodes=list(nodes),
         )
 
     def continued(self) -> None:

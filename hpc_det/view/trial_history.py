@@ -14,6 +14,7 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed, newest_steps
 from hpc_det.config.merge import Tree
+from hpc_det.errors import some
 from hpc_det.node.json_files import DamagedFile, Shape, fits, made, read_json, read_map
 from hpc_det.requeue import Action, AttemptEnd, Cause, decide
 from hpc_det.search.method import Exit, better
@@ -74,6 +75,7 @@ class AttemptHistory:
     job_id: str
     worker: int
     host: str
+    """Host of the job process, the first of the nodes."""
     started: float
     """Seconds since the epoch, as `ended`."""
     ended: float | None = None
@@ -83,6 +85,8 @@ class AttemptHistory:
     action: str | None = None
     why: str | None = None
     failure: str | None = None
+    nodes: list[str] = field(default_factory=list)
+    """Hosts of the gang by node rank, from the end of the attempt on; empty in journals of earlier versions."""
     problems: list[str] = field(default_factory=list)
     late: bool = False
     """True if a later attempt recorded the end, because the job was killed; `ended` is then the time of the record."""
@@ -152,6 +156,8 @@ def _add(attempt: AttemptHistory, event: dict[str, Any]) -> None:
         attempt.cause, attempt.action, attempt.why = event["cause"], event["action"], event["why"]
         attempt.failure = event["failure"] and one_line(event["failure"])
         attempt.late = event.get("late", False)
+        nodes = event.get("nodes", [])  # missing in journals of earlier versions
+        attempt.nodes = nodes if fits(nodes, list[str]) else []
 
 
 _ENDS = {
@@ -174,7 +180,7 @@ _NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again",
 
 def attempt_in_words(attempt: AttemptHistory, now: float, *, is_over: bool) -> str:
     """Return a sentence about an attempt. `is_over`: nothing of the experiment runs any more."""
-    start = f"attempt {attempt.number} on {attempt.host}"
+    start = f"attempt {attempt.number} on {some(attempt.nodes or [attempt.host])}"
     since = clock(attempt.started, now)
     if attempt.ended is None or attempt.action is None:
         return f"{start} from {since}: its end was not recorded" if is_over else f"{start} since {since}"
@@ -275,6 +281,8 @@ SPEC: Shape = {"hparams": dict, "trial_seed": int}
 
 def hosts_of(trial: TrialFolder, attempt: AttemptHistory) -> list[str]:
     """Return the hosts of the gang, or only the first one if the list of nodes cannot be read."""
+    if attempt.nodes:
+        return attempt.nodes
     with suppress(DamagedFile, PermissionError):
         found = read_json(trial.nodes(attempt.number))
         return found if found and fits(found, list[str]) else [attempt.host]

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.requeue import Action, Cause
+from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.view.trial_history import (
     AttemptHistory,
     Metrics,
     Validation,
     attempt_in_words,
     checkpoint_to_take,
+    hosts_of,
     is_complete,
     read_attempts,
 )
@@ -104,6 +105,19 @@ def test_attempts_carry_their_problems(life: Life) -> None:
     first, second = read_attempts(life.trial)
     assert (first.cause, first.batches, first.problems) == ("preempted", 120, ["scontrol: refused"])
     assert (second.number, second.ended, second.problems) == (2, None, [])
+
+
+def test_an_ended_attempt_has_all_its_nodes_and_an_older_journal_the_first(life: Life) -> None:
+    life.begins()
+    preempted = AttemptEnd(cause=Cause.PREEMPTED, steps=3)
+    life.journal.ended(1, preempted, Decision(Action.REQUEUE, "preempted"), None, nodes=["node1", "node2"])
+    first, *_ = read_attempts(life.trial)
+    assert first.nodes == hosts_of(life.trial, first) == ["node1", "node2"]
+    assert not unnamed(attempt_in_words(first, TEN, is_over=False), "on node1, node2 from")
+    text = life.trial.journal.read_text()
+    life.trial.journal.write_text(text.replace(', "nodes": ["node1", "node2"]', ""))
+    (older,) = read_attempts(life.trial)
+    assert (older.nodes, hosts_of(life.trial, older)) == ([], [older.host])
 
 
 # --- metrics

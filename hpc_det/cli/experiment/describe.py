@@ -55,6 +55,7 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
                         "time": "2026-11-20T10:05:00+01:00"}],
        "set_aside": [],
        "attempts": [{"number": 1, "job_id": "4711", "host": "node1",
+                     "nodes": ["node1", "node2"],
                      "started": "...", "ended": "...",
                      "cause": "preempted", "batches": 120,
                      "action": "requeue", "why": "preempted",

@@ -326,7 +326,8 @@ class Attempts:
             say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
         say(f"{decision.action.value}: {decision.why}")
         # The journal comes last, so that the log is complete when the decision can be read.
-        self._journal.ended(number, end, decision, blamed.sentence() if blamed else None, late=late)
+        nodes = read_json(self._trial.nodes(number)) or []
+        self._journal.ended(number, end, decision, blamed.sentence() if blamed else None, late=late, nodes=nodes)
         return decision
 
     def _log_policy(self, number: int) -> str | None:

@@ -62,6 +62,13 @@ def test_exit_0_is_a_finished_trial(gang: Gang) -> None:
     assert output.splitlines()[-1].endswith("done: finished")
 
 
+def test_the_end_of_an_attempt_has_the_nodes_of_the_gang(gang: Gang) -> None:
+    gang.plan("true", ranks_per_node=1)
+    gang.run_job()
+    (end,) = [event for event in gang.journal.events() if event["event"] == "ended"]
+    assert end["nodes"] == [socket.gethostname()]
+
+
 def test_what_killed_writers_have_left_is_removed_when_an_attempt_begins(gang: Gang) -> None:
     gang.plan("echo trained")
     left = gang.trial.stop.with_name(f".{gang.trial.stop.name}.{'a' * 32}")
