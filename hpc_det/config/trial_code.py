@@ -62,7 +62,7 @@ def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
     if file is None or not _is_the_imported(module, context):
         return []
     try:
-        tree = _parse(file)
+        tree = parsed(file)
     except SyntaxError as error:
         line = f": {shown(error.text.strip())}" if error.text else ""
         return [
@@ -133,8 +133,8 @@ def _script_without(packages: tuple[str, ...], entrypoint: object, context: Cont
 def _reaches(packages: tuple[str, ...], file: Path, context: Context, seen: set[Path]) -> bool:
     """Return whether importing this file imports one of the packages, or may do so."""
     seen.add(file)
-    tree = _parse(file)
-    modules = {module for node in ast.walk(tree) for module in _modules_of(node)}
+    tree = parsed(file)
+    modules = {module for node in ast.walk(tree) for module in modules_of(node)}
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if used & {"__import__", "exec", "eval"} or any(f"{module}.".startswith(packages) for module in modules):
         return True
@@ -143,7 +143,7 @@ def _reaches(packages: tuple[str, ...], file: Path, context: Context, seen: set[
     return any(_reaches(packages, found, context, seen) for found in sorted(files))
 
 
-def _modules_of(node: ast.AST) -> list[str]:
+def modules_of(node: ast.AST) -> list[str]:
     """Return the modules that this statement imports, including names that may be attributes of modules."""
     match node:
         case ast.Import(names=names):
@@ -167,7 +167,7 @@ def speaks_determined(entrypoint: object, context: Context) -> bool:
         if any("determined.launch." in word or _VARIABLE.search(word) for word in words):
             return True
         return any(
-            _reads_variables(file) or "determined" in _imported(_parse(file)) for file in _own_files(words, context)
+            _reads_variables(file) or "determined" in _imported(parsed(file)) for file in _own_files(words, context)
         )
     return False
 
@@ -185,7 +185,7 @@ def trial_class(entrypoint: object, context: Context) -> tuple[str, ast.ClassDef
     file = context.module_file(trial[0]) if trial else None
     if trial is None or file is None:
         return None
-    tree = _parse(file)
+    tree = parsed(file)
     found = _classes(tree).get(trial[1], [])
     if len(found) != 1 or found[0].decorator_list or _is_dynamic(tree):
         return None
@@ -236,7 +236,8 @@ def _is_the_imported(module: str, context: Context) -> bool:
     return True
 
 
-def _parse(file: Path) -> ast.Module:
+def parsed(file: Path) -> ast.Module:
+    """Return the code of a file. Raises OSError and SyntaxError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as one for an invalid escape sequence in a string of the user's code
         try:
@@ -276,7 +277,7 @@ def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:
     return problems
 
 
-def _scope(body: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
+def scope(body: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
     """Yield the nodes of this scope, including those under if, try and with, without those of inner scopes."""
     pending: list[ast.AST] = list(body.body)
     while pending:
@@ -289,7 +290,7 @@ def _scope(body: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
 def _imported(tree: ast.Module) -> set[str]:
     """Return the packages that this module's top level imports."""
     modules: set[str] = set()
-    for node in _scope(tree):
+    for node in scope(tree):
         match node:
             case ast.Import(names=names):
                 modules |= {alias.name for alias in names}
@@ -299,7 +300,7 @@ def _imported(tree: ast.Module) -> set[str]:
 
 
 def _bound_names(body: ast.Module | ast.ClassDef) -> Iterator[str]:
-    for node in _scope(body):
+    for node in scope(body):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield name
@@ -311,10 +312,10 @@ def _bound_names(body: ast.Module | ast.ClassDef) -> Iterator[str]:
 
 def _is_dynamic(tree: ast.Module) -> bool:
     """Return whether names or methods may come from calls or assignments that only running the code shows."""
-    used = {node.id for node in _scope(tree) if isinstance(node, ast.Name)}
+    used = {node.id for node in scope(tree) if isinstance(node, ast.Name)}
     patched = {
         getattr(node.value, "id", "")
-        for node in _scope(tree)
+        for node in scope(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     }
     return bool(used & _BINDING or patched & set(_classes(tree)))
@@ -335,7 +336,7 @@ def _global_names(tree: ast.Module) -> set[str]:
 
 def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
     classes: dict[str, list[ast.ClassDef]] = {}
-    for node in _scope(tree):
+    for node in scope(tree):
         if isinstance(node, ast.ClassDef):
             classes.setdefault(node.name, []).append(node)
     return classes
@@ -346,7 +347,7 @@ def _may_be_trial(name: str, tree: ast.Module) -> bool:
     bound = [*_bound_names(tree)]
     if _is_dynamic(tree) or "*" in bound or bound.count(name) != 1 or name in _global_names(tree):
         return True
-    for node in _scope(tree):
+    for node in scope(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             return bool(node.decorator_list)
         if isinstance(node, ast.ClassDef) and node.name == name:

@@ -29,6 +29,7 @@ from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determined_imports import missing_uses
 from hpc_det.config.determined_keys import in_todays_names, notes
 from hpc_det.config.entrypoint import Context, trial_name
+from hpc_det.config.idle_script import idle_script_note
 from hpc_det.config.interpolation import unresolved_notes
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
 from hpc_det.config.plain_yaml import key_lines
@@ -128,6 +129,7 @@ def effective(request: Request) -> Effective:
             *_hook_notes(tree["notify"], request.context, functools.partial(_in_its_layer, written)),
             *entrypoint_notes(tree.get("entrypoint"), request.context, _python_path(tree)),
             *uses.notes,
+            *filter(None, [idle_script_note(tree.get("entrypoint"), request.context)]),
             *metric_notes(tree.get("entrypoint"), request.context, tree["searcher"]["metric"]),
         ],
         context_dir=request.context_dir,

@@ -439,3 +439,9 @@ def test_a_log_range_whose_bounds_look_like_values_is_noted(
     )
     assert len(found.notes) == bool(facts)
     assert not found.notes or unnamed(found.notes[0], "hyperparameters.optimizer.lr", *facts) == []
+
+
+def test_a_script_that_defines_a_trial_and_trains_nothing_is_noted(build: Build, code: Path) -> None:
+    assert "MyTrial" in (code / "model_def.py").read_text()
+    notes = build(entrypoint="python3 model_def.py").notes
+    assert [note for note in notes if not unnamed(note, "entrypoint", "model_def:MyTrial")] == notes != []

@@ -321,6 +321,8 @@ class Attempts:
         decision = decide([*self._journal.history(), end], self._plan.max_restarts, limit)
         self._space.note(end)
         blamed = failure if cause in _BLAMED else None
+        if cause is Cause.FINISHED and facts.shows_no_training:
+            self._note_no_training(number, facts.idle_script())
         say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
         if blamed:
             say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
@@ -329,6 +331,20 @@ class Attempts:
         nodes = read_json(self._trial.nodes(number)) or []
         self._journal.ended(number, end, decision, blamed.sentence() if blamed else None, late=late, nodes=nodes)
         return decision
+
+    def _note_no_training(self, number: int, idle_script: str | None) -> None:
+        """Note that the entrypoint has ended with exit code 0, and hpc_det has seen no training.
+
+        Recorded in the journal only if the script is known not to train; others may train without hpc_det.
+        """
+        if idle_script:
+            self._journal.problem(number, f"nothing was trained: {idle_script}")
+        say(
+            f"note: {idle_script}"
+            if idle_script
+            else "note: the entrypoint exited with code 0 without a report or checkpoint of hpc_det; if it was meant "
+            "to train a trial class, give module:Class as the entrypoint"
+        )
 
     def _log_policy(self, number: int) -> str | None:
         """Apply the log policies to the logs of the attempt; return the name of one that cancels retries, or None.

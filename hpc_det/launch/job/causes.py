@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_det.checkpoint.committed import newest_steps
+from hpc_det.config.entrypoint import Context
+from hpc_det.config.idle_script import idle_script_note
 from hpc_det.launch.log_tail import LONGEST_LINE, shortened
 from hpc_det.launch.printed_causes import cause_line, is_of_the_code, missing_part, schedulers_notice
 from hpc_det.node import full_disk
@@ -120,6 +122,17 @@ class AttemptFacts:
                 None, f"the agents' launcher exited with code {code}, and no agent or rank reported a cause"
             )
         return failure_now(None, "the entrypoint exited with code 0, but no rank wrote an outcome")
+
+    @property
+    def shows_no_training(self) -> bool:
+        """Return whether the trial has no report, checkpoint and outcome, as of a script that hpc_det does not see."""
+        is_seen = self.plan.runs_trial or self.has_outcome or self._has_reported() or self._times()
+        return not is_seen and not self.newest_saved()
+
+    def idle_script(self) -> str | None:
+        """Return a note on a script that defines a trial class and does not train it, or None."""
+        entrypoint = (read_json(self.trial.experiment().effective) or {}).get("entrypoint")
+        return idle_script_note(entrypoint, Context(Path(self.plan.code)))
 
     def cause(self, code: int, failure: Failure | None) -> Cause:
         """Return why the attempt ended. `code`: the exit code of the agents' launcher; `failure`: the first one, or

@@ -69,6 +69,31 @@ def test_the_end_of_an_attempt_has_the_nodes_of_the_gang(gang: Gang) -> None:
     assert end["nodes"] == [socket.gethostname()]
 
 
+IDLE = """
+class PyTorchTrial: ...
+class MyTrial(PyTorchTrial): ...
+"""
+
+
+@pytest.mark.parametrize("code", [IDLE, "print('trained')"])
+def test_a_script_that_ends_without_a_training_is_noted_and_finished(gang: Gang, code: str) -> None:
+    (gang.code / "model_def.py").write_text(code)
+    write_json(gang.experiment.effective, {**EFFECTIVE, "entrypoint": "python3 model_def.py"})
+    gang.plan("exec $PYTHON model_def.py", ranks_per_node=1)
+    _, output = gang.run_job()
+    assert gang.ends() == [("finished", "done")]
+    assert unnamed(output, "note: ", "module:Class" if code != IDLE else "model_def:MyTrial") == []
+    problems = [event["problem"] for event in gang.journal.events() if event["event"] == "problem"]
+    assert len(problems) == (code == IDLE)
+
+
+def test_a_finished_script_with_a_report_is_not_noted(gang: Gang) -> None:
+    gang.trial.metrics.write_text(f"{json.dumps({'kind': 'training', 'steps': 5, 'attempt': 1, 'time': 1.0})}\n")
+    gang.plan("true", ranks_per_node=1)
+    _, output = gang.run_job()
+    assert "note: " not in output
+
+
 def test_what_killed_writers_have_left_is_removed_when_an_attempt_begins(gang: Gang) -> None:
     gang.plan("echo trained")
     left = gang.trial.stop.with_name(f".{gang.trial.stop.name}.{'a' * 32}")
