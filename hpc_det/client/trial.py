@@ -63,7 +63,7 @@ class Trial:
 
     @property
     def batches(self) -> int:
-        """Number of batches at the last report; 0 before the first one."""
+        """Number of batches trained, as far as the last report, checkpoint or heartbeat shows."""
         return self._facts().metrics.batches
 
     @property

@@ -2,9 +2,9 @@
 
 Over its own connection to the agent's socket it receives {"ask": "progress" | "stacks"}. It answers {"heartbeat": RANK}
 with the fields of its Progress; for stacks it first writes the stacks of all threads to the rank's log, and adds "at",
-the main thread's position in the code. If hang detection is disabled, the agent never asks and the thread costs
-nothing. A process that cannot answer, because a C call holds the interpreter's lock, still writes its stacks when it
-receives STACKS_SIGNAL.
+the main thread's position in the code. If hang detection is disabled, the agent asks rank 0 alone, for the progress
+that commands show. A process that cannot answer, because a C call holds the interpreter's lock, still writes its stacks
+when it receives STACKS_SIGNAL.
 """
 
 from __future__ import annotations

@@ -77,6 +77,11 @@ class TrialFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def live_progress(self) -> Path:
+        """The batches that an attempt has trained since its last report, written by the agent of node 0."""
+        return self.path / "progress.json"
+
+    @property
     def groups(self) -> Path:
         """The reports of metrics that are neither of training nor of validation, written by rank 0."""
         return self.path / "groups.jsonl"

@@ -5,7 +5,7 @@ This module writes nothing. A missing or torn file is not an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -219,6 +219,7 @@ class Metrics:
         self.name: str = searcher["metric"]
         self._smaller_is_better: bool = searcher["smaller_is_better"]
         self.batches = 0
+        """Number of batches trained: of the last report, or what `advance` has found since."""
         self.total: int | None = None
         """Number of batches of the whole trial; None before the first report, or if it has no fixed length."""
         self.training: dict[str, float | str] = {}
@@ -234,7 +235,17 @@ class Metrics:
             metrics._take(report)
         for steps, value in validations(trial.metrics, metrics.name).items():
             metrics._compare(value, steps)
+        metrics.advance(trial)
         return metrics
+
+    def advance(self, trial: TrialFolder) -> None:
+        """Raise the number of batches to what the trial has reached since its last report.
+
+        In an open attempt that is what the heartbeat of rank 0 shows; after it, the newest checkpoint.
+        """
+        with suppress(DamagedFile, PermissionError):
+            journal = Journal(trial.journal)
+            self.batches = max(self.batches, _reached(trial, journal.open_attempt(), journal.history(), self.batches))
 
     def take(self, reports: Iterable[Record]) -> None:
         """Add new reports of the current attempt. When another attempt has started, `read` must be used instead."""
@@ -255,6 +266,16 @@ class Metrics:
         than = None if self.best is None else float(self.best.value)
         if better(value, than, self._smaller_is_better):
             self.best = Validation(self.name, as_written(value), steps)
+
+
+def _reached(trial: TrialFolder, attempt: int | None, ends: Sequence[AttemptEnd], reported: int) -> int:
+    """Return the batches of the heartbeat of the open attempt, or of the newest checkpoint. `attempt` None: none is."""
+    live = read_tolerantly(trial.live_progress, {"attempt": int, "batches": int}) if attempt else None
+    if live and live["attempt"] == attempt:
+        batches: int = live["batches"]
+        return batches
+    # The end of a script without reports counts its saves instead of batches, so read the checkpoints.
+    return newest_steps(trial.checkpoints) if ends and ends[-1].steps > reported else reported
 
 
 # --- checkpoints

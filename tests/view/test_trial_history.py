@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.node.json_files import write_json
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.view.trial_history import (
     AttemptHistory,
@@ -121,6 +122,34 @@ def test_an_ended_attempt_has_all_its_nodes_and_an_older_journal_the_first(life:
 
 
 # --- metrics
+
+
+def test_progress_is_the_newest_of_report_heartbeat_and_checkpoint(life: Life) -> None:
+    def batches() -> int:
+        return Metrics.read(life.trial, ACCURACY).batches
+
+    life.begins()
+    life.trains_from(0)
+    life.reports("training", 100, {"loss": 0.5})
+    assert batches() == 100
+    write_json(life.trial.live_progress, {"attempt": 1, "batches": 153, "time": TEN})
+    assert batches() == 153
+    life.reports("training", 200, {"loss": 0.5})
+    assert batches() == 200
+    life.saves(221)
+    life.ends(Cause.PREEMPTED, Action.REQUEUE, steps=221)
+    assert batches() == 221
+    life.begins()  # the file is that of the former attempt
+    write_json(life.trial.live_progress, {"attempt": 1, "batches": 999, "time": TEN})
+    assert batches() == 221
+    life.trial.live_progress.write_text("{")
+    assert batches() == 221
+
+
+def test_the_saves_of_a_script_without_reports_are_no_batches(life: Life) -> None:
+    life.begins()
+    life.ends(Cause.PREEMPTED, Action.REQUEUE, steps=3)
+    assert Metrics.read(life.trial, ACCURACY).batches == 0
 
 
 def test_the_best_validation_is_the_searchers(tmp_path: Path) -> None:

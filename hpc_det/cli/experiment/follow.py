@@ -184,6 +184,7 @@ class MetricsReader:
             self.metrics = Metrics.read(self._trial, self._searcher)
         else:
             self.metrics.take(reports)
+            self.metrics.advance(self._trial)
         return reports
 
 

@@ -80,6 +80,12 @@ class HeartbeatServer:
                 line.send({"ask": what})
         self._asked = set(self._lines)
 
+    def ask_one(self, rank: int) -> None:
+        """Ask a rank of this node for its progress, unless it has not answered yet or is not connected."""
+        if rank in self._lines and rank not in self._asked:
+            self._lines[rank].send({"ask": "progress"})
+            self._asked.add(rank)
+
     def news(self) -> list[Head]:
         """Return the newest message of each rank that has sent any since the last call."""
         news, self._news = list(self._news.values()), {}

@@ -25,6 +25,7 @@ from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch import peers
 from hpc_det.launch.watch.hang import HangWatch, HeartbeatServer
 from hpc_det.launch.watch.health import ANSWER_S, NodeProblem, problems_of_node, wrong_clocks
+from hpc_det.launch.watch.live_progress import LiveProgress
 from hpc_det.launch.watch.peers import ARRIVE_S, Arrivals, Peers, ToNode0
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.frames import Head
@@ -112,6 +113,11 @@ class Supervisor:
             self._report_at = float("inf")
             self.heartbeats.report_silent()
 
+    @property
+    def awaits_stacks(self) -> bool:
+        """Return whether ranks of this node have been asked for their stacks, and are not reported as silent yet."""
+        return min(self._force_at, self._report_at) < float("inf")
+
     def ask_ranks(self, what: str) -> None:
         """Ask the ranks of this node for "progress" or "stacks"."""
         if what == "stacks":
@@ -156,6 +162,7 @@ class SupervisorOfNode0(Supervisor):
         super().__init__(gang, selector, socket, end)
         self._peers: Peers | None = None
         self._hang_watch = HangWatch(gang.plan, gang.hosts, self._ask_all, self._clock)
+        self._live_progress = LiveProgress(gang.trial, gang.attempt)
         self._offsets = {0: 0.0}
         """Seconds by which the clock of each node that has reported is ahead of this node's, keyed by node rank."""
         self._polled_at = time.monotonic()
@@ -202,7 +209,11 @@ class SupervisorOfNode0(Supervisor):
         if self._clock.seconds() >= self._lost_at:
             self._note_lost()
             self.end()
-        self._hang_watch.take(self.heartbeats.news())
+        news = self.heartbeats.news()
+        self._hang_watch.take(news)
+        self._live_progress.take(news)
+        if self._live_progress.is_due(self._clock.seconds()) and not self.awaits_stacks:
+            self.heartbeats.ask_one(0)
         if failure := self._hang_watch.failure():
             note_failure(self.gang.trial, self.gang.attempt, failure)
             self.end()

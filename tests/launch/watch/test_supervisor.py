@@ -7,6 +7,7 @@ import re
 import selectors
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -210,6 +211,32 @@ class Node0:
             self.supervisor.close()
             self.socket.close()
             self.selector.close()
+
+
+TRAINS = """
+import os, time
+from pathlib import Path
+from hpc_det.distributed.rank_process import join_gang
+from hpc_det.node.heartbeat import Progress
+
+process = join_gang({**os.environ, "RANK": "0"})
+process.heartbeat.progress = lambda: Progress("training", 7, warm=True, batch=42)
+while not Path(PROGRESS).exists():
+    time.sleep(0.02)
+process.report_exit(0)
+"""
+
+
+@pytest.mark.integration
+def test_the_progress_of_rank_0_is_written_while_it_trains_also_without_hang_detection(gang: Gang) -> None:
+    (gang.code / "rank.py").write_text(TRAINS.replace("PROGRESS", repr(str(gang.trial.live_progress))))
+    shorter = "import sys; from hpc_det.launch.watch import live_progress as live; live.PROGRESS_S = 0.1; "
+    shorter += "from hpc_det.launch import agent; sys.exit(agent.main(sys.argv[1:]))"
+    gang.plan("exec $PYTHON rank.py", ranks_per_node=1, hang_timeout_s=0)
+    agent = gang.start_agent(through=[sys.executable, "-c", f"import sys; sys.argv[1:4] = []; {shorter}"])
+    assert agent.wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
+    written = read_json(gang.trial.live_progress)
+    assert (written["attempt"], written["batches"]) == (1, 42)
 
 
 @pytest.fixture
