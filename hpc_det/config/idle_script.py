@@ -52,7 +52,7 @@ def _trains_nothing(tree: ast.Module, context: Context) -> bool:
 def _names_of_packages(nodes: list[ast.AST], context: Context) -> Iterator[str]:
     """Yield the names that imports of other packages bind, apart from those that may train."""
     for node in nodes:
-        if not isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "level", 0):
+        if not isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.ImportFrom) and node.level):
             continue
         packages = {module.partition(".")[0] for module in modules_of(node)[:1]}
         if packages & {*_MAY_TRAIN} or any(context.module_file(package) for package in packages):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpc_det.launch.watch.live_progress import PROGRESS_S, LiveProgress
-from hpc_det.node.json_files import read_json
+from hpc_det.node.json_files import read_map
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
 
@@ -32,7 +32,7 @@ def test_the_batches_of_rank_0_are_written_at_the_next_question(trial: TrialFold
     progress.take([beat(99, rank=1), beat(42), beat(5, phase="validation")])
     assert not progress.is_due(PROGRESS_S / 2)
     assert progress.is_due(PROGRESS_S)
-    written = read_json(trial.live_progress)
+    written = read_map(trial.live_progress) or {}
     assert (written["attempt"], written["batches"]) == (3, 42)
 
 

@@ -20,7 +20,7 @@ from hpc_det.launch.watch import peers, supervisor
 from hpc_det.launch.watch.peers import key_of
 from hpc_det.node import line_server
 from hpc_det.node.agent_socket import AgentSocket
-from hpc_det.node.json_files import read_json
+from hpc_det.node.json_files import read_json, read_map
 from hpc_det.node.lines import Line, connect
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Failure, failure_now, failures, first_failure, note_failure
@@ -235,7 +235,7 @@ def test_the_progress_of_rank_0_is_written_while_it_trains_also_without_hang_det
     gang.plan("exec $PYTHON rank.py", ranks_per_node=1, hang_timeout_s=0)
     agent = gang.start_agent(through=[sys.executable, "-c", f"import sys; sys.argv[1:4] = []; {shorter}"])
     assert agent.wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
-    written = read_json(gang.trial.live_progress)
+    written = read_map(gang.trial.live_progress) or {}
     assert (written["attempt"], written["batches"]) == (1, 42)
 
 
