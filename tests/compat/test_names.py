@@ -95,6 +95,18 @@ def test_batch_inference_is_in_pytorch_experimental(python: Copies) -> None:
     assert python.printed(code) == "[True, True, True]"
 
 
+def test_the_functions_of_determined_util_that_examples_use_are_there(python: Copies) -> None:
+    code = (
+        "from determined import util\nbase, source = {'a': {'b': 1, 'c': 2}, 'd': 3}, {'a': {'b': 4}, 'e': {'f': 5}}\n"
+    )
+    code += "print(util.merge_dicts(base, source), base)\n"
+    code += "class Blob:\n    calls = 0\n    def download_as_string(self):\n        self.calls += 1\n"
+    code += "        return {2: b'content'}[self.calls]\n"
+    code += "print(util.download_gcs_blob_with_backoff(Blob(), max_backoff=0))"
+    merged = "{'a': {'b': 4, 'c': 2}, 'd': 3, 'e': {'f': 5}} {'a': {'b': 1, 'c': 2}, 'd': 3}"
+    assert python.printed(code).splitlines() == [merged, "b'content'"]
+
+
 def test_determineds_own_names_are_there_too(python: Copies) -> None:
     code = "import determined as det, logging, hpc_det.errors\n"
     code += "logging.basicConfig(format=det.LOG_FORMAT)\nprint(det.InvalidHP is hpc_det.errors.InvalidHP)"
@@ -138,7 +150,7 @@ IMPORTS_MUCH = ("determined.pytorch.deepspeed", "determined.transformers", "dete
     [
         *("determined", "determined.pytorch", "determined.pytorch.samplers", "determined.pytorch.experimental"),
         *("determined.core", "determined.experimental", "determined.experimental.client"),
-        *("determined.experimental.core_v2", "determined.launch.torch_distributed"),
+        *("determined.experimental.core_v2", "determined.launch.torch_distributed", "determined.util"),
         *(pytest.param(module, marks=pytest.mark.long) for module in IMPORTS_MUCH),
     ],
 )

@@ -42,6 +42,7 @@ def found(folder: Path, source: str) -> tuple[list[tuple[str, str]], list[tuple[
         "from determined.experimental import client, core_v2\nclient.get_experiment(1).keras",
         "from determined.tensorboard.metric_writers.pytorch import TorchWriter",
         "from determined.lightning.experimental import DetLogger",
+        "from determined import util as det_util\ndet_util.merge_dicts({}, {})",
         "import determined as det\ndef f(det):\n    return det.keras",
         "try:\n    import determined as det\nexcept ImportError:\n    det = Fake()\ndet.keras",
         "import keras, pytorch\nkeras.x\nimport determined_extras.y",
@@ -108,7 +109,7 @@ def test_a_use_that_may_not_run_is_a_note(tmp_path: Path, source: str) -> None:
         ("determined.pytorch.LightningAdapter", "docs/how-to/lightning.md"),
         ("determined.searcher.SearchMethod", "docs/how-to/search-hyperparameters.md"),
         ("determined.common.api", "docs/how-to/python-client.md"),
-        ("determined.util", "docs/how-to/port-from-determined.md"),
+        ("determined.util.debug_mode", "docs/how-to/port-from-determined.md"),
     ],
 )
 def test_the_line_names_the_file_and_the_remedy(tmp_path: Path, name: str, remedy: str) -> None:
@@ -126,7 +127,7 @@ FILES = {
     "lib/layers.py": "from determined.pytorch import dsat",
     "lib/inner.py": "import determined.estimator\nfrom ..... import z",
     "late.py": "import determined.cli",
-    "sometimes.py": "import determined.util, model",
+    "sometimes.py": "import determined.gpu, model",
     "other.py": "import determined.deploy",
 }
 
@@ -139,7 +140,7 @@ def test_all_files_that_the_script_imports_are_read_and_no_others(tmp_path: Path
         ("layers.py:1", "determined.pytorch.dsat"),
         ("model.py:1", "determined.keras"),
     ]
-    assert sorted(names(uses.notes)) == [("late.py:1", "determined.cli"), ("sometimes.py:1", "determined.util")]
+    assert sorted(names(uses.notes)) == [("late.py:1", "determined.cli"), ("sometimes.py:1", "determined.gpu")]
 
 
 def test_for_a_command_that_only_a_shell_understands_the_files_at_the_top_are_noted(tmp_path: Path) -> None:
