@@ -161,10 +161,9 @@ def own_address(
     resolved = _resolve(socket.gethostname())
     if resolved and not ipaddress.ip_address(resolved).is_loopback:
         return resolved, None
-    routed = _routed_from("192.0.2.1")  # reserved for documentation (RFC 5737)
-    by_interface = ((name, _interface_address(name)) for _, name in socket.if_nameindex())
-    for interface, address in sorted(by_interface, key=lambda item: item[1] != routed):
-        if address and not ipaddress.ip_address(address).is_loopback:
+    routed = routed_from("192.0.2.1")  # reserved for documentation (RFC 5737)
+    for interface, address in sorted(interfaces().items(), key=lambda item: item[1] != routed):
+        if not ipaddress.ip_address(address).is_loopback:
             return address, interface
     return resolved or "127.0.0.1", None
 
@@ -176,7 +175,7 @@ def address_towards(hosts: Iterable[str]) -> str | None:
     # A login node's own name, and its default route, may lead to networks that compute nodes do not have.
     for host in hosts:
         resolved = _resolve(host)
-        own = _routed_from(resolved) if resolved else None
+        own = routed_from(resolved) if resolved else None
         if own and own != resolved and not ipaddress.ip_address(own).is_loopback:
             return own
     return None
@@ -189,29 +188,42 @@ def variables(interface: str) -> dict[str, str]:
 
 def loopback_interface() -> str | None:
     """Return the name of the loopback interface, or None if it has no IPv4 address."""
-    return next((name for _, name in socket.if_nameindex() if _interface_address(name) == "127.0.0.1"), None)
+    return interface_of("127.0.0.1")
+
+
+def interfaces() -> dict[str, str]:
+    """Return the IPv4 addresses of this host's interfaces, by the name of the interface."""
+    found = ((name, _interface_address(name)) for _, name in socket.if_nameindex())
+    return {name: address for name, address in found if address}
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of this host's interface with this IPv4 address, or None if it is not the first one of any."""
+    return next((name for name, its in interfaces().items() if its == address), None)
+
+
+def shown_interfaces() -> str:
+    """Return the interfaces of this host as text for messages: "NAME (ADDRESS), ..."."""
+    return ", ".join(f"{name} ({address})" for name, address in interfaces().items()) or "none"
+
+
+def routed_from(address: str) -> str | None:
+    """Return this host's own IPv4 address on the route to `address`, or None if there is no route."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # connect(2) of a UDP socket only selects a route; it sends nothing.
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
+    return None
 
 
 def _address_of(interface: str, setting: str) -> str:
     address = _interface_address(interface)
     if address is None:
-        there = {name: _interface_address(name) for _, name in socket.if_nameindex()}
-        shown = ", ".join(f"{name} ({its})" for name, its in there.items() if its) or "none"
         raise UsageError(
-            f"{setting}: {socket.gethostname()} has no interface {interface!r} with an IPv4 address; it has {shown}"
+            f"{setting}: {socket.gethostname()} has no interface {interface!r} with an IPv4 address; it has "
+            f"{shown_interfaces()}"
         )
     return address
-
-
-def _routed_from(address: str) -> str | None:
-    """Return this host's own address on the route to `address`, or None."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # connect(2) of a UDP socket only selects a route; it sends nothing.
-            probe.connect((address, 9))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
 
 
 def _resolve(name: str) -> str | None:

@@ -313,6 +313,20 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+@contextmanager
+def uninterrupted_commands() -> Iterator[None]:
+    """Delay a Ctrl-C until the end of the block, and keep it from the commands that the block runs.
+
+    A terminal sends it to them too, and a killed command may have had its effect already.
+    """
+    with uninterrupted():
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which commands inherit
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
 def block_stop_signals() -> None:
     """Ignore and block the stop signals in this process and its future children.
 

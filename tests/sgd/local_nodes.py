@@ -37,6 +37,9 @@ class LocalNodes:
         if self.is_full:
             self.agents = [agent if agent.poll() is None else self._begin() for agent in self.agents]
 
+    def has_ended(self) -> bool:
+        return all(agent.poll() is not None for agent in self.agents)
+
     def state(self) -> str:
         return (
             f"{sum(agent.poll() is None for agent in self.agents)} of {self.count} agents run on {socket.gethostname()}"

@@ -50,11 +50,16 @@ class Capacity(Protocol):
     def start(self, run: Path, wanted: int) -> None:
         """Start agents for `wanted` ranks, or submit jobs that do, and return at once. `run`: the run folder."""
 
-    def renew(self, missing_hosts: Collection[str]) -> None:
-        """Start agents again that have ended. Called about once a second while ranks are missing.
+    def renew(self, missing_hosts: Collection[str]) -> bool | None:
+        """Start agents again that have ended; return whether any were started. Called about once a second while ranks
+        are missing.
 
-        `missing_hosts`: hosts whose agent had connected and was lost.
+        `missing_hosts`: hosts whose agent had connected and was lost. A capacity that returns None counts no starts, so
+        that the driver never gives up, and is not asked `has_ended`.
         """
+
+    def has_ended(self) -> bool:
+        """Return whether all agents that were started have ended, and none is in a queue."""
 
     def state(self) -> str:
         """Return one line of text about the agents or their jobs, for the message that agents are missing."""

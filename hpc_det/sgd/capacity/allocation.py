@@ -70,9 +70,14 @@ class Local:
             guard_from_now_on()
         self._begin()
 
-    def renew(self, missing_hosts: Collection[str]) -> None:
-        if self._agent is not None and self._agent.poll() is not None and self._again.is_due():
+    def renew(self, missing_hosts: Collection[str]) -> bool:
+        is_due = self.has_ended() and self._again.is_due()
+        if is_due:
             self._begin()
+        return is_due
+
+    def has_ended(self) -> bool:
+        return self._agent is not None and self._agent.poll() is not None
 
     def state(self) -> str:
         if self._agent is None:
@@ -173,15 +178,20 @@ class Allocation:
         self._run, self._log = run, RunFolder(run).logs / "start-agents.log"
         self._begin(self._slots)
 
-    def renew(self, missing_hosts: Collection[str]) -> None:
+    def renew(self, missing_hosts: Collection[str]) -> bool:
         lost = [host for host in self._without_agent(set(map(_short, missing_hosts))) if self._again[host].is_due()]
         if lost:
             self._ask()
+        rounds = self._rounds()
         for host in set(lost) & set(self._held):
             former = self._started[host]
             if len(former.hosts) == 1:  # else the command still runs agents on other hosts
                 kill_tree(former.process)
             self._begin({host: self._slots[host]})
+        return self._rounds() > rounds
+
+    def has_ended(self) -> bool:
+        return all(process.poll() is not None for process in self._all)
 
     def state(self) -> str:
         self._ask()
@@ -215,6 +225,10 @@ class Allocation:
             for host in hosts:
                 self._again[host].begin()
                 self._started[host] = Started(process, hosts, time.monotonic())
+
+    def _rounds(self) -> int:
+        """Return how often agents were started on each of the hosts that the allocation still has."""
+        return min((self._again[host].starts for host in self._slots if host in self._held), default=0)
 
     def _without_agent(self, missing: Collection[str]) -> Iterator[str]:
         """Yield the hosts that need a new agent; `missing`: short names of hosts whose agent was lost."""

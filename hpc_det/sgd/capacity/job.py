@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.log_tail import last_line, size_of
 from hpc_det.node.network import address_towards, own_address
+from hpc_det.node.process import uninterrupted_commands
 from hpc_det.schedulers import shared_answers
 from hpc_det.schedulers.pbs.answers import element_statuses, from_pbs, to_pbs
 from hpc_det.schedulers.pbs.scheduler import Pbs
@@ -28,7 +30,9 @@ from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.sgd.capacity.starters import LEAVE_S, STEP_FLAGS
 from hpc_det.sgd.elastic import agents
 from hpc_det.sgd.elastic.agents import AgentTask, BackOff
+from hpc_det.sgd.elastic.wait_report import WaitReport
 from hpc_det.store.experiments import state_root
+from hpc_det.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from submitit.core.core import Executor, Job
@@ -92,6 +96,8 @@ class Jobs:
         self._task = AgentTask("", ())
         self._trouble = ""
         """Why the scheduler rejected the last submission; empty if it did not."""
+        self._ended: Job[Any] | None = None
+        """The job that has ended last."""
 
     def start(self, run: Path, wanted: int) -> None:
         """Submit the jobs. Raises CommandError if the scheduler rejects them."""
@@ -102,15 +108,21 @@ class Jobs:
         self._task = AgentTask(str(run), agents.arguments(run, self._slots_per_node))
         self._submit(self._wanted_jobs)
 
-    def renew(self, missing_hosts: Collection[str]) -> None:
+    def renew(self, missing_hosts: Collection[str]) -> bool:
         self._forget_ended()
         missing = self._wanted_jobs - len(self._jobs)
-        if missing and self._again.is_due():
-            try:
-                self._submit(missing)
-                self._trouble = ""
-            except HpcDetError as refused:  # tried again later: a limit or an outage may be temporary
-                self._trouble = str(refused)
+        if not (missing and self._again.is_due()):
+            return False
+        try:
+            self._submit(missing)
+            self._trouble = ""
+        except HpcDetError as refused:  # tried again later: a limit or an outage may be temporary
+            self._trouble = str(refused)
+        return not self._trouble
+
+    def has_ended(self) -> bool:
+        self._forget_ended()
+        return not self._jobs
 
     def state(self) -> str:
         statuses = self._queue.status(self._jobs)
@@ -119,7 +131,9 @@ class Jobs:
             said = [f"job {self._jobs[0].job_id} is {words}" for words in groups]
         else:
             said = [f"{count} of {len(self._jobs)} jobs are {words}" for words, count in groups.items()]
-        return "; ".join([*(said or ["no job is in the queue"]), *([self._trouble] if self._trouble else [])])
+        ended = [f"job {self._ended.job_id} has ended{self._last_words(self._ended)}"] if self._ended else []
+        more = [*(ended if len(self._jobs) < self._wanted_jobs else []), *([self._trouble] if self._trouble else [])]
+        return "; ".join([*(said or ["no job is in the queue"]), *more])
 
     def is_suspended(self, job: str) -> bool:
         status = self._queue.status(self._jobs).get(self._queue.id_of(job))
@@ -133,33 +147,51 @@ class Jobs:
         # The driver has asked the agents to exit, so that the running jobs end by themselves.
         if not self._jobs:
             return
-        self._queue.withdraw(self._jobs)
-        if not self._all_gone(LEAVE_S):
-            self._queue.end(self._jobs)
-            if not self._all_gone(GONE_S):
-                raise HpcDetError(f"jobs are left {GONE_S:g} s after they were cancelled: {self.state()}; cancel them")
+        with uninterrupted_commands():
+            self._queue.withdraw(self._jobs)
+        are_gone = False
+        try:
+            are_gone = self._all_gone(LEAVE_S)
+        finally:  # also after a Ctrl-C
+            if not are_gone:
+                with uninterrupted_commands():
+                    self._queue.end(self._jobs)
+        if not are_gone and not self._all_gone(GONE_S):
+            raise HpcDetError(f"jobs are left {GONE_S:g} s after they were cancelled: {self.state()}; cancel them")
 
     def _submit(self, count: int) -> None:
         from hpc_det.submit.executor import submission
 
         self._again.begin()
-        with submission(), self._executor.batch():
-            jobs = [self._executor.submit(self._task) for _ in range(count)]
-        self._jobs += jobs
+        with uninterrupted_commands():  # a Ctrl-C in between would leave jobs that are never cancelled
+            with submission(), self._executor.batch():
+                jobs = [self._executor.submit(self._task) for _ in range(count)]
+            self._jobs += jobs
 
     def _forget_ended(self) -> None:
         """Remove the jobs that the scheduler reports as ended."""
         statuses = self._queue.status(self._jobs)
-        self._jobs = [job for job in self._jobs if statuses[job.job_id].state is not JobState.ENDED]
+        ended = [job for job in self._jobs if statuses[job.job_id].state is JobState.ENDED]
+        self._jobs = [job for job in self._jobs if job not in ended]
+        self._ended = ended[-1] if ended else self._ended
+
+    def _last_words(self, job: Job[Any]) -> str:
+        """Return the last line in the logs of the job and its agents as ": LINE (LOG)"; "" if there is none."""
+        agents_logs = RunFolder(Path(self._task.run)).logs.glob("node-*.log")
+        logs = [log for log in (*agents_logs, job.paths.stderr) if size_of(log)]
+        newest = max(logs, key=lambda log: log.stat().st_mtime, default=None)
+        return f": {last_line(newest, 0)!r} ({newest})" if newest else ""
 
     def _all_gone(self, within_s: float) -> bool:
         """Wait up to `within_s` seconds until all jobs have ended; return whether they have."""
         end = time.monotonic() + within_s
+        report = WaitReport(lambda: f"the jobs of this run have to leave the queue; {self.state()}")
         while True:
             self._forget_ended()
             if not self._jobs or time.monotonic() > end:
                 return not self._jobs
             time.sleep(POLL_S)
+            report.look()
 
 
 def _address(cluster: str, interface: str | None) -> str:

@@ -5,10 +5,13 @@ The driver's own process may be one of the nodes, with rank 0 in it.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import queue
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,16 +21,20 @@ from hpc_det.checkpoint.snapshots import BUFFERS, Buffer, Held, keep
 from hpc_det.node.frames import Message
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import Event, TcpLineServer
-from hpc_det.node.network import allow_many_files
+from hpc_det.node.network import allow_many_files, shown_interfaces
 from hpc_det.node.process import uninterrupted
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.failures import NotEnoughRanks
+from hpc_det.sgd.elastic.check_in import failed, shown
 from hpc_det.sgd.elastic.meeting import DriverAddress, Guests, announce, check_free, claim, withdraw
+from hpc_det.sgd.elastic.wait_report import WaitReport
 from hpc_det.sgd.rank import RankSettings
 from hpc_det.sgd.rank.worker import RankWorker
 from hpc_det.store.run_folder import RunFolder
 
+MOST_STARTS = 5
+"""Number of starts without a connected agent after which no more agents are started."""
 POLL_S = 1.0
 """Longest time in seconds to wait for a message before nodes are checked for silence."""
 LOOK_S = 0.05
@@ -107,6 +114,12 @@ class Nodes:
         self._wanted = 0
         """Number of slots for which agents are started again; 0 during shutdown."""
         self._renewed_at = self._next_look = 0.0
+        self._starts = 0
+        """How often agents were started since one has connected last."""
+        self._is_in_vain = False
+        """Whether no agent has connected in MOST_STARTS starts, and none can connect any more."""
+        self._report: WaitReport | None = None
+        """The report of what is awaited; None if nothing is."""
         self.attentive_since = 0.0
         """time.monotonic() when this process last found that it had been suspended, or too busy to read messages."""
         self._clock = AwakeClock(POLL_S)
@@ -164,7 +177,7 @@ class Nodes:
 
     def start(self, wanted: int) -> None:
         """Start agents for `wanted` ranks; from now on agents that have ended are started again."""
-        self._wanted = wanted
+        self._wanted, self._starts = wanted, 1
         self._capacity.start(self.run.path, wanted)
 
     def add(self, node: GangNode) -> None:
@@ -179,18 +192,64 @@ class Nodes:
     def await_slots(self, wanted: int, least: int) -> None:
         """Wait until there are `wanted` slots, or at least `least` and no more for TOGETHER_S seconds.
 
-        Raises NotEnoughRanks, with the state of the capacity.
+        Raises NotEnoughRanks, with the state of the capacity and the agents' errors: after `start_s`, or if no agent
+        has connected in MOST_STARTS starts.
         """
         end, enough_since = time.monotonic() + self.start_s, float("inf")
-        while self.slots < wanted and time.monotonic() < min(end, enough_since + TOGETHER_S):
-            self.hear(min(POLL_S, end - time.monotonic()))
-            is_enough = self.slots >= least
-            enough_since = min(enough_since, time.monotonic()) if is_enough else float("inf")
+        earlier = failed(self.run)
+        with self.reported(lambda: f"slots for {self.slots} of {wanted} ranks; {self._lack(earlier)}"):
+            while self.slots < wanted and time.monotonic() < min(end, enough_since + TOGETHER_S):
+                self.hear(min(POLL_S, end - time.monotonic()))
+                is_enough = self.slots >= least
+                enough_since = min(enough_since, time.monotonic()) if is_enough else float("inf")
+                if self._is_in_vain and not is_enough:
+                    self._starts, self._is_in_vain = 0, False  # a later call starts agents again
+                    raise NotEnoughRanks(
+                        f"no agent has connected to the driver in {MOST_STARTS} starts: {self._lack(earlier)}; "
+                        f"{self._remedy(earlier)}see the agents' logs in {self.run.logs}"
+                    )
         if self.slots < least:
             raise NotEnoughRanks(
                 f"at least {least} ranks are needed, but there are slots for {self.slots} after {self.start_s:g} s "
-                f"(startup_timeout_s); {self._capacity.state()}; see the agents' logs in {self.run.logs}"
+                f"(startup_timeout_s); {self._lack(earlier)}; {self._remedy(earlier)}see the agents' logs in "
+                f"{self.run.logs}"
             )
+
+    @contextmanager
+    def reported(self, state: Callable[[], str]) -> Iterator[None]:
+        """Log a line every REPORT_S seconds while this block calls `hear`; `state`: returns what is awaited."""
+        former, self._report = self._report, WaitReport(state)
+        try:
+            yield
+        finally:
+            self._report = former
+
+    def _lack(self, earlier: Collection[str]) -> str:
+        """Return what the queue and the agents say, for a message that slots are missing.
+
+        `earlier`: the agents' files whose errors are of an earlier wait.
+        """
+        errors = shown(failed(self.run, earlier).values())
+        host, port = self.address
+        silence = [] if self._has_agents else [f"no agent is connected to the driver at {host}:{port}"]
+        return "; ".join([self._capacity.state(), *([errors] if errors else silence)])
+
+    def _remedy(self, earlier: Collection[str]) -> str:
+        """Return what to do if the agents' errors show that they cannot reach the driver; "" if there are none."""
+        host = self.address[0]
+        is_of_this_machine = not self._capacity.has_queue and ipaddress.ip_address(host).is_loopback
+        if is_of_this_machine or not failed(self.run, earlier):
+            return ""
+        return (
+            f"if the nodes have no route to {host}, or a firewall is in between, pass interface=NAME to GangJob, Pool or "
+            f"Allocation, or set dtrain_network_interface in the cluster profile: {socket.gethostname()} has "
+            f"{shown_interfaces()}; "
+        )
+
+    @property
+    def _has_agents(self) -> bool:
+        """True if an agent is connected."""
+        return any(node is not self._own for node in self._nodes)
 
     def hear(self, within_s: float) -> bool:
         """Handle the next event, waiting for it for up to `within_s` seconds; return whether there was one.
@@ -205,6 +264,8 @@ class Nodes:
             self._next_look = time.monotonic() + LOOK_S
             self._drop_silent()
             self._renew()
+            if self._report:
+                self._report.look()
         if event is None:
             return False
         role = event.line.identity["role"]
@@ -218,8 +279,9 @@ class Nodes:
     def wait(self, seconds: float) -> None:
         """Wait, and handle the events that arrive meanwhile."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self.hear(min(left, POLL_S))
+        with self.reported(lambda: f"the next try is in {max(end - time.monotonic(), 0):.0f} s"):
+            while (left := end - time.monotonic()) > 0:
+                self.hear(min(left, POLL_S))
 
     def close(self) -> None:
         """End all agents and jobs, and stop listening."""
@@ -227,14 +289,13 @@ class Nodes:
         for node in self._nodes:
             node.line.send({"do": "leave"})
         end = time.monotonic() + LEAVE_S
-        while set(self._nodes) - {self._own} and time.monotonic() < end:
-            self.hear(end - time.monotonic())
-        try:
-            self._capacity.stop()
-        finally:
-            withdraw(self.run)
-            self._claim.withdraw()
-            self._board.close()
+        with ExitStack() as ends:  # all of them, also after a Ctrl-C
+            ends.callback(self._board.close)
+            ends.callback(self._claim.withdraw)
+            ends.callback(withdraw, self.run)
+            ends.callback(self._capacity.stop)
+            while self._has_agents and time.monotonic() < end:
+                self.hear(end - time.monotonic())
 
     def _key_for(self, identity: dict[str, Any]) -> bytes | None:
         """Return the key of a connection with this identity, or None to reject it.
@@ -253,6 +314,7 @@ class Nodes:
             identity = event.line.identity
             self._nodes.append(GangNode(event.line, str(identity["host"]), int(identity["slots"]), identity["job"]))
             self._missing.discard(str(identity["host"]))
+            self._starts, self._is_in_vain = 0, False
             return
         for node in [node for node in self._nodes if node.line is event.line]:
             if event.message is None:
@@ -295,10 +357,16 @@ class Nodes:
         return was_suspended or node.is_suspended
 
     def _renew(self) -> None:
-        """Start missing agents again, at most once a second."""
-        if self.slots < self._wanted and time.monotonic() > self._renewed_at + POLL_S:
-            self._renewed_at = time.monotonic()
+        """Start missing agents again, at most once a second, but not for ever if none connects."""
+        if self.slots >= self._wanted or time.monotonic() <= self._renewed_at + POLL_S:
+            return
+        self._renewed_at = time.monotonic()
+        if self._has_agents:
             self._capacity.renew(self._missing)
+        elif self._starts < MOST_STARTS:
+            self._starts += bool(self._capacity.renew(self._missing))
+        else:
+            self._is_in_vain = self._capacity.has_ended()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,8 @@ class BackOff:
         self._lasted_s = lasted_s
         self._started = float("-inf")
         self._wait_s = 0.0
+        self.starts = 0
+        """How often the process was started."""
 
     def is_due(self) -> bool:
         """Return whether the delay has passed."""
@@ -54,6 +56,7 @@ class BackOff:
 
     def begin(self) -> None:
         """Record that the process is started now."""
+        self.starts += 1
         now = time.monotonic()
         lasted = now - self._started > self._lasted_s
         self._wait_s = 1.0 if lasted else min(2 * self._wait_s, self._most_s)
@@ -62,14 +65,14 @@ class BackOff:
 
 @dataclass(frozen=True)
 class AgentTask:
-    """The task of a submitted job: runs a node agent, starts it again if it is killed, and returns its exit code."""
+    """The task of a submitted job: runs a node agent, starts it again if it is killed, and exits with its exit code."""
 
     run: str
     """Path of the run folder."""
     arguments: tuple[str, ...]
     """Arguments for Python, from `arguments`."""
 
-    def __call__(self) -> int:
+    def __call__(self) -> None:
         # SignalPipe replaces submitit's handlers, which ignore TERM and requeue the job on USR2. The signals are passed
         # on to the agent, because on PBS and with proctrack/cgroup only this process gets them.
         signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
@@ -84,7 +87,10 @@ class AgentTask:
             code, warned = self._life(signals)
         end_descendants()
         signals.close()
-        return code
+        if code > 0:
+            # submitit would end a task that returned a value with exit code 0, and one that raised an Exception with a
+            # traceback.
+            raise SystemExit(code)
 
     def checkpoint(self) -> None:
         """Return None: submitit need not requeue this job, because the driver submits another one.

@@ -14,16 +14,17 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.files import write_first
 from hpc_det.node.json_files import read_json, write_json
-from hpc_det.node.lines import Line, connect
+from hpc_det.node.lines import Line, NoLine, connect
 from hpc_det.node.network import awaited, tries
 from hpc_det.node.process import is_running, start_ticks
+from hpc_det.sgd.elastic.check_in import CheckIn, Unreachable
 from hpc_det.store.run_folder import RunFolder
 
 ANSWER_S = 0.5
@@ -66,47 +67,44 @@ def await_driver(run: RunFolder, within_s: float) -> DriverAddress:
 def call_driver(run: RunFolder, node: str, identity: dict[str, Any], within_s: float) -> Line:
     """Connect an agent to its driver with the key of the run, and return the connection.
 
-    `node`: name of the file in which the agent announces its address to the driver. Raises HpcDetError if
-    connecting has failed for `within_s` seconds.
+    `node`: name of the file in which the agent announces its address to the driver, and why it could not connect.
+    Raises Unreachable if connecting has failed for `within_s` seconds, and HpcDetError if there is no driver.
     """
     key = run.key()
+    error = ""
     for left_s in tries(within_s):
         driver = await_driver(run, left_s)
-        _check_in(run, node, driver)
+        here = CheckIn.towards(*driver)
+        replace(here, error=error).write(run, node)
         try:
-            return connect(*driver, key, identity, min(TRY_S, left_s), listener="the driver")
-        except HpcDetError as error:  # the file may contain the address of an earlier driver
-            problem = error
-    raise problem
+            line = connect(*driver, key, identity, min(TRY_S, left_s), listener="the driver")
+        except HpcDetError as problem:  # the file may contain the address of an earlier driver
+            error = _reason(problem)
+            here = replace(here, error=error)
+            here.write(run, node)
+        else:
+            if error:
+                here.write(run, node)
+            return line
+    raise Unreachable(f"{here} (tried for {within_s:g} s)")
+
+
+def _reason(problem: HpcDetError) -> str:
+    """Return why a connection failed: the error of the operating system if there was one."""
+    return problem.error.strerror or str(problem.error) if isinstance(problem, NoLine) else str(problem)
 
 
 def answers(run: RunFolder, driver: DriverAddress) -> bool:
     """Return whether a driver of this run still listens at this address and proves that it has the run's key."""
     name = f"driver-{os.getpid()}"
     try:
-        _check_in(run, name, driver)
+        CheckIn.towards(*driver).write(run, name)
         connect(*driver, run.key(), {"role": "driver"}, ANSWER_S, listener="the driver").close()
     except HpcDetError:
         return False
     finally:
         (run.nodes / name).unlink(missing_ok=True)
     return True
-
-
-def _check_in(run: RunFolder, node: str, driver: DriverAddress) -> None:
-    """Write the address from which this node will connect to the run, so that the driver accepts the connection."""
-    write_json(run.nodes / node, {"address": _address_towards(driver)})
-
-
-def _address_towards(driver: DriverAddress) -> str:
-    """Return the address of this node's interface towards the driver."""
-    # Connecting a UDP socket sends nothing; it only selects the route.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(driver)
-        except OSError as error:
-            raise HpcDetError(f"{driver.host}: this node has no route to the driver: {error.strerror}") from None
-        return str(probe.getsockname()[0])
 
 
 class Guests:

@@ -5,7 +5,8 @@
 It connects to the driver and executes the driver's requests: fork ranks, end ranks, hold snapshots. It reports stop
 signals to the driver, which then starts no new ranks on the node; the signals themselves end nothing. If the driver is
 lost, the agent ends all ranks, writes the newest snapshot to disk if it is that snapshot's writer (or removes the run
-if that is temporary), and exits. If a scheduler suspends its job, its ranks are suspended and continued with it.
+if that is temporary), and exits. If it cannot connect, it writes the reason to the run (hpc_det.sgd.elastic.check_in)
+and fails. If a scheduler suspends its job, its ranks are suspended and continued with it.
 
 One child, the fork server (hpc_det.sgd.rank.fork_server), imports torch, and the ranks are forked from it. The agent
 owns the memory of the snapshots, so that a snapshot survives the death of a rank; the memory is freed when the agent
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.snapshots import BUFFERS, Buffer, Held, Keeper
+from hpc_det.errors import HpcDetError
 from hpc_det.node.frames import Message
 from hpc_det.node.key import derived
 from hpc_det.node.lines import Line, line_over
@@ -267,13 +269,19 @@ def own_job(env: Mapping[str, str]) -> str | None:
 
 
 def main(argv: list[str]) -> int:
-    """Run a node agent: `argv` is [RUN_FOLDER, SLOTS]. Return the exit code."""
+    """Run a node agent: `argv` is [RUN_FOLDER, SLOTS]. Return the exit code, which is 0 if it has had a driver."""
     adopt_orphans()
     limit_look_ups(os.environ)
     run, slots = RunFolder(Path(argv[0])), int(argv[1])
     share_cpus(slots, os.environ)
     with guarded() if own_job(os.environ) else nullcontext():
-        return NodeAgent(run, slots).run()
+        agent = NodeAgent(run, slots)
+        try:
+            return agent.run()
+        except HpcDetError as error:  # it has no driver
+            print(error, file=sys.stderr, flush=True)
+            end_descendants()
+            return error.exit_code
 
 
 if __name__ == "__main__":
