@@ -241,8 +241,8 @@ class Nodes:
         if is_of_this_machine or not failed(self.run, earlier):
             return ""
         return (
-            f"if the nodes have no route to {host}, or a firewall is in between, pass interface=NAME to GangJob, Pool or "
-            f"Allocation, or set dtrain_network_interface in the cluster profile: {socket.gethostname()} has "
+            f"if the nodes have no route to {host}, or a firewall is in between, pass interface=NAME to GangJob, Pool "
+            f"or Allocation, or set dtrain_network_interface in the cluster profile: {socket.gethostname()} has "
             f"{shown_interfaces()}; "
         )
 
