@@ -30,6 +30,7 @@ from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.sgd.capacity.starters import LEAVE_S, STEP_FLAGS
 from hpc_det.sgd.elastic import agents
 from hpc_det.sgd.elastic.agents import AgentTask, BackOff
+from hpc_det.sgd.elastic.check_in import failed
 from hpc_det.sgd.elastic.wait_report import WaitReport
 from hpc_det.store.experiments import state_root
 from hpc_det.store.run_folder import RunFolder
@@ -176,9 +177,11 @@ class Jobs:
         self._ended = ended[-1] if ended else self._ended
 
     def _last_words(self, job: Job[Any]) -> str:
-        """Return the last line in the logs of the job and its agents as ": LINE (LOG)"; "" if there is none."""
-        agents_logs = RunFolder(Path(self._task.run)).logs.glob("node-*.log")
-        logs = [log for log in (*agents_logs, job.paths.stderr) if size_of(log)]
+        """Return the last line in the logs of the job and its agents as ": LINE (LOG)"; "" if there is none, or if the
+        agents have reported why they failed.
+        """
+        run = RunFolder(Path(self._task.run))
+        logs = [] if failed(run) else [log for log in (*run.logs.glob("node-*.log"), job.paths.stderr) if size_of(log)]
         newest = max(logs, key=lambda log: log.stat().st_mtime, default=None)
         return f": {last_line(newest, 0)!r} ({newest})" if newest else ""
 

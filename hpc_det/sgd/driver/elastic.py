@@ -148,13 +148,19 @@ class ElasticGang:
     def _settle(self) -> None:
         """If the run is durable, wait until the newest snapshot is on disk or all nodes that hold it are lost."""
         self._gang.poll()
-        while (keeping := self._keeping) and keeping.node in self._nodes and not self._is_given_up(keeping):
-            self._nodes.hear(POLL_S)
+        with self._nodes.reported(self._writing):
+            while (keeping := self._keeping) and keeping.node in self._nodes and not self._is_given_up(keeping):
+                self._nodes.hear(POLL_S)
         self._keeping = None
         held = self._held if self._is_durable else None
         if held and held.number != self._kept and (there := [node for node in held.nodes if node in self._nodes]):
             self._hand_over(replace(held, nodes=there))
             self._settle()
+
+    def _writing(self) -> str:
+        """Return which node writes which snapshot to disk, as text."""
+        assert self._keeping
+        return f"{self._keeping.node} writes snapshot {self._keeping.number} to {self._nodes.run.snapshots}"
 
     def _is_given_up(self, keeping: _Keeping) -> bool:
         """Return whether the writer abandons this snapshot because it also holds a newer one."""

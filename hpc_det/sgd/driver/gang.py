@@ -19,6 +19,7 @@ from hpc_det.node.lines import Line
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.sgd.driver.failures import COLLATERAL_S, Hung, NodeLost, NotConnected, Preempted, Raised, RankDied, root_of
 from hpc_det.sgd.driver.nodes import POLL_S, GangNode, InProcess, Nodes
+from hpc_det.sgd.elastic.wait_report import WaitReport
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank.store import StoreKeeper
 from hpc_det.sgd.rank.worker import show
@@ -81,6 +82,8 @@ class Watch:
         self._asked: set[int] = set()
         """Ranks that have not answered the last progress request."""
         self._asked_at = self._next_look = 0.0
+        self._pause: WaitReport | None = None
+        """The report that ranks are suspended; None if they are not."""
 
     def begin(self) -> None:
         """Start watching: a call begins now."""
@@ -109,7 +112,10 @@ class Watch:
         self._next_look = time.monotonic() + min(POLL_S, self._judge.round_s)
         if self._nodes.are_suspended:  # suspended ranks cannot answer; give them the full time once they continue
             self._asked_at = time.monotonic()
+            self._pause = self._pause or WaitReport(lambda: f"ranks make no progress{self._nodes.suspended_jobs()}")
+            self._pause.look()
             return
+        self._pause = None
         asked_since = max(self._asked_at, self._nodes.attentive_since)
         for rank in self._ranks:
             if rank.number not in self._asked:  # else requests would pile up for a rank that does not read them
@@ -214,14 +220,25 @@ class RankGang:
     def _await_ranks(self) -> None:
         """Wait until all ranks have connected."""
         end = time.monotonic() + JOIN_S
-        while missing := [rank for rank in self.ranks if not rank.line]:
-            self.nodes.hear(POLL_S)
-            self._raise_losses()
-            if self.nodes.are_suspended:  # suspended ranks cannot connect: give them the full time once they continue
-                end = time.monotonic() + JOIN_S
-            if time.monotonic() > end:
-                problem = f"{missing[0]} did not connect within {JOIN_S:g} s; see {self.log(missing[0].number)}"
-                raise RankDied(problem, missing[0].node)
+        with self.nodes.reported(self._connecting):
+            while missing := self._missing():
+                self.nodes.hear(POLL_S)
+                self._raise_losses()
+                if self.nodes.are_suspended:  # suspended ranks cannot connect: full time for them once they continue
+                    end = time.monotonic() + JOIN_S
+                if time.monotonic() > end:
+                    problem = f"{missing[0]} did not connect within {JOIN_S:g} s; see {self.log(missing[0].number)}"
+                    raise RankDied(problem, missing[0].node)
+
+    def _missing(self) -> list[Rank]:
+        """Return the ranks that have not connected yet."""
+        return [rank for rank in self.ranks if not rank.line]
+
+    def _connecting(self) -> str:
+        """Return how many ranks have connected, and the first one that has not, as text."""
+        missing = self._missing()
+        first = "".join(f"; {rank} has not, see {self.log(rank.number)}" for rank in missing[:1])
+        return f"{self.size - len(missing)} of {self.size} ranks have connected{first}{self.nodes.suspended_jobs()}"
 
     def call(self, do: str, *arguments: Any) -> list[Any]:
         """Call a method of RankWorker on all ranks, and return the results in rank order."""

@@ -5,12 +5,10 @@ The driver's own process may be one of the nodes, with rank 0 in it.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import queue
-import socket
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,12 +19,12 @@ from hpc_det.checkpoint.snapshots import BUFFERS, Buffer, Held, keep
 from hpc_det.node.frames import Message
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import Event, TcpLineServer
-from hpc_det.node.network import allow_many_files, shown_interfaces
+from hpc_det.node.network import allow_many_files
 from hpc_det.node.process import uninterrupted
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.failures import NotEnoughRanks
-from hpc_det.sgd.elastic.check_in import failed, shown
+from hpc_det.sgd.driver.lacking_slots import LackingSlots
 from hpc_det.sgd.elastic.meeting import DriverAddress, Guests, announce, check_free, claim, withdraw
 from hpc_det.sgd.elastic.wait_report import WaitReport
 from hpc_det.sgd.rank import RankSettings
@@ -72,6 +70,11 @@ class GangNode:
     """Whether the scheduler reported the node's job as suspended at the last check at which the node was silent."""
     excused_at: float = 0.0
     """time.monotonic() of the last check at which the node was silent because its job was suspended; 0 for none."""
+
+    @property
+    def is_paused(self) -> bool:
+        """True if the node has sent nothing since a check that found its job suspended."""
+        return self.excused_at > self.line.heard_at
 
     def __str__(self) -> str:
         return self.host
@@ -157,7 +160,12 @@ class Nodes:
     @property
     def are_suspended(self) -> bool:
         """True if the job of a node is suspended, so that the gang cannot make progress."""
-        return any(node.excused_at > node.line.heard_at for node in self._nodes)
+        return any(node.is_paused for node in self._nodes)
+
+    def suspended_jobs(self) -> str:
+        """Return the suspended jobs as the end of a sentence; "" if there are none."""
+        jobs = {str(node.job) for node in self._nodes if node.is_paused}
+        return f"; suspended by the scheduler: {', '.join(sorted(jobs))}" if jobs else ""
 
     @property
     def is_taken(self) -> bool:
@@ -196,8 +204,8 @@ class Nodes:
         has connected in MOST_STARTS starts.
         """
         end, enough_since = time.monotonic() + self.start_s, float("inf")
-        earlier = failed(self.run)
-        with self.reported(lambda: f"slots for {self.slots} of {wanted} ranks; {self._lack(earlier)}"):
+        lacking = LackingSlots(self.run, self._capacity, *self.address)
+        with self.reported(lambda: f"slots for {self.slots} of {wanted} ranks; {lacking.state(self._has_agents)}"):
             while self.slots < wanted and time.monotonic() < min(end, enough_since + TOGETHER_S):
                 self.hear(min(POLL_S, end - time.monotonic()))
                 is_enough = self.slots >= least
@@ -205,14 +213,13 @@ class Nodes:
                 if self._is_in_vain and not is_enough:
                     self._starts, self._is_in_vain = 0, False  # a later call starts agents again
                     raise NotEnoughRanks(
-                        f"no agent has connected to the driver in {MOST_STARTS} starts: {self._lack(earlier)}; "
-                        f"{self._remedy(earlier)}see the agents' logs in {self.run.logs}"
+                        f"no agent has connected to the driver in {MOST_STARTS} starts: {lacking.state(False)}; "
+                        f"{lacking.remedy()}"
                     )
         if self.slots < least:
             raise NotEnoughRanks(
                 f"at least {least} ranks are needed, but there are slots for {self.slots} after {self.start_s:g} s "
-                f"(startup_timeout_s); {self._lack(earlier)}; {self._remedy(earlier)}see the agents' logs in "
-                f"{self.run.logs}"
+                f"(startup_timeout_s); {lacking.state(self._has_agents)}; {lacking.remedy()}"
             )
 
     @contextmanager
@@ -223,28 +230,6 @@ class Nodes:
             yield
         finally:
             self._report = former
-
-    def _lack(self, earlier: Collection[str]) -> str:
-        """Return what the queue and the agents say, for a message that slots are missing.
-
-        `earlier`: the agents' files whose errors are of an earlier wait.
-        """
-        errors = shown(failed(self.run, earlier).values())
-        host, port = self.address
-        silence = [] if self._has_agents else [f"no agent is connected to the driver at {host}:{port}"]
-        return "; ".join([self._capacity.state(), *([errors] if errors else silence)])
-
-    def _remedy(self, earlier: Collection[str]) -> str:
-        """Return what to do if the agents' errors show that they cannot reach the driver; "" if there are none."""
-        host = self.address[0]
-        is_of_this_machine = not self._capacity.has_queue and ipaddress.ip_address(host).is_loopback
-        if is_of_this_machine or not failed(self.run, earlier):
-            return ""
-        return (
-            f"if the nodes have no route to {host}, or a firewall is in between, pass interface=NAME to GangJob, Pool "
-            f"or Allocation, or set dtrain_network_interface in the cluster profile: {socket.gethostname()} has "
-            f"{shown_interfaces()}; "
-        )
 
     @property
     def _has_agents(self) -> bool:
