@@ -181,6 +181,12 @@ def address_towards(hosts: Iterable[str]) -> str | None:
     return None
 
 
+def is_this_host(name: str) -> bool:
+    """Return whether a host name or address is one of this host."""
+    resolved = _resolve(name)
+    return resolved is not None and routed_from(resolved) == resolved
+
+
 def variables(interface: str) -> dict[str, str]:
     """Return the environment variables that set the interface for gloo and NCCL."""
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

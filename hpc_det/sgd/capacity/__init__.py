@@ -1,9 +1,10 @@
 """Capacities: the sources of node agents.
 
-allocation   nodes that the driver already has: this machine, or the hosts of the job it is in
-starters     the commands that start processes on the hosts of a job: srun, PBS' commands, mpiexec
-job          jobs that are submitted through submitit and run node agents (hpc_det.sgd.elastic.agents), and their states
-profile      a cluster profile as the parameters of such a job
+allocation       nodes that the driver already has: this machine, or the hosts of the job it is in
+starters         the commands that start processes on the hosts of a job: srun, PBS' commands, mpiexec
+job              jobs that are submitted through submitit and run node agents, and their states
+driver_address   where the driver of such jobs listens
+profile          a cluster profile as the parameters of such a job
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.log_tail import last_line, size_of
-from hpc_det.node.network import address_towards, own_address
 from hpc_det.node.process import uninterrupted_commands
 from hpc_det.schedulers import shared_answers
 from hpc_det.schedulers.pbs.answers import element_statuses, from_pbs, to_pbs
 from hpc_det.schedulers.pbs.scheduler import Pbs
-from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, array_of, run_command, whole_lines
+from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, array_of, run_command
 from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.schedulers.slurm.scheduler import Slurm
+from hpc_det.sgd.capacity.driver_address import driver_address
 from hpc_det.sgd.capacity.starters import LEAVE_S, STEP_FLAGS
 from hpc_det.sgd.elastic import agents
 from hpc_det.sgd.elastic.agents import AgentTask, BackOff
@@ -43,10 +43,6 @@ GONE_S = 40.0
 """Seconds for cancelled jobs to leave the queue. Slurm may need KillWait (30 s by default) to end a job."""
 POLL_S = 0.2
 """Seconds between two checks whether jobs have left the queue."""
-SOME_NODES = 3
-"""Number of nodes to which a route is searched: this host may be unable to resolve the name of one of them."""
-ASK_S = 10.0
-"""Timeout in seconds of commands that list the nodes."""
 NO_NEWS = JobStatus(JobState.UNKNOWN, "state not requested yet")
 """The state of a job before the scheduler's first answer about it."""
 _run = partial(run_command, timeout_s=10.0)
@@ -88,7 +84,7 @@ class Jobs:
                 f"least that"
             )
         self.slots = jobs * nodes_of(self._executor) * self._slots_per_node
-        self.host = _address(cluster, interface)
+        self.host = driver_address(cluster, self._executor.parameters.get("partition"), interface)
         self._wanted_jobs = jobs
         self._queue = Queue(self._executor.name())
         self._jobs: list[Job[Any]] = []
@@ -195,25 +191,6 @@ class Jobs:
                 return not self._jobs
             time.sleep(POLL_S)
             report.look()
-
-
-def _address(cluster: str, interface: str | None) -> str:
-    """Return the address of this host on the network of the cluster's nodes, or on `interface` if it is given."""
-    known = None if interface else address_towards(_nodes(cluster))
-    return known or own_address(2, interface, "interface")[0]
-
-
-def _nodes(cluster: str) -> list[str]:
-    """Return addresses or names of up to SOME_NODES nodes; none if the scheduler's command fails."""
-    try:
-        if cluster == "slurm":
-            answer = run_command(["sinfo", "--noheader", "--Node", "--format=%o"], timeout_s=ASK_S)
-            found = [line.strip() for line in whole_lines(answer)]
-        else:
-            found = re.findall(r"(?m)^\s+Mom = (\S+)", run_command(["pbsnodes", "-a"], timeout_s=ASK_S))
-    except CommandError:
-        return []
-    return list(dict.fromkeys(found))[:SOME_NODES]
 
 
 def _words(status: JobStatus) -> str:
