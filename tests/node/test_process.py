@@ -315,3 +315,22 @@ def test_blocked_stop_signals_stay_blocked_in_children_until_they_unblock_them()
     """
     done = subprocess.run([sys.executable, "-c", starts], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("deaf\nhears again\n", 0), done.stderr
+
+
+def test_a_ctrl_c_waits_for_a_command_and_does_not_reach_it() -> None:
+    """As a terminal does, the command sends the signal to all processes of the foreground."""
+    text = """
+import subprocess, sys
+from hpc_det.node.process import uninterrupted_commands
+command = "import os, signal; os.killpg(0, signal.SIGINT); print('submitted', flush=True)"
+try:
+    with uninterrupted_commands():
+        subprocess.run([sys.executable, "-c", command])
+        print("recorded", flush=True)
+    print("not interrupted")
+except KeyboardInterrupt:
+    print("interrupted")
+subprocess.run([sys.executable, "-c", "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"])
+"""
+    done = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert done.stdout.split() == ["submitted", "recorded", "interrupted", "set()"]

@@ -15,6 +15,10 @@ from pathlib import Path
 import pytest
 
 from hpc_det.sgd.elastic.agents import AgentTask, BackOff
+from hpc_det.sgd.elastic.check_in import failed
+from hpc_det.sgd.elastic.meeting import announce
+from hpc_det.store.run_folder import RunFolder
+from tests.facts import unnamed
 from tests.launch.gang import is_there
 from tests.wait import DEADLINE_S, wait_for
 
@@ -69,6 +73,28 @@ def test_an_agent_that_was_killed_is_started_again(task: subprocess.Popen[bytes]
     wait_for(lambda: len(agents(tmp_path)) == 2)
     task.terminate()
     assert task.wait(DEADLINE_S) == 0
+
+
+def test_a_task_fails_with_its_agent(tmp_path: Path) -> None:
+    """Else the scheduler shows the job of an agent that never reached its driver as completed."""
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        AgentTask(str(tmp_path), ("-c", "raise SystemExit(1)"))()
+    assert ended.value.code == 1
+
+
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_an_agent_without_a_driver_fails_and_leaves_no_process(tmp_path: Path, has_driver: bool) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.make()
+    if has_driver:
+        announce(run, "127.0.0.9", 9)
+    text = "import sys; from hpc_det.sgd.elastic import node; node.MEET_S = 0.1; sys.exit(node.main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", text, run.path, "1"], capture_output=True, text=True)
+    facts = ("127.0.0.9:9", "127.0.0.1 (lo)", "Connection refused") if has_driver else (run.driver,)
+    assert (done.returncode, unnamed(done.stderr, *facts)) == (1, [])
+    assert "Traceback" not in done.stderr
+    assert len(failed(run)) == has_driver
 
 
 def test_an_agent_ends_with_a_task_that_is_killed(task: subprocess.Popen[bytes], tmp_path: Path) -> None:
