@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from hpc_det.sgd import TorchTrainer
 from hpc_det.sgd.capacity import GangJob, Pool
+from hpc_det.sgd.driver import nodes
+from hpc_det.sgd.driver.failures import NotEnoughRanks
+from hpc_det.sgd.elastic import agents
+from tests.facts import refused
 from tests.labs.slurm import SlurmLab
 from tests.sgd.capacity.driver import Run, renew_until
+from tests.sgd.trained import Linear
 from tests.wait import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -61,3 +69,17 @@ def test_a_pool_keeps_its_size_with_other_nodes(slurm_lab: SlurmLab, run: Run) -
     run.hang_up()
     pool.stop()
     assert queue(slurm_lab) == []
+
+
+def test_agents_that_do_not_reach_the_driver_fail_and_leave_no_job(
+    slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "MODULE", "tests.sgd.capacity.hurried_agent")
+    monkeypatch.setattr(nodes, "MOST_STARTS", 1)
+    gang = GangJob("slurm", nodes=2, interface="lo", slurm_partition="low")  # each node has its own
+    reason = "node1", "node2", "127.0.0.1 (lo)", "Connection refused", "interface=", slurm_lab.login_address
+    with refused(NotEnoughRanks, *reason) as caught:
+        TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=gang)
+    assert queue(slurm_lab) == []
+    (job,) = re.findall(r"job (\d+) has ended", str(caught.value))
+    assert slurm_lab.job(job)["JobState"] == "FAILED"
