@@ -7,7 +7,7 @@ RUN/key                         the secret of the run          the driver, once
     driver.json                 the address of the driver      the driver
     temporary                   exists in a temporary folder   the driver
     round                       the round that ended last      the driver; see hpc_det.sgd.driver.calls
-    nodes/NODE                  the origin of its agent        the node's agent
+    nodes/NODE                  its agent's address and error  the node's agent; see hpc_det.sgd.elastic.check_in
     snapshots/12/               a snapshot of the training     the agent, or the driver without agents; see
                                                                hpc_det.checkpoint.snapshots
     logs/generation-3/rank-0.log                               the rank

@@ -8,16 +8,18 @@ import socket
 from hpc_det.node.network import shown_interfaces
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.elastic.check_in import CheckIn, failed, shown
+from hpc_det.sgd.elastic.meeting import Guests
 from hpc_det.store.run_folder import RunFolder
 
 
 class LackingSlots:
     """The causes why slots are missing, in one wait for them."""
 
-    def __init__(self, run: RunFolder, capacity: Capacity, host: str, port: int) -> None:
-        """`host`, `port`: where the driver listens."""
+    def __init__(self, run: RunFolder, capacity: Capacity, guests: Guests, host: str, port: int) -> None:
+        """`host`, `port`: where the driver listens; `guests`: whom it accepts."""
         self._run = run
         self._capacity = capacity
+        self._guests = guests
         self._host, self._port = host, port
         self._earlier = failed(run)
         """Errors of agents before this wait."""
@@ -25,7 +27,8 @@ class LackingSlots:
     def state(self, has_agents: bool) -> str:
         """Return the state of the queue and the errors of agents; `has_agents`: whether an agent is connected."""
         silence = [] if has_agents else [f"no agent is connected to the driver at {self._host}:{self._port}"]
-        return "; ".join([self._capacity.state(), *([shown(self._errors())] if self._errors() else silence)])
+        agents = [shown(self._errors())] if self._errors() else silence
+        return "; ".join([self._capacity.state(), *agents, *self._rejections()])
 
     def remedy(self) -> str:
         """Return what to do, for an error message."""
@@ -38,6 +41,12 @@ class LackingSlots:
             f"Pool or Allocation, or set dtrain_network_interface in the cluster profile: {socket.gethostname()} has "
             f"{shown_interfaces()}; {see}"
         )
+
+    def _rejections(self) -> list[str]:
+        """Return a text about rejected connections, if there were any."""
+        # An agent behind address translation comes from another address than it has written.
+        addresses = ", ".join(self._guests.rejected)
+        return [f"connections from {addresses} were rejected: no agent has this address"] if addresses else []
 
     def _errors(self) -> list[CheckIn]:
         return [*failed(self._run, self._earlier).values()]

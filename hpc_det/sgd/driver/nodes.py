@@ -134,7 +134,8 @@ class Nodes:
         self.generation = 0
         """Number of the current gang; only its ranks may connect."""
         self._key = run.key()
-        self._board = TcpLineServer(capacity.host, self._key_for, Guests(run, capacity.host).are_allowed_from)
+        self._guests = Guests(run, capacity.host)
+        self._board = TcpLineServer(capacity.host, self._key_for, self._guests.are_allowed_from)
         try:
             self._claim = claim(run, DriverAddress(*self.address))
             announce(run, *self.address)
@@ -204,7 +205,7 @@ class Nodes:
         has connected in MOST_STARTS starts.
         """
         end, enough_since = time.monotonic() + self.start_s, float("inf")
-        lacking = LackingSlots(self.run, self._capacity, *self.address)
+        lacking = LackingSlots(self.run, self._capacity, self._guests, *self.address)
         with self.reported(lambda: f"slots for {self.slots} of {wanted} ranks; {lacking.state(self._has_agents)}"):
             while self.slots < wanted and time.monotonic() < min(end, enough_since + TOGETHER_S):
                 self.hear(min(POLL_S, end - time.monotonic()))

@@ -31,6 +31,8 @@ ANSWER_S = 0.5
 """Seconds to wait for an answer of a driver that may have been killed."""
 TRY_S = 5.0
 """Seconds of one attempt to connect. Then the address is read again: a new driver may listen elsewhere."""
+MOST_REJECTED = 8
+"""Number of addresses that are kept of those whose connections were rejected."""
 LOOK_S = 0.2
 """Shortest time in seconds between two searches of the folder for an unknown address. Anyone may try to connect, and
 must not cause a search with each attempt.
@@ -120,11 +122,25 @@ class Guests:
         self._is_local = ipaddress.ip_address(host).is_loopback
         self._addresses: set[str | None] = set()
         self._next_look = 0.0
+        self._rejected: dict[str, None] = {}
         for path in self._files():
             path.unlink(missing_ok=True)
 
+    @property
+    def rejected(self) -> list[str]:
+        """The first addresses from which connections were rejected, and none was accepted later."""
+        return list(self._rejected)
+
     def are_allowed_from(self, address: str) -> bool:
         """Return whether a connection from this address is accepted."""
+        is_allowed = self._is_known(address)
+        if is_allowed:
+            self._rejected.pop(address, None)
+        elif len(self._rejected) < MOST_REJECTED:
+            self._rejected[address] = None
+        return is_allowed
+
+    def _is_known(self, address: str) -> bool:
         if self._is_local:
             return ipaddress.ip_address(address).is_loopback
         if address not in self._addresses and time.monotonic() >= self._next_look:

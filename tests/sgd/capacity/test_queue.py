@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -30,3 +31,23 @@ def test_a_suspended_job_is_known_by_what_its_processes_call_it(
 
 def test_ids_of_pbs_are_told_as_submitit_has_them() -> None:
     assert [Queue("pbs").id_of(job) for job in ("12.server", "12[3].server")] == ["12", "12_3"]
+
+
+def test_a_second_ctrl_c_does_not_keep_jobs_from_being_cancelled() -> None:
+    done: list[str] = []
+
+    class OfJobs:
+        def withdraw(self, jobs: object) -> None:
+            done.append("withdraw")
+
+        def end(self, jobs: object) -> None:
+            done.append("end")
+
+        def status(self, jobs: object) -> NoReturn:
+            raise KeyboardInterrupt
+
+    jobs = Jobs.__new__(Jobs)
+    jobs._queue, jobs._jobs = OfJobs(), [Job("12")]  # type: ignore[assignment, list-item]
+    with pytest.raises(KeyboardInterrupt):
+        jobs.stop()
+    assert done == ["withdraw", "end"]

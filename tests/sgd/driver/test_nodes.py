@@ -104,6 +104,14 @@ def test_after_some_starts_without_an_agent_the_driver_gives_up_once_no_job_is_l
     assert jobs.starts == 2 * nodes.MOST_STARTS
 
 
+def test_a_connection_from_an_unknown_address_is_named(opened: Opened) -> None:
+    its = opened(FailingJobs(counts=False), Patience(startup_timeout_s=0.1))
+    its._guests.are_allowed_from("203.0.113.7")
+    its.start(1)
+    with refused(NotEnoughRanks, "203.0.113.7"):
+        its.await_slots(1, 1)
+
+
 class EnoughStarts(Exception):
     pass
 

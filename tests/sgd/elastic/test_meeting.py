@@ -97,6 +97,17 @@ def test_a_new_driver_forgets_who_came_to_the_last_one(run: RunFolder) -> None:
     assert not Guests(run, "10.0.0.7").are_allowed_from("10.0.0.1")
 
 
+def test_those_who_are_rejected_are_remembered_up_to_a_limit_or_until_they_are_accepted(run: RunFolder) -> None:
+    guests = Guests(run, "10.0.0.7")
+    for host in range(100):
+        guests.are_allowed_from(f"10.0.1.{host}")
+    assert guests.rejected == [f"10.0.1.{host}" for host in range(meeting.MOST_REJECTED)]
+    (run.nodes / "node1").write_text('{"address": "10.0.1.0"}')
+    guests._next_look = 0.0
+    assert guests.are_allowed_from("10.0.1.0")
+    assert "10.0.1.0" not in guests.rejected
+
+
 def test_what_is_no_address_lets_nobody_in(run: RunFolder) -> None:
     guests = Guests(run, "10.0.0.7")
     (run.nodes / "node1").write_text("torn")
