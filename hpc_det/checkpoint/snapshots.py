@@ -131,8 +131,8 @@ def last_number(run: RunFolder) -> int:
     return max(_numbers(run), default=0)
 
 
-def await_writers(run: RunFolder) -> None:
-    """Wait until every partial snapshot is committed, or has not grown for ABANDONED_S.
+def await_writers(run: RunFolder, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Wait until every partial snapshot is committed, or has not grown for ABANDONED_S; call `meanwhile` repeatedly.
 
     A new driver calls this after the previous driver was killed: the agents of that one still write their newest
     snapshot to disk, and the new driver must not miss it.
@@ -140,6 +140,7 @@ def await_writers(run: RunFolder) -> None:
     sizes, still_since = _partial_sizes(run), time.monotonic()
     while sizes and time.monotonic() < still_since + ABANDONED_S:
         time.sleep(0.05)
+        meanwhile()
         if (now := _partial_sizes(run)) != sizes:
             sizes, still_since = now, time.monotonic()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shlex
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +13,13 @@ from hpc_det.config.fields import time_limit_min
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find
 from hpc_det.errors import UsageError
+from hpc_det.node.network import interfaces
 from hpc_det.plan.effective import valid_profile
 from hpc_det.schedulers.slurm.scheduler import gpu_flags
 from hpc_det.sgd.capacity.allocation import Local
 from hpc_det.sgd.capacity.job import GangJob
 
+_log = logging.getLogger("hpc_det.sgd")
 # Gigabytes per unit of mem_per_node. A number without a unit is in megabytes, as for sbatch --mem.
 _GIGA = {"K": 1024**-2, "M": 1024**-1, "G": 1.0, "T": 1024.0}
 
@@ -107,4 +109,9 @@ def _setup(cluster: Cluster) -> list[str]:
 def _if_here(interface: str | None) -> str | None:
     """Return the interface if this machine has it, else None, so that the driver uses the route to the nodes."""
     # A login node, on which the driver may run, may lack the network that connects the compute nodes.
-    return interface if interface in [name for _, name in socket.if_nameindex()] else None
+    if interface and interface not in interfaces():
+        _log.info(
+            "dtrain_network_interface: this host has no %s, so the driver listens on the route to the nodes", interface
+        )
+        return None
+    return interface

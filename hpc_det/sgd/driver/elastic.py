@@ -18,6 +18,7 @@ from hpc_det.sgd.driver.calls import Call, Rounds
 from hpc_det.sgd.driver.failures import GangLost, JobLeaves, RetriesUsedUp, StateLost, back_into_queue, pause_s
 from hpc_det.sgd.driver.gang import RankGang
 from hpc_det.sgd.driver.nodes import POLL_S, GangNode, GangRequest
+from hpc_det.sgd.elastic.wait_report import WaitReport
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank.worker import Own, RankWorker, Start
 
@@ -79,7 +80,8 @@ class ElasticGang:
         self.rounds = Rounds(self._nodes.run.round, is_durable=is_durable)
         gang.on_kept = self._on_kept
         if is_durable:  # agents of an earlier driver may still be writing a snapshot
-            await_writers(self._nodes.run)
+            report = WaitReport(lambda: f"agents of an earlier program write a snapshot to {gang.nodes.run.snapshots}")
+            await_writers(gang.nodes.run, report.look)
         self._number = last_number(self._nodes.run)
 
     def start(self) -> None:

@@ -272,8 +272,13 @@ class RankGang:
             node.line.send({"do": "end", "generation": self.nodes.generation})
         self.ranks = []
         end = time.monotonic() + END_S
-        while any(node in self.nodes and node not in self._ended_on for node in involved) and time.monotonic() < end:
-            self.nodes.hear(POLL_S)
+
+        def owing() -> list[str]:
+            return [str(node) for node in involved if node in self.nodes and node not in self._ended_on]
+
+        with self.nodes.reported(lambda: f"the ranks have to end on {', '.join(owing())}"):
+            while owing() and time.monotonic() < end:
+                self.nodes.hear(POLL_S)
 
     def leave(self) -> None:
         """Ask the ranks to destroy their process group and exit; kill those that have not after LEAVE_S seconds."""

@@ -10,11 +10,12 @@ import pytest
 import submitit
 
 from hpc_det.errors import UsageError
+from hpc_det.node.network import own_address
 from hpc_det.sgd.capacity import GangJob, Local, Pool, capacity_of
 from hpc_det.sgd.capacity.job import executor_of, gpus_of
 from hpc_det.sgd.capacity.profile import gang_job
 from hpc_det.submit.submitit_pbs.executor import _is_pbs
-from tests.facts import refused
+from tests.facts import refused, unnamed
 from tests.stub import Stub
 
 STEP = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mpi=none"]
@@ -176,6 +177,23 @@ def test_a_profile_of_pbs_says_the_same_in_its_words(root: Path) -> None:
     assert asked == {"nodes": 1, "cpus_per_task": 24, "mem_gb": 16.0, "timeout_min": 120}
     assert "gpus_per_node" not in made._executor.parameters
     assert made._executor.parameters["setup"] == SETUP
+
+
+@pytest.mark.integration
+def test_the_interface_of_a_profile_counts_where_this_host_has_it(
+    root: Path, stub: Stub, caplog: pytest.LogCaptureFixture
+) -> None:
+    stub("sinfo", f"echo {socket.gethostname()}")
+    made = {}
+    for interface in ("lo", "ib7"):
+        profile = f"{PROFILE.format(scheduler='slurm')}dtrain_network_interface: {interface}\n"
+        (root / "conf" / "cluster" / f"{interface}.yaml").write_text(profile)
+        with caplog.at_level("INFO"):
+            job = gang_job(interface, {"HPC_DET_ROOT": str(root)}, 6, 1, use_gpu=True)
+        assert isinstance(job, GangJob)
+        made[interface] = job.host
+    assert made == {"lo": "127.0.0.1", "ib7": own_address(2, None)[0]}
+    assert unnamed(caplog.text, "dtrain_network_interface", "ib7") == []
 
 
 def test_more_workers_than_a_cluster_takes_are_refused(root: Path) -> None:

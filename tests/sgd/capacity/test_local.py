@@ -13,7 +13,8 @@ from hpc_det.errors import UsageError
 from hpc_det.sgd.capacity import Local
 from hpc_det.sgd.capacity.starters import gpus_here
 from tests.facts import refused, unnamed
-from tests.sgd.capacity.driver import Run, renew_until
+from tests.sgd.capacity.driver import Run
+from tests.wait import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("stand_in")]
 
@@ -52,9 +53,11 @@ def test_an_agent_that_was_killed_is_started_again(run: Run) -> None:
     local = Local(slots=2)
     local.start(run.path, 8)
     (first,) = run.wait_for_agents(1)
-    local.renew([])
+    assert (local.renew([]), local.has_ended()) == (False, False)
     os.kill(first["pid"], signal.SIGKILL)
-    renew_until(lambda: len(run.agents()) == 2, local, run)
+    wait_for(local.has_ended)
+    wait_for(lambda: local.renew([]))
+    run.wait_for_agents(2)
     assert [note["slots"] for note in run.agents()] == [2, 2]
     run.hang_up()
     local.stop()
