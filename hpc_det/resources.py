@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
-COMPAT_PATH = Path(__file__).with_name("compat") / "path"
-"""The folder with the package `determined` (hpc_det.compat)."""
+COMPAT_PATHS = {
+    "determined": Path(__file__).with_name("compat") / "path",
+    "ray": Path(__file__).with_name("compat") / "path_ray",
+}
+"""The folders with the packages `determined` and `ray` (hpc_det.compat), by the name of the package."""
 
 
 def data_path(name: str) -> Path:

@@ -1,14 +1,16 @@
-"""Support for model files written for Determined: `import determined` imports hpc_det's own classes.
+"""Support for programs written for Determined or RaySGD: `import determined` and `import ray` import hpc_det's classes.
 
 It is enabled in one of three ways:
 
-    python3 -m hpc_det.compat SCRIPT ARGS...     for one program and every Python process that it starts
-    hpc_det.compat.install()                     for this process, from the call on
-    HPC_DET_COMPAT=determined                    for an experiment, among its environment_variables
+    python3 -m hpc_det.compat SCRIPT ARGS...         for one program and every Python process that it starts
+    hpc_det.compat.install("determined", "ray")      for this process, from the call on
+    HPC_DET_COMPAT=determined,ray                    for an experiment, among its environment_variables
 
-`path/` is put first on the module search path. Its package `determined` contains the names that exist only in
-Determined; hpc_det.compat.aliases maps all other names to hpc_det. Torch and other large packages are imported only
-when a model file imports a name that needs them.
+The last two enable only the packages that they name, so `determined` alone leaves a real Ray importable.
+
+`path/` and `path_ray/` are put first on the module search path. Their packages `determined` and `ray` contain the names
+that exist only there; hpc_det.compat.aliases maps all other names to hpc_det. Torch and other large packages are
+imported only when a program imports a name that needs them.
 """
 
 from __future__ import annotations
@@ -17,19 +19,28 @@ import sys
 
 from hpc_det.config.rank_variables import DETERMINED
 from hpc_det.errors import UsageError
-from hpc_det.resources import COMPAT_PATH
-
-_PATH = str(COMPAT_PATH)
+from hpc_det.resources import COMPAT_PATHS
 
 
-def install() -> None:
+def install(*packages: str) -> None:
     """Make `import determined` import hpc_det in this process and in those that `multiprocessing` starts.
 
-    Raises UsageError if another package `determined` is imported already.
+    Args:
+        *packages: "determined", "ray" or both. None given: "determined".
+
+    Raises:
+        UsageError: A name is another one, or the real package is imported already.
     """
-    # Classes of the real package may be in use already, and would fail isinstance checks against hpc_det's classes.
-    already = sys.modules.get(DETERMINED)
-    if already and not str(already.__file__).startswith(_PATH):
-        raise UsageError(f"hpc_det.compat: {already.__file__} is already imported; call install() before importing it")
-    if _PATH not in sys.path:
-        sys.path.insert(0, _PATH)
+    names = packages or (DETERMINED,)
+    if unknown := [name for name in names if name not in COMPAT_PATHS]:
+        raise UsageError(f"hpc_det.compat.install: got {unknown[0]!r}; expected 'determined' or 'ray'")
+    for name in names:
+        path = str(COMPAT_PATHS[name])
+        # Classes of the real package may be in use already, and would fail isinstance checks against hpc_det's classes.
+        already = sys.modules.get(name)
+        if already and not str(already.__file__).startswith(path):
+            raise UsageError(
+                f"hpc_det.compat: {already.__file__} is already imported; call install() before importing it"
+            )
+        if path not in sys.path:
+            sys.path.insert(0, path)

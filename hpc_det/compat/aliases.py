@@ -1,20 +1,49 @@
-"""An import hook that resolves `determined.X` to a module of hpc_det for every X that has a counterpart."""
+"""An import hook that resolves `determined.X` or `ray.X` to a module of hpc_det for every X that has a counterpart."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.abc import InspectLoader
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import CodeType, ModuleType
 from typing import Any
 
 from hpc_det.config.determined_names import COUNTERPARTS as COUNTERPARTS
+from hpc_det.config.rank_variables import DETERMINED, RAY
+from hpc_det.resources import COMPAT_PATHS
+
+RAY_COUNTERPARTS = {
+    "util.sgd": "hpc_det.compat.ray_sgd",
+    "util.sgd.utils": "hpc_det.compat.ray_sgd.meters",
+    "tune": "hpc_det.compat.ray_tune",
+    "tune.utils": "hpc_det.compat.ray_tune.dicts",
+    "tune.utils.mock": "hpc_det.compat.ray_tune.callback",
+    "tune.utils.release_test_util": "hpc_det.compat.ray_tune.callback",
+}
+"""Packages of Ray, and the packages of hpc_det to which they are mapped: RaySGD, and what its programs import of Tune."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Root:
+    """A top-level package that is imported from hpc_det."""
+
+    counterparts: Mapping[str, str]
+    page: str
+    """The page of the documentation that lists alternatives to names without a counterpart."""
+
+
+ROOTS = {
+    DETERMINED: Root(counterparts=COUNTERPARTS, page="docs/how-to/port-from-determined.md"),
+    RAY: Root(counterparts=RAY_COUNTERPARTS, page="docs/how-to/port-from-raysgd.md"),
+}
 
 
 class Alias(ModuleType):
-    """A module object named `determined.X` whose attributes are those of the hpc_det module `module`.
+    """A module object named ROOT.X whose attributes are those of the hpc_det module `module`.
 
     Both names yield the same classes, so isinstance and issubclass work across them.
     """
@@ -37,18 +66,21 @@ class Alias(ModuleType):
 
 
 class Finder:
-    """The finder for `determined.X`.
+    """The finder for ROOT.X, where ROOT is `determined` or `ray`.
 
-    It is the last entry of sys.meta_path, so that files in `path/determined` take precedence.
+    It is the last entry of sys.meta_path, so that files in the folder of the root package take precedence.
     """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         root, _, below = name.partition(".")
-        if root != "determined" or not below:
+        if root != self._root or not below:
             return None
-        found = _counterpart(below)
+        found = _counterpart(ROOTS[root].counterparts, below)
         if found is None:
             # With a `name` Python would replace this error, and its message, in `from determined import keras`.
             raise ModuleNotFoundError(missing(name))
@@ -78,14 +110,27 @@ class AliasLoader(InspectLoader):
         return self._real.loader.get_source(self._real.name)
 
 
-def _counterpart(below: str) -> ModuleSpec | None:
-    """Return the module of hpc_det for `determined.BELOW`, or None."""
-    for package in sorted(COUNTERPARTS, key=len, reverse=True):
+def enable(root: str) -> None:
+    """Resolve the submodules of a root package from now on; its `__init__.py` calls this.
+
+    A line on stderr says if the real package is installed too, since it is not the one imported.
+    """
+    sys.meta_path.append(Finder(root))
+    own = str(COMPAT_PATHS[root])
+    other = PathFinder.find_spec(root, [folder for folder in sys.path if folder != own])
+    if other and other.origin:
+        print(f"hpc-det: `{root}` is hpc_det in this process, not {other.origin}", file=sys.stderr)
+
+
+def _counterpart(counterparts: Mapping[str, str], below: str) -> ModuleSpec | None:
+    """Return the module of hpc_det for ROOT.BELOW, or None."""
+    for package in sorted(counterparts, key=len, reverse=True):
         if below == package or below.startswith(f"{package}."):
-            return importlib.util.find_spec(COUNTERPARTS[package] + below.removeprefix(package))
+            return importlib.util.find_spec(counterparts[package] + below.removeprefix(package))
     return None
 
 
 def missing(name: str) -> str:
-    """Return the message for a name that exists in Determined and not in hpc_det."""
-    return f"{name}: hpc_det has no counterpart; docs/how-to/port-from-determined.md lists alternatives"
+    """Return the message for a name that exists in Determined or Ray and not in hpc_det."""
+    page = ROOTS[name.partition(".")[0]].page
+    return f"{name}: hpc_det has no counterpart; {page} lists alternatives"

@@ -1,6 +1,6 @@
 """Environment variables that change the behaviour of an experiment's ranks.
 
-HPC_DET_COMPAT         `import determined` imports hpc_det's own classes (hpc_det.compat)
+HPC_DET_COMPAT         `import determined`, `import ray` or both import hpc_det's own classes (hpc_det.compat)
 HPC_DET_THROUGHPUT     in a short run that shows what limits the throughput: the input to train on
 HPC_DET_RESUME_CHECK   in a short run that shows whether a trial resumes exactly: the batches after which it stops
 """
@@ -8,15 +8,15 @@ HPC_DET_RESUME_CHECK   in a short run that shows whether a trial resumes exactly
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias, cast
 
 from hpc_det.errors import UsageError
-from hpc_det.resources import COMPAT_PATH
+from hpc_det.resources import COMPAT_PATHS
 
 COMPAT = "HPC_DET_COMPAT"
-DETERMINED = "determined"
-"""The value of `COMPAT`, and the name of the package that code written for Determined imports."""
+DETERMINED, RAY = "determined", "ray"
+"""The packages that `COMPAT` may name, separated by commas."""
 
 THROUGHPUT = "HPC_DET_THROUGHPUT"
 TrainsOn: TypeAlias = Literal["data", "first batch"]
@@ -33,20 +33,26 @@ hpc_det.view.resume_check finds the first difference between a run with stops an
 NO_STOPS = "none"
 
 
-def asks_for_compat(env: Mapping[str, str]) -> bool:
-    """Return whether HPC_DET_COMPAT is "determined"; False if it is empty or unset.
+def compat_packages(env: Mapping[str, str]) -> list[str]:
+    """Return the packages that HPC_DET_COMPAT names; none if it is empty or unset.
 
-    Raises UsageError for any other value.
+    Raises UsageError for names other than "determined" and "ray".
     """
     value = env.get(COMPAT, "")
-    if value not in ("", DETERMINED):
-        raise UsageError(f"{COMPAT}: got {value!r}; expected {DETERMINED!r} or an empty value")
-    return bool(value)
+    names = [name.strip() for name in value.split(",")] if value else []
+    if not set(names) <= set(COMPAT_PATHS):
+        raise UsageError(
+            f"{COMPAT}: got {value!r}; expected {DETERMINED!r}, {RAY!r}, '{DETERMINED},{RAY}' or an empty value"
+        )
+    return names
 
 
-def with_compat(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with a PYTHONPATH by which every Python started with it imports hpc_det as `determined`."""
-    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, [str(COMPAT_PATH), env.get("PYTHONPATH")]))}
+def with_compat(env: Mapping[str, str], packages: Iterable[str]) -> dict[str, str]:
+    """Return `env` with a PYTHONPATH by which every Python started with it imports hpc_det as these packages."""
+    folders = [str(COMPAT_PATHS[name]) for name in packages]
+    if not folders:
+        return dict(env)
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, [*folders, env.get("PYTHONPATH")]))}
 
 
 def trains_on(value: str | None) -> TrainsOn | None:

@@ -22,7 +22,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from hpc_det.config.rank_variables import asks_for_compat, with_compat
+from hpc_det.config.rank_variables import DETERMINED, compat_packages, with_compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.log_tail import LogWatch, how_it_ended, last_line, size_of, written_since
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
@@ -295,11 +295,12 @@ def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scrat
     limit_look_ups(environment)
     if interface:
         environment = {**variables(interface), **environment}
-    if asks_for_compat(environment):
+    packages = compat_packages(environment)
+    if DETERMINED in packages:
         from hpc_det.launch.determined_variables import determined_variables  # other jobs need none of its imports
 
-        return with_compat({**determined_variables(attempt, interface), **environment})
-    return environment
+        environment = {**determined_variables(attempt, interface), **environment}
+    return with_compat(environment, packages)
 
 
 def main(argv: list[str]) -> int:

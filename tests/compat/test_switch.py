@@ -1,4 +1,4 @@
-"""The ways to enable the `determined` import hook, and the processes that each way covers."""
+"""The ways to enable the import hooks for `determined` and `ray`, and the processes that each way covers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.config.rank_variables import asks_for_compat, with_compat
+from hpc_det.compat import install
+from hpc_det.config.rank_variables import compat_packages, with_compat
 from hpc_det.errors import UsageError
 from tests.compat.programs import HOOKED, printed, python
 from tests.facts import refused, unnamed
@@ -95,19 +96,94 @@ def test_what_is_imported_already_cannot_become_another(another: Path) -> None:
     assert not unnamed(done.stderr.splitlines()[-1], "UsageError", "hpc_det.compat", another, "install()")
 
 
-def test_the_variable_switches_it_on() -> None:
-    assert asks_for_compat({"HPC_DET_COMPAT": "determined"})
-    assert not asks_for_compat({"HPC_DET_COMPAT": ""})
-    assert not asks_for_compat({})
+def test_the_variable_names_the_packages() -> None:
+    assert compat_packages({"HPC_DET_COMPAT": "determined"}) == ["determined"]
+    assert compat_packages({"HPC_DET_COMPAT": "determined, ray"}) == ["determined", "ray"]
+    assert compat_packages({"HPC_DET_COMPAT": ""}) == []
+    assert compat_packages({}) == []
 
 
-def test_a_variable_that_names_something_else_is_refused() -> None:
-    with refused(UsageError, "HPC_DET_COMPAT", "'horovod'", "'determined'"):
-        asks_for_compat({"HPC_DET_COMPAT": "horovod"})
+@pytest.mark.parametrize("value", ["horovod", "determined,horovod", "determined,"])
+def test_a_variable_that_names_something_else_is_refused(value: str) -> None:
+    with refused(UsageError, "HPC_DET_COMPAT", repr(value), "'determined'", "'ray'"):
+        compat_packages({"HPC_DET_COMPAT": value})
+
+
+def test_a_package_that_is_not_known_cannot_be_installed() -> None:
+    with refused(UsageError, "hpc_det.compat.install", "'horovod'", "'determined'", "'ray'"):
+        install("horovod")
 
 
 def test_what_was_on_the_path_before_stays_there() -> None:
-    first, second = with_compat({"PYTHONPATH": "/code", "A": "1"})["PYTHONPATH"].split(":")
+    first, second = with_compat({"PYTHONPATH": "/code", "A": "1"}, ["determined"])["PYTHONPATH"].split(":")
     assert (Path(first) / "determined" / "__init__.py").exists()
     assert second == "/code"
-    assert with_compat({})["PYTHONPATH"] == first
+    assert with_compat({}, ["determined"])["PYTHONPATH"] == first
+    assert with_compat({"A": "1"}, []) == {"A": "1"}
+
+
+def test_each_package_has_a_folder_without_the_other() -> None:
+    both = with_compat({}, ["determined", "ray"])["PYTHONPATH"].split(":")
+    assert [sorted(path.name for path in Path(folder).iterdir()) for folder in both] == [["determined"], ["ray"]]
+
+
+# --- the package `ray`, which may be installed and in use
+
+SHOW_RAY = "import ray, sys; print(ray.__name__, hasattr(ray, 'is_real'))\n"
+
+
+@pytest.fixture
+def real_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a stand-in for Ray and return the path of its `__init__.py`."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("is_real = True\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path / "ray" / "__init__.py"
+
+
+def test_the_runner_covers_both_packages() -> None:
+    assert printed(f"import determined\n{SHOW_RAY}") == "ray False"
+
+
+def test_the_runner_in_a_program_of_the_runner_covers_both_packages() -> None:
+    code = f"import determined\n{SHOW_RAY}"
+    inner = f"import subprocess; print(subprocess.check_output(['{sys.executable}', *{HOOKED!r}, '-c', {code!r}]))"
+    assert printed(inner) == r"b'ray False\n'"
+
+
+def test_a_folder_that_is_named_ray_is_not_taken_for_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert printed(SHOW_RAY) == "ray False"
+
+
+def test_a_real_ray_stays_itself_in_the_runner_which_says_so(real_ray: Path) -> None:
+    done = python(*HOOKED, "-c", SHOW_RAY)
+    assert done.stdout == "ray True\n"
+    assert len(done.stderr.splitlines()) == 1
+    assert not unnamed(done.stderr, real_ray, "ray.util.sgd", "HPC_DET_COMPAT=ray")
+
+
+@pytest.mark.parametrize(("value", "is_real"), [("determined", True), ("ray", False), ("determined,ray", False)])
+def test_what_the_variable_names_decides_over_a_real_ray(
+    real_ray: Path, monkeypatch: pytest.MonkeyPatch, value: str, is_real: bool
+) -> None:
+    monkeypatch.setenv("HPC_DET_COMPAT", value)
+    done = python(*HOOKED, "-c", SHOW_RAY)
+    assert done.stdout == f"ray {is_real}\n"
+    assert [str(real_ray) in line for line in done.stderr.splitlines()] == ([] if is_real else [True])
+
+
+def test_determined_alone_leaves_a_real_ray_in_place(real_ray: Path) -> None:
+    code = f"import hpc_det.compat as compat; compat.install(); import determined\n{SHOW_RAY}"
+    assert printed(code, before=()) == "ray True"
+
+
+def test_determined_alone_has_no_ray() -> None:
+    done = python("-c", "import hpc_det.compat as compat; compat.install('determined'); import ray")
+    assert done.stderr.endswith("ModuleNotFoundError: No module named 'ray'\n")
+
+
+def test_ray_alone_has_no_determined() -> None:
+    done = python("-c", "import hpc_det.compat as compat; compat.install('ray'); import ray, determined")
+    assert done.stderr.endswith("ModuleNotFoundError: No module named 'determined'\n")

@@ -19,7 +19,7 @@ from hpc_det.client.creation import job_scripts, say_notes, submit_new
 from hpc_det.client.lookup import store
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.config.merge import Tree
-from hpc_det.config.rank_variables import asks_for_compat
+from hpc_det.config.rank_variables import compat_packages
 from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError, printable
@@ -181,8 +181,8 @@ def _set_environment(found: Effective) -> None:
     sys.path[:0] = [str(found.context_dir / folder) for folder in folders]
     if found.cluster.slot_type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # hides the GPUs of this machine, as in a job on CPU slots
-    if asks_for_compat(os.environ):
-        compat.install()
+    if packages := compat_packages(os.environ):
+        compat.install(*packages)
 
 
 def _spec(found: Effective) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+import torch
+
 from hpc_det.errors import nearest, shown
-from hpc_det.sgd.capacity import Capacity
+from hpc_det.sgd.capacity import Allocation, Capacity, Local
 from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.failures import exit_at_term
 from hpc_det.sgd.driver.gang import RankGang
@@ -92,8 +94,16 @@ def _problems(
 def on_devices(
     capacity: Capacity, *, use_gpu: bool | Literal["auto"], timeout_s: float, backend: str = "auto"
 ) -> dict[str, Any]:
-    """Return `use_gpu`, `backend` and `timeout_s` for RankSettings. Raises BadArgument for NCCL without GPUs."""
+    """Return `use_gpu`, `backend` and `timeout_s` for RankSettings.
+
+    Raises BadArgument for `use_gpu=True` or NCCL without GPUs.
+    """
     has_gpus = capacity.has_gpus if use_gpu == "auto" else use_gpu
+    if has_gpus and _lacks_gpus(capacity):
+        raise BadArgument(
+            "use_gpu is True, but the ranks would have no GPU on this machine or in this job; use 'auto' or False, or "
+            "a machine, a job or an executor with GPUs"
+        )
     if backend == "nccl" and not has_gpus:
         raise BadArgument("backend is 'nccl', but the ranks have no GPU; use 'auto', or an executor with GPUs")
     return {
@@ -102,6 +112,14 @@ def on_devices(
         # RaySGD too reads this variable if the ranks use GPUs.
         "timeout_s": float(os.environ.get("NCCL_TIMEOUT_S", timeout_s)) if has_gpus else timeout_s,
     }
+
+
+def _lacks_gpus(capacity: Capacity) -> bool:
+    """Return whether it is certain that the ranks would have no GPUs."""
+    # Other capacities submit jobs, whose GPUs may be requested in a way that only the scheduler understands. CUDA is
+    # asked as well, because the GPUs of this machine may be of another make, or unknown to the scheduler.
+    is_known = isinstance(capacity, (Local, Allocation))
+    return is_known and not capacity.has_gpus and not torch.cuda.is_available()
 
 
 def wanted_of(

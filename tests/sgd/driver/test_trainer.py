@@ -264,3 +264,10 @@ def test_there_is_room_for_fewer_or_for_too_few(caplog: pytest.LogCaptureFixture
     assert unnamed(caplog.text, "num_workers is 2", 1) == []
     with refused(ValueError, "min_workers", "2", "1"):
         trainer(executor=Local(slots=1), min_workers=2)
+
+
+@pytest.mark.parametrize("executor", [None, "local", Local(2)])
+def test_a_gpu_that_this_machine_does_not_have_is_refused(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with refused(ValueError, "use_gpu", "True", "'auto'", "executor"):
+        trainer(executor=executor, use_gpu=True)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from importlib.machinery import PathFinder
-from pathlib import Path
 from typing import Any
 
-from hpc_det.compat.aliases import COUNTERPARTS, Finder, missing
+from hpc_det.compat.aliases import COUNTERPARTS, enable, missing
 from hpc_det.compat.cluster_info import ClusterInfo, TrialInfo, get_cluster_info
 from hpc_det.errors import InvalidHP
 
@@ -27,13 +24,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(missing(f"{__name__}.{name}"))
 
 
-def _mention_another() -> None:
-    """Print a line to stderr if the real package is installed too, since it is not the one imported."""
-    own = Path(__file__).parents[1]
-    other = PathFinder.find_spec("determined", [folder for folder in sys.path if Path(folder) != own])
-    if other and other.origin:
-        print(f"hpc-det: `determined` is hpc_det in this process, not {other.origin}", file=sys.stderr)
-
-
-sys.meta_path.append(Finder())  # last, so that the files in this folder are found first
-_mention_another()
+enable("determined")
