@@ -167,12 +167,10 @@ def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
 
 
 def _says_compat(merged: Merged) -> bool:
-    """Return whether the variables contain HPC_DET_COMPAT.
-
-    The user has set it, or the configuration is the effective one of an experiment that is repeated.
+    """Return whether the variables contain HPC_DET_COMPAT, as in the effective configuration of an experiment that is
+    repeated.
     """
-    values = (value for _path, value in leaves(merged.tree.get("environment")))
-    return any(isinstance(value, str) and value.startswith(f"{COMPAT}=") for value in values)
+    return any(value == _COMPAT for _path, value in leaves(merged.tree.get("environment")))
 
 
 def _is_compat(tree: Tree) -> bool:
