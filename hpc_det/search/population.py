@@ -17,7 +17,9 @@ from hpc_det.search.method import Exit, Work
 from hpc_det.search.sample import Sampler, Space, base_of, is_nested, kind_of, sample
 
 RESAMPLED = 0.25
-"""Probability that a changed hyperparameter is drawn again from its range."""
+"""Default of the probability that a changed hyperparameter is drawn again from its range."""
+DRAWN = "drawn"
+"""Type of a hyperparameter whose values a function draws: {"type": DRAWN, "vals": values that it has drawn}."""
 FACTORS = (0.8, 1.2)
 """Factors for all other changed hyperparameters; one of them is drawn."""
 
@@ -37,13 +39,18 @@ class Population:
     """
 
     def __init__(self, searcher: Mapping[str, Any], space: Space, first: Sampler, seed: int) -> None:
-        """`searcher`: {"max_trials", "max_length": {unit: length}, "interval", "quantile", "smaller_is_better"}."""
+        """`searcher`: {"max_trials", "max_length": {unit: length}, "interval", "quantile", "smaller_is_better"}.
+
+        It may contain "mutations", the space of the hyperparameters to change (default: `space`), and "resampled".
+        """
         self.trials_expected: int = searcher["max_trials"]
         self._length: int = next(iter(searcher["max_length"].values()))
         self._interval: int = searcher["interval"]
         self._quantile: float = searcher["quantile"]
         self._sign = 1 if searcher["smaller_is_better"] else -1
-        self._space, self._first, self._seed = space, first, seed
+        self._mutations: Space = searcher.get("mutations") or space
+        self._resampled: float = searcher.get("resampled", RESAMPLED)
+        self._first, self._seed = first, seed
         self._working: dict[int, Work] = {}
         self._waiting: dict[int, Work] = {}
         self._closed: set[int] = set()
@@ -114,29 +121,38 @@ class Population:
         # Seeded by its place in the search, so that all processes that read the journal draw the same.
         draws = random.Random(f"{self._seed}/{trial}/{until}")
         source = draws.choice(ranked[:share])
-        return Member(explored(self.member(source).hparams, self._space, draws), source)
+        hparams = explored(self.member(source).hparams, self._mutations, draws, resampled=self._resampled)
+        return Member(hparams, source)
 
 
-def explored(hparams: Mapping[str, Any], space: Space, draws: random.Random) -> dict[str, Any]:
-    """Return changed hyperparameters.
+def explored(
+    hparams: Mapping[str, Any], space: Space, draws: random.Random, *, resampled: float = RESAMPLED
+) -> dict[str, Any]:
+    """Return a copy of the hyperparameters, in which those of `space` are changed.
 
     Numbers are multiplied by one of FACTORS, within their ranges; choices are replaced by a neighbouring value. With
-    probability RESAMPLED a value is drawn from its range again instead.
+    probability `resampled` a value is drawn from its range again instead.
     """
-    return {
-        name: explored(hparams[name], spec, draws) if is_nested(spec) else _step(hparams[name], spec, draws)
+    changed = {
+        name: explored(hparams[name], spec, draws, resampled=resampled)
+        if is_nested(spec)
+        else _step(hparams[name], spec, draws, resampled)
         for name, spec in sorted(space.items())
     }
+    return {**deepcopy(dict(hparams)), **changed}
 
 
-def _step(value: Any, spec: Any, draws: random.Random) -> Any:
+def _step(value: Any, spec: Any, draws: random.Random, resampled: float) -> Any:
     """Return the changed value of one hyperparameter."""
+    if isinstance(spec, Mapping) and spec["type"] == DRAWN:
+        return draws.choice(spec["vals"]) if draws.random() < resampled else value * draws.choice(FACTORS)
     kind = kind_of(spec)
     if kind == "const":
         return deepcopy(value)
-    if draws.random() < RESAMPLED:
+    is_choice = kind == "categorical"
+    if draws.random() < resampled or (is_choice and value not in spec["vals"]):
         return sample({"": spec}, draws)[""]
-    if kind == "categorical":
+    if is_choice:
         place = spec["vals"].index(value) + draws.choice((-1, 1))
         return spec["vals"][min(max(place, 0), len(spec["vals"]) - 1)]
     low, high = (base_of(spec) ** end if kind == "log" else end for end in (spec["minval"], spec["maxval"]))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,3 +110,38 @@ def test_a_step_stays_in_the_space(seed: int) -> None:
     assert 0.99e-4 <= stepped["lr"] <= 0.1
     assert stepped["net"]["act"] in ("relu", "tanh", "elu")
     assert stepped["seed"] == 3
+
+
+MUTATIONS: dict[str, Any] = {
+    "lr": {"type": "drawn", "vals": [5.0, 7.0]},
+    "act": {"type": "categorical", "vals": ["relu", "elu"]},
+}
+
+
+@given(st.integers())
+def test_only_mutations_change(seed: int) -> None:
+    hparams: dict[str, Any] = {"lr": 1.0, "act": "tanh", "batch": 8, "net": {"width": 2}}
+    stepped = explored(hparams, MUTATIONS, random.Random(seed))
+    assert stepped["lr"] in (0.8, 1.2, 5.0, 7.0)
+    assert stepped["act"] in ("relu", "elu"), "a value that is not among the choices is drawn again"
+    assert (stepped["batch"], stepped["net"]) == (8, {"width": 2})
+
+
+@pytest.mark.parametrize(("resampled", "possible"), [(0.0, {0.8, 1.2}), (1.0, {5.0, 7.0})])
+def test_the_probability_of_drawing_again_is_the_users(resampled: float, possible: set[float]) -> None:
+    steps = [explored({"lr": 1.0}, {"lr": MUTATIONS["lr"]}, random.Random(i), resampled=resampled) for i in range(50)]
+    assert {step["lr"] for step in steps} == possible
+
+
+def test_a_population_changes_what_its_searcher_names() -> None:
+    searcher = {"name": "population", "max_trials": 2, "max_length": {"epochs": 4}, "interval": 1, "quantile": 0.5}
+    searcher |= {"smaller_is_better": True, "mutations": {"lr": MUTATIONS["lr"]}, "resampled": 1.0}
+    config: dict[str, Any] = {"searcher": searcher, "hyperparameters": {"lr": 1.0, "seed": 3}}
+    method, _ = search_of({**config, "reproducibility": {"experiment_seed": 1}}, [], None)
+    assert isinstance(method, Population)
+    train(method, 0.1)
+    train(method, 0.9)
+    (hparams, source) = method.member(2)
+    assert source == 1
+    assert hparams["lr"] in (5.0, 7.0)
+    assert hparams["seed"] == 3

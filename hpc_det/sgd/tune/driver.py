@@ -56,8 +56,8 @@ class Slot:
 class TuneDriver:
     """The driver of one search."""
 
-    def __init__(self, run: TuneFolder, place: TrialPlace, *, max_failures: int, turns: Mapping[str, Any]) -> None:
-        """`turns`: the fields of Turn that are the same for all trials."""
+    def __init__(self, run: TuneFolder, place: TrialPlace, *, max_failures: float, turns: Mapping[str, Any]) -> None:
+        """`max_failures`: math.inf for no limit; `turns`: the fields of Turn that are the same for all trials."""
         self._run = run
         self._place = place
         self._max_failures = max_failures

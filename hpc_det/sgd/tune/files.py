@@ -60,7 +60,7 @@ class Turn:
     stop: dict[str, float] = field(default_factory=dict)
     """By metric, the value at or above which the trial is complete."""
     checkpoint_freq: int = 1
-    """Iterations from one checkpoint to the next."""
+    """Iterations from one checkpoint to the next; 0: only the last iteration of the turn has one."""
     keep: dict[str, Any] = field(default_factory=dict)
     """{"metric": name or None, "mode": "min" or "max"}: by these the best checkpoint is kept besides the newest two."""
 

@@ -56,7 +56,7 @@ def tune_run(
     Args:
         trainable: The class to train: TorchTrainer.as_trainable(...), or a subclass of Trainable.
         config: Hyperparameters by name, also nested: fixed values, grid_search, choice, uniform, loguniform, randint,
-            or a range as in an experiment file. None: no hyperparameters.
+            sample_from, or a range as in an experiment file. None: no hyperparameters.
         stop: By metric, the value at or above which a trial is complete. `{"training_iteration": n}` limits a trial to
             n iterations. None: a trial is complete when its step returns `{"done": True}`.
         metric: Name of the metric by which trials are compared.
@@ -73,8 +73,9 @@ def tune_run(
             search continues it: complete trials are not repeated, others continue from their last checkpoint. None: a
             new folder.
         seed: Seed of the drawn hyperparameters. None: the seed of the search that is continued, or the time.
-        max_failures: How often a trial is restarted after its process has died.
-        checkpoint_freq: Iterations from one checkpoint of a trial to the next.
+        max_failures: How often a trial is restarted after its process has died; -1: without limit.
+        checkpoint_freq: Iterations from one checkpoint of a trial to the next; 0: only the last iteration of each part
+            that the searcher assigns, or of the trial, has a checkpoint.
 
     Returns:
         The results of all trials.
@@ -113,7 +114,8 @@ def tune_run(
     turns = {"stop": dict(stop or {}), "checkpoint_freq": checkpoint_freq, "keep": {"metric": metric, "mode": mode}}
     with folder.claimed():
         folder.write_trainable((trainable, taken_apart.objects))
-        TuneDriver(folder, place, max_failures=max_failures, turns=turns).drive()
+        limit = math.inf if max_failures == -1 else max_failures
+        TuneDriver(folder, place, max_failures=limit, turns=turns).drive()
     return _analysis(folder, metric, mode)
 
 
@@ -138,7 +140,7 @@ def _check(
     ]
     if isinstance(length := stop.get(ITERATION), (int, float)) and length < 1:
         problems.append(f"stop.{ITERATION}: got {length}; expected a whole number >= 1")
-    least = {"num_samples": (num_samples, 1), "max_failures": (max_failures, 0), "checkpoint_freq": (freq, 1)}
+    least = {"num_samples": (num_samples, 1), "max_failures": (max_failures, -1), "checkpoint_freq": (freq, 0)}
     if max_concurrent is not None:
         least["max_concurrent"] = (max_concurrent, 1)
     problems += [f"{name}: got {value}; expected >= {low}" for name, (value, low) in least.items() if value < low]

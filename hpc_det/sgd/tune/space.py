@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -15,7 +14,9 @@ from hpc_det.config.problems import render, schema_problems
 from hpc_det.config.searchers import Searcher
 from hpc_det.config.section import Section
 from hpc_det.errors import Problem, UsageError, shown
+from hpc_det.search.population import RESAMPLED
 from hpc_det.search.sample import GridSampler, SpaceSampler, is_nested
+from hpc_det.sgd.tune.draws import Drawn, Tree, drawn_by, is_plain, mutations_of, seeded
 from hpc_det.sgd.tune.files import ITERATION, Mode
 from hpc_det.sgd.tune.trainable import merged
 
@@ -23,8 +24,6 @@ GRID = "grid_search"
 
 _NO_METRIC = "(none)"
 """The metric in the searcher section of a search without one, because the section's schema requires a name."""
-
-Tree = dict[str, Any]
 
 
 def grid_search(values: Iterable[Any]) -> Tree:
@@ -113,24 +112,35 @@ def adaptive_asha(
     return {"name": "adaptive_asha", "mode": mode, "max_rungs": max_rungs, "divisor": divisor}
 
 
-def pbt(*, interval: int = 1, quantile: float = 0.25) -> Tree:
+def pbt(
+    *,
+    interval: int = 1,
+    quantile: float = 0.25,
+    mutations: Mapping[str, Any] | None = None,
+    resampled: float = RESAMPLED,
+) -> Tree:
     """Return a searcher that trains a population of trials (population-based training).
 
     Every `interval` iterations, a trial that is among the worst loads the checkpoint of one of the best, and continues
-    with hyperparameters close to that trial's. Only those change that are ranges or choices in `config`.
+    with hyperparameters close to that trial's.
 
     Args:
         interval: Iterations between two comparisons, at least 1.
         quantile: Fraction of the trials that count as the worst, and as the best; above 0, at most 0.5.
+        mutations: The hyperparameters that change, by name, also nested: a range, a list of values, or a function
+            without arguments that draws a number. None: those that are ranges or choices in `config`.
+        resampled: Probability that a hyperparameter is drawn again instead of being changed a little.
 
     Raises:
         UsageError: An argument is out of range.
     """
-    if interval < 1 or not 0 < quantile <= 0.5:
+    if interval < 1 or not 0 < quantile <= 0.5 or not 0 <= resampled <= 1:
         raise UsageError(
-            f"pbt: got interval {interval} and quantile {quantile}; expected interval >= 1 and 0 < quantile <= 0.5"
+            f"pbt: got interval {interval}, quantile {quantile} and resampled {resampled}; expected interval >= 1, "
+            f"0 < quantile <= 0.5 and 0 <= resampled <= 1"
         )
-    return {"name": "population", "interval": interval, "quantile": quantile}
+    given = {"name": "population", "interval": interval, "quantile": quantile, "resampled": resampled}
+    return given if mutations is None else {**given, "mutations": dict(mutations)}
 
 
 # --- translation of a config with ranges for hpc_det.search
@@ -144,28 +154,32 @@ class Config:
     """Ranges, and fixed values that JSON can represent."""
     grid: Tree
     """The values of each grid_search, as a `categorical` range."""
+    functions: Tree
+    """Those that functions draw (Drawn)."""
     objects: Tree
     """All other values, such as functions and classes; they are the same for all trials."""
 
     def points(self, num_samples: int, seed: int) -> list[Tree]:
         """Return the hyperparameters of every trial: all points of the grid, `num_samples` times.
 
-        Values of ranges are drawn for each trial. All values are constants of a search space.
+        Values of ranges and functions are drawn for each trial. All values are constants of a search space. Raises
+        UsageError for a value of a function that JSON cannot represent.
         """
         grid, drawn = GridSampler(self.grid, 0), SpaceSampler(self.space, seed)
-        return [
-            merged(
-                _constants(self.grid, grid.sample(i % grid.points + 1).hparams),
-                _constants(self.space, drawn.sample(i + 1).hparams),
-            )
-            for i in range(num_samples * grid.points)
-        ]
+        points = []
+        with seeded(seed):
+            for i in range(num_samples * grid.points):
+                of_grid, of_space = grid.sample(i % grid.points + 1).hparams, drawn.sample(i + 1).hparams
+                of_functions = drawn_by(self.functions, merged(of_grid, of_space))
+                constants = merged(_constants(self.grid, of_grid), _constants(self.space, of_space))
+                points.append(merged(constants, _constants(self.functions, of_functions)))
+        return points
 
 
 def config_of(written: Mapping[str, Any]) -> Config:
     """Return the config separated into its kinds of values. Raises UsageError with every problem in it."""
-    found = Config({}, {}, {})
-    problems = list(_sort(written, found.space, found.grid, found.objects, "config"))
+    found = Config({}, {}, {}, {})
+    problems = list(_sort(written, found, "config"))
     problems += space_problems({**found.grid}, "random", "config")
     problems += space_problems(found.space, "random", "config")
     if problems:
@@ -173,25 +187,28 @@ def config_of(written: Mapping[str, Any]) -> Config:
     return found
 
 
-def _sort(written: Mapping[str, Any], space: Tree, grid: Tree, objects: Tree, path: str) -> Iterable[Problem]:
-    """Add each value of a config to the tree of its kind (`space`, `grid` or `objects`); yield the problems."""
+def _sort(written: Mapping[str, Any], found: Config, path: str) -> Iterable[Problem]:
+    """Add each value of a config to the tree of its kind; yield the problems."""
     for name, value in written.items():
         if _is_section(value):
-            inner: tuple[Tree, Tree, Tree] = ({}, {}, {})
-            yield from _sort(value, *inner, f"{path}.{name}")
-            for tree, part in zip((space, grid, objects), inner, strict=True):
-                if part or (tree is space and not value):  # keep an empty section
-                    tree[name] = part
+            inner = Config({}, {}, {}, {})
+            yield from _sort(value, inner, f"{path}.{name}")
+            for field in fields(Config):
+                part = getattr(inner, field.name)
+                if part or (field.name == "space" and not value):  # keep an empty section
+                    getattr(found, field.name)[name] = part
         elif isinstance(value, Mapping) and GRID in value:
             yield from _not_in_json(value[GRID], f"{path}.{name}")
-            grid[name] = {"type": "categorical", "vals": value[GRID]}
+            found.grid[name] = {"type": "categorical", "vals": value[GRID]}
         elif isinstance(value, Mapping) and isinstance(value.get("type"), str):
             yield from _not_in_json(value.get("vals", [value.get("val")]), f"{path}.{name}")
-            space[name] = dict(value)
+            found.space[name] = dict(value)
+        elif isinstance(value, Drawn):
+            found.functions[name] = value
         elif is_plain(value):
-            space[name] = {"type": "const", "val": value}
+            found.space[name] = {"type": "const", "val": value}
         else:
-            objects[name] = value
+            found.objects[name] = value
 
 
 def _is_section(value: Any) -> bool:
@@ -209,14 +226,6 @@ def _not_in_json(values: Any, path: str) -> Iterable[Problem]:
             f"{shown(wrong[0])} cannot be represented in JSON",
             "use numbers or names, and let setup() look up the object by its name",
         )
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether the value is the same after it was written to JSON and read again."""
-    try:
-        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
-    except (TypeError, ValueError):
-        return False
 
 
 def _constants(space: Tree, values: Tree) -> Tree:
@@ -254,8 +263,10 @@ def searcher_of(
 
     Raises UsageError with all problems.
     """
-    points = config.points(num_samples, seed) if config.grid else None
-    given = {"name": "random"} if asked is None else dict(asked)
+    points = config.points(num_samples, seed) if config.grid or config.functions else None
+    given: Tree = {"name": "random"} if asked is None else dict(asked)
+    if mutations := given.get("mutations"):
+        given["mutations"] = mutations_of(mutations, seed)
     searcher = {"max_trials": len(points) if points else num_samples, **given}
     searcher |= {"smaller_is_better": mode == "min", "max_concurrent_trials": max_concurrent}
     if searcher["name"] in ("single", "grid"):
@@ -267,7 +278,7 @@ def searcher_of(
     if points and searcher["name"] in ("grid", "optuna", "custom"):
         raise UsageError(
             f"searcher {searcher['name']!r}: it chooses hyperparameters itself and cannot be combined with "
-            f"grid_search([...]); use choice([...])"
+            f"grid_search([...]) or sample_from(...); use choice([...]) or another range"
         )
     if points:
         # Any searcher with "points" tries these instead of drawing; the one named "points" only tries them.

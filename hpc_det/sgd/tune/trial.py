@@ -141,7 +141,7 @@ class TrialProcess:
             _reached(result.get(name), end) for name, end in turn.stop.items()
         )
         is_last = result[DONE] or iteration >= _until(turn) or self._leaves
-        if is_last or iteration % turn.checkpoint_freq == 0:
+        if is_last or (turn.checkpoint_freq and iteration % turn.checkpoint_freq == 0):
             self._save(turn, result)
         append_line(self._folder.metrics, result)
         self._last = result

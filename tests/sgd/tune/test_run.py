@@ -69,6 +69,16 @@ def test_a_trial_that_dies_goes_on_from_its_last_checkpoint(tmp_path: Path) -> N
     assert trial.status == "completed"
 
 
+def test_a_trial_may_die_any_number_of_times_and_needs_no_checkpoints_in_between(tmp_path: Path) -> None:
+    (trial,) = tune_run(
+        Fragile, config={"rate": 1.0}, stop=THREE, max_failures=-1, checkpoint_freq=0, run=tmp_path / "run"
+    ).trials
+    assert trial.status == "completed"
+    assert [result["loss"] for result in trial.results] == [9.0, 8.0, 7.0]
+    assert len({result["pid"] for result in trial.results}) == 1, "without a checkpoint it begins anew"
+    assert list(trial.checkpoints()) == [3]
+
+
 def test_a_trial_that_dies_too_often_has_failed(tmp_path: Path) -> None:
     with_others = {"rate": grid_search([-1.0, 0.0, 1.0])}
     analysis = tune_run(Fragile, config=with_others, stop=THREE, max_failures=0, run=tmp_path / "run")
