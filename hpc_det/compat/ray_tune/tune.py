@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from hpc_det.compat.ray_tune.schedulers import FIFOScheduler, TrialScheduler, cr
 from hpc_det.errors import UsageError, shown
 from hpc_det.sgd.tune import tune_run
 from hpc_det.sgd.tune.files import ITERATION, Mode
+from hpc_det.sgd.tune.run import NoResults
 from hpc_det.store.run_folder import path_of
 
 logger = logging.getLogger("ray.tune")
@@ -73,7 +75,7 @@ def run(
 
     Args:
         run_or_experiment: TorchTrainer.as_trainable(...), or a subclass of tune.Trainable.
-        name: The beginning of the name of the run folder, to which the time is appended.
+        name: The beginning of the name of the run folder, to which the time is appended. None: "tune".
         metric: Name of the metric by which trials are compared.
         mode: Whether smaller ("min") or larger ("max") values are better.
         stop: By metric, the value at or above which a trial is complete.
@@ -105,21 +107,23 @@ def run(
     ends = dict(stop or {})
     if chosen.max_t is not None:
         ends[ITERATION] = min(chosen.max_t, ends.get(ITERATION, chosen.max_t))
-    found = tune_run(
-        run_or_experiment,
-        config=chosen.completed(config or {}),
-        stop=ends,
-        metric=metric,
-        mode=cast(Mode, mode or "min"),
-        num_samples=num_samples,
-        searcher=chosen.searcher(int(ends[ITERATION]) if ITERATION in ends else None),
-        max_concurrent=max_concurrent_trials or None,
-        resources_per_trial=resources_per_trial,
-        run=_run_folder(name, local_dir, resume),
-        max_failures=max_failures,
-        checkpoint_freq=checkpoint_freq,
-    )
-    analysis = ExperimentAnalysis(found.path, metric, mode)
+    folder = _run_folder(name or "tune", local_dir, resume)
+    with suppress(NoResults):  # each trial has failed, which is reported below
+        tune_run(
+            run_or_experiment,
+            config=chosen.completed(config or {}),
+            stop=ends,
+            metric=metric,
+            mode=cast(Mode, mode or "min"),
+            num_samples=num_samples,
+            searcher=chosen.searcher(int(ends[ITERATION]) if ITERATION in ends else None),
+            max_concurrent=max_concurrent_trials or None,
+            resources_per_trial=resources_per_trial,
+            run=folder,
+            max_failures=max_failures,
+            checkpoint_freq=checkpoint_freq,
+        )
+    analysis = ExperimentAnalysis(folder, metric, mode)
     if verbose:
         (progress_reporter or CLIReporter(metric_columns=[ITERATION, *filter(None, [metric])])).report(analysis)
     failed = [trial for trial in analysis.trials if trial.status == "ERROR"]
@@ -169,16 +173,14 @@ def _compared_by(name: str, asked: str | None, schedulers: str | None) -> str | 
     return asked or schedulers
 
 
-def _run_folder(name: str | None, local_dir: str | None, resume: bool | str) -> Path | None:
-    """Return a new run folder, or with `resume` the newest of this name. None: tune_run names a new one.
+def _run_folder(name: str, local_dir: str | None, resume: bool | str) -> Path:
+    """Return a new run folder, or with `resume` the newest of this name.
 
     Raises UsageError if there is none to resume.
     """
     if resume not in (True, False, None, "LOCAL", "AUTO"):
         raise UsageError(f"resume: got {resume!r}; expected True, False, 'LOCAL' or 'AUTO'")
-    if name is None and local_dir is None and not resume:
-        return None
-    stem = Path(local_dir).expanduser() / (name or "tune") if local_dir else path_of(name or "tune", os.environ)
+    stem = Path(local_dir).expanduser().absolute() / name if local_dir else path_of(name, os.environ)
     earlier = sorted(stem.parent.glob(f"{stem.name}-*/effective.json"), key=lambda path: path.stat().st_mtime)
     if resume and earlier:
         return earlier[-1].parent

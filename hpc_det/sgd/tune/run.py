@@ -31,6 +31,10 @@ Scope = Literal["last", "all"]
 """Whether a trial is represented by its last result, or by the best of all its results."""
 
 
+class NoResults(HpcDetError):
+    """No trial of a search has completed an iteration."""
+
+
 def tune_run(
     trainable: type[Trainable],
     *,
@@ -84,7 +88,7 @@ def tune_run(
         UsageError: An argument is invalid, the run belongs to another search or another process runs it, or a trial
             does not return `metric`.
         CommandError: The scheduler rejects a job while no other runs.
-        HpcDetError: No trial has completed an iteration.
+        NoResults: An HpcDetError; no trial has completed an iteration.
     """
     _check(trainable, stop or {}, num_samples, max_concurrent, max_failures, checkpoint_freq)
     taken_apart = config_of(config or {})
@@ -149,10 +153,10 @@ def _check(
 
 
 def _analysis(folder: TuneFolder, metric: str | None, mode: Mode) -> Analysis:
-    """Return the results of the search. Raises HpcDetError, with the error of each trial, if no trial has a result."""
+    """Return the results of the search. Raises NoResults, with the error of each trial, if no trial has a result."""
     analysis = Analysis(folder.path, metric, mode)
     if not any(trial.results for trial in analysis.trials):
-        raise HpcDetError([f"trial {trial.number}: {trial.status}: {trial.error}" for trial in analysis.trials])
+        raise NoResults([f"trial {trial.number}: {trial.status}: {trial.error}" for trial in analysis.trials])
     return analysis
 
 
