@@ -20,9 +20,7 @@ RAY_COUNTERPARTS = {
     "util.sgd": "hpc_det.compat.ray_sgd",
     "util.sgd.utils": "hpc_det.compat.ray_sgd.meters",
     "tune": "hpc_det.compat.ray_tune",
-    "tune.utils": "hpc_det.compat.ray_tune.dicts",
-    "tune.utils.mock": "hpc_det.compat.ray_tune.callback",
-    "tune.utils.release_test_util": "hpc_det.compat.ray_tune.callback",
+    "tune.utils": "hpc_det.compat.ray_tune.helpers",
 }
 """Packages of Ray, and the packages of hpc_det to which they are mapped: RaySGD, and what its programs import of Tune."""
 
@@ -51,9 +49,9 @@ class Alias(ModuleType):
     def __init__(self, name: str, module: ModuleType) -> None:
         super().__init__(name, module.__doc__)
         self._module = module
-        if hasattr(module, "__path__"):
-            # Empty: with the real path, Python would find the submodules' files and execute them a second time.
-            self.__path__: list[str] = []
+        # Empty: with the real path, Python would find the submodules' files and execute them a second time. A module
+        # that is no package has it too, so that Finder names what is missing in `from determined.core import X`.
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -126,7 +124,13 @@ def _counterpart(counterparts: Mapping[str, str], below: str) -> ModuleSpec | No
     """Return the module of hpc_det for ROOT.BELOW, or None."""
     for package in sorted(counterparts, key=len, reverse=True):
         if below == package or below.startswith(f"{package}."):
-            return importlib.util.find_spec(counterparts[package] + below.removeprefix(package))
+            name = counterparts[package] + below.removeprefix(package)
+            try:
+                return importlib.util.find_spec(name)
+            except ModuleNotFoundError as error:
+                if error.name != name:
+                    raise
+                return None  # the module above it is no package
     return None
 
 

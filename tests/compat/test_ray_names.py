@@ -63,6 +63,24 @@ def test_the_names_of_utils_and_constants(copies: Copies) -> None:
     assert copies.printed(code) == "*batch_size __num_steps__ __use_fp16__ manual 1800 True"
 
 
+def test_the_names_of_tune(copies: Copies) -> None:
+    code = (
+        "from ray import tune\n"
+        "from ray.tune import CLIReporter, choice, grid_search, loguniform, run, sample_from, uniform\n"
+        "from ray.tune.schedulers import ASHAScheduler, AsyncHyperBandScheduler, PopulationBasedTraining\n"
+        "from ray.tune.logger import pretty_print\n"
+        "from ray.tune.utils import merge_dicts\n"
+        "from ray.tune.utils.mock import FailureInjectorCallback\n"
+        "from ray.tune.utils.release_test_util import ProgressCallback\n"
+        "from ray.tune.trainable import Trainable\n"
+        "import hpc_det.sgd.tune as ours\n"
+        "FailureInjectorCallback(time_between_checks=90), ProgressCallback()\n"
+        "print(Trainable is ours.Trainable is tune.Trainable, tune.schedulers.ASHAScheduler is ASHAScheduler,\n"
+        "      tune.uniform(1, 2) == ours.uniform(1, 2))\n"
+    )
+    assert copies.printed(code) == "True True True"
+
+
 def test_init_shutdown_and_the_resources(copies: Copies) -> None:
     code = (
         "import os, ray\n"
@@ -111,6 +129,13 @@ def test_the_decorator_of_actors_is_refused(copies: Copies) -> None:
         ("import ray.util.sgd.data.dataset", "ModuleNotFoundError", "ray.util.sgd.data"),
         ("import ray.util.sgd.torch.worker_group", "ModuleNotFoundError", "ray.util.sgd.torch.worker_group"),
         ("from ray.util.sgd.v2 import Trainer", "ModuleNotFoundError", "ray.util.sgd.v2"),
+        ("from ray.tune.suggest.optuna import OptunaSearch", "ModuleNotFoundError", "ray.tune.suggest.optuna"),
+        (
+            "from ray.tune.schedulers import HyperBandScheduler",
+            "ModuleNotFoundError",
+            "ray.tune.schedulers.HyperBandScheduler",
+        ),
+        ("from ray import tune; tune.report(loss=1)", "AttributeError", "ray.tune.report"),
         ("import ray; ray.serve", "AttributeError", "ray.serve"),
         ("import ray; ray.util.ActorPool", "AttributeError", "ray.util.ActorPool"),
     ],

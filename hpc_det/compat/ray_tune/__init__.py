@@ -5,8 +5,8 @@ sample             ranges of hyperparameters
 schedulers         ASHAScheduler, PopulationBasedTraining and FIFOScheduler
 analysis           ExperimentAnalysis, the results
 progress_reporter  CLIReporter, the table of results
-callback           Callback and those of Ray's own examples, which are not called
-dicts              ray.tune.utils: functions for dicts
+callback           Callback, whose subclasses are not called
+helpers            ray.tune.utils: functions for dicts, and the callbacks of Ray's own examples
 error, logger, trainable, suggest
 """
 

@@ -112,6 +112,11 @@ class ExperimentAnalysis(Results):
         return (kept.get(found[1][ITERATION]) if found else None) or kept.get(max(kept, default=0))
 
     @property
+    def best_trial(self) -> Trial | None:
+        """The best trial by the metric of the search and its last result, or None."""
+        return self.get_best_trial()
+
+    @property
     def best_checkpoint(self) -> str | None:
         """The path of a checkpoint of the best trial, or None."""
         best = self.get_best_trial()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_det.compat import ray_tune as tune
-from hpc_det.compat.ray_tune.dicts import date_str, deep_update, flatten_dict, merge_dicts
+from hpc_det.compat.ray_tune.helpers import date_str, deep_update, flatten_dict, merge_dicts
 from hpc_det.compat.ray_tune.logger import pretty_print
 from hpc_det.sgd.tune.space import config_of
 

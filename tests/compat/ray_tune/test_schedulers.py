@@ -20,7 +20,7 @@ from hpc_det.search.asha import rung_lengths
 from hpc_det.sgd.tune.draws import Drawn
 from tests.facts import refused
 
-PBT = {"time_attr": "training_iteration", "perturbation_interval": 2}
+PBT: dict[str, Any] = {"time_attr": "training_iteration", "perturbation_interval": 2}
 
 
 @pytest.mark.parametrize(

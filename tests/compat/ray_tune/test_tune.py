@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_det.compat import ray_tune as tune
-from hpc_det.compat.ray_tune.callback import FailureInjectorCallback
+from hpc_det.compat.ray_tune.helpers.mock import FailureInjectorCallback
 from hpc_det.compat.ray_tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from hpc_det.errors import UsageError
 from tests.facts import each_names, refused, unnamed
