@@ -3,7 +3,7 @@
 A folder may import only the folders listed below it (tests/test_architecture.py checks the order):
 
     cli            the command line, hpc-det: one module per command; cli/top is the live screen
-    compat         `import determined` for code that was written for Determined
+    compat         `import determined` and `import ray` for code that was written for Determined or RaySGD
     client         the same operations from Python: create, wait, metrics, checkpoints
     report         an experiment as one HTML page, and the data that the page shows
     doctor         checks of what a site supports, each with a remedy

@@ -16,6 +16,15 @@ from hpc_det.sgd.capacity.starters import gpus_here
 logger = logging.getLogger("ray")
 
 _is_initialized = False
+_OF_RAYS_LOGS = (
+    "configure_logging",
+    "ignore_reinit_error",
+    "include_dashboard",
+    "log_to_driver",
+    "logging_format",
+    "logging_level",
+)
+"""Arguments of `ray.init` that say nothing about where and on what a program runs."""
 
 
 class NoTasks(UsageError, NotImplementedError):
@@ -23,7 +32,7 @@ class NoTasks(UsageError, NotImplementedError):
 
 
 def init(address: str | None = None, **options: Any) -> dict[str, Any]:
-    """Do nothing but log the arguments, because none of them has an effect. Return an empty dict.
+    """Do nothing but log the arguments about a cluster, because they have no effect. Return an empty dict.
 
     Args:
         address: The address of a Ray cluster, to which nothing connects.
@@ -36,7 +45,8 @@ def init(address: str | None = None, **options: Any) -> dict[str, Any]:
     if _is_initialized and not options.get("ignore_reinit_error"):
         raise RuntimeError("ray.init was called twice; call ray.shutdown() first, or pass ignore_reinit_error=True")
     _is_initialized = True
-    given = [f"{name}={value!r}" for name, value in {"address": address, **options}.items() if value is not None]
+    asked = {"address": address, **options}
+    given = [f"{name}={value!r}" for name, value in asked.items() if value is not None and name not in _OF_RAYS_LOGS]
     if given:
         logger.warning(
             "ray.init: %s: no effect; ranks run in the allocation of this job, else on this machine", ", ".join(given)
