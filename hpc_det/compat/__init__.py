@@ -23,7 +23,7 @@ from hpc_det.resources import COMPAT_PATHS
 
 
 def install(*packages: str) -> None:
-    """Make `import determined` import hpc_det in this process and in those that `multiprocessing` starts.
+    """Make imports of these packages import hpc_det in this process and in those that `multiprocessing` starts.
 
     Args:
         *packages: "determined", "ray" or both. None given: "determined".

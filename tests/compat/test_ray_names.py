@@ -56,7 +56,7 @@ def test_the_names_of_utils_and_constants(copies: Copies) -> None:
         "from ray.util.sgd.utils import (AverageMeter, AverageMeterCollection, BATCH_COUNT, BATCH_SIZE, NUM_SAMPLES,\n"
         "    TimerCollection, TimerStat, check_for_failure, find_free_port, override)\n"
         "from ray.util.sgd.torch.constants import NCCL_TIMEOUT_S, NUM_STEPS, SCHEDULER_STEP_MANUAL, USE_FP16\n"
-        "timer = TimerStat()\n"
+        "timer = TimerStat(window_size=3)\n"
         "with timer: pass\n"
         "print(BATCH_SIZE, NUM_STEPS, USE_FP16, SCHEDULER_STEP_MANUAL, NCCL_TIMEOUT_S, 0 <= timer.mean < 60)"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_det.compat.ray_core import NoTasks
 from hpc_det.sgd.operator import meters
-from hpc_det.sgd.operator.meters import AverageMeter, AverageMeterCollection, TimerCollection
+from hpc_det.sgd.operator.meters import WINDOW, AverageMeter, AverageMeterCollection, TimerCollection
 from hpc_det.sgd.operator.options import BATCH_COUNT, BATCH_SIZE, NUM_SAMPLES
 from hpc_det.sgd.operator.porting import find_free_port, override
 
@@ -27,6 +27,9 @@ __all__ = [
 
 class TimerStat(meters.TimerStat):
     """The most recent durations of a code block in seconds; `with timer:` measures one."""
+
+    def __init__(self, window_size: int = WINDOW) -> None:
+        super().__init__(window_size)
 
     def __enter__(self) -> None:
         self._begun = time.perf_counter()

@@ -12,9 +12,9 @@ Columns = Mapping[str, str] | Iterable[str] | None
 
 
 class ProgressReporter:
-    """The base class of reporters."""
+    """The base class of reporters. Methods that Ray calls, such as `report`, are not called."""
 
-    def report(self, analysis: Analysis) -> None:
+    def show(self, analysis: Analysis) -> None:
         """Print the results of a search."""
 
 
@@ -48,7 +48,7 @@ class CLIReporter(ProgressReporter):
         """Add a hyperparameter to the table, with this heading."""
         self._parameters = {**(self._parameters or {}), parameter: representation or parameter}
 
-    def report(self, analysis: Analysis) -> None:
+    def show(self, analysis: Analysis) -> None:
         """Print the table."""
         rows = analysis.rows()
         prefix = "config/"

@@ -88,7 +88,7 @@ def run(
         scheduler: A scheduler of ray.tune.schedulers, or its name.
         checkpoint_freq: Iterations between checkpoints; 0: only at the end of a trial.
         verbose: 0: no table of the trials.
-        progress_reporter: Prints the table.
+        progress_reporter: A CLIReporter, which prints the table. None: one with the iteration and `metric`.
         max_failures: How often a trial is restarted after its process has died; -1: without limit. A trial that raises
             an exception has failed.
         resume: True or "LOCAL": continue the newest search of this name; "AUTO": if there is one.
@@ -125,7 +125,7 @@ def run(
         )
     analysis = ExperimentAnalysis(folder, metric, mode)
     if verbose:
-        (progress_reporter or CLIReporter(metric_columns=[ITERATION, *filter(None, [metric])])).report(analysis)
+        (progress_reporter or CLIReporter(metric_columns=[ITERATION, *filter(None, [metric])])).show(analysis)
     failed = [trial for trial in analysis.trials if trial.status == "ERROR"]
     if failed and raise_on_failed_trial:
         raise TuneError([f"trial {trial.number}: {trial.error}; see {trial.logdir}" for trial in failed])

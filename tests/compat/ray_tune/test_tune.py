@@ -84,14 +84,14 @@ def test_a_search_without_a_mode_does_not_guess_one(grid: tune.ExperimentAnalysi
 def test_a_table_of_the_trials(grid: tune.ExperimentAnalysis, capsys: pytest.CaptureFixture[str]) -> None:
     reporter = tune.CLIReporter(max_progress_rows=1, print_intermediate_tables=True)
     reporter.add_metric_column("loss", "the loss")
-    reporter.report(grid)
+    reporter.show(grid)
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["trial", "status", "rate", "iter", "the", "loss"],
         ["1", "TERMINATED", "1", "2", "8"],
         ["...", "1", "more", "trials"],
     ]
     other = tune.CLIReporter(metric_columns={"loss": "x"}, parameter_columns=[])
-    other.report(grid)
+    other.show(grid)
     assert capsys.readouterr().out.splitlines()[0].split() == ["trial", "status", "x"]
 
 
