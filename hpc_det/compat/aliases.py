@@ -22,7 +22,7 @@ RAY_COUNTERPARTS = {
     "tune": "hpc_det.compat.ray_tune",
     "tune.utils": "hpc_det.compat.ray_tune.helpers",
 }
-"""Packages of Ray, and the packages of hpc_det to which they are mapped: RaySGD, and what its programs import of Tune."""
+"""Packages of Ray, and the packages of hpc_det to which they are mapped: RaySGD, and what its programs use of Tune."""
 
 
 @dataclass(frozen=True, kw_only=True)

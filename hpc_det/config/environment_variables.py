@@ -12,8 +12,9 @@ FOR_USERS = {
     "nodes share. Default: `~/hpc_det`.",
     "HPC_DET_SITE_CONF": "Folders of the site's configuration (`cluster/`, `template/`), separated by colons. A file "
     "of the same name in `$HPC_DET_ROOT/conf` takes precedence, then the site's, then the package's.",
-    "HPC_DET_COMPAT": "`determined`: `import determined` loads hpc_det's classes, and ranks have Determined's "
-    "variables `DET_*`. Set it in `environment.environment_variables` of an experiment, or in the shell for `--local`.",
+    "HPC_DET_COMPAT": "`determined`, `ray` or `determined,ray`: imports of these packages load hpc_det's classes; with "
+    "`determined`, ranks have Determined's variables `DET_*`, too. Set it in `environment.environment_variables` of an "
+    "experiment, or in the shell for `--local` and for `python3 -m hpc_det.compat`.",
     "HPC_DET_CLUSTER": "Name of the cluster profile for `create_experiment` of `determined.experimental.client`, which "
     "has no argument for it.",
     "NCCL_TIMEOUT_S": "Timeout of a collective in seconds, for a `TorchTrainer` with GPUs, as in RaySGD. It overrides "

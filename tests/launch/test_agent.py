@@ -98,13 +98,15 @@ def test_it_runs_in_the_snapshot_with_the_plans_variables_and_can_import_from_th
     assert (gang.code / "cwd").read_text() == f"{gang.code}\n"
 
 
-def test_where_the_plan_asks_for_it_every_python_below_finds_hpc_det_as_determined(gang: Gang) -> None:
-    gang.plan("$PYTHON -c 'import determined; print(determined.__file__)' >found")
+def test_where_the_plan_asks_for_it_every_python_below_finds_hpc_det_as_determined_and_ray(gang: Gang) -> None:
+    show = "$PYTHON -c 'import determined, ray; print(determined.__file__, ray.__file__)' >found"
+    gang.plan(show)
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
-    variables = (f"PYTHON={sys.executable}", "HPC_DET_COMPAT=determined")
-    gang.plan("$PYTHON -c 'import determined; print(determined.__file__)' >found", environment=variables)
+    gang.plan(show, environment=(f"PYTHON={sys.executable}", "HPC_DET_COMPAT=determined,ray"))
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 0
-    assert (gang.code / "found").read_text().endswith("/hpc_det/compat/path/determined/__init__.py\n")
+    determined, ray = (gang.code / "found").read_text().split()
+    assert determined.endswith("/hpc_det/compat/path/determined/__init__.py")
+    assert ray.endswith("/hpc_det/compat/path_ray/ray/__init__.py")
 
 
 def test_there_it_sets_determineds_variables_too(gang: Gang) -> None:
