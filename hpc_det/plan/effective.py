@@ -26,7 +26,7 @@ from hpc_det.config.checks import (
 )
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.cross_checks import cross_problems
-from hpc_det.config.determined_imports import missing_uses
+from hpc_det.config.determined_imports import Uses, missing_uses
 from hpc_det.config.determined_keys import in_todays_names, notes
 from hpc_det.config.entrypoint import Context, trial_name
 from hpc_det.config.idle_script import idle_script_note
@@ -100,7 +100,7 @@ def effective(request: Request) -> Effective:
     problems += space_problems(merged.tree.get("hyperparameters"), searcher_name(merged.tree) or "single")
     problems += cross_problems(merged.tree, profile)
     written = _written(merged)
-    uses = missing_uses(merged.tree.get("entrypoint"), request.context, is_enabled=_is_compat(merged.tree))
+    uses = _determined_uses(merged.tree, request.context)
     lines = [
         *render(problems, _source(request, written), functools.partial(_in_its_layer, written)),
         *_code_problems(merged.tree, request.context),
@@ -173,10 +173,12 @@ def _says_compat(merged: Merged) -> bool:
     return any(value == _COMPAT for _path, value in leaves(merged.tree.get("environment")))
 
 
-def _is_compat(tree: Tree) -> bool:
-    """Return whether `import determined` imports hpc_det in the ranks."""
+def _determined_uses(tree: Tree, context: Context) -> Uses:
     values = [value for _path, value in leaves(tree.get("environment")) if isinstance(value, str)]
-    return any(value.startswith(f"{COMPAT}=") and DETERMINED in value for value in values)
+    settings = [value for value in values if value.startswith(f"{COMPAT}=")]  # the last one counts
+    if settings and DETERMINED not in settings[-1]:  # the user wants Determined's own package
+        return Uses()
+    return missing_uses(tree.get("entrypoint"), context, is_enabled=bool(settings))
 
 
 def _trial_class(entrypoint: object) -> str | None:

@@ -134,6 +134,30 @@ def test_determineds_names_are_there_on_every_kind_of_slot(build: Build) -> None
     assert [result.experiment.environment.variables(kind) for kind in ("cpu", "gpu")] == [[COMPAT], [COMPAT, "A=1"]]
 
 
+def test_a_name_of_determined_that_there_is_not_is_a_problem_or_a_note(
+    build: Build, problems: Problems, code: Path
+) -> None:
+    entrypoint = "python3 train.py"
+    (code / "train.py").write_text("import determined\nfrom determined import keras\n")
+    each_names(problems(entrypoint=entrypoint), ["entrypoint", "train.py:2", "determined.keras"])
+    (code / "train.py").write_text("import determined as det\n\ndef main():\n    det.keras\n")
+    each_names(build(entrypoint=entrypoint).notes, ["entrypoint", "train.py:4", "determined.keras"])
+
+
+def test_who_wants_the_real_determined_is_told_nothing_of_names(build: Build, code: Path) -> None:
+    (code / "train.py").write_text("from determined import keras\n")
+    found = build(entrypoint="python3 train.py", environment={"environment_variables": ["HPC_DET_COMPAT="]})
+    assert found.notes == []
+
+
+def test_a_module_is_looked_up_in_the_jobs_pythonpath(build: Build, code: Path) -> None:
+    (code / "src").mkdir()
+    (code / "src" / "other_def.py").touch()
+    each_names(build(entrypoint="other_def:T").notes, ["entrypoint", "'other_def'", "src.other_def"])
+    variables = {"environment_variables": ["PYTHONPATH=lib:src"]}
+    assert build(entrypoint="other_def:T", environment=variables).notes == []
+
+
 def test_a_problem_names_the_template_or_the_cluster_that_holds_it(problems: Problems) -> None:
     each_names(
         problems(
