@@ -20,13 +20,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, shown
 from hpc_det.sgd.capacity import Capacity, capacity_of
 from hpc_det.sgd.driver.calls import Call, reduce
 from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.nodes import Patience
 from hpc_det.sgd.driver.opening import check, on_devices, opened, wanted_of
-from hpc_det.sgd.operator.options import BATCH_SIZE
+from hpc_det.sgd.operator.options import BATCH_SIZE, BadArgument
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank import RankSettings
 from hpc_det.sgd.rank.state import read_state, write_state
@@ -214,6 +214,7 @@ class TorchTrainer:
         reduce_results: bool = True,
         max_retries: int = 3,
         info: dict[str, Any] | None = None,
+        dataset: None = None,
     ) -> Any:
         """Train on the rest of the current pass over the training data, or on the next `num_steps` batches.
 
@@ -230,6 +231,7 @@ class TorchTrainer:
                 the scheduler takes away do not count.
             info: Passed to `train_epoch` and, as part of `batch_info`, to `train_batch`. Its key `num_epochs` is shown
                 in the progress bar.
+            dataset: An argument of RaySGD for a Ray dataset. Any value but None raises BadArgument.
 
         Returns:
             The result of `train_epoch`: by default `epoch` (passes begun, from 1), `batch_count`, `num_samples`, and
@@ -239,6 +241,7 @@ class TorchTrainer:
 
         Raises:
             AssertionError: `max_retries` is negative.
+            BadArgument: A `dataset` is given.
             MissingLoader: `setup` has registered no train_loader. A RuntimeError and a ValueError.
             RetriesUsedUp: A RuntimeError; the call failed more than `max_retries` times.
             NotEnoughRanks: A TimeoutError; fewer than `min_workers` ranks were available in time.
@@ -248,6 +251,11 @@ class TorchTrainer:
             Exception: Any exception that the user's code raises on a rank. It is not retried.
         """
         assert max_retries >= 0, f"max_retries is {max_retries}; it must be at least 0"
+        if dataset is not None:
+            raise BadArgument(
+                f"dataset is {shown(dataset)}; Ray datasets are not available: give register_data a DataLoader in "
+                f"setup(), which is sharded over the ranks"
+            )
         self._train_calls += 1
         arguments = {"num_steps": num_steps, "profile": profile, "info": info}
         return self._open_gang.train(Call("train", arguments, _then(reduce_results)), max_retries)

@@ -45,6 +45,10 @@ class BadModel(UsageError, AssertionError):
     """A registered model is not an nn.Module."""
 
 
+class NotAvailable(UsageError, NotImplementedError):
+    """A function of RaySGD that has no counterpart."""
+
+
 class NotSet(UsageError, RuntimeError):
     """`setup` has not set an attribute that a default loop needs."""
 

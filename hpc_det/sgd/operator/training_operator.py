@@ -14,7 +14,7 @@ from hpc_det.pytorch.strategies.ddp import DataParallel, share_buffers
 from hpc_det.sgd.operator.base import BaseOperator
 from hpc_det.sgd.operator.creators import Creator, Creators, CreatorSetup
 from hpc_det.sgd.operator.meters import AverageMeterCollection, NoBar, bar_over
-from hpc_det.sgd.operator.options import EPOCH_IDX, NUM_SAMPLES, NUM_STEPS, NotSet
+from hpc_det.sgd.operator.options import EPOCH_IDX, NUM_SAMPLES, NUM_STEPS, NotAvailable, NotSet
 
 Metrics = dict[str, Any]
 OnBatch = Callable[[Any, Mapping[str, Any]], Metrics]
@@ -230,6 +230,14 @@ class TrainingOperator(BaseOperator):
         return bar_over(iterator, info) if self._use_tqdm and self._world_rank == 0 else NoBar()
 
     # --- other ways to define an operator
+
+    @classmethod
+    def from_ptl(cls, *args: Any, **kwargs: Any) -> type[TrainingOperator]:
+        """Raise NotAvailable: a LightningModule is trained by Lightning itself, see docs/how-to/lightning.md."""
+        raise NotAvailable(
+            "TrainingOperator.from_ptl is not available; train the LightningModule with lightning's own Trainer and "
+            "hpc_det.integrations.lightning (docs/how-to/lightning.md), or register its model and optimizers in setup()"
+        )
 
     @classmethod
     def from_creators(

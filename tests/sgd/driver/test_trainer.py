@@ -37,6 +37,9 @@ def test_two_ranks_train_validate_and_hand_over_their_model() -> None:
         assert isinstance(model, torch.nn.Module)
         assert model(torch.tensor([[0.5]])).shape == (1, 1)
         assert its.epochs_done == 5
+        with refused(ValueError, "dataset", "register_data", "DataLoader"):
+            its.train(dataset=[1, 2])  # type: ignore[arg-type]
+        assert its.epochs_done == 5
 
 
 def test_ranks_share_the_cpus_of_their_node(monkeypatch: pytest.MonkeyPatch) -> None:

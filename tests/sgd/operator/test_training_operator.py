@@ -317,3 +317,8 @@ def test_ranks_with_different_numbers_of_batches_evaluate_the_same_model(on_rank
     """DDP would exchange buffers at the first batch, which a rank without batches never reaches."""
     (none, _), (two, same_model) = on_ranks(2, _validated_unevenly)
     assert (none, two, same_model) == (0, 2, True)
+
+
+def test_a_lightning_module_is_refused_with_what_trains_it() -> None:
+    with refused(NotImplementedError, "from_ptl", "hpc_det.integrations.lightning", "docs/how-to/lightning.md"):
+        TrainingOperator.from_ptl(nn.Module, train_dataloader=[])
