@@ -15,7 +15,7 @@ from hpc_det.schedulers.scheduler import CommandError, JobState, Scheduler, run_
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.attempt import Reason, request_stop
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.store.local_run import resumed_with
+from hpc_det.store.local_run import insist_on_resumable, resumed_with
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import state_now
 from hpc_det.view.watch import POLL_S, ask_every_s, say, state
@@ -27,10 +27,11 @@ KILL_WAIT_S = 40.0
 def pause_one(experiment: ExperimentFolder) -> str:
     """Let the trials of an experiment save and exit until `activate`, and return a sentence for the user.
 
-    Raises UsageError if the experiment has already ended.
+    Raises UsageError if the experiment has already ended, or cannot resume.
     """
     view = ExperimentView(experiment)
     search = _still_there(view)
+    insist_on_resumable(experiment)
     if not (former := view.search.paused):
         search.pause(getpass.getuser())
     _stop_trials(experiment, search, "pause")  # also if it is paused: the first `pause` may have been killed

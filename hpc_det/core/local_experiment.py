@@ -81,6 +81,12 @@ class Arguments:
         check_arguments(config, IN_EFFECT)
         return cls(hparams=hparams, config={**config, "name": name}, tree=_effective(name, hparams, config))
 
+    @classmethod
+    def of_driver(cls, name: str, hparams: dict[str, Any], sections: Mapping[str, Any]) -> Arguments:
+        """Return those of a TorchTrainer, `fit` or `tune_run`: `sections` replace sections of the configuration."""
+        tree = {**_effective(name, hparams, {}), **sections}
+        return cls(hparams=hparams, config={"name": name}, tree=tree)
+
     @property
     def notes(self) -> Iterator[str]:
         """A line for each key of the configuration without an effect, and for a searcher that needs several trials."""
@@ -143,10 +149,25 @@ def make_experiment(folder: ExperimentFolder, script: Script) -> None:
     write_script(folder, script)
 
 
-def write_plan_and_config(folder: ExperimentFolder, arguments: Arguments, distributed: Distributed) -> None:
+@dataclass(frozen=True, kw_only=True)
+class GangSize:
+    """The processes of a run."""
+
+    nodes: int
+    ranks_per_node: int
+    has_gpus: bool
+
+    @classmethod
+    def of(cls, distributed: Distributed) -> GangSize:
+        """Return the size of the gang that this process belongs to."""
+        has_gpus = distributed.device.type == "cuda"
+        return cls(nodes=distributed.nodes, ranks_per_node=distributed.local_size, has_gpus=has_gpus)
+
+
+def write_plan_and_config(folder: ExperimentFolder, arguments: Arguments, size: GangSize) -> None:
     """Write the plan and the effective configuration of the next attempt."""
     write_secrets(folder.effective, arguments.tree, masked(arguments.tree))
-    write_atomic(folder.plan, _plan(folder, arguments.tree, distributed).to_json(), private=True)
+    write_atomic(folder.plan, _plan(folder, arguments.tree, size).to_json(), private=True)
 
 
 def write_config_for_people(folder: ExperimentFolder, arguments: Arguments) -> None:
@@ -157,7 +178,7 @@ def write_config_for_people(folder: ExperimentFolder, arguments: Arguments) -> N
     write_atomic(folder.config, dump_yaml(masked(arguments.tree)))
 
 
-def _plan(folder: ExperimentFolder, tree: Tree, distributed: Distributed) -> JobPlan:
+def _plan(folder: ExperimentFolder, tree: Tree, size: GangSize) -> JobPlan:
     """Return a plan of the processes that run; nothing is started with it."""
     return JobPlan(
         experiment_id=folder.id,
@@ -168,12 +189,12 @@ def _plan(folder: ExperimentFolder, tree: Tree, distributed: Distributed) -> Job
         python=sys.executable,
         entrypoint=tuple(tree["entrypoint"]),
         environment=(),
-        nodes=distributed.nodes,
-        ranks_per_node=distributed.local_size,
-        job_nodes=distributed.nodes,
-        job_slots_per_node=distributed.local_size,
-        slot_type="gpu" if distributed.device.type == "cuda" else "cpu",
-        cpus_per_rank=max(len(os.sched_getaffinity(0)) // distributed.local_size, 1),
+        nodes=size.nodes,
+        ranks_per_node=size.ranks_per_node,
+        job_nodes=size.nodes,
+        job_slots_per_node=size.ranks_per_node,
+        slot_type="gpu" if size.has_gpus else "cpu",
+        cpus_per_rank=max(len(os.sched_getaffinity(0)) // size.ranks_per_node, 1),
         max_restarts=0,
         partition=None,
         account=None,

@@ -19,7 +19,13 @@ import torch
 
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.core.entry import seed_of
-from hpc_det.core.local_experiment import Arguments, make_experiment, write_config_for_people, write_plan_and_config
+from hpc_det.core.local_experiment import (
+    Arguments,
+    GangSize,
+    make_experiment,
+    write_config_for_people,
+    write_plan_and_config,
+)
 from hpc_det.core.local_stops import StopRequests
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
@@ -33,7 +39,7 @@ from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal, Overtaken
 from hpc_det.store.local_run import Heartbeat, Script, is_alive
-from hpc_det.store.submitting import record_job, submitting
+from hpc_det.store.submitting import record_job, submitting, unused_job
 
 WORKER, TRIAL = 0, 1
 """Numbers in the search, whose only worker is the process and whose only trial is the run."""
@@ -106,7 +112,7 @@ class _Chief:
     def __init__(self, script: Script, arguments: Arguments, distributed: Distributed) -> None:
         self._script = script
         self._arguments = arguments
-        self._distributed = distributed
+        self._size = GangSize.of(distributed)
         self._job_id = str(JobId.of(os.getpid()))
 
     def begin(self) -> dict[str, Any]:
@@ -200,7 +206,7 @@ class _Chief:
         try:
             with submitting(experiment):  # so that a listing removes the folder if this process is killed here
                 make_experiment(experiment, self._script)
-                write_plan_and_config(experiment, self._arguments, self._distributed)
+                write_plan_and_config(experiment, self._arguments, self._size)
                 self._open(experiment)
                 self._heartbeat = Heartbeat(experiment, self._job_id)
                 self._search.submitted(WORKER, 1, stay=True)
@@ -218,7 +224,7 @@ class _Chief:
         trial.create()
         trial.remove_abandoned()
         trial.stop.unlink(missing_ok=True)  # a request to an earlier attempt
-        write_plan_and_config(experiment, self._arguments, self._distributed)
+        write_plan_and_config(experiment, self._arguments, self._size)
         former = read_map(trial.trial)
         for change in _changes((former or {}).get("hparams"), self._arguments.hparams):
             print(f"hpc-det: note: since the last start: hyperparameter {change}", flush=True)
@@ -235,7 +241,7 @@ class _Chief:
             self._journal.continued()
         attempt = self._journal.last_attempt() + 1
         self._journal.started(attempt, self._job_id, WORKER)
-        record_job(experiment, _unused(experiment), self._job_id, "local", first=WORKER, workers=1)
+        record_job(experiment, unused_job(experiment), self._job_id, "local", first=WORKER, workers=1)
         write_config_for_people(experiment, self._arguments)
         return attempt
 
@@ -299,11 +305,3 @@ def _changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterat
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
             yield f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
-
-
-def _unused(experiment: ExperimentFolder) -> int:
-    """Return the lowest number of a job that is not recorded."""
-    number = 1
-    while experiment.job(number).exists():
-        number += 1
-    return number

@@ -1,6 +1,6 @@
 """A run outside a job: an experiment whose job is the process of a script that the user has started.
 
-experiments/12/local.json                    {"name", "script"}: identify the run when the script is started again
+experiments/12/local.json                    {"name", "script", "run"}: identify the run when it is started again
                processes/4711-90210@login1   a process that runs the trial, named by its job id (schedulers.local):
                                              {"place"}, its PID namespace; modified every BEAT_S seconds
 """
@@ -21,6 +21,7 @@ from hpc_det.node.json_files import made, read_map, write_json
 from hpc_det.node.process import is_running, process_namespace
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.run_folder import RunFolder
 
 BEAT_S = 10.0
 """Seconds between two modifications of the file of a process."""
@@ -35,6 +36,8 @@ class Script:
     name: str
     script: str
     """Path of the script; the working folder for a notebook or an interactive interpreter."""
+    run: str | None = None
+    """Path of the run folder of a TorchTrainer, `fit` or `tune_run`; None for other scripts."""
 
     @classmethod
     def of_this_process(cls, name: str | None, *, number: int | None = None) -> Script:
@@ -67,6 +70,12 @@ def script_of(experiment: ExperimentFolder) -> Script:
     return made(Script, read_map(experiment.local_run), experiment.local_run)
 
 
+def run_of_driver(experiment: ExperimentFolder) -> Path | None:
+    """Return the run folder of a TorchTrainer, `fit` or `tune_run`; None for other experiments. Raises DamagedFile."""
+    run = script_of(experiment).run if is_local(experiment) else None
+    return Path(run) if run else None
+
+
 def write_script(experiment: ExperimentFolder, script: Script) -> None:
     """Mark the experiment as a run of this script outside a job."""
     write_json(experiment.local_run, asdict(script))
@@ -79,6 +88,16 @@ def insist_on_jobs(experiment: ExperimentFolder) -> None:
         raise UsageError(
             f"experiment {experiment.id}: is a run of {script.script} outside a job, which no command can start; start "
             f"the script again: it resumes unless it has finished, and another `name` begins a new run"
+        )
+
+
+def insist_on_resumable(experiment: ExperimentFolder) -> None:
+    """Raise UsageError for a temporary run of a TorchTrainer, which a new start of its script does not resume."""
+    run = run_of_driver(experiment)
+    if run and RunFolder(run).temporary.exists():
+        raise UsageError(
+            f"experiment {experiment.id}: is a temporary run of a TorchTrainer, which cannot resume; end it with "
+            f"`hpc-det experiment kill {experiment.id}`, and pass run=NAME to have one that can"
         )
 
 

@@ -10,8 +10,13 @@ RUN/key                         the secret of the run          the driver, once
     nodes/NODE                  its agent's address and error  the node's agent; see hpc_det.sgd.elastic.check_in
     snapshots/12/               a snapshot of the training     the agent, or the driver without agents; see
                                                                hpc_det.checkpoint.snapshots
-    logs/generation-3/rank-0.log                               the rank
-    logs/node-NODE.log                                         the node's agent
+    experiment.json             its experiment                 the driver
+    logs                        a link to the logs of that     "
+    logs/attempt-3/rank-0.log   the output of a rank           the rank
+    logs/node-NODE.log          the output of an agent         the node's agent
+
+The trial of the experiment has the logs, the metrics and the attempts, so that they remain when a temporary run ends.
+An attempt is one gang; attempts are numbered over all drivers of the run.
 """
 
 from __future__ import annotations
@@ -21,12 +26,14 @@ import os
 import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_det.errors import UsageError
 from hpc_det.node import disk
-from hpc_det.node.files import make_private
+from hpc_det.node.files import make_folders, make_private
+from hpc_det.node.json_files import read_map
 from hpc_det.node.key import user_key
 from hpc_det.store.experiments import state_root
 
@@ -43,6 +50,8 @@ class RunFolder:
     def make(self) -> None:
         """Create the folder, if it is missing. Raises UsageError if other users have access to it."""
         try:
+            if self.logs != (own := self.path / "logs") and not self.logs.exists():
+                disk.unlink(own, missing_ok=True)  # its experiment was deleted by hand
             for folder in (self.path, self.drivers, self.nodes, self.snapshots, self.logs):
                 make_private(folder)
             status = self.path.stat()
@@ -87,11 +96,21 @@ class RunFolder:
         return self.path / "snapshots"
 
     @property
-    def logs(self) -> Path:
-        return self.path / "logs"
+    def experiment(self) -> Path:
+        """{"experiment": number}: the experiment of this run below the state root."""
+        return self.path / "experiment.json"
 
-    def rank_log(self, generation: int, rank: int) -> Path:
-        return self.logs / f"generation-{generation}" / f"rank-{rank}.log"
+    @property
+    def logs(self) -> Path:
+        """The folder of the logs: in the run, or in its experiment, where they outlive a temporary run."""
+        own = self.path / "logs"
+        try:
+            return Path(os.readlink(own))
+        except OSError:  # a folder, or missing
+            return own
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        return self.logs / f"attempt-{attempt}" / f"rank-{rank}.log"
 
     def node_log(self, node: str) -> Path:
         return self.logs / f"node-{node}.log"
@@ -137,6 +156,51 @@ def run_of(wanted: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Dri
         run = DriverRun(RunFolder(path_of(wanted, env)), is_temporary=False)
     run.folder.make()
     return run
+
+
+def link_logs(run: Path, logs: Path) -> None:
+    """Let the logs of a run be those of its experiment: `logs`, in which they stay when the run is deleted.
+
+    If the run has logs already, for instance of an earlier version, `logs` becomes a link to these.
+    """
+    own = run / "logs"
+    if logs.is_symlink() or (own.is_symlink() and Path(os.readlink(own)) == logs):
+        return
+    if own.is_symlink():
+        disk.unlink(own)
+    elif own.exists():
+        try:
+            own.rmdir()
+        except OSError:  # not empty
+            disk.symlink(logs, own)
+            return
+    make_folders(logs)
+    disk.symlink(own, logs)
+
+
+_FILES = (
+    *("drivers", "driver.json", "temporary", "round", "nodes", "snapshots", "logs", "jobs", "checkpoints"),
+    *("reports.jsonl", "finished.json", "effective.json", "search", "trainable.pkl", "import_path", "trials", "key"),
+    "experiment.json",
+)
+"""All files of runs of TorchTrainer, `fit` and `tune_run`, in the order in which `remove_run` deletes them."""
+
+
+def remove_run(run: Path, experiment: int) -> None:
+    """Delete the run of an experiment: its own files, and the folder if it has no others.
+
+    Does nothing if the run belongs to another experiment, or was deleted before.
+    """
+    if (read_map(RunFolder(run).experiment) or {}).get("experiment") != experiment:
+        return
+    for name in _FILES:
+        path = run / name
+        if path.is_dir() and not path.is_symlink():
+            disk.remove_tree(path)
+        else:
+            disk.unlink(path, missing_ok=True)
+    with suppress(OSError):  # files of the user
+        run.rmdir()
 
 
 def path_of(run: str | os.PathLike[str], env: Mapping[str, str]) -> Path:

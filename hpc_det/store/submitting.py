@@ -151,6 +151,14 @@ def record_job(
     write_json(experiment.job(script), {**record, "first": first, "workers": workers})
 
 
+def unused_job(experiment: ExperimentFolder) -> int:
+    """Return the lowest number of a script without a recorded job."""
+    number = 1
+    while experiment.job(number).exists():
+        number += 1
+    return number
+
+
 @contextmanager
 def submitting(experiment: ExperimentFolder, *, first_script: int = 1, before: int = 0) -> Iterator[None]:
     """Record that this process submits jobs of `experiment` in this block; see the fields of Submitter.

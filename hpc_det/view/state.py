@@ -25,7 +25,7 @@ from hpc_det.search.sample import Sample
 from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.experiment_config import WHOLE, About, read_about, read_effective
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.local_run import is_local
+from hpc_det.store.local_run import is_alive, is_local
 from hpc_det.store.submitting import Submitter, submitter_of
 from hpc_det.view.trial_history import cancellation, read_attempts, read_visible, why_not_completed
 from hpc_det.view.trials import counted
@@ -172,6 +172,8 @@ class ExperimentView:
         if settled := self.settled():
             return settled
         known = [status for status in statuses if self.is_own or status.state is not JobState.ENDED]
+        if self.is_local and any(status.state is JobState.UNKNOWN for status in known):  # a process of another host
+            known = [_by_heartbeat(self.folder, job_id) for job_id in self.job_ids()]
         found = {status.state for status in known}
         queued = (status.reason for status in known if status.state in (JobState.QUEUED, JobState.HELD))
         self.waits_for = next(filter(None, queued), None)
@@ -236,6 +238,10 @@ class ExperimentView:
             return f"{counts.failed + counts.invalid} of {counts.created} trials failed"
         expected = counts.expected + self.search.replaced
         return f"{expected - counts.ended - counts.invalid} of {expected} trials were not done"
+
+
+def _by_heartbeat(folder: ExperimentFolder, job_id: str) -> JobStatus:
+    return JobStatus(JobState.RUNNING if is_alive(folder, job_id) else JobState.ENDED)
 
 
 _JOB: Shape = {"submitted": Moment, "first": Count, "workers": Count}

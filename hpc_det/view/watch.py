@@ -16,6 +16,7 @@ from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Sche
 from hpc_det.schedulers.shared_answers import ASK_S, SharedAnswers
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.local_run import run_of_driver
 from hpc_det.view.formatting import duration
 from hpc_det.view.interrupted import find_successors, settle
 from hpc_det.view.state import ExperimentState, ExperimentView
@@ -248,9 +249,12 @@ def insist_on_completion(view: ExperimentView, found: ExperimentState) -> None:
 
 def what_to_do(view: ExperimentView) -> str:
     """Return what the user can do about an experiment that ended without being completed."""
-    if view.is_local:
-        return "its output is in the terminal where its script was started; start the script again to resume it"
     more = f"see more with `hpc-det experiment logs {view.folder.named()}`"
+    if view.is_local:
+        run = run_of_driver(view.folder)
+        output = more if run else "its output is in the terminal where its script was started"
+        is_lost = run and not run.exists()  # a temporary run
+        return output if is_lost else f"{output}; start the script again to resume it"
     if view.search.finished or not view.is_own:
         return more
     return f"{more}, continue with `hpc-det experiment continue {view.id}`"

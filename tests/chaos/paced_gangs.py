@@ -230,7 +230,7 @@ class PacedDriver:
     def life(self) -> object:
         """The driver's process, and the generations of its ranks."""
         assert self._driver.poll() is None, self.log()
-        return self._driver.pid, sorted(self._run.logs.glob("generation-*"))
+        return self._driver.pid, sorted(self._run.logs.glob("attempt-*"))
 
     def ports(self, listener: str) -> set[int]:
         assert listener == "driver"

@@ -19,6 +19,8 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import read_json
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.local_run import run_of_driver
+from hpc_det.store.run_folder import remove_run
 from hpc_det.view.formatting import count, size
 from hpc_det.view.watch import beginning_with, insist_on_end, say
 
@@ -78,17 +80,19 @@ def finish_deletions(store: ExperimentStore) -> None:
 
 
 def _empty(aside: Path, number: int) -> None:
-    """Delete all files of a folder that was set aside for deletion, and the experiment's checkpoints stored elsewhere.
+    """Delete all files of a folder that was set aside for deletion, and the experiment's files stored elsewhere.
 
     Raises HpcDetError if an object store does not answer.
     """
     folder = ExperimentFolder(aside)
     if elsewhere := folder.checkpoints_elsewhere():
         _remove(elsewhere)
+    if run := run_of_driver(folder):
+        remove_run(run, number)
     if url := folder.checkpoints_url():
         _empty_store(url, folder, number)
-    # deleted last: these files contain where checkpoints are stored, which a repeated deletion needs
-    places = (folder.storage, folder.effective)
+    # deleted last: these files contain where other files are stored, which a repeated deletion needs
+    places = (folder.storage, folder.effective, folder.local_run)
     for entry in sorted(aside.iterdir(), key=places.__contains__):
         _remove(entry)
 

@@ -19,7 +19,7 @@ from hpc_det.cli.output import Output, log_line, output_options
 from hpc_det.client.lookup import created_trial
 from hpc_det.errors import UsageError, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.store.local_run import is_local
+from hpc_det.store.local_run import is_local, run_of_driver
 from hpc_det.view.formatting import date_and_time, iso
 from hpc_det.view.logs.follow import Logs, existing, followed, of_rank, rank_in_words, source_in_words
 from hpc_det.view.logs.log_file import Passage, Source, first
@@ -119,7 +119,7 @@ def print_experiment(experiment: ExperimentFolder, choices: LogChoices) -> None:
     logs = ExperimentLogs(watch.view, _wanted(watch.view, choices))
     text = Text(watch.view, choices, names_trials=watch.view.has_many_trials)
     of = _Of(f"experiment {experiment.id}", experiment, watch.state, f"experiment kill {experiment.id}")
-    if choices.follow and is_local(experiment):
+    if choices.follow and _is_in_terminal(experiment):
         _say_why_none(of, choices)  # before the wait for its end
     if not _print(_passages(logs, choices, of), choices, text) and not choices.follow:
         _say_why_none(of, choices)
@@ -157,7 +157,7 @@ def _say_why_none(of: _Of, choices: LogChoices) -> None:
     chosen = {"--rank": choices.rank, "--since": choices.since, "--level": choices.level}
     options = [option for option, value in chosen.items() if value is not None]
     named = of.experiment.named()
-    if is_local(of.experiment):
+    if _is_in_terminal(of.experiment):
         say(
             f"{of.name}: a run outside a job has no logs, since its output is in the terminal where its script was "
             f"started; see its state with `hpc-det experiment describe {named}`"
@@ -169,6 +169,11 @@ def _say_why_none(of: _Of, choices: LogChoices) -> None:
             f"{of.name}: no logs; `hpc-det experiment describe {named}` shows its state, and `hpc-det experiment logs "
             f"-f {named}` waits for lines"
         )
+
+
+def _is_in_terminal(experiment: ExperimentFolder) -> bool:
+    """Return whether the output is in the terminal alone: of a script outside a job that is its own only rank."""
+    return is_local(experiment) and run_of_driver(experiment) is None
 
 
 def _wanted(view: ExperimentView, choices: LogChoices) -> Wanted:

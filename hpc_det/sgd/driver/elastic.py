@@ -18,6 +18,7 @@ from hpc_det.sgd.driver.calls import Call, Rounds
 from hpc_det.sgd.driver.failures import GangLost, JobLeaves, RetriesUsedUp, StateLost, back_into_queue, pause_s
 from hpc_det.sgd.driver.gang import RankGang
 from hpc_det.sgd.driver.nodes import POLL_S, GangNode, GangRequest
+from hpc_det.sgd.driver.recorded import RunRecord
 from hpc_det.sgd.elastic.wait_report import WaitReport
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank.worker import Own, RankWorker, Start
@@ -52,7 +53,8 @@ class _Keeping:
 class ElasticGang:
     """A gang that survives the loss of its ranks. Between two calls the newest snapshot is the state of the ranks."""
 
-    def __init__(self, gang: RankGang, wanted: GangRequest, is_durable: bool) -> None:
+    def __init__(self, gang: RankGang, wanted: GangRequest, is_durable: bool, record: RunRecord | None = None) -> None:
+        """`record`: where attempts and results are recorded; None: nowhere."""
         self.calls = 0
         """Number of `train` calls that the state contains, including those of earlier programs of this run."""
         self.epochs_done = 0
@@ -61,6 +63,7 @@ class ElasticGang:
         """Whether the last call raised an exception."""
         self._calls_read = 0
         """Value of `calls` when the program last read or loaded the state."""
+        self.record = record or RunRecord()
         self._gang = gang
         self._nodes = gang.nodes
         self._wanted = wanted
@@ -195,14 +198,18 @@ class ElasticGang:
                 return result
             except GangLost as lost:
                 self.has_failed = True
+                self.record.gang_lost(lost)
                 self._gang.end()
                 failures, in_a_row = failures + lost.counts, in_a_row + 1
                 if failures > max_retries:
-                    raise RetriesUsedUp(f"{lost}; {failures} failures, but max_retries is {max_retries}") from lost
+                    problem = f"{lost}; {failures} failures, but max_retries is {max_retries}"
+                    self.record.call_failed(given_up := RetriesUsedUp(problem))
+                    raise given_up from lost
                 _log.warning("%s; the last call is repeated from its start", lost)
                 self._nodes.wait(pause_s(in_a_row))
             except BaseException as error:
                 self.has_failed = isinstance(error, Exception)
+                self.record.call_failed(error)
                 self._gang.end()
                 raise
 
@@ -216,6 +223,7 @@ class ElasticGang:
         result = call.then([result for result, _ in parts])
         self._take([own for _, own in parts], place, calls, (call, result))
         self._is_changed = True
+        self.record.call_made(call.method, self.calls, result)
         return result
 
     def _snapshot(self) -> None:
@@ -301,7 +309,9 @@ class ElasticGang:
         """Form a gang and restore the newest snapshot on its ranks."""
         gang = self._gang
         first, source, own = self._source()
+        self.record.gang_begins(self._nodes.generation + 1, self.calls)
         gang.form(self._wanted.possible(self._nodes), first)
+        self.record.gang_formed([rank.node.host for rank in gang.ranks])
         common = cloudpickle.dumps((self._wanted.settings(gang.size), self._wanted.hook))
         modules = tuple(map(os.path.abspath, sys.path))
         starts = [

@@ -208,7 +208,16 @@ def exit_at_term() -> None:
         os.register_at_fork(after_in_child=_end_at_term)
 
 
+_terminated = threading.Event()
+
+
+def was_terminated() -> bool:
+    """Return whether SIGTERM ends this program (`exit_at_term`)."""
+    return _terminated.is_set()
+
+
 def _exit(number: int, frame: FrameType | None) -> None:
+    _terminated.set()
     raise SystemExit(exit_code(-number))
 
 

@@ -26,14 +26,17 @@ from hpc_det.checkpoint.damaged import set_aside
 from hpc_det.checkpoint.retention import superfluous
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.checkpoint.staging import Staging
+from hpc_det.core.local_experiment import SEARCHER, GangSize
 from hpc_det.errors import UsageError, shown
 from hpc_det.node.files import make_private
 from hpc_det.node.json_files import append_line, read_counted, write_json
 from hpc_det.sgd.capacity import Capacity, capacity_of
+from hpc_det.sgd.driver.experiment import Description, named
 from hpc_det.sgd.driver.failures import GangLost
 from hpc_det.sgd.driver.gang import RankGang
 from hpc_det.sgd.driver.nodes import GangRequest, Patience
 from hpc_det.sgd.driver.opening import on_devices, opened, wanted_of
+from hpc_det.sgd.driver.recorded import RunRecord
 from hpc_det.sgd.rank import RankSettings
 from hpc_det.sgd.rank.train_loop import Begin, Checkpoint, LoopOperator, TrainLoop, uuid_of
 from hpc_det.store.metrics import number_or_nan
@@ -162,14 +165,29 @@ def fit(
     def begun(gang: RankGang) -> TrainLoop:
         return TrainLoop(train_loop_per_worker, train_loop_config, reports.begin(gang, wanted, path.name))
 
-    elastic = opened(its_run, capacity, patience, wanted, is_durable=False)  # the loop saves its own checkpoints
-    has_returned = False
+    about = Description(
+        name=named(run),
+        hparams=train_loop_config or {},
+        sections={
+            "searcher": {**SEARCHER, "metric": metric or "loss", "smaller_is_better": mode == "min", "max_length": None}
+        },
+        size=GangSize(nodes=1, ranks_per_node=wanted.most, has_gpus=settings.use_gpu),
+    )
+    # Not durable: the loop saves its own checkpoints.
+    elastic = opened(its_run, capacity, patience, wanted, about, is_durable=False, is_loop=True)
+    reports.record = elastic.record
+    error: BaseException | None = None
     try:
         elastic.loop(begun, max_failures)
-        has_returned = True
+        reports.finish()
+    except BaseException as raised:
+        error = raised
+        raise
     finally:
-        elastic.stop(force=not has_returned)
-    reports.finish()
+        try:
+            elastic.stop(force=error is not None)
+        finally:
+            elastic.record.end(error)
     return reports.result()
 
 
@@ -203,6 +221,8 @@ class Reports:
     def __init__(self, run: Path, keep: Keep) -> None:
         self._run = run
         self._keep = keep
+        self.record = RunRecord()
+        """Where the reports are also recorded."""
         self._checkpoints = run / "checkpoints"
         make_private(self._checkpoints)
 
@@ -229,6 +249,7 @@ class Reports:
         for problem in skipped:
             _log.warning("checkpoint skipped: %s", problem)
         gang.on_report = self._hear
+        self.record.starts_from(newest.steps if newest else 0)
         return Begin(
             name=name,
             checkpoints=self._checkpoints,
@@ -288,6 +309,7 @@ class Reports:
         checkpoint = self._commit(report, [its["files"] for its in messages])
         line = {"report": report, "metrics": messages[0]["metrics"], "checkpoint": checkpoint and checkpoint.uuid}
         append_line(self._run / "reports.jsonl", {**line, "time": time.time()})
+        self.record.reported(report, messages[0]["metrics"])
         if checkpoint:
             self._prune()
             self._resize()

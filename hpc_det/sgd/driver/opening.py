@@ -15,9 +15,11 @@ import torch
 from hpc_det.errors import nearest, shown
 from hpc_det.sgd.capacity import Allocation, Capacity, Local
 from hpc_det.sgd.driver.elastic import ElasticGang
+from hpc_det.sgd.driver.experiment import Description
 from hpc_det.sgd.driver.failures import exit_at_term
 from hpc_det.sgd.driver.gang import RankGang
 from hpc_det.sgd.driver.nodes import GangRequest, Nodes, Patience
+from hpc_det.sgd.driver.recorded import RunRecord, begin_record
 from hpc_det.sgd.operator.options import BATCH_SIZE, BadArgument, problems_of
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank import RankSettings
@@ -154,29 +156,42 @@ def wanted_of(
 
 
 def opened(
-    run: DriverRun, capacity: Capacity, patience: Patience, wanted: GangRequest, *, is_durable: bool
+    run: DriverRun,
+    capacity: Capacity,
+    patience: Patience,
+    wanted: GangRequest,
+    about: Description,
+    *,
+    is_durable: bool,
+    is_loop: bool = False,
 ) -> ElasticGang:
-    """Start the capacity, form the first gang, and return it.
+    """Start the capacity, form the first gang, and return it. The run gets an experiment, unless it has one.
+
+    `about`: what the experiment shows.
 
     If that fails, ranks and agents are ended, and a temporary run is removed. `is_durable`: whether snapshots are also
-    written to disk.
+    written to disk; `is_loop`: the gang runs a training loop of `fit`.
     """
     if run.is_temporary:  # other runs need no clean-up at SIGTERM: a restarted program continues them
         exit_at_term()
     try:
         gang = RankGang(Nodes(run.folder, capacity, patience), patience.hang_timeout_s)
+        record = RunRecord()
         try:
+            record = begin_record(run, about, is_of_loop=is_loop)
+            gang.nodes.generation = record.last_attempt
             if wanted.is_here:
                 gang.live_here()
             if wanted.most > wanted.is_here:
                 gang.nodes.start(wanted.most - wanted.is_here)
-            elastic = ElasticGang(gang, wanted, is_durable)
+            elastic = ElasticGang(gang, wanted, is_durable, record)
             elastic.start()
-        except BaseException:  # also a Ctrl-C
+        except BaseException as error:  # also a Ctrl-C
             try:
                 gang.end()
             finally:
                 gang.nodes.close()
+                record.end(error)
             raise
     except BaseException:
         run.remove_if_temporary()

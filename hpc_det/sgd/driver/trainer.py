@@ -20,10 +20,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from hpc_det.core.local_experiment import SEARCHER, GangSize
 from hpc_det.errors import HpcDetError, UsageError, shown
 from hpc_det.sgd.capacity import Capacity, capacity_of
 from hpc_det.sgd.driver.calls import Call, reduce
 from hpc_det.sgd.driver.elastic import ElasticGang
+from hpc_det.sgd.driver.experiment import Description, named
+from hpc_det.sgd.driver.failures import was_terminated
 from hpc_det.sgd.driver.nodes import Patience
 from hpc_det.sgd.driver.opening import check, on_devices, opened, wanted_of
 from hpc_det.sgd.operator.options import BATCH_SIZE, BadArgument
@@ -170,7 +173,13 @@ class TorchTrainer:
         self._run.goes_with_driver()  # a temporary run is removed even if this process is killed
         # With a queue, all nodes may be taken away before others start: only the disk holds the state meanwhile.
         is_durable = not self._run.is_temporary or capacity.has_queue
-        self._gang: ElasticGang | None = opened(self._run, capacity, patience, wanted, is_durable=is_durable)
+        about = Description(
+            name=named(run),
+            hparams=self.config,
+            sections={"searcher": {**SEARCHER, "metric": "val_loss", "max_length": None}},
+            size=GangSize(nodes=1, ranks_per_node=wanted.most, has_gpus=self._settings.use_gpu),
+        )
+        self._gang: ElasticGang | None = opened(self._run, capacity, patience, wanted, about, is_durable=is_durable)
         _alive.add(self)
 
     @property
@@ -181,7 +190,10 @@ class TorchTrainer:
 
     @property
     def logs(self) -> Path:
-        """The folder of the ranks' logs, generation-G/rank-R.log, where G counts the gangs from 1."""
+        """The folder of the ranks' logs, attempt-A/rank-R.log, where A counts the gangs of the run from 1.
+
+        It remains when a temporary run ends, until the experiment of the run is deleted.
+        """
         return self._run.folder.logs
 
     def remaining(self, epochs: int) -> Iterator[int]:
@@ -416,18 +428,21 @@ class TorchTrainer:
         Args:
             force: Whether to kill the ranks instead of waiting up to 5 seconds for them to exit.
         """
-        self._end(force, after_error=isinstance(sys.exc_info()[1], Exception))
+        self._end(force, sys.exc_info()[1])
 
-    def _end(self, force: bool, *, after_error: bool) -> None:
+    def _end(self, force: bool, error: BaseException | None) -> None:
+        """Shut down. `error`: the exception that ends the program; None: it has finished, or handles its errors."""
         gang = self._gang
         if gang is None:
             return
+        is_error = gang.has_failed or isinstance(error, Exception)
         try:
-            if self._run.is_temporary and gang.has_unread_training and (gang.has_failed or after_error):
+            if self._run.is_temporary and gang.has_unread_training and is_error:
                 self._keep(gang)
         finally:
             gang.stop(force)
             self._gang = None
+            gang.record.end(error)
             self._run.remove_if_temporary()
 
     def _keep(self, gang: ElasticGang) -> None:
@@ -512,6 +527,6 @@ def _shut_down_all() -> None:
     """Shut down the trainers of a program that ends without `shutdown`, by an exception or by Ctrl-C."""
     # The interpreter sets sys.last_value to an uncaught exception, whose traceback it prints. KeyboardInterrupt is not
     # of type Exception: the user ended the program, so nothing is kept.
-    after_error = isinstance(getattr(sys, "last_value", None), Exception)
+    error = getattr(sys, "last_value", None) or (SystemExit() if was_terminated() else None)
     for trainer in list(_alive):
-        trainer._end(force=True, after_error=after_error)
+        trainer._end(force=True, error=error)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from hpc_det.errors import UsageError
 from hpc_det.sgd.capacity.starters import gpus_here
+from hpc_det.sgd.driver.experiment import part_of_an_experiment
 from hpc_det.sgd.driver.failures import GangLost, NotEnoughRanks, RetriesUsedUp, StateLost
 
 CHECKPOINT = "trainer.checkpoint"
@@ -117,7 +118,8 @@ class TorchTrainable(Trainable):
         whole = {**deepcopy(self.kwargs.get("config") or {}), **config}
         self._run = self._own_run()
         run = {"run": self._run} if self._run else {}
-        self._trainer = self.trainer_cls(*self.args, **{**run, **self.kwargs, "config": whole})
+        with part_of_an_experiment():  # the search is the experiment
+            self._trainer = self.trainer_cls(*self.args, **{**run, **self.kwargs, "config": whole})
 
     def _own_run(self) -> str | None:
         """Return a new run folder for this process, or None outside of a search."""

@@ -327,7 +327,7 @@ def hang_once(mark: Path) -> None:
 
 
 def stacks(run: Path) -> str:
-    return "".join(log.read_text() for log in (run / "logs").glob("generation-*/rank-1.log"))
+    return "".join(log.read_text() for log in (run / "logs").glob("attempt-*/rank-1.log"))
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_a_loop_that_hangs_begins_anew_from_its_checkpoint(tmp_path: Path, monke
     config = {"steps": 3, "fatal": 2, "mark": str(tmp_path / "mark")}
     result = run(hangs, tmp_path, train_loop_config=config, hang_timeout_s=4)
     assert [metrics["step"] for metrics in result.metrics_history] == [1, 2, 3]
-    logs = (tmp_path / "run" / "logs").glob("generation-*/rank-1.log")
+    logs = (tmp_path / "run" / "logs").glob("attempt-*/rank-1.log")
     assert "in hangs" in "".join(log.read_text() for log in logs)
 
 

@@ -81,14 +81,14 @@ def test_what_rank_0_prints_is_seen_where_the_driver_is(capsys: pytest.CaptureFi
     with trainer(use_tqdm=True) as its:
         its.train(info={"num_epochs": 7})
         assert "1/7e" in capsys.readouterr().err
-        log = its.logs / "generation-1" / "rank-0.log"
+        log = its.logs / "attempt-1" / "rank-0.log"
         assert "1/7e" in log.read_text()
         its.apply_all_workers(lambda: print("long" * 2**19))
         assert capsys.readouterr().out == "long" * 2**19 + "\n"
         its.apply_all_workers(print_in_a_child)
         assert "of a DataLoader's worker" in log.read_text()
         its.train()
-        assert not (its.logs / "generation-2").exists()  # no rank was lost
+        assert not (its.logs / "attempt-2").exists()  # no rank was lost
 
 
 def raise_long_words() -> None:

@@ -1,0 +1,155 @@
+"""The experiment of a run of TorchTrainer, `fit` or `tune_run`, through which commands list, show, stop and delete it.
+
+The driver takes the place of a job, as the process of a script outside a job does (hpc_det.core.local_run). The run
+folder keeps what a restarted program continues from; `experiment.json` in it names the experiment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_det.core.local_experiment import Arguments, GangSize, write_config_for_people, write_plan_and_config
+from hpc_det.errors import HpcDetError
+from hpc_det.node.files import make_folder
+from hpc_det.node.json_files import DamagedFile, read_map, write_json
+from hpc_det.schedulers.local import JobId
+from hpc_det.store.attempt import Attempt
+from hpc_det.store.experiments import ExperimentStore, is_in_sight, state_root
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.local_run import BEAT_S, Heartbeat, Script, run_of_driver, write_script
+from hpc_det.store.metrics import in_json
+from hpc_det.store.run_folder import RunFolder
+from hpc_det.store.submitting import record_job, submitting, unused_job
+
+log = logging.getLogger("hpc_det.sgd")
+
+POLL_S = 1.0
+"""Seconds between two looks for a stop request, as in a node agent."""
+_is_part = ContextVar("_is_part", default=False)
+"""Whether drivers that start now are parts of an experiment that exists already."""
+
+
+@contextmanager
+def part_of_an_experiment() -> Iterator[None]:
+    """Let drivers that start in this block be parts of an experiment: they get no experiment of their own."""
+    before = _is_part.set(True)
+    try:
+        yield
+    finally:
+        _is_part.reset(before)
+
+
+def has_own_experiment(env: Mapping[str, str]) -> bool:
+    """Return whether a driver that starts now gets an experiment: it is not a part of one, such as a trial."""
+    return not (_is_part.get() or Attempt.is_in(env))
+
+
+def named(run: str | os.PathLike[str] | None) -> str | None:
+    """Return the name of the experiment of a run: that of the run, or None for the name of the script."""
+    return None if run is None else Path(os.fspath(run)).name or None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What an experiment shows about a run."""
+
+    name: str | None
+    """None: the name of the script."""
+    hparams: Mapping[str, Any]
+    """Values that JSON cannot represent are shown as text."""
+    sections: Mapping[str, Any]
+    """Sections of the configuration of an experiment, such as `searcher`."""
+    size: GangSize
+
+
+class DriverExperiment:
+    """The experiment of a run, while this process is its driver."""
+
+    def __init__(
+        self, run: Path, about: Description, *, workers: int = 1, link: Callable[[ExperimentFolder], None]
+    ) -> None:
+        """Open the experiment of the run, or create one.
+
+        `workers`: number of the workers of its search; `link` completes the folder of a new experiment. Raises
+        UsageError or OSError if the experiment cannot be created.
+        """
+        self.job_id = str(JobId.of(os.getpid()))
+        script = Script.of_this_process(about.name)
+        script = Script(name=script.name, script=script.script, run=str(run))
+        self._arguments = Arguments.of_driver(script.name, in_json(dict(about.hparams)), about.sections)
+        self._size = about.size
+        found = experiment_of(run)
+        self.is_new = found is None
+        self.folder = found or self._created(run, script, link)
+        self._heartbeat = Heartbeat(self.folder, self.job_id)
+        with self._heartbeat.ends_on_error():
+            self.write_config()
+            record_job(self.folder, unused_job(self.folder), self.job_id, "local", first=0, workers=workers)
+            write_config_for_people(self.folder, self._arguments)
+        self._over = threading.Event()
+
+    def write_config(self) -> None:
+        """Write the plan and the configuration for programs."""
+        write_plan_and_config(self.folder, self._arguments, self._size)
+
+    def _created(self, run: Path, script: Script, link: Callable[[ExperimentFolder], None]) -> ExperimentFolder:
+        experiment = ExperimentStore(state_root(os.environ)).create()
+        try:
+            with submitting(experiment):  # so that a listing removes the folder if this process is killed here
+                make_folder(experiment.jobs)
+                link(experiment)
+                write_script(experiment, script)
+                write_json(RunFolder(run).experiment, {"experiment": experiment.id}, private=True)
+        except BaseException:
+            experiment.remove()
+            raise
+        return experiment
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """Start a thread that shows that this process is alive, and calls `look` every POLL_S seconds, until `end`."""
+        threading.Thread(target=self._watch, args=(look,), name="stop-requests", daemon=True).start()
+
+    def _watch(self, look: Callable[[], None]) -> None:
+        beaten = time.monotonic()
+        while not self._over.wait(POLL_S):
+            with suppress(OSError, DamagedFile):
+                look()
+            if time.monotonic() - beaten >= BEAT_S:
+                self._heartbeat.beat()
+                beaten = time.monotonic()
+
+    def end(self) -> None:
+        """End the thread, and show that this process drives the run no more."""
+        self._over.set()
+        self._heartbeat.end()
+
+
+def experiment_of(run: Path) -> ExperimentFolder | None:
+    """Return the experiment of a run; None if it has none, or if that was deleted."""
+    with suppress(DamagedFile):
+        noted = (read_map(RunFolder(run).experiment) or {}).get("experiment")
+        if isinstance(noted, int):
+            found = ExperimentStore(state_root(os.environ)).folder(noted)
+            if is_in_sight(found) and found.is_own() and run_of_driver(found) == run:
+                return found
+    return None
+
+
+def opened_experiment(
+    run: Path, about: Description, *, workers: int = 1, link: Callable[[ExperimentFolder], None]
+) -> DriverExperiment | None:
+    """Return the experiment of the run; None, with a warning, if it cannot be written: the run does not need it."""
+    try:
+        return DriverExperiment(run, about, workers=workers, link=link)
+    except (HpcDetError, OSError) as error:
+        log.warning("%s: commands such as `hpc-det experiment list` do not show this run: %s", run, error)
+        return None

@@ -1,0 +1,202 @@
+"""Runs of TorchTrainer and `fit` are experiments to the commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.cli.experiment.delete import delete_one
+from hpc_det.cli.main import main
+from hpc_det.client.stopping import kill_one, pause_one
+from hpc_det.errors import UsageError
+from hpc_det.sgd import TorchTrainer, fit
+from hpc_det.sgd.driver.experiment import part_of_an_experiment
+from hpc_det.store.attempt import first_failure
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.metrics import read_reports
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.trial_history import AttemptHistory, read_attempts
+from hpc_det.view.watch import state
+from tests.facts import refused
+from tests.sgd.local_nodes import LocalNodes
+from tests.sgd.trained import Linear
+from tests.wait import DEADLINE_S, wait_for
+
+
+class FailsToValidate(Linear):
+    def validate_batch(self, batch: Any, batch_info: Any) -> dict[str, Any]:
+        print("the batch is bad", flush=True)
+        raise KeyError("val_acuracy")
+
+
+def trainer(**arguments: Any) -> TorchTrainer:
+    defaults = {"training_operator_cls": Linear, "num_workers": 2, "executor": LocalNodes(1, 2)}
+    return TorchTrainer(**{**defaults, **arguments})
+
+
+def experiments(root: Path) -> list[ExperimentFolder]:
+    return list(ExperimentStore(root).all())
+
+
+def found(experiment: ExperimentFolder) -> ExperimentState:
+    return state(ExperimentView(experiment))
+
+
+def attempts(experiment: ExperimentFolder) -> list[AttemptHistory]:
+    return read_attempts(experiment.trial())
+
+
+def batches(experiment: ExperimentFolder) -> list[tuple[str, int]]:
+    return [(report["kind"], report["steps"]) for report in read_reports(experiment.trial().metrics)]
+
+
+def test_a_run_is_listed_with_its_metrics_while_it_runs_and_after(state_folder: Path) -> None:
+    with trainer(config={"lr": 0.02, "model": object}) as its:
+        (experiment,) = experiments(state_folder)
+        assert found(experiment) is ExperimentState.RUNNING
+        its.train()
+        result = its.validate()
+        its.train()
+    assert found(experiment) is ExperimentState.COMPLETED
+    assert batches(experiment) == [("training", 8), ("validation", 8), ("training", 16)]
+    assert read_reports(experiment.trial().metrics)[1]["metrics"]["val_loss"] == float(result["val_loss"])
+    assert main(["experiment", "describe", str(experiment.id), "--json"]) == 0
+    assert [(each.cause, each.batches) for each in attempts(experiment)] == [("finished", 16)]
+    assert its.logs == experiment.trial().logs
+    assert not list((state_folder / "sgd").iterdir())
+
+
+def test_without_a_run_the_log_that_an_error_names_exists_after_it(
+    state_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyError) as raised, trainer(training_operator_cls=FailsToValidate) as its:
+        its.validate()
+    (experiment,) = experiments(state_folder)
+    (named,) = re.findall(r"log (\S+):\n", str(raised.value.__cause__))
+    assert Path(named) in [experiment.trial().rank_log(1, rank) for rank in (0, 1)]
+    assert "the batch is bad" in Path(named).read_text()
+    assert found(experiment) is ExperimentState.ERROR
+    failure = first_failure(experiment.trial(), 1)
+    assert failure
+    assert failure.message == "KeyError: 'val_acuracy'"
+    capsys.readouterr()
+    assert main(["experiment", "logs", str(experiment.id)]) == 0
+    assert "[rank=0] the batch is bad" in capsys.readouterr().out
+
+
+def test_each_gang_is_an_attempt_and_what_is_repeated_counts_once(state_folder: Path, tmp_path: Path) -> None:
+    with trainer(run="mine", config={"fatal": (1, 11, str(tmp_path / "once"))}) as its:
+        its.train()
+        its.train()
+        assert its.logs.name == "logs"
+    (experiment,) = experiments(state_folder)
+    with trainer(run="mine") as its:
+        its.train()
+        assert found(experiment) is ExperimentState.RUNNING
+    assert experiments(state_folder) == [experiment]
+    assert [each.cause for each in attempts(experiment)] == ["failed", "finished", "finished"]
+    assert "SIGKILL" in str(attempts(experiment)[0].failure)
+    assert batches(experiment) == [("training", 8), ("training", 16), ("training", 24)]
+    assert experiment.trial().rank_log(3, 1).exists()
+
+
+def report_twice(config: dict[str, Any]) -> None:
+    from hpc_det.sgd import report
+
+    for loss in (2.0, 1.0):
+        report({"loss": loss, "name": "of the run"})
+
+
+def test_reports_of_fit_are_the_metrics_of_an_experiment(state_folder: Path, tmp_path: Path) -> None:
+    fit(report_twice, num_workers=2, executor=LocalNodes(1, 2), run=tmp_path / "run", metric="loss")
+    (experiment,) = experiments(state_folder)
+    assert found(experiment) is ExperimentState.COMPLETED
+    assert [report["metrics"] for report in read_reports(experiment.trial().metrics)] == [{"loss": 2.0}, {"loss": 1.0}]
+    (tmp_path / "run" / "mine.txt").write_text("not of the run")
+    delete_one(experiment)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
+
+
+def test_a_trainer_that_is_part_of_an_experiment_has_none(state_folder: Path, tmp_path: Path) -> None:
+    with part_of_an_experiment(), trainer(run=tmp_path / "run") as its:
+        its.train()
+    assert experiments(state_folder) == []
+    assert (tmp_path / "run" / "logs" / "attempt-1" / "rank-0.log").exists()
+
+
+def test_a_run_of_an_earlier_version_keeps_its_logs_and_is_deleted_with_its_experiment(state_folder: Path) -> None:
+    run = state_folder / "sgd" / "old"
+    old_log = run / "logs" / "generation-1" / "rank-0.log"
+    old_log.parent.mkdir(parents=True, mode=0o700)
+    run.chmod(0o700)
+    old_log.write_text("written before\n")
+    with trainer(run="old"):
+        pass
+    (experiment,) = experiments(state_folder)
+    assert old_log.exists()
+    assert experiment.trial().rank_log(1, 0).exists()
+    delete_one(experiment)
+    assert not run.exists()
+
+
+PROGRAM = """
+import sys
+from hpc_det.sgd import TorchTrainer
+from tests.sgd.trained import Linear
+
+trainer = TorchTrainer(training_operator_cls=Linear, executor="local", run=sys.argv[1] or None)
+trainer.train()
+print("trained", flush=True)
+while True:
+    trainer.train()
+"""
+
+
+def program(run: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, run], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "trained\n"
+    return process
+
+
+@pytest.mark.integration
+def test_a_paused_run_resumes_with_the_next_start_of_its_program(state_folder: Path) -> None:
+    with program("mine") as driver:
+        (experiment,) = experiments(state_folder)
+        pause_one(experiment)
+        assert driver.wait(DEADLINE_S) == -signal.SIGTERM
+    assert found(experiment) is ExperimentState.PAUSED
+    with trainer(run="mine") as its:
+        assert found(experiment) is ExperimentState.RUNNING
+        assert its.epochs_done >= 1
+    assert [each.cause for each in attempts(experiment)] == ["paused", "finished"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("run", ["mine", ""])
+def test_a_driver_that_is_killed_is_not_running(run: str, state_folder: Path) -> None:
+    with program(run) as driver:
+        (experiment,) = experiments(state_folder)
+        assert found(experiment) is ExperimentState.RUNNING
+        os.kill(driver.pid, signal.SIGKILL)
+    wait_for(lambda: found(experiment) is ExperimentState.ERROR, DEADLINE_S)
+    wait_for(lambda: [path.name for path in (state_folder / "sgd").iterdir()] == ([run] if run else []), DEADLINE_S)
+
+
+@pytest.mark.long
+def test_a_temporary_run_can_be_killed_but_not_paused(state_folder: Path) -> None:
+    with program("") as driver:
+        (experiment,) = experiments(state_folder)
+        with refused(UsageError, f"experiment {experiment.id}", "run=NAME", f"kill {experiment.id}"):
+            pause_one(experiment)
+        kill_one(experiment)
+        assert driver.wait(DEADLINE_S) == -signal.SIGKILL
+    assert found(experiment) is ExperimentState.CANCELED
