@@ -180,6 +180,7 @@ class TorchTrainer:
             size=GangSize(nodes=1, ranks_per_node=wanted.most, has_gpus=self._settings.use_gpu),
         )
         self._gang: ElasticGang | None = opened(self._run, capacity, patience, wanted, about, is_durable=is_durable)
+        self._logs = self._run.folder.logs
         _alive.add(self)
 
     @property
@@ -194,7 +195,7 @@ class TorchTrainer:
 
         It remains when a temporary run ends, until the experiment of the run is deleted.
         """
-        return self._run.folder.logs
+        return self._logs
 
     def remaining(self, epochs: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are still to be trained.

@@ -46,6 +46,14 @@ def experiments(root: Path) -> list[ExperimentFolder]:
     return list(ExperimentStore(root).all())
 
 
+def command(*arguments: object) -> None:
+    before = os.umask(0o077)  # the command sets it so
+    try:
+        assert main([*map(str, arguments)]) == 0
+    finally:
+        os.umask(before)
+
+
 def found(experiment: ExperimentFolder) -> ExperimentState:
     return state(ExperimentView(experiment))
 
@@ -68,7 +76,7 @@ def test_a_run_is_listed_with_its_metrics_while_it_runs_and_after(state_folder: 
     assert found(experiment) is ExperimentState.COMPLETED
     assert batches(experiment) == [("training", 8), ("validation", 8), ("training", 16)]
     assert read_reports(experiment.trial().metrics)[1]["metrics"]["val_loss"] == float(result["val_loss"])
-    assert main(["experiment", "describe", str(experiment.id), "--json"]) == 0
+    command("experiment", "describe", experiment.id, "--json")
     assert [(each.cause, each.batches) for each in attempts(experiment)] == [("finished", 16)]
     assert its.logs == experiment.trial().logs
     assert not list((state_folder / "sgd").iterdir())
@@ -88,7 +96,7 @@ def test_without_a_run_the_log_that_an_error_names_exists_after_it(
     assert failure
     assert failure.message == "KeyError: 'val_acuracy'"
     capsys.readouterr()
-    assert main(["experiment", "logs", str(experiment.id)]) == 0
+    command("experiment", "logs", experiment.id)
     assert "[rank=0] the batch is bad" in capsys.readouterr().out
 
 
