@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -165,6 +166,15 @@ def as_written(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def numbers_in(result: Mapping[str, Any], *, but: Collection[str] = ()) -> dict[str, float | str]:
+    """Return the numbers of a result, also those of numpy, as metrics for the file, except the keys `but`."""
+    return {
+        str(name): as_written(float(value))
+        for name, value in result.items()
+        if isinstance(value, Real) and not isinstance(value, bool) and name not in but
+    }
 
 
 def in_json(value: Any) -> Any:

@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from typing import Any, TypeVar
 
 from hpc_det.checkpoint.committed import newest_steps
@@ -26,8 +25,8 @@ from hpc_det.sgd.operator.options import BATCH_COUNT, EPOCH_IDX, NUM_SAMPLES
 from hpc_det.store.attempt import failure_now, note_failure, read_stop
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.journal import Journal
-from hpc_det.store.metrics import as_written, in_json, reports_of
 from hpc_det.store.metrics import each as each_report
+from hpc_det.store.metrics import in_json, numbers_in, reports_of
 from hpc_det.store.run_folder import DriverRun, link_logs
 
 _log = logging.getLogger("hpc_det.sgd")
@@ -175,7 +174,7 @@ class RunRecord:
         self._report("validation", report, report, metrics)
 
     def _report(self, kind: str, call: int, steps: int, result: Mapping[str, Any]) -> None:
-        line = {"kind": kind, "steps": steps, "total": None, "metrics": _metrics_in(result), "call": call}
+        line = {"kind": kind, "steps": steps, "total": None, "metrics": numbers_in(result, but=_COUNTS), "call": call}
         append_line(self._trial.metrics, {**line, "attempt": self.last_attempt, "time": time.time()}, durable=False)
         self._steps.append((call, steps, kind))
 
@@ -279,16 +278,6 @@ def _text_of(error: BaseException) -> str:
 
 def _count_in(result: Mapping[str, Any]) -> int:
     """Return the batches of a result of `train`; 1 if it does not contain their number."""
-    count = _number(result.get(BATCH_COUNT))
-    return 1 if count is None or not math.isfinite(count) else int(count)
-
-
-def _metrics_in(result: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return the numbers of a result that are metrics."""
-    numbers = ((str(name), _number(value)) for name, value in result.items() if name not in _COUNTS)
-    return {name: as_written(number) for name, number in numbers if number is not None}
-
-
-def _number(value: Any) -> float | None:
-    """Return a value of a result as a float, also a number of numpy; None if it is no number."""
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+    count = result.get(BATCH_COUNT)
+    # numpy.float64 is a subclass of float
+    return int(count) if isinstance(count, (int, float)) and math.isfinite(count) else 1

@@ -5,6 +5,7 @@ draws      sample_from, for values that functions draw
 run        tune_run, and Analysis, its result
 trainable  Trainable, the class that is trained, and the one that TorchTrainer.as_trainable returns
 driver     assigns trials to slots, and restarts trials whose process died
+table      the progress of the trials on stdout
 places     the processes of trials: on this machine, or as jobs
 trial      the main program of a trial's process
 files      the run folder

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,12 +21,18 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.process import uninterrupted
+from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
+from hpc_det.schedulers.local import JobId
 from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.population import Population
+from hpc_det.search.state import SearchState
+from hpc_det.sgd.driver.recorded import AGAIN
 from hpc_det.sgd.tune.files import DONE, ITERATION, TuneFolder, TuneTrial, Turn
 from hpc_det.sgd.tune.places import Process, TrialPlace
+from hpc_det.store.attempt import StopRequest, read_stop
+from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import number_or_nan
 
 log = logging.getLogger(__name__)
@@ -34,8 +41,15 @@ REFUSED_S = 30.0
 """Seconds until a job that the scheduler rejected is submitted again: the reason may be a limit on running jobs."""
 LEAVES_S = 5.0
 """Seconds that a process without another turn may take to exit before it is ended."""
+LOOK_S, REQUESTED_S = 1.0, 1.0
+"""Seconds between two looks for killed trials, and seconds to wait for the stop requests of a command that has ended
+the search."""
 COPIES = 5
 """Number of attempts to copy a checkpoint: the trial that owns it may delete it during the copy."""
+
+
+class SearchStopped(HpcDetError):
+    """A command such as `hpc-det experiment pause` has stopped the search."""
 
 
 @dataclass
@@ -56,45 +70,106 @@ class Slot:
 class TuneDriver:
     """The driver of one search."""
 
-    def __init__(self, run: TuneFolder, place: TrialPlace, *, max_failures: float, turns: Mapping[str, Any]) -> None:
-        """`max_failures`: math.inf for no limit; `turns`: the fields of Turn that are the same for all trials."""
+    def __init__(
+        self,
+        run: TuneFolder,
+        place: TrialPlace,
+        *,
+        max_failures: float,
+        turns: Mapping[str, Any],
+        progress: Callable[[SearchState], None] = lambda state: None,
+    ) -> None:
+        """`max_failures`: math.inf for no limit; `turns`: the fields of Turn that are the same for all trials;
+        `progress` shows the state of the search.
+        """
         self._run = run
         self._place = place
         self._max_failures = max_failures
         self._turns = turns
         self._journal = SearchJournal(run)
         self._metric: str | None = turns["keep"].get("metric")
-        self._job = f"{os.uname().nodename}:{os.getpid()}:{time.time()}"
-        """Unique id of this driver, which the journal has in the place of a worker's job."""
+        self._job = str(JobId.of(os.getpid()))
+        """Id of this driver, which the journals have in the place of a worker's job."""
+        self._progress = progress
+        self._next_look = 0.0
+        """time.monotonic() of the next look for requests of `trial kill`."""
         self._slots = [Slot(number) for number in range(place.slots)]
 
     def drive(self) -> None:
         """Run the search to its end. If an exception ends it, the processes of the trials are ended too.
 
-        Raises HpcDetError if the searcher gives up.
+        Raises HpcDetError if the searcher gives up, and SearchStopped at the request of a command.
         """
+        is_killed = False
         try:
             self._take_over()
             while self._goes_on():
+                self._end_killed_trials()
                 for slot in self._slots:
                     self._look_at(slot)
+                self._progress(self._journal.state())
                 time.sleep(self._place.poll_s)
             if problem := self._journal.state().given_up:
                 raise HpcDetError(problem)
+        except SearchStopped:
+            is_killed = self._is_killed()
+            raise
+        except BaseException as error:
+            self._journal.cancel(
+                "Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"an error: {type(error).__name__}"
+            )
+            raise
         finally:
             self._end_all()
+            if is_killed:  # the command waits for the end of this process
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_killed(self) -> bool:
+        """Return whether the command that has stopped the search is a `kill`, which writes that a little later."""
+        trials = [slot.trial for slot in self._slots if slot.trial]
+        end = time.monotonic() + REQUESTED_S
+        while time.monotonic() < end:
+            if any(stops := [_stop_of(trial) for trial in trials]):
+                return any(stop and stop.reason == "kill" for stop in stops)
+            time.sleep(self._place.poll_s)
+        return False
+
+    def _end_killed_trials(self) -> None:
+        """End the trials that `hpc-det trial kill` has named."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_S
+        for slot in self._slots:
+            stop = _stop_of(slot.trial) if slot.trial and slot.work else None
+            if stop and stop.reason == "kill" and slot.trial and slot.work:
+                _note(slot.trial, error=f"killed by {stop.source}")
+                slot.trial.stop.unlink(missing_ok=True)
+                self._go_on_with(slot, self._journal.end(slot.number, slot.work.trial, Exit.CANCELLED))
+                if slot.process:
+                    slot.process.end()
 
     def _take_over(self) -> None:
         """Record the slots in the journal. If an earlier driver had more slots, the work in those is queued again."""
         state = self._journal.state()
+        if state.cancelled or state.paused:
+            again = [number for number in state.stopped_early() if state.trials[number].ended is Exit.CANCELLED]
+            self._journal.continue_(again)
+        for work in state.open.values():
+            self._run.trial(work.trial).stop.unlink(missing_ok=True)  # a request to an earlier driver
         self._journal.submitted(0, max(state.workers, len(self._slots)), stay=True)
         for worker, job in list(state.present.items()):
             if worker >= len(self._slots):
                 self._journal.lose(worker, job)
 
     def _goes_on(self) -> bool:
-        """Request work for idle slots; return whether any slot has work or a process."""
+        """Request work for idle slots; return whether any slot has work or a process.
+
+        Raises SearchStopped if a command has paused or ended the search.
+        """
         state = self._journal.state()
+        if source := state.cancelled or state.paused:
+            what = "ended" if state.cancelled else "paused"
+            raise SearchStopped(f"{source} has {what} this search; tune_run with the same run resumes it")
         for slot in self._slots:
             if slot.process is None and slot.work is None and (slot.number in state.open or self._has_work()):
                 slot.work = self._journal.ask(slot.number, self._job)
@@ -150,6 +225,9 @@ class TuneDriver:
             slot.begins_at = time.monotonic() + REFUSED_S
         else:
             _note(trial, job=slot.process.job)
+            self._close(trial, Cause.FAILED, Action.RESTART, "its driver was killed or lost", late=True)
+            if Journal(trial.journal).last_attempt() < number:
+                Journal(trial.journal).started(number, self._job, slot.number)
 
     def _follow(self, slot: Slot, process: Process, work: Work) -> None:
         """Report the result of the work if the process has written it, or handle the exit of the process."""
@@ -182,6 +260,7 @@ class TuneDriver:
         """
         outcome = read_json(trial.outcome) or {}
         if outcome.get("kind") == "left":  # not a failure: the slot keeps its work, which starts another process
+            self._close(trial, Cause.PREEMPTED, Action.RESTART)
             return
         failures = _status(trial).get("failures", 0) + 1
         error = outcome.get("error") or f"its process died (failure {failures}); see {its_log}"
@@ -189,13 +268,19 @@ class TuneDriver:
         _note(trial, failures=failures, error=error, traceback=outcome.get("traceback"))
         # Without an outcome the process died: the slot keeps its work, which starts another process.
         if not outcome and failures <= self._max_failures:
+            self._close(trial, Cause.FAILED, Action.RESTART, error)
             return
+        self._close(trial, Cause.FAILED, Action.GIVE_UP, error)
         how = Exit.INVALID_HP if outcome.get("kind") == "invalid" else Exit.FAILED
         self._go_on_with(slot, self._journal.end(slot.number, work.trial, how))
 
     def _go_on_with(self, slot: Slot, work: Work | None) -> None:
         """Assign the next work to a slot. Its process gets a new turn if the trial is the same, and else must exit."""
         before, slot.work = slot.work, work
+        if slot.trial and not (slot.process and work and before and work.trial == before.trial):
+            is_done = self._journal.state().method.is_closed(slot.trial.id)
+            cause, action = (Cause.FINISHED, Action.DONE) if is_done else (Cause.WAITING, Action.WAIT)
+            self._close(slot.trial, cause, action)
         if slot.process is None:
             return
         assert slot.trial
@@ -265,10 +350,30 @@ class TuneDriver:
         for slot in self._slots:
             if slot.trial:
                 slot.trial.write_turn(None)
+                self._close(slot.trial, Cause.PAUSED, Action.PAUSE)
         while running := [process for process in running if process.is_running()]:
             for process in running:
                 process.end()
             time.sleep(self._place.poll_s)
+        for worker, job in list(self._journal.state().present.items()):
+            if job == self._job:
+                self._journal.leave(worker)
+
+    def _close(
+        self, trial: TuneTrial, cause: Cause, action: Action, failure: str | None = None, *, late: bool = False
+    ) -> None:
+        """Record the end of the trial's process in its journal, unless that was recorded before."""
+        journal = Journal(trial.journal)
+        if (attempt := journal.open_attempt()) is not None:
+            newest = trial.newest()
+            end = AttemptEnd(cause=cause, steps=newest[ITERATION] if newest else 0)
+            why = AGAIN if action is Action.PAUSE else cause.value
+            journal.ended(attempt, end, Decision(action, why), failure, late=late)
+
+
+def _stop_of(trial: TuneTrial) -> StopRequest | None:
+    """Return the request of a command to stop the trial, or None."""
+    return read_stop(trial.stop, Journal(trial.journal).last_attempt()) if trial.stop.exists() else None
 
 
 def _is_at_end(result: Mapping[str, Any], work: Work) -> bool:
@@ -284,7 +389,7 @@ def _status(trial: TuneTrial) -> dict[str, Any]:
 def _give(trial: TuneTrial, turn: Turn) -> None:
     """Record the turn, and give it to the trial's process."""
     # Recorded first: after a crash between the two, the next driver must not give another turn the same number.
-    _note(trial, turn=asdict(turn))
+    _note(trial, turn=asdict(turn), hparams=turn.config, trial_seed=0)
     trial.write_turn(turn)
 
 

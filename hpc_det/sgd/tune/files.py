@@ -12,7 +12,11 @@ RUN/effective.json      searcher, hyperparameters, seed        tune_run, once
              metrics.jsonl  one line per iteration             the trial's process
              checkpoints/   one folder per checkpoint          "
              outcome.json   how the process ended              "
-             logs/trial.log its output                         "
+             logs/attempt-1/rank-0.log  its output             "
+             journal.jsonl  its processes, as attempts         the driver
+
+The experiment of the search (hpc_det.sgd.driver.experiment) has links to `search` and `trials`. A line of metrics.jsonl
+is a validation of an experiment whose number of batches is the iteration; its key "result" has the whole result.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -27,16 +32,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpc_det.errors import UsageError
-from hpc_det.node.files import make_private
-from hpc_det.node.json_files import newest_first, parse_line, read_counted, read_json, write_json
+from hpc_det.node.files import make_private, write_atomic
+from hpc_det.node.json_files import append_line, newest_first, parse_line, read_json, read_lines, write_json
 from hpc_det.node.key import derived, read_with_seal, user_key, write_with_seal
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.metrics import BEGINS, numbers_in
 from hpc_det.store.run_folder import path_of
 
 Mode = Literal["min", "max"]
 ITERATION, DONE = "training_iteration", "done"
 """Keys of every result: the number of the iteration from 1, and whether the trial is complete."""
+_TIMES = (ITERATION, "time", "time_this_iter_s", "time_total_s")
+"""Keys of results that are no metrics."""
 STATE = "trial.json"
 """File in a checkpoint: {"turn": number, "result": the last result, "data": path for load_checkpoint}."""
 
@@ -77,11 +85,6 @@ class TuneTrial(TrialFolder):
         """Return the folder for a copy of another trial's checkpoint, from which turn `turn` starts."""
         return self.path / "start" / str(turn)
 
-    @property
-    def log(self) -> Path:
-        """The file with the output of the trial's process."""
-        return self.logs / "trial.log"
-
     def read_turn(self) -> Turn | None:
         """Return the current turn; None if there is none, or if the process is to exit."""
         found = read_json(self.turn)
@@ -94,12 +97,47 @@ class TuneTrial(TrialFolder):
     def newest(self) -> dict[str, Any] | None:
         """Return the result of the last iteration, or None."""
         # Read from the end of the file, because the driver calls this many times a second.
-        return next(filter(None, map(parse_line, newest_first(self.metrics))), None)
+        lines = filter(None, map(parse_line, newest_first(self.metrics)))
+        return next(filter(None, map(_result_in, lines)), None)
 
     def results(self) -> list[dict[str, Any]]:
         """Return the last result of each iteration."""
         # An iteration may have several lines: after the death of a process some iterations are trained again.
-        return read_counted(self.metrics, ITERATION)
+        found: list[dict[str, Any]] = []
+        for result in filter(None, map(_result_in, read_lines(self.metrics))):
+            while found and found[-1][ITERATION] >= result[ITERATION]:
+                found.pop()
+            found.append(result)
+        return found
+
+    def append(self, result: Mapping[str, Any], process: int, total: int | None) -> None:
+        """Append a result of a process. `total`: iterations of the whole trial; None: not known."""
+        append_line(self.metrics, _report_of(result, process, total))
+
+    def append_begin(self, process: int, iteration: int) -> None:
+        """Append that a process begins from the checkpoint of this iteration, so that later results are void."""
+        begins = {"kind": BEGINS, "attempt": process, "trained": iteration, "validated": iteration}
+        append_line(self.metrics, {**begins, "time": time.time()})
+
+    def convert(self) -> None:
+        """Rewrite the results of an earlier version, whose lines were the results themselves."""
+        lines = read_lines(self.metrics)
+        if any("kind" not in line for line in lines):
+            reports = [line if "kind" in line else _report_of(line, 1, None) for line in lines]
+            write_atomic(self.metrics, "".join(json.dumps(report) + "\n" for report in reports), private=True)
+
+
+def _report_of(result: Mapping[str, Any], process: int, total: int | None) -> dict[str, Any]:
+    known = {"steps": result[ITERATION], "total": total, "metrics": numbers_in(result, but=_TIMES)}
+    return {"kind": "validation", **known, "attempt": process, "time": result["time"], "result": result}
+
+
+def _result_in(line: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the result in a line of metrics.jsonl, which is the result itself in runs of an earlier version."""
+    if line.get("kind") == BEGINS:
+        return None
+    result: dict[str, Any] = line["result"] if "kind" in line else line
+    return result
 
 
 class TuneFolder(ExperimentFolder):
@@ -205,3 +243,12 @@ def _differences(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 def checkpoint_data(checkpoint: Path) -> str:
     """Return the path for `load_checkpoint` in a committed checkpoint."""
     return str(os.path.normpath(checkpoint / (read_json(checkpoint / STATE) or {}).get("data", ".")))
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested dicts, with their keys joined by slashes."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpc_det.errors import UsageError
+from hpc_det.node.files import make_folders
 from hpc_det.node.process import ends_with_parent
 from hpc_det.node.suspension import guard_from_now_on
 from hpc_det.schedulers.scheduler import JobState, JobStatus, run_command
@@ -97,7 +98,9 @@ class Packed:
         if variable_of_allocation(self._env):  # PBS suspends only the driver's session, not those of the trials
             guard_from_now_on()
         own = {_GPUS: ",".join(self._gpus[slot])} if self._gpus is not None else {}
-        with trial.log.open("ab") as log:
+        path = trial.rank_log(number, 0)
+        make_folders(path.parent)
+        with path.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "hpc_det.sgd.tune.trial", str(trial.path), str(number)],
                 stdin=subprocess.DEVNULL,
@@ -107,7 +110,7 @@ class Packed:
                 start_new_session=True,  # a Ctrl-C must reach only the driver, which ends its trials
                 preexec_fn=ends_with_parent,
             )
-        return _Child(process, trial.log)
+        return _Child(process, path)
 
     def found(self, job: str) -> Process | None:
         """Return None: the processes end with the driver that has started them."""

@@ -6,22 +6,27 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from hpc_det.checkpoint.committed import committed
+from hpc_det.core.local_experiment import GangSize
 from hpc_det.errors import HpcDetError, UsageError, nearest, shown
 from hpc_det.node.json_files import read_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import better
 from hpc_det.search.state import TrialState
+from hpc_det.sgd.driver.experiment import Description, has_own_experiment, named, opened_experiment
 from hpc_det.sgd.tune.driver import TuneDriver
-from hpc_det.sgd.tune.files import DONE, ITERATION, Mode, TuneFolder, TuneTrial, checkpoint_data, run_folder
+from hpc_det.sgd.tune.files import DONE, ITERATION, Mode, TuneFolder, TuneTrial, checkpoint_data, flat, run_folder
 from hpc_det.sgd.tune.places import Jobs, TrialPlace, packed
 from hpc_det.sgd.tune.space import config_of, searcher_of, space_of
+from hpc_det.sgd.tune.table import shown_progress
 from hpc_det.sgd.tune.trainable import Trainable
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import number_or_nan
 
 JOBS = 16
@@ -51,6 +56,7 @@ def tune_run(
     seed: int | None = None,
     max_failures: int = 3,
     checkpoint_freq: int = 1,
+    verbose: bool = True,
 ) -> Analysis:
     """Run a search: train trials with different hyperparameters, each in a separate process, and return the results.
 
@@ -80,6 +86,7 @@ def tune_run(
         max_failures: How often a trial is restarted after its process has died; -1: without limit.
         checkpoint_freq: Iterations from one checkpoint of a trial to the next; 0: only the last iteration of each part
             that the searcher assigns, or of the trial, has a checkpoint.
+        verbose: Whether to show the trials on stdout: a table in a terminal, else a line for each change.
 
     Returns:
         The results of all trials.
@@ -88,6 +95,7 @@ def tune_run(
         UsageError: An argument is invalid, the run belongs to another search or another process runs it, or a trial
             does not return `metric`.
         CommandError: The scheduler rejects a job while no other runs.
+        SearchStopped: An HpcDetError; a command such as `hpc-det experiment pause` has stopped the search.
         NoResults: An HpcDetError; no trial has completed an iteration.
     """
     _check(trainable, stop or {}, num_samples, max_concurrent, max_failures, checkpoint_freq)
@@ -116,11 +124,44 @@ def tune_run(
     whole = {"searcher": asked, "hyperparameters": space_of(taken_apart), "reproducibility": {"experiment_seed": seed}}
     folder.prepare(whole)
     turns = {"stop": dict(stop or {}), "checkpoint_freq": checkpoint_freq, "keep": {"metric": metric, "mode": mode}}
-    with folder.claimed():
+    with (
+        folder.claimed(),
+        _as_experiment(folder, named(run), whole, place),
+        shown_progress(folder, metric, verbose=verbose) as progress,
+    ):
         folder.write_trainable((trainable, taken_apart.objects))
         limit = math.inf if max_failures == -1 else max_failures
-        TuneDriver(folder, place, max_failures=limit, turns=turns).drive()
+        TuneDriver(folder, place, max_failures=limit, turns=turns, progress=progress).drive()
     return _analysis(folder, metric, mode)
+
+
+@contextmanager
+def _as_experiment(
+    folder: TuneFolder, name: str | None, sections: Mapping[str, Any], place: TrialPlace, *, verbose: bool
+) -> Iterator[None]:
+    """Let the search be an experiment to the commands, with this process in the place of its jobs."""
+
+    def link(experiment: ExperimentFolder) -> None:
+        for trial in folder.trials():
+            folder.trial(trial.id).convert()
+        experiment.search.symlink_to(folder.search)
+        (experiment.path / "trials").symlink_to(folder.path / "trials")
+
+    experiment = None
+    if has_own_experiment(os.environ):
+        size = GangSize(nodes=1, ranks_per_node=place.slots, has_gpus=False)
+        about = Description(name=name, hparams={}, sections=sections, size=size)
+        experiment = opened_experiment(folder.path, about, workers=place.slots, link=link)
+    if experiment is None:
+        yield
+        return
+    if verbose:
+        print(f"hpc-det: experiment {experiment.folder.id}; its files are in {folder.path}", flush=True)
+    experiment.watch(lambda: None)
+    try:
+        yield
+    finally:
+        experiment.end()
 
 
 def _seed(before: Mapping[str, Any], given: int | None) -> int:
@@ -291,8 +332,8 @@ class Analysis:
             {
                 "trial": trial.number,
                 "status": trial.status,
-                **dict(_flat(trial.config, "config/")),
-                **dict(_flat(trial.last_result)),
+                **dict(flat(trial.config, "config/")),
+                **dict(flat(trial.last_result)),
             }
             for trial in self.trials
         ]
@@ -336,12 +377,3 @@ def _trial(folder: TuneTrial, state: TrialState) -> Trial:
         error=noted.get("error"),
         folder=folder,
     )
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested dicts, with their keys joined by slashes."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}/")
-        else:
-            yield f"{prefix}{name}", value

@@ -24,7 +24,7 @@ from hpc_det.checkpoint.damaged import set_aside
 from hpc_det.checkpoint.retention import RESUME_DEPTH, superfluous
 from hpc_det.checkpoint.staging import new_staging
 from hpc_det.errors import InvalidHP
-from hpc_det.node.json_files import append_line, read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.sgd.driver.failures import JobLeaves
 from hpc_det.sgd.tune.files import DONE, ITERATION, STATE, TuneFolder, TuneTrial, Turn, checkpoint_data
 from hpc_det.sgd.tune.trainable import Trainable, merged
@@ -100,6 +100,8 @@ class TrialProcess:
         own, state = self._newest()
         if state:
             self._last = state["result"]
+        self._folder.append_begin(self._process, self._last[ITERATION])
+        if state:
             self._repeat_result()
         trainable = self._trainable = self._cls()
         trainable.trial_folder = self._folder.path
@@ -122,7 +124,7 @@ class TrialProcess:
         # A process may have died after it saved the checkpoint, and before it wrote the result.
         results = self._folder.results()
         if not results or results[-1][ITERATION] != self._last[ITERATION]:
-            append_line(self._folder.metrics, self._last)
+            self._folder.append(self._last, self._process, None)
 
     def _iterate(self, turn: Turn) -> None:
         """Train for one iteration, save a checkpoint if one is due, and write the result."""
@@ -143,7 +145,8 @@ class TrialProcess:
         is_last = result[DONE] or iteration >= _until(turn) or self._leaves
         if is_last or (turn.checkpoint_freq and iteration % turn.checkpoint_freq == 0):
             self._save(turn, result)
-        append_line(self._folder.metrics, result)
+        length = turn.stop.get(ITERATION)
+        self._folder.append(result, self._process, None if length is None else int(length))
         self._last = result
 
     def _save(self, turn: Turn, result: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ import pytest
 import submitit
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.json_files import read_lines
 from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.sgd.tune import Analysis, asha, choice, grid_search, pbt, tune_run, uniform
 from hpc_det.sgd.tune.files import TuneFolder
@@ -230,8 +229,8 @@ def test_of_a_job_with_several_tasks_the_first_one_trains(tmp_path: Path) -> Non
     executor = submitit.LocalExecutor(tmp_path / "jobs")
     executor.update_parameters(tasks_per_node=2)
     tune_run(Line, config={"rate": 1.0}, stop=THREE, executor=executor, run=tmp_path / "run")
-    lines = read_lines(TuneFolder(tmp_path / "run").trial(1).metrics)
-    assert [line["training_iteration"] for line in lines] == [1, 2, 3]
+    results = TuneFolder(tmp_path / "run").trial(1).results()
+    assert [result["training_iteration"] for result in results] == [1, 2, 3]
 
 
 def test_a_job_that_nobody_takes_ends_the_search(tmp_path: Path) -> None:
