@@ -126,7 +126,7 @@ def tune_run(
     turns = {"stop": dict(stop or {}), "checkpoint_freq": checkpoint_freq, "keep": {"metric": metric, "mode": mode}}
     with (
         folder.claimed(),
-        _as_experiment(folder, named(run), whole, place),
+        _as_experiment(folder, named(run), whole, place, verbose=verbose),
         shown_progress(folder, metric, verbose=verbose) as progress,
     ):
         folder.write_trainable((trainable, taken_apart.objects))

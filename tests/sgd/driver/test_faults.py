@@ -69,7 +69,7 @@ def test_the_other_node_that_holds_the_newest_snapshot_makes_it_durable() -> Non
         nodes.take(0)
         while its._open_gang._nodes.slots > 1:
             its._open_gang._nodes.hear(1)
-    durable = newest(RunFolder(its.logs.parent))
+    durable = newest(its._run.folder)
     assert durable
     assert durable.epochs_done == 1
 
@@ -136,7 +136,7 @@ def test_what_was_loaded_is_on_the_disk_when_load_returns() -> None:
         loaded = its.state_dict()
         its.train()
         its.load_state_dict(loaded)
-        durable = newest(RunFolder(its.logs.parent))
+        durable = newest(its._run.folder)
         assert durable
         assert durable.number == its._open_gang._number
 
