@@ -25,7 +25,6 @@ from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.failures import NotEnoughRanks, RetriesUsedUp, StateLost
 from hpc_det.sgd.driver.gang import RankGang
 from hpc_det.sgd.driver.trainer import TrainerIsShutDown
-from hpc_det.store.run_folder import RunFolder
 from tests.facts import refused, unnamed
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear, weights
