@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from hpc_det.config.argument_checks import check_arguments
 from hpc_det.config.plain_containers import plain_containers
-from hpc_det.core.argument_checks import check_arguments
 from hpc_det.core.run import Purpose, Run, process_group
 from hpc_det.distributed import rank_process
 from hpc_det.distributed.collectives import Distributed

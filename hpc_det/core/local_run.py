@@ -19,17 +19,17 @@ import torch
 
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.core.entry import seed_of
-from hpc_det.core.local_experiment import (
+from hpc_det.core.local_stops import StopRequests
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import HpcDetError
+from hpc_det.node.json_files import read_map, write_json
+from hpc_det.plan.local_experiment import (
     Arguments,
     GangSize,
     make_experiment,
     write_config_for_people,
     write_plan_and_config,
 )
-from hpc_det.core.local_stops import StopRequests
-from hpc_det.distributed.collectives import Distributed
-from hpc_det.errors import HpcDetError
-from hpc_det.node.json_files import read_map, write_json
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.schedulers.local import JobId
 from hpc_det.search.journal import SearchJournal
@@ -112,7 +112,11 @@ class _Chief:
     def __init__(self, script: Script, arguments: Arguments, distributed: Distributed) -> None:
         self._script = script
         self._arguments = arguments
-        self._size = GangSize.of(distributed)
+        self._size = GangSize(
+            nodes=distributed.nodes,
+            ranks_per_node=distributed.local_size,
+            has_gpus=distributed.device.type == "cuda",
+        )
         self._job_id = str(JobId.of(os.getpid()))
 
     def begin(self) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.core.local_experiment import Arguments, GangSize, write_config_for_people, write_plan_and_config
 from hpc_det.errors import HpcDetError
 from hpc_det.node.files import make_folder
 from hpc_det.node.json_files import DamagedFile, read_map, write_json
+from hpc_det.plan.local_experiment import Arguments, GangSize, write_config_for_people, write_plan_and_config
 from hpc_det.schedulers.local import JobId
 from hpc_det.store.attempt import Attempt
 from hpc_det.store.experiments import ExperimentStore, is_in_sight, state_root
@@ -32,6 +32,7 @@ from hpc_det.store.submitting import record_job, submitting, unused_job
 
 log = logging.getLogger("hpc_det.sgd")
 
+AGAIN = "start the program again with the same run to resume"
 POLL_S = 1.0
 """Seconds between two looks for a stop request, as in a node agent."""
 _is_part = ContextVar("_is_part", default=False)

@@ -26,10 +26,10 @@ from hpc_det.checkpoint.damaged import set_aside
 from hpc_det.checkpoint.retention import superfluous
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.checkpoint.staging import Staging
-from hpc_det.core.local_experiment import SEARCHER, GangSize
 from hpc_det.errors import UsageError, shown
 from hpc_det.node.files import make_private
 from hpc_det.node.json_files import append_line, read_counted, write_json
+from hpc_det.plan.local_experiment import SEARCHER, GangSize
 from hpc_det.sgd.capacity import Capacity, capacity_of
 from hpc_det.sgd.driver.experiment import Description, named
 from hpc_det.sgd.driver.failures import GangLost

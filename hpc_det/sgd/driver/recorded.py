@@ -19,7 +19,7 @@ from hpc_det.node.json_files import append_line, write_json
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
-from hpc_det.sgd.driver.experiment import Description, DriverExperiment, has_own_experiment, opened_experiment
+from hpc_det.sgd.driver.experiment import AGAIN, Description, DriverExperiment, has_own_experiment, opened_experiment
 from hpc_det.sgd.driver.failures import GangLost, Hung, JobLeaves, NodeLost, Preempted
 from hpc_det.sgd.operator.options import BATCH_COUNT, EPOCH_IDX, NUM_SAMPLES
 from hpc_det.store.attempt import failure_now, note_failure, read_stop
@@ -34,7 +34,6 @@ Do = TypeVar("Do", bound=Callable[..., None])
 
 WORKER, TRIAL = 0, 1
 """Numbers in the search, whose only worker is the driver and whose only trial is the training."""
-AGAIN = "start the program again with the same run to resume"
 _COUNTS = ("epoch", BATCH_COUNT, NUM_SAMPLES, EPOCH_IDX)
 """Keys of results that are not metrics."""
 _CAUSES = {NodeLost: Cause.NODE_LOST, Hung: Cause.HUNG, Preempted: Cause.PREEMPTED}

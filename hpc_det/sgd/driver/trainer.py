@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hpc_det.core.local_experiment import SEARCHER, GangSize
 from hpc_det.errors import HpcDetError, UsageError, shown
+from hpc_det.plan.local_experiment import SEARCHER, GangSize
 from hpc_det.sgd.capacity import Capacity, capacity_of
 from hpc_det.sgd.driver.calls import Call, reduce
 from hpc_det.sgd.driver.elastic import ElasticGang

@@ -28,7 +28,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.population import Population
 from hpc_det.search.state import SearchState
-from hpc_det.sgd.driver.recorded import AGAIN
+from hpc_det.sgd.driver.experiment import AGAIN
 from hpc_det.sgd.tune.files import DONE, ITERATION, TuneFolder, TuneTrial, Turn
 from hpc_det.sgd.tune.places import Process, TrialPlace
 from hpc_det.store.attempt import StopRequest, read_stop

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.local_experiment import GangSize
 from hpc_det.errors import HpcDetError, UsageError, nearest, shown
 from hpc_det.node.json_files import read_json
+from hpc_det.plan.local_experiment import GangSize
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import better
 from hpc_det.search.state import TrialState

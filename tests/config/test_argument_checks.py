@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hpc_det.core.entry import in_job
-from hpc_det.core.local_experiment import Arguments
 from hpc_det.distributed import rank_process
 from hpc_det.errors import UsageError
+from hpc_det.plan.local_experiment import Arguments
 from tests.facts import each_names, keys, refused, unnamed
 
 PASSWORD = {"mlflow": {"tracking_uri": "http://me:hunter2@host"}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpc_det.config.schema import Experiment
-from hpc_det.core.local_experiment import DEFAULTS, IN_EFFECT, SEARCHER, Arguments
+from hpc_det.plan.local_experiment import DEFAULTS, IN_EFFECT, SEARCHER, Arguments
 from tests.facts import unnamed
 
 

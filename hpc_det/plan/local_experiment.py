@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_det.config.argument_checks import check_arguments
 from hpc_det.config.merge import Tree, leaves, merge
 from hpc_det.config.plain_containers import plain_containers
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked
-from hpc_det.core.argument_checks import check_arguments
-from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, nearest
 from hpc_det.node.files import make_folder, write_atomic
 from hpc_det.node.json_files import problem_of, write_json
@@ -156,12 +155,6 @@ class GangSize:
     nodes: int
     ranks_per_node: int
     has_gpus: bool
-
-    @classmethod
-    def of(cls, distributed: Distributed) -> GangSize:
-        """Return the size of the gang that this process belongs to."""
-        has_gpus = distributed.device.type == "cuda"
-        return cls(nodes=distributed.nodes, ranks_per_node=distributed.local_size, has_gpus=has_gpus)
 
 
 def write_plan_and_config(folder: ExperimentFolder, arguments: Arguments, size: GangSize) -> None:
