@@ -152,8 +152,7 @@ class TuneDriver:
         """Record the slots in the journal. If an earlier driver had more slots, the work in those is queued again."""
         state = self._journal.state()
         if state.cancelled or state.paused:
-            again = [number for number in state.stopped_early() if state.trials[number].ended is Exit.CANCELLED]
-            self._journal.continue_(again)
+            self._journal.continue_([])
         for work in state.open.values():
             self._run.trial(work.trial).stop.unlink(missing_ok=True)  # a request to an earlier driver
         self._journal.submitted(0, max(state.workers, len(self._slots)), stay=True)
