@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.files import make_folder
 from hpc_det.node.json_files import DamagedFile, read_map, write_json
 from hpc_det.plan.local_experiment import Arguments, GangSize, write_config_for_people, write_plan_and_config
@@ -25,7 +26,7 @@ from hpc_det.schedulers.local import JobId
 from hpc_det.store.attempt import Attempt
 from hpc_det.store.experiments import ExperimentStore, is_in_sight, state_root
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.local_run import BEAT_S, Heartbeat, Script, run_of_driver, write_script
+from hpc_det.store.local_run import BEAT_S, SILENT_S, Heartbeat, Script, is_alive, run_of_driver, write_script
 from hpc_det.store.metrics import in_json
 from hpc_det.store.run_folder import RunFolder
 from hpc_det.store.submitting import record_job, submitting, unused_job
@@ -142,6 +143,31 @@ def experiment_of(run: Path) -> ExperimentFolder | None:
             found = ExperimentStore(state_root(os.environ)).folder(noted)
             if is_in_sight(found) and found.is_own() and run_of_driver(found) == run:
                 return found
+    return None
+
+
+def insist_on_no_other_driver(run: Path, *, within_s: float = SILENT_S) -> None:
+    """Wait for the end of a driver of this run on another host, which may have been killed.
+
+    Raises UsageError if it still shows that it is alive after `within_s` seconds.
+    """
+    experiment, end = experiment_of(run), time.monotonic() + within_s
+    while experiment and (other := _driver_elsewhere(experiment)):
+        if time.monotonic() > end:
+            raise UsageError(
+                f"{run}: process {other} runs this search; wait for its end, end it with `hpc-det experiment kill "
+                f"{experiment.id}`, or name another run"
+            )
+        log.warning("%s: process %s runs this search, or was killed: waiting for its end", run, other)
+        time.sleep(min(BEAT_S, max(end - time.monotonic(), POLL_S)))
+
+
+def _driver_elsewhere(experiment: ExperimentFolder) -> str | None:
+    """Return the job id of a driver on another host that shows that it is alive, or None."""
+    with suppress(FileNotFoundError):
+        names = [path.name for path in experiment.processes.iterdir() if not path.name.startswith(".")]
+        here = socket.gethostname()
+        return next((name for name in names if JobId.parse(name).host != here and is_alive(experiment, name)), None)
     return None
 
 

@@ -20,7 +20,7 @@ from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.sgd.driver.experiment import AGAIN, Description, DriverExperiment, has_own_experiment, opened_experiment
-from hpc_det.sgd.driver.failures import GangLost, Hung, JobLeaves, NodeLost, Preempted
+from hpc_det.sgd.driver.failures import GangLost, Hung, JobLeaves, NodeLost, Preempted, was_terminated
 from hpc_det.sgd.operator.options import BATCH_COUNT, EPOCH_IDX, NUM_SAMPLES
 from hpc_det.store.attempt import failure_now, note_failure, read_stop
 from hpc_det.store.folders import ExperimentFolder
@@ -188,13 +188,15 @@ class RunRecord:
     def _record_end(self, error: BaseException | None) -> None:
         if self._has_stopped:
             return
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0) and not was_terminated()):
             self._close(Cause.FINISHED, Action.DONE, None)
         elif isinstance(error, KeyboardInterrupt):
             self._search.cancel("Ctrl-C")
             self._close(Cause.CANCELLED, Action.DONE, None)
-        elif isinstance(error, SystemExit):
-            self._pause("the scheduler, which takes its nodes" if isinstance(error, JobLeaves) else "a signal")
+        elif isinstance(error, JobLeaves):
+            self._pause("the scheduler, which takes its nodes")
+        elif isinstance(error, SystemExit) and was_terminated():
+            self._pause("a signal")
         else:
             self._close(Cause.FAILED, Action.GIVE_UP, error)
 

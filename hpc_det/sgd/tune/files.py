@@ -185,7 +185,8 @@ class TuneFolder(ExperimentFolder):
     def claimed(self) -> Iterator[None]:
         """Make this process the only driver of the search on this machine in the `with` block.
 
-        Raises UsageError if another process of this machine is its driver. Drivers on other machines are not noticed.
+        Raises UsageError if another process of this machine is its driver. `insist_on_no_other_driver` finds
+        those of other machines.
         """
         other = read_json(self.driver)
         host = os.uname().nodename

@@ -19,7 +19,13 @@ from hpc_det.plan.local_experiment import GangSize
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import better
 from hpc_det.search.state import TrialState
-from hpc_det.sgd.driver.experiment import Description, has_own_experiment, named, opened_experiment
+from hpc_det.sgd.driver.experiment import (
+    Description,
+    has_own_experiment,
+    insist_on_no_other_driver,
+    named,
+    opened_experiment,
+)
 from hpc_det.sgd.tune.driver import TuneDriver
 from hpc_det.sgd.tune.files import DONE, ITERATION, Mode, TuneFolder, TuneTrial, checkpoint_data, flat, run_folder
 from hpc_det.sgd.tune.places import Jobs, TrialPlace, packed
@@ -149,6 +155,7 @@ def _as_experiment(
 
     experiment = None
     if has_own_experiment(os.environ):
+        insist_on_no_other_driver(folder.path)
         size = GangSize(nodes=1, ranks_per_node=place.slots, has_gpus=False)
         about = Description(name=name, hparams={}, sections=sections, size=size)
         experiment = opened_experiment(folder.path, about, workers=place.slots, link=link)

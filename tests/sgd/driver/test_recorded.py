@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from hpc_det.cli.experiment.delete import delete_one
 from hpc_det.cli.main import main
 from hpc_det.client.stopping import kill_one, pause_one
 from hpc_det.errors import UsageError
+from hpc_det.node.json_files import write_json
+from hpc_det.search.journal import SearchJournal
 from hpc_det.sgd import TorchTrainer, fit
-from hpc_det.sgd.driver.experiment import part_of_an_experiment
+from hpc_det.sgd.driver.experiment import insist_on_no_other_driver, part_of_an_experiment
+from hpc_det.sgd.driver.failures import JobLeaves
 from hpc_det.store.attempt import first_failure
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
@@ -153,6 +157,38 @@ def test_a_run_of_an_earlier_version_keeps_its_logs_and_is_deleted_with_its_expe
     assert experiment.trial().rank_log(1, 0).exists()
     delete_one(experiment)
     assert not run.exists()
+
+
+def test_a_driver_on_another_host_is_lost_when_it_has_been_silent(state_folder: Path) -> None:
+    run, elsewhere = state_folder / "sgd" / "mine", "17-4711@elsewhere"
+    with trainer(run="mine"):
+        (experiment,) = experiments(state_folder)
+        SearchJournal(experiment).move(0, elsewhere)
+        heartbeat = experiment.processes / elsewhere
+        write_json(heartbeat, {"place": "elsewhere"})
+        assert found(experiment) is ExperimentState.RUNNING
+        with refused(UsageError, run, elsewhere, f"kill {experiment.id}"):
+            insist_on_no_other_driver(run, within_s=0.0)
+        os.utime(heartbeat, (0.0, 0.0))
+        assert found(experiment) is ExperimentState.ERROR
+        insist_on_no_other_driver(run, within_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (KeyboardInterrupt(), ExperimentState.CANCELED),
+        (SystemExit(0), ExperimentState.COMPLETED),
+        (SystemExit(1), ExperimentState.ERROR),
+        (JobLeaves(), ExperimentState.PAUSED),
+    ],
+)
+def test_an_exception_of_the_program_ends_the_run_by_its_kind(
+    error: BaseException, expected: ExperimentState, state_folder: Path
+) -> None:
+    with suppress(BaseException), trainer(num_workers=1, executor=LocalNodes(1)):
+        raise error
+    assert [found(experiment) for experiment in experiments(state_folder)] == [expected]
 
 
 PROGRAM = """
