@@ -14,6 +14,7 @@ from hpc_det.config.interpolation import RESOLVERS, resolved
 from hpc_det.config.request import Request, from_file, from_hydra, from_stored
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import Effective, effective
+from hpc_det.plan.multirun import multirun_from_hydra
 from hpc_det.resources import data_path
 from tests.facts import each_names, refused, unnamed
 
@@ -215,3 +216,14 @@ def test_a_name_that_no_shell_reads_is_noted(build: Callable[..., Effective]) ->
 def test_now_is_the_time_of_the_submission() -> None:
     found = resolved({"name": "run-${now:%Y-%m-%d_%H:%M:%S}"}).tree["name"]
     assert re.fullmatch(r"run-\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", found)
+
+
+@pytest.mark.integration
+def test_each_point_of_a_multirun_has_its_own_values(code: Path, env: dict[str, str], user_file: UserFile) -> None:
+    tree = {**CONFIG, "data": {"lr": "${hyperparameters.lr}", "place": "${oc.env:PLACE}", "shell": "${PLACE}"}}
+    user_file("experiment/mine.yaml", f"# @package _global_\n{yaml.safe_dump(tree)}")
+    overrides = ["experiment=mine", f"++context_dir='{code}'", "+hyperparameters.lr=1,2"]
+    found = [point.config["data"] for point in multirun_from_hydra(overrides, env).points]
+    assert found == [{"lr": lr, "place": "/place", "shell": "${PLACE}"} for lr in (1, 2)]
+    with refused(UsageError, "data.x", "API_TOKEN"):
+        multirun_from_hydra([*overrides, "+data.x=${oc.env:API_TOKEN}"], env)
