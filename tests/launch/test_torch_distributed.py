@@ -106,3 +106,23 @@ def test_the_real_torchrun_takes_our_flags_and_upstreams_overrides(gang: Gang) -
     assert gang.start_agent().wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
     expected = [f"{rank}/2/127.0.0.1/{port}/timeout:1 attempts:1" for rank in (0, 1)]
     assert sorted(gang.printed.read_text().splitlines()) == expected
+
+
+FAILS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun ends the other rank with it
+if os.environ["RANK"] == "1":
+    raise ValueError("loss is nan")
+time.sleep(60)
+"""
+
+
+@pytest.mark.integration
+def test_a_failure_of_the_real_torchrun_names_the_rank_and_its_exception(gang: Gang) -> None:
+    (gang.code / "train.py").write_text(FAILS)
+    gang.plan("exec $PYTHON -m hpc_det.launch.torch_distributed train.py")
+    assert gang.run_job()[0] == 1
+    failure = first_failure(gang.trial, 1)
+    assert failure is not None
+    assert unnamed(failure.message, "exit code 1", "ValueError: loss is nan", "torchrun", "rank 1") == []
+    assert "===" not in failure.message

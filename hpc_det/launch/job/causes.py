@@ -81,7 +81,7 @@ class AttemptFacts:
         launcher. A failure is permanent if the code cannot be loaded.
         """
         message, cause = failure.message, failure.printed
-        if failure.rank is not None and message.startswith(_WITHOUT_CAUSE):
+        if failure.rank is not None and not cause and message.startswith(_WITHOUT_CAUSE):
             cause = shortened(cause_line(printed, failure.rank))
             message += f" after {cause!r}; see {self.trial.job_log}" if cause else ""
         if notice := schedulers_notice(printed):

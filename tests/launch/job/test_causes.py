@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +14,10 @@ from hpc_det.launch.job.causes import SHORTEST_S, AttemptFacts, Match, matches
 from hpc_det.launch.log_tail import LONGEST_LINE
 from hpc_det.node.json_files import append_line, write_json
 from hpc_det.requeue import Cause
-from hpc_det.store.attempt import request_stop
+from hpc_det.store.attempt import Failure, request_stop
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import BEGINS
+from tests.facts import unnamed
 from tests.plan.plans import job_plan
 
 
@@ -145,3 +148,45 @@ def test_of_a_long_line_the_beginning_is_kept(tmp_path: Path) -> None:
     (match,) = matches([OOM], {log: 0})
     assert match.line.startswith("out of memory!")
     assert len(match.line) == LONGEST_LINE
+
+
+# --- what the output adds to a failure
+
+
+def explained(trial: TrialFolder, output: str, *, host: str = "node2", **failure: Any) -> Failure:
+    plan = job_plan(code=str(trial.path), environment=())
+    noted = Failure(rank=1, host=host, time=time.time(), **{"message": "exit code 1", **failure})
+    return AttemptFacts(trial, plan, 1).explained(noted, output)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_permanent"),
+    [
+        ("ModuleNotFoundError: No module named 'no_such_module'", True),
+        ("ModuleNotFoundError: No module named 'json'", False),
+        ("python3: can't open file '/no/such/file.py': [Errno 2] No such file or directory", True),
+        (f"python3: can't open file '{__file__}': [Errno 2] No such file or directory", False),
+        ("SyntaxError: invalid syntax", True),
+        ("ValueError: loss is nan", False),
+    ],
+)
+def test_code_that_another_node_cannot_load_is_permanent_unless_this_node_has_it(
+    trial: TrialFolder, line: str, is_permanent: bool
+) -> None:
+    assert explained(trial, "", printed=line).user_error is is_permanent
+    is_of_the_code = not line.startswith("ValueError")
+    assert explained(trial, "", printed=line, host=socket.gethostname()).user_error is is_of_the_code
+
+
+def test_code_that_has_been_loaded_before_is_tried_again(trial: TrialFolder) -> None:
+    reports(begins(trial, LONG), 1)
+    assert not explained(trial, "", printed="ModuleNotFoundError: No module named 'no_such_module'").user_error
+
+
+def test_a_rank_without_a_cause_gets_that_of_the_log_and_the_schedulers_notice(trial: TrialFolder) -> None:
+    trace = 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\nValueError: loss is nan\n'
+    notice = "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0.\n"
+    found = explained(trial, trace + notice)
+    assert unnamed(found.message, "exit code 1", "ValueError: loss is nan", trial.job_log, "Slurm", "oom_kill") == []
+    clear = explained(trial, trace, message="KeyError: 'x'", traceback="...")
+    assert (clear.message, clear.user_error) == ("KeyError: 'x'", False)
