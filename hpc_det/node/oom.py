@@ -53,7 +53,7 @@ class OomWatch:
                 f"the kernel's OOM killer ended {_processes(kills)} on this node meanwhile{self._names()}: probably "
                 f"memory is short; request more memory (mem_per_node) or use less"
             )
-        return "the kernel's OOM killer ended no process on this node, so a user, a program or the scheduler did"
+        return "the kernel's OOM killer ended no process on this node, so a user, a program or the scheduler sent it"
 
     def _counts(self) -> tuple[int | None, int | None]:
         """Return the counters of the node and of the job's cgroups; None for one that cannot be read."""

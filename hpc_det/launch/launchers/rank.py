@@ -23,6 +23,7 @@ from hpc_det.launch.launchers.arguments import for_python, is_trial
 from hpc_det.launch.launchers.nodes import environment_of
 from hpc_det.node.agent_socket import report_exit, say_hello
 from hpc_det.node.lines import Line, connect_local
+from hpc_det.node.oom import OomWatch
 from hpc_det.node.process import (
     SignalPipe,
     adopt_orphans,
@@ -98,7 +99,7 @@ def of_deepspeed(command: list[str], argument: str | None) -> None:
 def watch(command: Sequence[str], attempt: Attempt, rank: int) -> int:
     """Run the script and report its end to the agent; return its exit code, or 1 if the agent has died."""
     line, signals = connect_local(attempt.socket), SignalPipe([signal.SIGCHLD])
-    script = subprocess.Popen(command)
+    oom, script = OomWatch(), subprocess.Popen(command)
     say_hello(line, rank, script.pid)
     with selectors.DefaultSelector() as selector:
         for source in (line.connection.fileno(), signals.fd):
@@ -109,15 +110,16 @@ def watch(command: Sequence[str], attempt: Attempt, rank: int) -> int:
             if line.connection.fileno() in ready and line.receive_some() is None:
                 end_descendants()
                 return 1
-    return _report(attempt, rank, script.returncode, line)
+    return _report(attempt, rank, script.returncode, line, oom)
 
 
-def _report(attempt: Attempt, rank: int, returncode: int, line: Line) -> int:
+def _report(attempt: Attempt, rank: int, returncode: int, line: Line, oom: OomWatch) -> int:
     """Note a failure, report the exit to the agent, and return the exit code."""
     code = exit_code(returncode)
     if code:
         ended = f"ended by signal {signal_name(-returncode)}" if returncode < 0 else f"exit code {code}"
-        note_failure(attempt.trial, attempt.number, failure_now(rank, ended))
+        killer = oom.killer() if returncode == -signal.SIGKILL else ""
+        note_failure(attempt.trial, attempt.number, failure_now(rank, "; ".join(filter(None, [ended, killer]))))
     report_exit(line, code)
     return code
 
