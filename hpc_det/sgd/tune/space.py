@@ -139,7 +139,10 @@ def pbt(
             f"pbt: got interval {interval}, quantile {quantile} and resampled {resampled}; expected interval >= 1, "
             f"0 < quantile <= 0.5 and 0 <= resampled <= 1"
         )
-    given = {"name": "population", "interval": interval, "quantile": quantile, "resampled": resampled}
+    given: Tree = {"name": "population", "interval": interval, "quantile": quantile}
+    # Only what differs from the defaults: searches that began without these keys can be continued.
+    if resampled != RESAMPLED:
+        given["resampled"] = resampled
     return given if mutations is None else {**given, "mutations": dict(mutations)}
 
 

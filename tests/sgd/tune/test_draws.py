@@ -86,5 +86,6 @@ def test_the_searcher_contains_what_a_population_needs() -> None:
     found = searcher_of(asked, config, num_samples=2, metric="loss", mode="min", length=3, max_concurrent=1, seed=1)
     assert (found["resampled"], found["mutations"]) == (0.5, {"momentum": choice([0.8, 0.9])})
     assert [point["momentum"]["val"] for point in found["points"]] == [0.8, 0.8]
+    assert pbt() == {"name": "population", "interval": 1, "quantile": 0.25}, "as before there were mutations"
     with refused(UsageError, "pbt", "1.5"):
         pbt(resampled=1.5)
