@@ -122,6 +122,7 @@ def run(
             run=folder,
             max_failures=max_failures,
             checkpoint_freq=checkpoint_freq,
+            verbose=bool(verbose),
         )
     analysis = ExperimentAnalysis(folder, metric, mode)
     if verbose:
