@@ -89,32 +89,34 @@ class DriverExperiment:
         script = Script(name=script.name, script=script.script, run=str(run))
         self._arguments = Arguments.of_driver(script.name, in_json(dict(about.hparams)), about.sections)
         self._size = about.size
+        self._over = threading.Event()
         found = experiment_of(run)
-        self.is_new = found is None
-        self.folder = found or self._created(run, script, link)
+        self.folder = found or ExperimentStore(state_root(os.environ)).create()
+        if found:
+            self._open(workers)
+        else:
+            self._create(run, script, workers, link)
+
+    def _create(self, run: Path, script: Script, workers: int, link: Callable[[ExperimentFolder], None]) -> None:
+        """Complete the folder of a new experiment; if that fails, remove it."""
+        try:
+            with submitting(self.folder):  # so that a listing removes the folder if this process is killed here
+                make_folder(self.folder.jobs)
+                link(self.folder)
+                write_script(self.folder, script)
+                write_json(RunFolder(run).experiment, {"experiment": self.folder.id}, private=True)
+                self._open(workers)
+        except BaseException:
+            self.folder.remove()
+            raise
+
+    def _open(self, workers: int) -> None:
+        """Record this process as the job of the experiment; from then on commands list it."""
         self._heartbeat = Heartbeat(self.folder, self.job_id)
         with self._heartbeat.ends_on_error():
-            self.write_config()
+            write_plan_and_config(self.folder, self._arguments, self._size)
             record_job(self.folder, unused_job(self.folder), self.job_id, "local", first=0, workers=workers)
             write_config_for_people(self.folder, self._arguments)
-        self._over = threading.Event()
-
-    def write_config(self) -> None:
-        """Write the plan and the configuration for programs."""
-        write_plan_and_config(self.folder, self._arguments, self._size)
-
-    def _created(self, run: Path, script: Script, link: Callable[[ExperimentFolder], None]) -> ExperimentFolder:
-        experiment = ExperimentStore(state_root(os.environ)).create()
-        try:
-            with submitting(experiment):  # so that a listing removes the folder if this process is killed here
-                make_folder(experiment.jobs)
-                link(experiment)
-                write_script(experiment, script)
-                write_json(RunFolder(run).experiment, {"experiment": experiment.id}, private=True)
-        except BaseException:
-            experiment.remove()
-            raise
-        return experiment
 
     def watch(self, look: Callable[[], None]) -> None:
         """Start a thread that shows that this process is alive, and calls `look` every POLL_S seconds, until `end`."""
