@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_det.errors import visible
 from hpc_det.node.json_files import read_json
-from hpc_det.search.state import SearchState
+from hpc_det.search.state import SearchState, TrialState
 from hpc_det.sgd.tune.files import DONE, ITERATION, TuneFolder, flat
 from hpc_det.store.metrics import number_or_nan
 
@@ -20,6 +20,8 @@ MOST_ROWS = 40
 """Rows of a table, so that it fits into a terminal: the newest trials, and those that are running."""
 
 Shown = Callable[[SearchState], None]
+Facts = tuple[dict[str, Any], dict[str, Any]]
+"""The hyperparameters of a trial, and its last result."""
 
 
 @contextmanager
@@ -57,7 +59,8 @@ def _table_of(rows: list[dict[str, str]]) -> Any:
 
     table = Table(*rows[0])
     running = [row for row in rows if row["status"] == "running"]
-    for row in rows if len(rows) <= MOST_ROWS else [*rows[-MOST_ROWS:]]:
+    others = [row for row in rows if row["status"] != "running"][-max(MOST_ROWS - len(running), 1) :]
+    for row in rows if len(rows) <= MOST_ROWS else [*others, *running]:
         table.add_row(*(Text(cell) for cell in row.values()))
     table.caption = f"{len(rows)} trials, {len(running)} running"
     return table
@@ -88,6 +91,8 @@ class Progress:
         self._metric = metric
         self._last: SearchState | None = None
         self._next_look = 0.0
+        self._at_rest: dict[int, tuple[tuple[Any, ...], Facts]] = {}
+        """For each trial without a worker, its state and what was read of it then."""
         self.reported: dict[int, str] = {}
         """By trial, its last report to the searcher, as text."""
 
@@ -103,18 +108,29 @@ class Progress:
         if self._last is None:
             return []
         self._next_look = time.monotonic() + REFRESH_S
-        hparams = {number: self._hparams(number) for number in sorted(self._last.trials)}
-        known = [its for its in hparams.values() if its]  # not of a trial that is about to start
-        every = dict.fromkeys(name for its in known for name in its)
-        names = [name for name in every if any(its.get(name) != known[0].get(name) for its in known)]
-        return [self._row(self._last, number, its, names) for number, its in hparams.items()]
+        known = {number: self._known(number, self._last.trials[number]) for number in sorted(self._last.trials)}
+        hparams = {number: its for number, (its, _) in known.items()}
+        begun = [its for its in hparams.values() if its]
+        every = dict.fromkeys(name for its in begun for name in its)
+        names = [name for name in every if any(its.get(name) != begun[0].get(name) for its in begun)]
+        return [self._row(self._last, number, *facts, names) for number, facts in known.items()]
 
-    def _hparams(self, number: int) -> dict[str, Any]:
-        known = read_json(self._run.trial(number).trial) or {}
-        return dict(flat(known.get("hparams") or {}))
+    def _known(self, number: int, state: TrialState) -> Facts:
+        """Return hyperparameters and last result of a trial, without reading files of one that is at rest again."""
+        key = (state.worker, state.length, state.ended)
+        if number in self._at_rest and self._at_rest[number][0] == key:
+            return self._at_rest[number][1]
+        trial = self._run.trial(number)
+        hparams = (read_json(trial.trial) or {}).get("hparams") or {}
+        facts = dict(flat(hparams)), trial.newest() or {}
+        if state.worker is None:
+            self._at_rest[number] = key, facts
+        return facts
 
-    def _row(self, state: SearchState, number: int, hparams: dict[str, Any], names: list[str]) -> dict[str, str]:
-        trial, newest = state.trials[number], self._run.trial(number).newest() or {}
+    def _row(
+        self, state: SearchState, number: int, hparams: dict[str, Any], newest: dict[str, Any], names: list[str]
+    ) -> dict[str, str]:
+        trial = state.trials[number]
         self.reported[number] = f"{trial.length} {trial.value}"
         is_done = bool(newest.get(DONE)) or state.method.is_closed(number)
         waits = "completed" if is_done else "waiting"
