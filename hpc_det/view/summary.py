@@ -48,7 +48,7 @@ class Summary:
     progress: float | None = None
     """A share from 0 to 1."""
     phase: str | None = None
-    """What a running trial does before it trains, such as "compiling DeepSpeed ops"; None: it trains."""
+    """What a single trial does before it trains, such as "compiling DeepSpeed ops"; None: it trains."""
 
 
 def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> Summary:
@@ -58,10 +58,10 @@ def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | Non
     """
     submitted = view.jobs[0].submitted if view.jobs else None
     try:
-        known = {**view.about().as_json(), **progress(view, state, metrics)}
+        known = {**view.about().as_json(), **progress(view, state, metrics), "phase": phase(view, state)}
     except UNREADABLE:
         known = {"name": DAMAGED}
-    return Summary(id=view.id, state=state, submitted=submitted, phase=phase(view, state), **known)
+    return Summary(id=view.id, state=state, submitted=submitted, **known)
 
 
 def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> dict[str, Any]:
@@ -117,8 +117,12 @@ _PHASES: tuple[tuple[str, Callable[[TrialFolder, int], Path], str], ...] = (
 
 
 def phase(view: ExperimentView, state: ExperimentState) -> str | None:
-    """Return what the trial of the first worker does before it trains; None if it trains."""
-    return found[0] if (found := _phase_and_sentence(view, state)) else None
+    """Return what the only trial does before it trains; None if it trains, or for several trials.
+
+    Raises one of UNREADABLE if files are damaged.
+    """
+    found = None if view.has_many_trials else _phase_and_sentence(view, state)
+    return found[0] if found else None
 
 
 def _phase_and_sentence(view: ExperimentView, state: ExperimentState) -> tuple[str, str] | None:

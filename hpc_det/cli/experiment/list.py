@@ -45,7 +45,7 @@ def list_(
         "submitted": "2026-11-20T10:02:05+01:00"}]
     `total_batches` and `best` are null before the first report. If there are
     several trials, `batches` and `total_batches` are null, and `best` is
-    determined by the metrics reported to the search. `phase` is what a running
+    determined by the metrics reported to the search. `phase` is what a single
     trial does before it trains: "startup hook", "compiling DeepSpeed ops" or
     null. A metric is a number or one of "NaN", "Infinity", "-Infinity".
     """
