@@ -68,7 +68,7 @@ NO_EFFECT = {
 _OF_SHARED_FS = {
     "checkpoint_storage.container_path": "has no effect with type shared_fs: a container sees the folder at host_path"
 }
-_OTHER_DEFAULTS = {
+_OTHER_DEFAULTS: dict[str, list[Any]] = {
     "project": ["Uncategorized"],
     "workspace": ["Uncategorized"],
     "resources.agent_label": [""],
@@ -93,7 +93,7 @@ def is_default(key: str, value: Any) -> bool:
     *above, name = key.split(".")
     fields = [field for section in sections_at(Experiment, above) if (field := field_at(section, name))]
     defaults = [field.get_default(call_default_factory=True) for field in fields if not field.is_required()]
-    return value is None or any(value == known for known in [*defaults, *_OTHER_DEFAULTS.get(key, ())])
+    return value is None or value in defaults or value in _OTHER_DEFAULTS.get(key, [])
 
 
 def is_default_image(image: str) -> bool:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hpc_det.config.checks import FREE_FORM
 from hpc_det.config.merge import Tree, join, merge, merge_layers
@@ -212,7 +212,7 @@ def _by_omegaconf(tree: Tree, lookup: Tree, linked: dict[str, str]) -> Tree:
             root = OmegaConf.create({**lookup, _CONFIG: own})
             found = {key: OmegaConf.to_container(root[key], resolve=True) for key in _LAYERS if key in sections}
             if sections - set(_LAYERS):
-                found |= OmegaConf.to_container(root[_CONFIG], resolve=True)
+                found.update(cast(Tree, OmegaConf.to_container(root[_CONFIG], resolve=True)))
     except OmegaConfBaseException as error:
         raise UsageError(problem_of(error)) from None
     unset = [f"{path}: {text} is not set" for path, text in linked.items() if _is_unset(text, _at(found, path))]
@@ -233,7 +233,7 @@ def _at(tree: Any, path: str) -> Any:
     return tree
 
 
-def problem_of(error: OmegaConfBaseException) -> str:
+def problem_of(error: Exception) -> str:
     """Return the message of an error of OmegaConf: the key, and the first line of the reason."""
     first, *_rest = str(error).splitlines() or [type(error).__name__]
     if error.__cause__ is not None:

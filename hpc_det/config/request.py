@@ -96,14 +96,13 @@ def from_tree(
     below = None if template is None else _template(load_yaml(find("template", template, env)), template)
     found = resolved({**config, "cluster": profile, "template": below})
     # The keys `cluster` and `template` of a file are mistakes, which the schema reports.
-    mistakes = {key: config[key] for key in ("cluster", "template") if key in config}
-    config = {key: value for key, value in found.tree.items() if key not in ("cluster", "template", "context_dir")}
-    config |= mistakes
+    mistakes: Tree = {key: config[key] for key in ("cluster", "template") if key in config}
+    own = {key: value for key, value in found.tree.items() if key not in ("cluster", "template", "context_dir")}
     return Request(
         cluster=found.tree["cluster"],
         template=found.tree["template"],
         template_name=template,
-        config=config,
+        config={**own, **mistakes},
         context_dir=_context_dir(context_dir or found.tree.get("context_dir")),
         config_keys=_keys_of(overrides),
         sources=found.sources,

@@ -108,8 +108,8 @@ def is_masked_at(tree: Tree, path: str) -> bool:
         return is_masked_at(tree["cluster"]["experiment"], rest.removeprefix("experiment."))
     if first == "cluster":
         profile = {"environment_variables": [], "setup": [], **tree["cluster"]}
-        return _at(masked_profile(profile), rest) != _at(profile, rest)
-    return _at(masked(tree), path) != _at(tree, path)
+        return bool(_at(masked_profile(profile), rest) != _at(profile, rest))
+    return bool(_at(masked(tree), path) != _at(tree, path))
 
 
 def _at(tree: Any, path: str) -> Any:

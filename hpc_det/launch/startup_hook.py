@@ -30,7 +30,7 @@ from hpc_det.node.files import write_atomic
 from hpc_det.node.json_files import write_json
 from hpc_det.node.process import signal_name
 from hpc_det.plan.container import PACKAGE, inside
-from hpc_det.resources import COMPAT_PATH
+from hpc_det.resources import COMPAT_PATHS
 from hpc_det.store.attempt import HOOK, Failure, failure_now
 
 LAST_LINES = 10
@@ -115,8 +115,10 @@ class StartupHook:
         return own | ({"CUDA_VISIBLE_DEVICES": ""} if self._gang.plan.slot_type == "cpu" else {})
 
     def _own_folders(self) -> list[str]:
-        """Return the folders of PYTHONPATH that ranks need: their code, hpc_det, and its package `determined`."""
-        outside = [self._gang.plan.code, str(Path(PACKAGE).parent), str(COMPAT_PATH)]
+        """Return the folders of PYTHONPATH that ranks need: their code, hpc_det, and its packages
+        `determined` and `ray`.
+        """
+        outside = [self._gang.plan.code, str(Path(PACKAGE).parent), *map(str, COMPAT_PATHS.values())]
         own = {*outside, *inside(os.pathsep.join(outside)).split(os.pathsep)}
         return [folder for folder in self._before["PYTHONPATH"].split(os.pathsep) if folder in own]
 

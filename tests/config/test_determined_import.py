@@ -48,11 +48,9 @@ def test_an_imported_configuration_means_the_same(
 ) -> None:
     stored = effective(from_file(file, code, [], None, None, env)).tree
     now = read(imported(load_yaml(file), "stored").tree).tree
-    same = ("searcher", "resources", "bind_mounts", "max_restarts", "min_validation_period", "labels", "entrypoint")
-    same += ("log_policies", "reproducibility", "description", "data", "name", "profiling", "scheduling_unit")
-    assert {key: now[key] for key in same if key != "resources"} == {
-        key: stored[key] for key in same if key != "resources"
-    }
+    same = "searcher bind_mounts max_restarts min_validation_period labels entrypoint log_policies reproducibility"
+    for key in [*same.split(), "description", "data", "name", "profiling", "scheduling_unit"]:
+        assert now[key] == stored[key], key
     assert now["resources"]["slots_per_trial"] == stored["resources"]["slots_per_trial"]
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from hpc_det.config.interpolation import RESOLVERS, resolved
+from hpc_det.config.merge import Tree
 from hpc_det.config.request import Request, from_file, from_hydra, from_stored
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import Effective, effective
@@ -85,9 +86,9 @@ AGREED: list[tuple[Any, Any]] = [
 @pytest.mark.integration
 def test_both_commands_read_the_same(read: Read) -> None:
     data = {"text": "words", "number": "${oc.decode:'7'}", "tree": {"a": 1, "b": "${data.number}"}}
-    values = {f"v{i}": written for i, (written, _) in enumerate(AGREED)} | {"near": 1}
-    below = {"hyperparameters": {**values, "v11": "${..near}", "near": 1}, "labels": ["x", "y"], "data": data}
-    below["hyperparameters"] |= {"v11": {"inner": "${..near}"}}
+    values: Tree = {f"v{i}": written for i, (written, _) in enumerate(AGREED)} | {"near": 1}
+    values |= {"v11": {"inner": "${..near}"}, "near": 1}
+    below = {"hyperparameters": values, "labels": ["x", "y"], "data": data}
     found = read(below).config["hyperparameters"]
     expected = {f"v{i}": value for i, (_, value) in enumerate(AGREED)} | {"v11": {"inner": 1}, "near": 1}
     assert found == expected
