@@ -92,8 +92,8 @@ def is_default(key: str, value: Any) -> bool:
     """Return whether the value of a key without an effect is a default of Determined."""
     *above, name = key.split(".")
     fields = [field for section in sections_at(Experiment, above) if (field := field_at(section, name))]
-    defaults = [field.get_default(call_default_factory=True) for field in fields if not field.is_required()]
-    return value is None or value in defaults or value in _OTHER_DEFAULTS.get(key, [])
+    defaults: list[Any] = [field.get_default(call_default_factory=True) for field in fields if not field.is_required()]
+    return value is None or any(value == known for known in defaults + _OTHER_DEFAULTS.get(key, []))
 
 
 def is_default_image(image: str) -> bool:

@@ -14,16 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hpc_det.config.checks import FREE_FORM
 from hpc_det.config.merge import Tree, join, merge, merge_layers
 from hpc_det.config.secrets import SHORTEST, is_masked_at, looks_secret
 from hpc_det.errors import UsageError
 from hpc_det.resources import data_path
-
-if TYPE_CHECKING:
-    from omegaconf.errors import OmegaConfBaseException
 
 RESOLVERS = ("oc.env", "oc.decode", "oc.select", "oc.create", "oc.dict.keys", "oc.dict.values", "hpc_det", "now")
 """The resolvers that are allowed."""
@@ -212,7 +209,7 @@ def _by_omegaconf(tree: Tree, lookup: Tree, linked: dict[str, str]) -> Tree:
             root = OmegaConf.create({**lookup, _CONFIG: own})
             found = {key: OmegaConf.to_container(root[key], resolve=True) for key in _LAYERS if key in sections}
             if sections - set(_LAYERS):
-                found.update(cast(Tree, OmegaConf.to_container(root[_CONFIG], resolve=True)))
+                found |= cast(Tree, OmegaConf.to_container(root[_CONFIG], resolve=True))
     except OmegaConfBaseException as error:
         raise UsageError(problem_of(error)) from None
     unset = [f"{path}: {text} is not set" for path, text in linked.items() if _is_unset(text, _at(found, path))]

@@ -97,7 +97,8 @@ def from_tree(
     found = resolved({**config, "cluster": profile, "template": below})
     # The keys `cluster` and `template` of a file are mistakes, which the schema reports.
     mistakes: Tree = {key: config[key] for key in ("cluster", "template") if key in config}
-    own = {key: value for key, value in found.tree.items() if key not in ("cluster", "template", "context_dir")}
+    config = {key: value for key, value in found.tree.items() if key not in ("cluster", "template", "context_dir")}
+    config |= mistakes
     return Request(
         cluster=found.tree["cluster"],
         template=found.tree["template"],
