@@ -163,6 +163,12 @@ def _storage_problems(experiment: Tree) -> Iterator[Problem]:
             "exactly one of connection_string and account_url must be given",
             "give one of them",
         )
+    elif kind == "azure" and ways[0] is not None and value_at(storage, "credential") is not None:
+        yield Problem(
+            "checkpoint_storage.credential",
+            "connection_string contains a credential already",
+            "leave credential out, or give account_url instead of connection_string",
+        )
 
 
 def _profiling_problems(experiment: Tree) -> Iterator[Problem]:

@@ -10,11 +10,10 @@ from itertools import dropwhile, pairwise
 from pathlib import Path, PurePath
 
 from hpc_det.errors import closest, nearest, or_else, some
+from hpc_det.store.attempt import HOOK
 
 TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 """`module:Class`; the class may be an attribute of another one, as in `module:Outer.Inner`."""
-HOOK = "startup-hook.sh"
-"""The script of the code directory that runs on each node before the entrypoint."""
 LAUNCHERS = ("torch_distributed", "direct", "mpi", "srun", "deepspeed", "horovod", "autohorovod")
 _WITH_DASHES_FOR_SCRIPTS = ("direct", "deepspeed")
 """Launchers under which `--` after a script belongs to the script: Determined's deepspeed launcher, whose table of

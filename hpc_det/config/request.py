@@ -103,7 +103,7 @@ def from_tree(
         cluster=found.tree["cluster"],
         template=found.tree["template"],
         template_name=template,
-        config={**own, **mistakes},
+        config=config,
         context_dir=_context_dir(context_dir or found.tree.get("context_dir")),
         config_keys=_keys_of(overrides),
         sources=found.sources,

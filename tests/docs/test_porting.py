@@ -11,6 +11,19 @@ from tests.docs.test_promises import CHECKOUT, names_in
 pytestmark = pytest.mark.integration
 
 TESTS = {
+    "`startup-hook.sh`": "tests/launch/test_startup_hook.py::test_ranks_see_what_the_hook_exports",
+    "`on_training_workload_end`": "tests/conformance/test_callbacks.py::test_hooks_are_called_as_often",
+    "Tensors of several elements in `evaluate_batch`": "tests/pytorch/loop/test_validation.py::"
+    "test_tensors_beside_the_metrics_reach_the_callbacks_and_are_reported_as_null",
+    "Validation loaders that are iterators": "tests/pytorch/data/test_external_loader.py::"
+    "test_a_validation_takes_as_many_batches_of_an_iterator_as_its_length_says",
+    "`get_tensorboard_writer`, `set_profiler` without a run": "tests/core/test_tensorboard.py::"
+    "test_without_a_run_only_the_trial_writes_to_a_temporary_folder",
+    "Variables `DET_...`": "tests/launch/test_determined_variables.py::"
+    "test_a_new_trial_has_numbers_values_and_the_place_of_the_node",
+    "`bind_mounts` with two different paths": "tests/plan/test_pool.py::"
+    "test_a_mount_with_two_paths_is_accepted_without_a_container_and_noted",
+    "`${...}` in an experiment file": "tests/config/test_interpolation.py::test_both_commands_read_the_same",
     "Checkpoints": "tests/pytorch/state/test_load.py::test_a_checkpoint_of_determined_loads",
     "State of callbacks": "tests/pytorch/test_exactness.py::"
     "test_what_cannot_be_saved_is_refused_before_the_first_batch",
@@ -50,7 +63,7 @@ TESTS = {
     "test_a_key_without_effect_is_accepted_with_a_note",
     "Keys and searchers of older versions": "tests/config/test_determined_keys.py::"
     "test_a_key_that_only_determined_has_comes_with_a_remedy",
-    "Lists in templates": "tests/config/test_merge.py::test_merge_case",
+    "Lists in templates": "tests/conformance/test_merges.py::test_a_template_and_a_configuration_are_merged",
     "`entrypoint: model_def:MyTrial`": "tests/compat/test_ported_trial.py::"
     "test_every_entrypoint_of_a_ported_trial_leads_to_the_same_weights",
     "Trial classes without a required method": "tests/config/test_trial_code.py::"
