@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.config.entrypoint import HOOK, LAUNCHERS, Context
+from hpc_det.config.entrypoint import LAUNCHERS, Context
 from hpc_det.config.trial_code import check_entrypoint, entrypoint_notes, metric_notes, silent_script
 from tests.facts import each_names, golden, unnamed
 
