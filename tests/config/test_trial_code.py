@@ -10,6 +10,7 @@ import pytest
 
 from hpc_det.config.entrypoint import LAUNCHERS, Context
 from hpc_det.config.trial_code import check_entrypoint, entrypoint_notes, metric_notes, silent_script
+from hpc_det.store.attempt import HOOK
 from tests.facts import each_names, golden, unnamed
 
 LOADERS = "def build_training_data_loader(self): ...\n    def build_validation_data_loader(self): ...\n"
