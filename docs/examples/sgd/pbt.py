@@ -18,6 +18,20 @@ from hpc_det.sgd.tune import loguniform, pbt, tune_run
 KILL_EVERY_S = 3
 
 
+class PopulationOperator(LineOperator):
+    """Trains with the learning rate that the population has given to this trial.
+
+    A checkpoint contains the learning rate of the trial that saved it, which the scheduler has lowered since.
+    """
+
+    def state_dict(self):
+        return {"lr": self.config["lr"]}
+
+    def load_state_dict(self, state):
+        for group in self.optimizer.param_groups:
+            group["lr"] *= self.config["lr"] / state["lr"]
+
+
 @contextmanager
 def random_kills(number):
     """Kill random descendants of this process: trials, their agents and their ranks."""
@@ -43,7 +57,7 @@ def main():
     parser.add_argument("--kills", type=int, default=0)
     args = parser.parse_args()
     trainable = TorchTrainer.as_trainable(
-        training_operator_cls=LineOperator, scheduler_step_freq="epoch", config={BATCH_SIZE: 64}
+        training_operator_cls=PopulationOperator, scheduler_step_freq="epoch", config={BATCH_SIZE: 64}
     )
     with random_kills(args.kills) as killed:
         analysis = tune_run(

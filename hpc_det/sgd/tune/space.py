@@ -122,7 +122,8 @@ def pbt(
     """Return a searcher that trains a population of trials (population-based training).
 
     Every `interval` iterations, a trial that is among the worst loads the checkpoint of one of the best, and continues
-    with hyperparameters close to that trial's.
+    with hyperparameters close to that trial's. A checkpoint contains the learning rate of the optimizer: where `lr`
+    changes, the operator must set it again in `load_state_dict` (docs/examples/sgd/pbt.py), as in RaySGD.
 
     Args:
         interval: Iterations between two comparisons, at least 1.
