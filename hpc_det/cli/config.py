@@ -57,7 +57,7 @@ def import_(file: Path, output: Path | None) -> None:
     Example:
       hpc-det config import stored.yaml -o digits.yaml
     """
-    from hpc_det.config.determined_import import imported
+    from hpc_det.config.determined_stored import imported
 
     found = imported(parse_map(read_text(file), str(file)), str(file))
     text = dump_yaml(found.tree)

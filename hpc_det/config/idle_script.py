@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import PurePath
 
 from hpc_det.config.entrypoint import Context, named_trial, started_script, words_of
-from hpc_det.config.trial_code import modules_of, parsed, scope
+from hpc_det.config.python_code import modules_of, parsed, scope
 
 _MAY_TRAIN = ("hpc_det", "determined", "importlib", "runpy")
 """Packages whose functions train, or load code that may."""

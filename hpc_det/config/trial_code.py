@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
@@ -22,6 +21,17 @@ from hpc_det.config.entrypoint import (
     trial_of,
     words_of,
 )
+from hpc_det.config.python_code import (
+    bound_names,
+    classes_of,
+    global_names,
+    is_dynamic,
+    may_bind,
+    modules_of,
+    packages_of,
+    parsed,
+    scope,
+)
 from hpc_det.errors import nearest, or_else, shown
 
 _REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
@@ -34,8 +44,6 @@ _TRAINING = ("hpc_det.pytorch.", "determined.pytorch.", *_LOADING)
 _LOOPS = (*_TRAINING, "hpc_det.core.", "hpc_det.integrations.")
 """Packages whose loops can be stopped and compared batch by batch, or that load code that may have one."""
 _ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
-_BINDING = {"setattr", "globals", "locals", "vars", "exec"}
-"""Functions with which names may be bound."""
 _VARIABLE = re.compile(r"\bDET_[A-Z]")
 """A variable that Determined sets for ranks (hpc_det.launch.determined_variables)."""
 
@@ -143,17 +151,6 @@ def _reaches(packages: tuple[str, ...], file: Path, context: Context, seen: set[
     return any(_reaches(packages, found, context, seen) for found in sorted(files))
 
 
-def modules_of(node: ast.AST) -> list[str]:
-    """Return the modules that this statement imports, including names that may be attributes of modules."""
-    match node:
-        case ast.Import(names=names):
-            return [alias.name for alias in names]
-        case ast.ImportFrom(module=module, names=names):
-            base = module or ""
-            return [base, *(f"{base}.{alias.name}".lstrip(".") for alias in names)]
-    return []
-
-
 def speaks_determined(entrypoint: object, context: Context) -> bool:
     """Return whether the code was written for Determined.
 
@@ -167,7 +164,7 @@ def speaks_determined(entrypoint: object, context: Context) -> bool:
         if any("determined.launch." in word or _VARIABLE.search(word) for word in words):
             return True
         return any(
-            _reads_variables(file) or "determined" in _imported(parsed(file)) for file in _own_files(words, context)
+            _reads_variables(file) or "determined" in packages_of(parsed(file)) for file in _own_files(words, context)
         )
     return False
 
@@ -186,8 +183,8 @@ def trial_class(entrypoint: object, context: Context) -> tuple[str, ast.ClassDef
     if trial is None or file is None:
         return None
     tree = parsed(file)
-    found = _classes(tree).get(trial[1], [])
-    if len(found) != 1 or found[0].decorator_list or _is_dynamic(tree):
+    found = classes_of(tree).get(trial[1], [])
+    if len(found) != 1 or found[0].decorator_list or is_dynamic(tree):
         return None
     return file.read_text(encoding="utf-8"), found[0]
 
@@ -236,24 +233,12 @@ def _is_the_imported(module: str, context: Context) -> bool:
     return True
 
 
-def parsed(file: Path) -> ast.Module:
-    """Return the code of a file. Raises OSError and SyntaxError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as one for an invalid escape sequence in a string of the user's code
-        try:
-            return ast.parse(file.read_bytes(), filename=str(file))
-        except (MemoryError, RecursionError):
-            raise SyntaxError("nested too deeply for Python's parser") from None
-        except ValueError as error:  # for a null byte, in Python 3.11.2; 3.11.7 raises SyntaxError
-            raise SyntaxError(str(error)) from None
-
-
 def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:
-    names = set(_bound_names(tree)) | _global_names(tree)
+    names = set(bound_names(tree)) | global_names(tree)
     class_name, _, inner = class_name.partition(".")
     if class_name not in names:
         classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-        hidden = names & {"*", "__getattr__"} or _may_bind(tree)
+        hidden = names & {"*", "__getattr__"} or may_bind(tree)
         known = or_else(nearest(class_name, classes), f"it defines {', '.join(classes) or 'no class'}")
         return [] if hidden else [f"entrypoint: {file} does not define {class_name!r}; {known}"]
     if inner:
@@ -263,7 +248,7 @@ def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:
             f"entrypoint: {class_name} in {file} is not a trial; derive the class from hpc_det.pytorch.PyTorchTrial or "
             f"hpc_det.pytorch.deepspeed.DeepSpeedTrial"
         ]
-    methods = None if _is_dynamic(tree) else _methods(class_name, _classes(tree))
+    methods = None if is_dynamic(tree) else _methods(class_name, classes_of(tree))
     if methods is None:
         return []
     lacking = [name for name in _REQUIRED if name not in methods]
@@ -277,75 +262,10 @@ def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:
     return problems
 
 
-def scope(body: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
-    """Yield the nodes of this scope, including those under if, try and with, without those of inner scopes."""
-    pending: list[ast.AST] = list(body.body)
-    while pending:
-        node = pending.pop(0)
-        yield node
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            pending.extend(ast.iter_child_nodes(node))
-
-
-def _imported(tree: ast.Module) -> set[str]:
-    """Return the packages that this module's top level imports."""
-    modules: set[str] = set()
-    for node in scope(tree):
-        match node:
-            case ast.Import(names=names):
-                modules |= {alias.name for alias in names}
-            case ast.ImportFrom(module=str(module), level=0):
-                modules.add(module)
-    return {module.partition(".")[0] for module in modules}
-
-
-def _bound_names(body: ast.Module | ast.ClassDef) -> Iterator[str]:
-    for node in scope(body):
-        match node:
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield name
-            case ast.alias(name=name, asname=asname):
-                yield asname or name
-            case ast.Name(id=name, ctx=ast.Store()) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                yield name
-
-
-def _is_dynamic(tree: ast.Module) -> bool:
-    """Return whether names or methods may come from calls or assignments that only running the code shows."""
-    used = {node.id for node in scope(tree) if isinstance(node, ast.Name)}
-    patched = {
-        getattr(node.value, "id", "")
-        for node in scope(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
-    return bool(used & _BINDING or patched & set(_classes(tree)))
-
-
-def _may_bind(tree: ast.Module) -> bool:
-    """Return whether the module, or a function that it may call, may bind names that no statement shows."""
-    nodes = [*ast.walk(tree)]
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    return bool(names & _BINDING or attributes & {"modules", "f_globals", "__dict__", "__setattr__"})
-
-
-def _global_names(tree: ast.Module) -> set[str]:
-    """Return the names that functions bind in the module."""
-    return {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-
-
-def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
-    classes: dict[str, list[ast.ClassDef]] = {}
-    for node in scope(tree):
-        if isinstance(node, ast.ClassDef):
-            classes.setdefault(node.name, []).append(node)
-    return classes
-
-
 def _may_be_trial(name: str, tree: ast.Module) -> bool:
     """Return False if the only definition of the name is a function, or a class without a base class."""
-    bound = [*_bound_names(tree)]
-    if _is_dynamic(tree) or "*" in bound or bound.count(name) != 1 or name in _global_names(tree):
+    bound = [*bound_names(tree)]
+    if is_dynamic(tree) or "*" in bound or bound.count(name) != 1 or name in global_names(tree):
         return True
     for node in scope(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
@@ -363,7 +283,7 @@ def _methods(name: str, classes: dict[str, list[ast.ClassDef]]) -> set[str] | No
     if node.decorator_list or node.keywords or not node.bases:
         return None
     others = {known: nodes for known, nodes in classes.items() if known != name}
-    methods = set(_bound_names(node))
+    methods = set(bound_names(node))
     for base in node.bases:
         last = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
         inherited = _methods(last, others) if last in classes else set() if last in _ROOTS else None

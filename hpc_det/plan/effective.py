@@ -26,8 +26,8 @@ from hpc_det.config.checks import (
 )
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.cross_checks import cross_problems
-from hpc_det.config.determined_imports import Uses, missing_uses
 from hpc_det.config.determined_keys import in_todays_names, notes
+from hpc_det.config.determined_uses import Uses, missing_uses
 from hpc_det.config.entrypoint import Context, trial_name
 from hpc_det.config.idle_script import idle_script_note
 from hpc_det.config.interpolation import unresolved_notes

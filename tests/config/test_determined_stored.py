@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.determined_import import imported
+from hpc_det.config.determined_stored import imported
 from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import dump_yaml, load_yaml, parse_map
 from hpc_det.config.request import from_file

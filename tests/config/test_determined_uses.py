@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.config.determined_imports import missing_uses
+from hpc_det.config.determined_uses import missing_uses
 from hpc_det.config.entrypoint import Context
 from tests.facts import unnamed
 
