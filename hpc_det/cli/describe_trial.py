@@ -98,6 +98,8 @@ def _metrics(metrics: Metrics) -> Iterator[str]:
             yield f"{name}: {values_in_words(values)}"
     if best := metrics.best:
         yield f"best validation: {best.metric} {number(best.value)} at batch {best.batches}"
+    elif lacking := metrics.lacking_metric:
+        yield f"best validation: not known: {lacking}"
 
 
 def _checkpoint_in_words(item: Committed) -> str:

@@ -137,4 +137,4 @@ def _counterpart(counterparts: Mapping[str, str], below: str) -> ModuleSpec | No
 def missing(name: str) -> str:
     """Return the message for a name that exists in Determined or Ray and not in hpc_det."""
     page = ROOTS[name.partition(".")[0]].page
-    return f"{name}: hpc_det has no counterpart; {page} lists alternatives"
+    return f"{name}: hpc_det has no counterpart; {page} lists what it has instead"

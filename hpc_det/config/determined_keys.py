@@ -111,7 +111,7 @@ def notes(tree: Tree, written: Iterable[str], scheduler: str) -> Iterator[str]:
     defaults = [key for key in found if is_default(key, value_at(tree, *key.split(".")))]
     yield from (f"{key}: {why}" for key, why in found.items() if key not in defaults)
     if defaults:
-        yield f"{', '.join(defaults)}: default values of Determined, which have no effect here"
+        yield f"{', '.join(defaults)}: no effect here, and left at Determined's default"
     for section in ("slurm", "pbs"):
         keys = dict.fromkeys(path.partition("[")[0] for path in paths if path.startswith(f"{section}."))
         if section != scheduler:

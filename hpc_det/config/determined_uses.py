@@ -24,7 +24,7 @@ _REMEDIES = {
     "determined.common": "use hpc_det.client, see docs/how-to/python-client.md",
     "determined.cli": "use hpc_det.client, see docs/how-to/python-client.md",
 }
-_ALTERNATIVES = "docs/how-to/port-from-determined.md lists alternatives"
+_ALTERNATIVES = "docs/how-to/port-from-determined.md lists what hpc_det has instead"
 _CONDITIONAL = (
     *(ast.Try, getattr(ast, "TryStar", ast.Try), ast.With, ast.AsyncWith),
     *(ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.AsyncFor, ast.While),

@@ -129,7 +129,8 @@ def reached(record: Mapping[str, Any]) -> str:
     `record`: the fields of a Summary. Its phase takes the place of the batches.
     """
     if record["batches"] is not None:
-        return record.get("phase") or f"{record['batches']}/{record['total_batches'] or '?'}"
+        total = record["total_batches"] or (record["batches"] if record["state"] == "COMPLETED" else "?")
+        return record.get("phase") or f"{record['batches']}/{total}"
     if (trials := record["trials"]) is None:
         return NONE
     return f"{trials['completed'] + trials['failed']}/{trials['expected']} trials"

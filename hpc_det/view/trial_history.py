@@ -255,6 +255,13 @@ class Metrics:
             if value is not None:
                 self._compare(value, report["steps"])
 
+    @property
+    def lacking_metric(self) -> str | None:
+        """A sentence if validations were reported without the searcher's metric, such as one with another name."""
+        if self.best is not None or not self.validation or self.name in self.validation:
+            return None
+        return f"no validation has reported searcher.metric {self.name!r}, but {', '.join(sorted(self.validation))}"
+
     def _take(self, report: Record) -> None:
         self.batches, self.total = report["steps"], report.get("total")
         if report["kind"] == "training":

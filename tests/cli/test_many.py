@@ -239,6 +239,30 @@ def test_following_a_search_tells_each_report(
     assert lines[9:] == ["Next: hpc-det experiment describe 1"]
 
 
+@pytest.mark.integration
+def test_a_checkpoint_of_another_validation_than_the_best_report_says_which_it_is(
+    root: Path, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life = Life.submitted(root, **random_search(2))
+
+    def trains() -> None:
+        life.begins()
+        life.reports("validation", 100, {"accuracy": 0.9})
+        life.saves(100)
+        life.reports("validation", 400, {"accuracy": 0.8})
+        life.saves(400)
+        life.reaches(0.8)
+        life.reaches(0.5)
+
+    scheduler.states = [JobState.RUNNING, after(trains)]
+    follow(life.folder)
+    lines = capsys.readouterr().out.splitlines()
+    best, checkpoint, which = lines[lines.index("experiment 1: COMPLETED") + 2 :][:3]
+    assert unnamed(best, "accuracy 0.8", "trial 1", "400 batches") == []
+    assert checkpoint.endswith("(batch 100)")
+    assert unnamed(which, "trial 1", "accuracy 0.9") == []
+
+
 def test_following_a_search_that_fails_says_of_whom(root: Path, scheduler: FakeScheduler) -> None:
     life = Life.submitted(root, **random_search(2))
     life.begins()

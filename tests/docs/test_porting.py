@@ -68,7 +68,7 @@ TESTS = {
     "test_every_entrypoint_of_a_ported_trial_leads_to_the_same_weights",
     "Trial classes without a required method": "tests/config/test_trial_code.py::"
     "test_a_trial_that_cannot_train_is_told",
-    "Modules that the login node cannot find": "tests/config/test_trial_code.py::"
+    "An entrypoint's module that the login node cannot find": "tests/config/test_trial_code.py::"
     "test_a_module_that_this_host_cannot_find_is_noted_with_what_there_is",
     "Names of `determined` that hpc_det lacks": "tests/config/test_determined_uses.py::"
     "test_an_import_that_certainly_fails_is_a_problem_with_its_line",

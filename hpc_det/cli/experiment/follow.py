@@ -164,6 +164,8 @@ class OneTrial:
         yield f"Experiment {self._view.id}: {state.value} after {metrics.batches} batches in {duration(seconds)}"
         if best := metrics.best:
             yield f"Best validation: {best.metric} {number(best.value)} at batch {best.batches}"
+        elif lacking := metrics.lacking_metric:
+            yield f"Best validation: not known: {lacking}"
         if checkpoint := checkpoint_to_take(trial, metrics.best):
             yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
 
@@ -243,8 +245,12 @@ class ManyTrials:
             return
         yield f"Best validation: {_in_words(best, view)}"
         trial = view.folder.trial(best.trial)
-        if checkpoint := checkpoint_to_take(trial, Metrics.read(trial, self._searcher).best):
+        own = Metrics.read(trial, self._searcher).best
+        if checkpoint := checkpoint_to_take(trial, own):
             yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
+            if own and own.batches == checkpoint.steps and own.value != best.value:
+                # A trial compares all its validations; the search, those at the lengths that it requested.
+                yield f"It is of the best of all validations of trial {best.trial}: {best.metric} {number(own.value)}"
 
     def _reported(self, entry: Entry) -> str:
         trial, value = entry["trial"], math.nan if entry["value"] is None else entry["value"]

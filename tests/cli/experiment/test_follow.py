@@ -12,7 +12,7 @@ from hpc_det.node.files import write_atomic
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.trial_history import Validation
+from hpc_det.view.trial_history import Metrics, Validation
 from tests.cli.experiment.test_wait import after
 from tests.cli.life import SINGLE, FakeScheduler, Life
 from tests.facts import each_names, unnamed
@@ -90,6 +90,22 @@ def test_an_initial_validation_has_no_training_metrics(
     follow(life.folder)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["experiment 1: RUNNING", "batch 0 of 400: validation: accuracy 0.1"]
+
+
+@pytest.mark.integration
+def test_a_metric_that_no_validation_has_is_named_with_those_that_they_have(
+    life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trains() -> None:
+        life.begins()
+        life.reports("validation", 400, {"test_loss": 0.1})
+        life.finishes()
+
+    scheduler.states = [after(trains)]
+    follow(life.folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert [unnamed(line, "'accuracy'", "test_loss") for line in lines if line.startswith("Best")] == [[]]
+    assert Metrics.read(life.trial, {"metric": "test_loss", "smaller_is_better": True}).lacking_metric is None
 
 
 @pytest.mark.integration
