@@ -103,7 +103,12 @@ def test_a_clock_shows_the_date_of_another_day() -> None:
 def test_progress_is_batches_or_trials(
     batches: int | None, total: int | None, trials: dict[str, Any] | None, expected: str
 ) -> None:
-    assert reached({"batches": batches, "total_batches": total, "trials": trials}) == expected
+    record = {"state": "RUNNING", "batches": batches, "total_batches": total, "trials": trials}
+    assert reached(record) == expected
+
+
+def test_what_has_been_completed_is_the_whole() -> None:
+    assert reached({"state": "COMPLETED", "batches": 40, "total_batches": None, "trials": None}) == "40/40"
 
 
 @pytest.mark.parametrize(
