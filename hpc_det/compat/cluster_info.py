@@ -29,7 +29,7 @@ class TrialInfo:
     """The effective configuration."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(missing(f"TrialInfo.{name}"))
+        raise AttributeError(missing(f"determined.TrialInfo.{name}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class ClusterInfo:
         return _gpu_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(missing(f"ClusterInfo.{name}"))
+        raise AttributeError(missing(f"determined.ClusterInfo.{name}"))
 
 
 def trial_info(spec: Mapping[str, Any]) -> TrialInfo:
