@@ -116,6 +116,8 @@ class Reports:
     def _write_later(self) -> None:
         while self._has_news.wait() and not self._is_closed.wait(WRITE_S):
             self._has_news.clear()
+            if self._is_closed.is_set():
+                return  # `close` has set both events since the wait, and has_news was cleared
             try:
                 self.write()
             except BaseException as error:

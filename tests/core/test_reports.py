@@ -80,3 +80,29 @@ def test_a_report_after_a_pause_is_written_at_once(reports: Reports, log: SlowLo
         reports._write_at = 0.0
     reports.training(4, {"loss": 0.5})
     assert log.steps == [1, 2, 3, 4]
+
+
+def test_a_close_between_the_threads_two_looks_ends_it(
+    reports: Reports, log: SlowLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` comes when the thread has waited in vain for it, and has not yet forgotten the news."""
+    monkeypatch.setattr(reports_module, "WRITE_S", 0.001)
+    log.go.set()
+    close_begins = threading.Event()
+
+    class News(threading.Event):
+        def clear(self) -> None:
+            close_begins.set()
+            assert reports._is_closed.wait(DEADLINE_S)
+            assert self.wait(DEADLINE_S)
+            super().clear()
+
+    monkeypatch.setattr(reports, "_has_news", News())
+    for steps in (1, 2):
+        reports.training(steps, {"loss": 0.5})
+    assert reports._thread is not None
+    assert close_begins.wait(DEADLINE_S)
+    reports._is_closed.set()
+    reports._has_news.set()
+    reports._thread.join(DEADLINE_S)
+    assert not reports._thread.is_alive()
