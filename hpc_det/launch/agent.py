@@ -265,6 +265,7 @@ class Agent:
             user_error=code in (126, 127),  # sh(1): the command cannot be executed, or was not found
             scheduler_away=code > 0 and scheduler(self._plan.scheduler).was_away(written_since(log, began)),
             printed=last_line(log, began),
+            code=code,
         )
 
     def _killer(self) -> str:

@@ -157,7 +157,7 @@ class Ranks:
         log, began = self._log(rank), self._logs_began[rank]
         killer = self._oom.killer() if code == -signal.SIGKILL else ""
         message = f"process {process.pid}: {how_it_ended(code, log, began, killer)}"
-        failure = failure_now(rank, message, lost=code < 0, printed=last_line(log, began))
+        failure = failure_now(rank, message, lost=code < 0, printed=last_line(log, began), code=code)
         note_failure(self._attempt.trial, self._attempt.number, failure)
 
     def _on_agent(self) -> None:

@@ -7,9 +7,9 @@ exception, which is further above.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
+from hpc_det.launch.printed_exceptions import printed_exceptions
 from hpc_det.node.process import signal_name
 
 
@@ -51,12 +51,6 @@ _REPORTS = (
     re.compile(r"(?m)^(?:srun|slurmstepd)(?:-[\w.-]+)?: .*\n?"),
     re.compile(r"(?m)^\[[-\d :,]+\] \[(?:INFO|ERROR)\] \[launch\.py:.*\n?"),
 )
-_PREFIX = r"(?P<prefix>\[[\w=,: ]+\](?:<\w+>)?:? ?|\d+: )?"
-"""The rank before each line of a rank's output: [rank1]: of PyTorch, [default1]: of torchrun, [1,0]<stderr>: of
-mpirun, 1: of srun."""
-_FRAME = re.compile(_PREFIX + r'  File "')
-_NAMED = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
-"""The line of a traceback that names the exception."""
 _COLLATERAL = re.compile(
     r"Connection (?:closed|reset|refused)|closed by (?:remote )?peer|DistBackendError|DistNetworkError|NCCL|"
     r"BrokenPipeError|KeyboardInterrupt|SignalException"
@@ -65,8 +59,11 @@ _COLLATERAL = re.compile(
 _PERMANENT = re.compile(
     r"ModuleNotFoundError: |ImportError: (?:cannot import name|attempted relative import)|"
     r"(?:SyntaxError|IndentationError|TabError): |"
-    r"\S*python[\d.]*: (?:can't open file .*\[Errno 2\]|No module named )"
+    r"\S*python[\d.]*: (?:can't open file .*\[Errno 2\]|No module named |"
+    r"Error while finding module specification for '[^']*' \(ModuleNotFoundError: )"
 )
+_MOST_LINES_AT_EXIT = 20
+"""Lines that a program prints between an exception that ends it and its exit, at most: functions of atexit."""
 _NAMES = re.compile(r"No module named '?(?P<module>[\w.]+)|can't open file '(?P<file>[^']+)'")
 
 
@@ -101,45 +98,45 @@ def failed_rank(printed: str) -> FailedRank | None:
 def cause_line(printed: str, rank: int | None = None) -> str:
     """Return the line of the output that names the cause best, or "".
 
-    It is the last one, but without the reports of launchers. For a failed rank, which `rank` or such a report names, it
-    is the exception of that rank, or the last one that is not the consequence of another rank's failure.
+    It is the exception that has ended the program, or else the last line, but without the reports of launchers. For a
+    failed rank, which `rank` or such a report names, it is the exception of that rank, or the last one that is not the
+    consequence of another rank's failure.
     """
     own = without_reports(printed)
     failed = failed_rank(printed) if rank is None else FailedRank("", rank, 1)
-    if (own != printed or failed) and (found := exception_of(failed, own)):
-        return found
-    lines = [line.strip() for line in own.split("\n") if re.search(r"\w", line) and not line.startswith("hpc-det: ")]
-    return lines[-1] if lines else ""
+    found = exception_of(failed, own) if own != printed or failed else exception_at_end(own)
+    return found or next(reversed(_own_lines(own.split("\n"))), "")
 
 
 def exception_of(rank: FailedRank | None, printed: str) -> str | None:
-    """Return the line that names the exception of a rank; None: nothing in the output is an exception.
+    """Return the line that names the exception of a rank; None: nothing in the output is one that was not caught.
 
     `rank` None, or a rank whose lines have no prefix: the last exception of any rank.
     """
-    found = list(_exceptions(printed))
+    found = [each for each in printed_exceptions(printed) if not each.was_caught()]
     if rank:
         names = {f"[rank{rank.rank}]", f"[rank={rank.rank}]", f"[default{rank.local_rank}]", f"[1,{rank.rank}]"}
         names |= {f"{rank.rank}:"}
-        found = [(prefix, line) for prefix, line in found if prefix.startswith(tuple(names))] or found
-    lines = [line for _prefix, line in found]
+        found = [each for each in found if each.prefix.startswith(tuple(names))] or found
+    lines = [each.line for each in found]
     first_hand = [line for line in lines if not _COLLATERAL.search(line)]
     return next(reversed(first_hand or lines), None)
 
 
-def _exceptions(printed: str) -> Iterator[tuple[str, str]]:
-    """Yield the prefix and the last line of each traceback."""
-    prefix: str | None = None
-    """The prefix of the traceback that is being read; None outside of one."""
-    for line in printed.split("\n"):
-        if frame := _FRAME.match(line):
-            prefix = frame["prefix"] or ""
-        elif prefix is not None and line.startswith(prefix):
-            text = line.removeprefix(prefix)
-            if text and not text[0].isspace():
-                if _NAMED.match(text):
-                    yield prefix, text.strip()
-                prefix = None
+def exception_at_end(printed: str) -> str | None:
+    """Return the line that names the exception which has ended a program, also before output at exit; else None."""
+    lines = printed.split("\n")
+    for each in reversed([*printed_exceptions(printed)]):
+        if len(_own_lines(lines[each.end :])) > _MOST_LINES_AT_EXIT:
+            return None
+        if each.was_caught() is False:
+            return each.line
+    return None
+
+
+def _own_lines(lines: list[str]) -> list[str]:
+    """Return the lines with words that hpc_det has not written."""
+    return [line.strip() for line in lines if re.search(r"\w", line) and not line.startswith("hpc-det: ")]
 
 
 def without_reports(printed: str) -> str:

@@ -180,6 +180,9 @@ class Failure:
     printed: str = ""
     """The line of its output that names the cause best; "" if unknown, or if `message` is that of an exception."""
 
+    code: int | None = None
+    """The exit code of the program, below 0 for a signal, as subprocess returns it; None if unknown."""
+
     @property
     def is_clear(self) -> bool:
         """True if it is a cause, and not the consequence of another failure that the ranks may not have detected."""

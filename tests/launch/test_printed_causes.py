@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hpc_det.launch.printed_causes import (
@@ -143,6 +145,50 @@ def test_without_a_report_the_last_line_is_taken(printed: str, expected: str) ->
     assert cause_line(printed) == expected
 
 
+CAUGHT = """\
+import traceback
+
+def main():
+    import nothere
+
+try:
+    main()
+except ValueError:
+    pass
+BLOCK
+"""
+
+
+@pytest.mark.parametrize(
+    ("block", "is_caught"),
+    [
+        ("try: main()\nexcept ImportError: traceback.print_exc()", True),
+        ("try: main()\nexcept (KeyError, builtins.Exception): pass", True),
+        ("try: main()\nexcept: pass", True),
+        ("try: main()\nexcept ImportError: raise", False),
+        ("try: main()\nexcept ValueError: pass", False),
+        ("try: main()\nfinally: pass", False),
+        ("main(); no python", False),
+    ],
+)
+@pytest.mark.parametrize("report", ["", REPORTS["torchrun"]], ids=["alone", "torchrun"])
+def test_an_exception_that_the_program_has_caught_is_not_the_cause(
+    tmp_path: Path, block: str, is_caught: bool, report: str
+) -> None:
+    script, line = tmp_path / "s.py", "ModuleNotFoundError: No module named 'nothere'"
+    script.write_text(CAUGHT.replace("BLOCK", block))
+    frames = f'  File "{script}", line 10, in <module>\n    main()\n  File "{script}", line 4, in main\n'
+    printed = f"Traceback (most recent call last):\n{frames}    import nothere\n{line}\nlast words\n{report}"
+    assert cause_line(printed) == ("last words" if is_caught else line)
+
+
+def test_an_exception_long_before_the_end_has_not_ended_the_program(tmp_path: Path) -> None:
+    trace = TRACEBACK.replace("/code/train.py", str(tmp_path / "train.py"))
+    (tmp_path / "train.py").write_text("\n\n\nraise ValueError('loss is nan')\n")
+    assert cause_line(f"{trace}" + "output at exit\n" * 20) == "ValueError: loss is nan"
+    assert cause_line(f"{trace}" + "output of another program\n" * 21) == "output of another program"
+
+
 @pytest.mark.parametrize(
     ("report", "facts"),
     [
@@ -191,6 +237,12 @@ def test_a_step_that_srun_ends_for_a_failed_rank_is_no_kill_by_the_scheduler() -
         ("IndentationError: unexpected indent", None, None),
         ("/venv/bin/python3.11: can't open file '/code/x.py': [Errno 2] No such file or directory", None, "/code/x.py"),
         ("python3: No module named a", "a", None),
+        (
+            "/bin/python3: Error while finding module specification for 'a.b' "
+            "(ModuleNotFoundError: No module named 'a')",
+            "a",
+            None,
+        ),
     ],
 )
 def test_code_that_cannot_be_loaded_is_recognized(line: str, module: str | None, file: str | None) -> None:

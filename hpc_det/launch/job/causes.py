@@ -21,7 +21,7 @@ from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.config.entrypoint import Context
 from hpc_det.config.idle_script import idle_script_note
 from hpc_det.launch.log_tail import LONGEST_LINE, shortened
-from hpc_det.launch.printed_causes import cause_line, is_of_the_code, missing_part, schedulers_notice
+from hpc_det.launch.printed_causes import cause_line, failed_rank, is_of_the_code, missing_part, schedulers_notice
 from hpc_det.node import full_disk
 from hpc_det.node.json_files import parse_line, read_json
 from hpc_det.plan.job_plan import JobPlan
@@ -86,7 +86,11 @@ class AttemptFacts:
             message += f" after {cause!r}; see {self.trial.job_log}" if cause else ""
         if notice := schedulers_notice(printed):
             message += f"; {shortened(notice)}"
-        permanent = failure.user_error or self._cannot_load(cause or failure.message, failure.host)
+        reported = failed_rank(printed) if failure.rank is None else None
+        codes = (failure.code, reported.code if reported else None)
+        has_exited = all(code is None or 0 < code < 128 for code in codes)  # else a signal has ended it (sh(1))
+        cannot_load = has_exited and self._cannot_load(cause or failure.message, failure.host)
+        permanent = failure.user_error or cannot_load
         return replace(failure, message=message, printed=cause, user_error=permanent)
 
     def _cannot_load(self, line: str, host: str) -> bool:

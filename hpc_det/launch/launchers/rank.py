@@ -119,7 +119,8 @@ def _report(attempt: Attempt, rank: int, returncode: int, line: Line, oom: OomWa
     if code:
         ended = f"ended by signal {signal_name(-returncode)}" if returncode < 0 else f"exit code {code}"
         killer = oom.killer() if returncode == -signal.SIGKILL else ""
-        note_failure(attempt.trial, attempt.number, failure_now(rank, "; ".join(filter(None, [ended, killer]))))
+        failure = failure_now(rank, "; ".join(filter(None, [ended, killer])), code=returncode)
+        note_failure(attempt.trial, attempt.number, failure)
     report_exit(line, code)
     return code
 

@@ -195,6 +195,22 @@ def test_an_import_that_fails_after_the_trial_has_reported_is_tried_again(gang: 
     assert gang.ends() == [("failed", "restart"), ("failed", "give up")]
 
 
+def test_a_kill_after_an_import_error_that_was_caught_is_tried_again(gang: Gang) -> None:
+    caught = "try: import nothere\nexcept ImportError: traceback.print_exc()\nsys.stderr.flush()\n"
+    (gang.code / "train.py").write_text(f"import os, sys, traceback\n{caught}os.kill(os.getpid(), 9)")
+    gang.plan((sys.executable, "train.py"), max_restarts=1)
+    assert gang.run_job()[0] == 1
+    assert gang.ends() == [("failed", "restart"), ("failed", "give up")]
+
+
+def test_output_at_exit_hides_no_import_that_fails(gang: Gang) -> None:
+    (gang.code / "train.py").write_text("import atexit\natexit.register(lambda: print('bye'))\nimport nothere")
+    gang.plan((sys.executable, "train.py"), max_restarts=2)
+    assert gang.run_job()[0] == 1
+    assert gang.ends() == [("failed", "give up")]
+    assert unnamed(str(failures(gang)[0]), "exit code 1", "nothere") == []
+
+
 def test_a_library_that_this_node_cannot_load_is_tried_again(gang: Gang) -> None:
     gang.plan("echo 'ImportError: libx.so: cannot open shared object file' >&2; exit 1", max_restarts=1)
     assert gang.run_job()[0] == 1

@@ -155,7 +155,7 @@ def test_of_a_long_line_the_beginning_is_kept(tmp_path: Path) -> None:
 
 def explained(trial: TrialFolder, output: str, *, host: str = "node2", **failure: Any) -> Failure:
     plan = job_plan(code=str(trial.path), environment=())
-    noted = Failure(rank=1, host=host, time=time.time(), **{"message": "exit code 1", **failure})
+    noted = Failure(host=host, time=time.time(), **{"rank": 1, "message": "exit code 1", **failure})
     return AttemptFacts(trial, plan, 1).explained(noted, output)
 
 
@@ -176,6 +176,22 @@ def test_code_that_another_node_cannot_load_is_permanent_unless_this_node_has_it
     assert explained(trial, "", printed=line).user_error is is_permanent
     is_of_the_code = not line.startswith("ValueError")
     assert explained(trial, "", printed=line, host=socket.gethostname()).user_error is is_of_the_code
+
+
+@pytest.mark.parametrize("code", [-9, 137, 134])
+def test_a_program_that_a_signal_has_ended_is_started_again_whatever_it_has_printed(
+    trial: TrialFolder, code: int
+) -> None:
+    line, here = "ModuleNotFoundError: No module named 'no_such_module'", socket.gethostname()
+    for rank in (1, None):
+        assert not explained(trial, line, printed=line, host=here, rank=rank, code=code).user_error
+        assert explained(trial, line, printed=line, host=here, rank=rank, code=1).user_error
+
+
+def test_a_rank_that_a_signal_has_ended_counts_though_its_launcher_exits_with_1(trial: TrialFolder) -> None:
+    line = "ModuleNotFoundError: No module named 'no_such_module'"
+    report = "mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed)."
+    assert not explained(trial, report, printed=line, host=socket.gethostname(), rank=None, code=1).user_error
 
 
 def test_code_that_has_been_loaded_before_is_tried_again(trial: TrialFolder) -> None:
