@@ -36,10 +36,10 @@ from hpc_det.node.process import (
     STOP_SIGNALS,
     SignalPipe,
     adopt_orphans,
-    command_lines,
     end_descendants,
     ignore_stop_signals,
     outlives_parent,
+    programs,
 )
 from hpc_det.node.suspension import guarded
 from hpc_det.plan.container import inside, into_container, of_the_job
@@ -98,7 +98,7 @@ class Agent:
         self._log_watch = LogWatch(self._logs())
         self._oom = OomWatch()
         self._programs: dict[int, str] = {}
-        """The newest children of the entrypoint with their command lines, keyed by process id."""
+        """The newest children of the entrypoint with their programs, keyed by process id."""
 
     def run(self) -> int:
         """Run the entrypoint and return its exit code; 1 if a rank or a node was lost, or the attempt was killed."""
@@ -125,7 +125,7 @@ class Agent:
                 key.data()
             self._log_watch.poll()
             self._poll_run_folder()
-            self._programs = command_lines(entrypoint.pid) or self._programs
+            self._programs = programs(entrypoint.pid) or self._programs
             self._ranks.turn()
             self._supervisor.poll()
         if not self._ended:
@@ -270,8 +270,8 @@ class Agent:
 
     def _killer(self) -> str:
         """Return which program of the entrypoint may have received a SIGKILL, and from whom, for a message."""
-        programs = [f"process {pid} ({command})" for pid, command in self._programs.items()]
-        ran = f"it ran {', '.join(programs[:2])}" if programs else ""
+        newest = [f"process {pid} ({program})" for pid, program in self._programs.items()]
+        ran = f"it ran {', '.join(newest[:2])}" if newest else ""
         return "; ".join(filter(None, [ran, self._oom.killer()]))
 
 

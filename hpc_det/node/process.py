@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_LONGEST_COMMAND = 120
-"""Most characters of a command line in a message."""
 _spared: set[int] = set()
 """Process ids that `spare` was called with."""
 # Slurm sends TERM (preemption) or the `--signal` of the script (USR2); PBS sends TERM; sites may choose USR1. INT and
@@ -113,27 +112,35 @@ def children(pid: int) -> list[int]:
     return [child for child, parent in _parents() if parent == pid]
 
 
-def command_lines(parent: int) -> dict[int, str]:
-    """Return the command lines of the children of `parent`, keyed by process id; empty if there are none."""
+def programs(parent: int) -> dict[int, str]:
+    """Return the programs of the children of `parent` for messages, keyed by process id; empty if there are none.
+
+    That is a program and its script or module, such as "python3 train.py": other arguments may be secrets.
+    """
     with suppress(OSError):
         pids = map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
-        found = {pid: _command_line(pid) for pid in pids}
-        own = _command_line(parent) if found else ""  # also that of a child which has not executed its program yet
-        return {pid: command for pid, command in found.items() if command not in ("", own)}
+        found = {pid: words for pid in pids if (words := _command_line(pid))}
+        own = _command_line(parent) if found else []  # also that of a child which has not executed its program yet
+        return {pid: _without_arguments(pid, words) for pid, words in found.items() if words != own}
     return {}
 
 
-def _command_line(pid: int) -> str:
-    """Return the beginning of the command line of a process; "" if it is exiting or has exited."""
+def _command_line(pid: int) -> list[str]:
+    """Return the command line of a process; empty if it is exiting or has exited."""
     with suppress(OSError):
-        return (
-            Path(f"/proc/{pid}/cmdline")
-            .read_bytes()
-            .decode(errors="replace")
-            .replace("\0", " ")[:_LONGEST_COMMAND]
-            .strip()
-        )
-    return ""
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0")
+        return words.split("\0") if words else []
+    return []
+
+
+def _without_arguments(pid: int, words: list[str]) -> str:
+    program = words[0].partition(" ")[0]  # a process that has set its title has all of its arguments here
+    for option, word in pairwise(words):
+        if option == "-m" and "python" in program:
+            return f"{program} -m {word}"
+        if os.path.isfile(f"/proc/{pid}/root{word}" if word.startswith("/") else f"/proc/{pid}/cwd/{word}"):
+            return f"{program} {word}"
+    return program
 
 
 def kill_tree(process: Popen[bytes]) -> None:

@@ -19,9 +19,10 @@ from hpc_det.node.process import (
     ignore_stop_signals,
     is_running,
     process_namespace,
+    programs,
     start_ticks,
 )
-from tests.wait import DEADLINE_S
+from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -145,6 +146,23 @@ def test_a_process_is_known_by_its_number_and_its_start() -> None:
     me = os.getpid()
     assert is_running(me, start_ticks(me))
     assert not is_running(me, start_ticks(me) + 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ([sys.executable, "-u", "s.py", "--key=TOP"], f"{sys.executable} s.py"),
+        ([sys.executable, "-m", "s", "--key", "TOP"], f"{sys.executable} -m s"),
+        ([sys.executable, "-c", "import s", "TOP"], sys.executable),
+        (["sh", "-c", "read line; : TOP"], "sh"),
+    ],
+)
+def test_a_program_shows_its_script_and_no_other_argument(tmp_path: Path, command: list[str], shown: str) -> None:
+    (tmp_path / "s.py").write_text("import time; time.sleep(60)")
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE) as process:
+        wait_for(lambda: process.pid in programs(os.getpid()))
+        assert programs(os.getpid())[process.pid] == shown
+        process.kill()
 
 
 def test_a_process_that_is_gone_runs_no_more_and_has_no_start() -> None:
