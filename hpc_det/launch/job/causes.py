@@ -48,6 +48,8 @@ _MAY_BE_TOO_SHORT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.U
 """Causes from outside the training. A hang is not one of them: more time would not help."""
 _WITHOUT_CAUSE = ("exit code", "ended by signal")
 """How the messages begin that the parent process of a script's rank writes (hpc_det.launch.launchers.rank)."""
+_LONGEST_MATCHED = 1024
+"""Bytes of a line that a log policy is matched with at once: patterns may take quadratic time."""
 Policies = Sequence[Mapping[str, Any]]
 """`log_policies` of the effective configuration: maps with the keys name, pattern and action."""
 
@@ -262,7 +264,7 @@ class Match(NamedTuple):
 
 def matches(policies: Policies, logs: Mapping[Path, int]) -> list[Match]:
     """Return the first line that each policy matches. `logs`: for each log the byte at which to start reading."""
-    unmatched = [(policy, re.compile(policy["pattern"])) for policy in policies if policy["pattern"]]
+    unmatched = [(policy, _searched(policy["pattern"])) for policy in policies if policy["pattern"]]
     found = []
     for log, line in _lines(logs):
         for policy, pattern in [(policy, pattern) for policy, pattern in unmatched if pattern.search(line)]:
@@ -272,10 +274,15 @@ def matches(policies: Policies, logs: Mapping[Path, int]) -> list[Match]:
     return found
 
 
+def _searched(pattern: str) -> re.Pattern[str]:
+    """Return the pattern to search for, without a `.*` at its start: it finds the same, in quadratic time."""
+    return re.compile(re.sub(r"^(?:\.\*(?![*+?{]))+", "", pattern))
+
+
 def _lines(logs: Mapping[Path, int]) -> Iterator[tuple[Path, str]]:
-    """Yield each line of the logs with its log."""
+    """Yield each line of the logs with its log; a long line in parts of at most _LONGEST_MATCHED bytes."""
     for log, begin in logs.items():
         with log.open("rb") as file:
             file.seek(begin)
-            for line in file:
+            while line := file.readline(_LONGEST_MATCHED):
                 yield log, line.decode(errors="replace")

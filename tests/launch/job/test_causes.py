@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,26 @@ def test_of_a_long_line_the_beginning_is_kept(tmp_path: Path) -> None:
     (match,) = matches([OOM], {log: 0})
     assert match.line.startswith("out of memory!")
     assert len(match.line) == LONGEST_LINE
+
+
+@pytest.mark.parametrize("pattern", [".*CUDA out of memory.*", ".*.*memory", "x*y|memory", r"\.*memory"])
+def test_a_line_of_many_characters_is_matched_in_linear_time(tmp_path: Path, pattern: str) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("x" * 200_000 + "\nCUDA out of memory\n")
+    began = time.process_time()
+    (match,) = matches([{**OOM, "pattern": pattern}], {log: 0})
+    assert match.line == "CUDA out of memory"
+    assert time.process_time() - began < 20  # minutes in quadratic time
+
+
+@pytest.mark.parametrize("pattern", [".*?a", ".*+a", ".*{0}a", "(?i).*A", ".*a|b"])
+def test_a_pattern_that_begins_with_any_text_matches_as_it_is_written(tmp_path: Path, pattern: str) -> None:
+    with suppress(re.error):  # possessive quantifiers are new in Python 3.11
+        re.compile(pattern)
+        (tmp_path / "job.log").write_text("c\nca\n")
+        assert [match.line for match in matches([{**OOM, "pattern": pattern}], {tmp_path / "job.log": 0})] == (
+            ["ca"] if pattern != ".*+a" else []
+        )
 
 
 # --- what the output adds to a failure
