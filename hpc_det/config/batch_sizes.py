@@ -41,7 +41,7 @@ def batch_notes(experiment: Tree, context: Context) -> Iterator[str]:
     """
     slots = value_at(experiment, "resources", "slots_per_trial")
     spec = value_at(experiment, *_PATH.split("."))
-    sizes = [size for size in dict.fromkeys(_sizes(spec)) if _leaves_rest(size, slots)]
+    sizes = [*dict.fromkeys(size for size in _sizes(spec) if _leaves_rest(size, slots))]
     if isinstance(spec, dict) and spec.get("type") == "int":
         sizes = [size for size in _of_range(spec, experiment["searcher"]["name"]) if _leaves_rest(size, slots)][:1]
         what = "its range has sizes that are"
@@ -53,12 +53,12 @@ def batch_notes(experiment: Tree, context: Context) -> Iterator[str]:
             f"{_PATH}: {what} not a multiple of resources.slots_per_trial {slots}: of {size}, trials that use "
             f"get_per_slot_batch_size() train on {each} records on each slot, {each * slots} in all; use {multiples}"
         )
-    for path, size in _deepspeed_sizes(value_at(experiment, "hyperparameters"), context):
-        if _leaves_rest(size, slots):
-            yield (
-                f"{path}: {size} is not a multiple of resources.slots_per_trial {slots}, so DeepSpeed refuses it "
-                f"unless several slots share one model (pipeline or tensor parallelism); use {_multiples(size, slots)}"
-            )
+    found = _deepspeed_sizes(value_at(experiment, "hyperparameters"), context)
+    for path, size in dict.fromkeys((path, size) for path, size in found if _leaves_rest(size, slots)):
+        yield (
+            f"{path}: {size} is not a multiple of resources.slots_per_trial {slots}, so DeepSpeed refuses it "
+            f"unless several slots share one model (pipeline or tensor parallelism); use {_multiples(size, slots)}"
+        )
 
 
 def _leaves_rest(size: Any, slots: Any) -> bool:
@@ -101,7 +101,7 @@ def _deepspeed_sizes(hyperparameters: Any, context: Context) -> Iterator[tuple[s
     """Yield the `train_batch_size` that overwrites that of the deepspeed config, or the file's, with its path."""
     overwrites = value_at(hyperparameters, "overwrite_deepspeed_args")
     if value_at(overwrites, "train_batch_size") is not None:
-        for size in dict.fromkeys(_sizes(overwrites["train_batch_size"])):
+        for size in _sizes(overwrites["train_batch_size"]):
             yield "hyperparameters.overwrite_deepspeed_args.train_batch_size", size
         return
     for name in _sizes(value_at(hyperparameters, "deepspeed_config")):

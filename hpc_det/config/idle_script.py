@@ -11,15 +11,16 @@ from pathlib import PurePath
 from hpc_det.config.entrypoint import Context, named_trial, started_script, words_of
 from hpc_det.config.python_code import modules_of, parsed, scope
 
-_MAY_TRAIN = ("hpc_det", "determined", "importlib", "runpy")
-"""Packages whose functions train, or load code that may."""
+_MAY_TRAIN = ("hpc_det", "determined", "importlib", "runpy", "absl", "fire")
+"""Packages whose functions train, or call or load code that may."""
 _DYNAMIC = ("exec", "eval", "__import__")
 
 
 def idle_script_note(entrypoint: object, context: Context) -> str | None:
     """Return a note on a script that defines a trial class and trains nothing; None for any other entrypoint.
 
-    Such a script calls, outside of its functions and classes, only builtins and functions of other packages.
+    Such a script calls, outside of its functions and classes, only builtins and functions of other packages, and passes
+    no function or class to them.
     """
     with suppress(OSError, SyntaxError, ValueError):
         words = words_of(entrypoint)
@@ -46,7 +47,17 @@ def _is_trial(node: ast.ClassDef) -> bool:
 def _trains_nothing(tree: ast.Module, context: Context) -> bool:
     nodes = list(scope(tree))
     harmless = {*dir(builtins), *_names_of_packages(nodes, context)} - {*_DYNAMIC}
-    return all(_root(node.func) in harmless for node in nodes if isinstance(node, ast.Call))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    own |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)} - harmless
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    return all(_root(call.func) in harmless and not _passes(call, own) for call in calls)
+
+
+def _passes(call: ast.Call, names: set[str]) -> bool:
+    """Return whether an argument of the call is, or contains, a lambda or one of these names."""
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    nodes = [node for argument in arguments for node in ast.walk(argument)]
+    return any(isinstance(node, ast.Lambda) or getattr(node, "id", None) in names for node in nodes)
 
 
 def _names_of_packages(nodes: list[ast.AST], context: Context) -> Iterator[str]:

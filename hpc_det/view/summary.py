@@ -121,13 +121,13 @@ def phase(view: ExperimentView, state: ExperimentState) -> str | None:
 
     Raises one of UNREADABLE if files are damaged.
     """
-    found = None if view.has_many_trials else _phase_and_sentence(view, state)
+    found = _phase_and_sentence(view, state)
     return found[0] if found else None
 
 
 def _phase_and_sentence(view: ExperimentView, state: ExperimentState) -> tuple[str, str] | None:
     open_now = view.search.open
-    if state is not ExperimentState.RUNNING or not open_now:
+    if state is not ExperimentState.RUNNING or not open_now or view.has_many_trials:
         return None
     trial = view.folder.trial(open_now[min(open_now)].trial)
     attempts = [attempt for attempt in read_attempts(trial)[-1:] if attempt.is_open]

@@ -63,6 +63,13 @@ def test_a_script_that_only_defines_a_trial_is_named_with_the_entrypoint_to_writ
         "import runpy\nrunpy.run_path('train.py')",
         "from elsewhere import *\nmain()",
         "trainer = SIZES\ntrainer.fit()",
+        "import torch.multiprocessing as mp\nmp.spawn(helper, nprocs=2)",
+        "import threading\nthreading.Thread(target=helper).start()",
+        "import functools, click\nclick.run(functools.partial(helper, 1))",
+        "import click\nclick.run(lambda _: helper())",
+        "import click\nclick.run([MyTrial.main])",
+        "from train import main\nimport click\nclick.run(main)",
+        "from absl import app\napp.run()",
     ],
 )
 def test_a_script_that_may_train_is_not_noted(tmp_path: Path, more: str) -> None:

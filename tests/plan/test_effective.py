@@ -428,6 +428,8 @@ def test_of_a_grid_only_its_points_are_noted(build: Build, count: int, notes: in
         ),
         ({"deepspeed_config": "ds.json", "overwrite_deepspeed_args": {"train_batch_size": 12}}, None),
         ({"deepspeed_config": "none.json"}, None),
+        ({"overwrite_deepspeed_args": {"train_batch_size": [14, 12]}}, None),
+        ({"overwrite_deepspeed_args": {"train_batch_size": {"type": "categorical", "vals": [[14], 12]}}}, None),
     ],
 )
 def test_a_batch_size_of_deepspeed_that_slots_cannot_share_is_noted(

@@ -81,6 +81,15 @@ def test_a_running_startup_hook_shows_until_it_has_ended_on_all_nodes(life: Life
     assert (phase(view, ExperimentState.RUNNING), why(view, ExperimentState.RUNNING)) == (None, None)
 
 
+def test_the_hook_of_one_trial_is_not_the_state_of_a_search(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, **halving(4))
+    life.begins()
+    life.trial.startup_hook(1).parent.mkdir(exist_ok=True)
+    write_json(life.trial.startup_hook(1), {"began": time.time(), "ended": None})
+    view = ExperimentView(life.folder)
+    assert (phase(view, ExperimentState.RUNNING), why(view, ExperimentState.RUNNING)) == (None, None)
+
+
 def test_the_hook_of_an_attempt_that_has_ended_does_not_show(life: Life) -> None:
     life.begins()
     life.trial.startup_hook(1).parent.mkdir(exist_ok=True)
