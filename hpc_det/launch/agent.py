@@ -253,7 +253,7 @@ class Agent:
         if first_failure(self._trial, self._number) is not None:
             return
         if self._hook and self._hook.ended_the_shell:
-            note_failure(self._trial, self._number, self._hook.failure(code))
+            note_failure(self._trial, self._number, self._hook.failure(code, self._oom.killer()))
         else:
             note_failure(self._trial, self._number, self._failure_of_entrypoint(code))
 
@@ -261,18 +261,17 @@ class Agent:
         log, began = self._trial.job_log, self._log_began
         return failure_now(
             None,
-            how_it_ended(code, log, began, self._killer()),
+            how_it_ended(code, log, began, self._oom.killer(), self._newest_programs()),
             user_error=code in (126, 127),  # sh(1): the command cannot be executed, or was not found
             scheduler_away=code > 0 and scheduler(self._plan.scheduler).was_away(written_since(log, began)),
             printed=last_line(log, began),
             code=code,
         )
 
-    def _killer(self) -> str:
-        """Return which program of the entrypoint may have received a SIGKILL, and from whom, for a message."""
+    def _newest_programs(self) -> str:
+        """Return which programs the entrypoint ran last, for a message; "" if it ran none."""
         newest = [f"process {pid} ({program})" for pid, program in self._programs.items()]
-        ran = f"it ran {', '.join(newest[:2])}" if newest else ""
-        return "; ".join(filter(None, [ran, self._oom.killer()]))
+        return f"it ran {', '.join(newest[:2])}" if newest else ""
 
 
 def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scratch: str | None) -> dict[str, str]:

@@ -67,20 +67,26 @@ def written_since(log: Path, begin: int) -> str:
 _NO_MODULE = re.compile(r"No module named '?([\w.]+)")
 
 
-def how_it_ended(code: int, log: Path, begin: int, killer: str = "") -> str:
+def how_it_ended(code: int, log: Path, begin: int, killer: str = "", programs: str = "") -> str:
     """Return how a process ended, with the line that names the cause, the rank that a launcher reports, and the log.
 
     `code`: as subprocess returns it, below 0 for a signal. `killer`: what is known about the sender of a SIGKILL.
+    `programs`: which programs it ran, of which one may have been killed.
     """
     last_printed, reported = last_line(log, begin), failed_rank(written_since(log, begin))
     said = f" after {last_printed!r}" if last_printed else ""
     by_rank = f"; {reported.sentence()}" if reported else ""
-    is_kill = SIGKILL in (-code, code - 128, -reported.code if reported else 0)
-    by = f"; {killer}" if killer and is_kill else ""
-    return f"{_end(code)}{said}{by_rank}{by}; see {log}{_remedy(code, last_printed)}"
+    ran = "" if reported else programs
+    by = "; ".join(filter(None, [ran, killer])) if is_kill(code) or (reported and is_kill(reported.code)) else ""
+    return f"{exit_of(code)}{said}{by_rank}{by and f'; {by}'}; see {log}{_remedy(code, last_printed)}"
 
 
-def _end(code: int) -> str:
+def is_kill(code: int) -> bool:
+    """Return whether the exit code means a SIGKILL, of a process or, for a shell, of its command."""
+    return SIGKILL in (-code, code - 128)
+
+
+def exit_of(code: int) -> str:
     """Return the exit code, or the signal; both for a shell whose command a signal has ended (sh(1))."""
     if code < 0:
         return f"ended by signal {signal_name(-code)} (killed or crashed)"

@@ -24,11 +24,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpc_det.launch.hook_environment import AFTER, CHANGES, environment_in
-from hpc_det.launch.log_tail import LONGEST_LINE
+from hpc_det.launch.log_tail import LONGEST_LINE, exit_of, is_kill
 from hpc_det.launch.watch.supervisor import SupervisedGang
 from hpc_det.node.files import write_atomic
 from hpc_det.node.json_files import write_json
-from hpc_det.node.process import signal_name
 from hpc_det.plan.container import PACKAGE, inside
 from hpc_det.resources import COMPAT_PATHS
 from hpc_det.store.attempt import HOOK, Failure, failure_now
@@ -44,20 +43,24 @@ _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 _OF_SHELLS = ("_", "SHLVL", "PWD", "OLDPWD")
 """Variables that bash changes by itself."""
 _EVENTS, _OUTPUT, _GO, _SCRIPT = "hook-events", "hook-output", "hook-go", "hook-script"
-# Descriptors above 9 and one array are all that the hook finds changed in its shell. Traces are off after the hook,
-# because the lines that follow contain the attempt's secret.
+_OUTPUT_ENDS = "\0hpc_det"
+"""End of the line after the hook's last output, which may lack an end of line."""
+# Two descriptors with high numbers and one array are all that the hook finds changed in its shell; bash would choose 10
+# and 11, which hooks use for locks. The hook may define functions and aliases with the names of commands. Traces are
+# off after the hook, because the lines that follow contain the attempt's secret.
 _SHELL = """\
-exec {{hpc_det_out}}>&1 {{hpc_det_err}}>&2 >{output} 2>&1
+exec 231>&1 232>&2 >{output} 2>&1
 hpc_det_entrypoint=("$@")
 echo begun >{events}
 set -e
 source ./{hook}
-{{ set +euxv; trap - DEBUG ERR; }} 2>/dev/null
+{{ \\builtin set +euxv; \\builtin trap - DEBUG ERR; \\builtin unalias -a; builtin unset -f exec; }} 2>/dev/null
+builtin printf '\\0hpc_det\\n'
 {own_variables}
-command env -0 >{after} 2>/dev/null || /usr/bin/env -0 >{after} 2>/dev/null || :
-exec >&"$hpc_det_out" 2>&"$hpc_det_err" {{hpc_det_out}}>&- {{hpc_det_err}}>&-
-echo ended >{events}
-IFS= read -r hpc_det_out <{go} || exit 1
+builtin command env -0 >{after} 2>/dev/null || /usr/bin/env -0 >{after} 2>/dev/null || builtin :
+exec >&231 2>&232 231>&- 232>&-
+builtin echo ended >{events}
+IFS= builtin read -r hpc_det_line <{go} || builtin exit 1
 exec "${{hpc_det_entrypoint[@]}}"
 """
 
@@ -141,16 +144,19 @@ class StartupHook:
             self._note_times(ended=time.time())
             os.write(self._pipes[_GO], b"go\n")
 
-    def failure(self, code: int) -> Failure:
-        """Return the failure of a hook that has ended its shell with this code, as subprocess returns it."""
+    def failure(self, code: int, killer: str) -> Failure:
+        """Return the failure of a hook that has ended its shell with this code, as subprocess returns it.
+
+        `killer`: what is known about the sender of a SIGKILL.
+        """
         self._copy_rest()
         last = [line for line in self._last if line.strip()]
         if code == 0:
             message = "ended its shell with exit code 0, so the entrypoint was not started; end it with `return`"
             return failure_now(None, message, startup_hook=True, user_error=True)
-        how = f"ended by signal {signal_name(-code)} (killed or crashed)" if code < 0 else f"exit code {code}"
         after = f" after {last[-1].strip()[-LONGEST_LINE:]!r}" if last else ""
-        message = f"{how}{after}; see {self._gang.trial.job_log}"
+        by = f"; {killer}" if killer and is_kill(code) else ""
+        message = f"{exit_of(code)}{after}{by}; see {self._gang.trial.job_log}"
         return failure_now(None, message, startup_hook=True, traceback="\n".join(last))
 
     def close(self) -> None:
@@ -183,6 +189,8 @@ class StartupHook:
         self._copy(lines)
 
     def _copy(self, lines: Sequence[bytes]) -> None:
+        mark = _OUTPUT_ENDS.encode()
+        lines = [line.removesuffix(mark) for line in lines if line != mark]
         self._last.extend(line.decode(errors="replace") for line in lines)
         copied = b"".join(self._prefix + line + b"\n" for line in lines)
         with suppress(OSError):  # a full disk must not end the agent
@@ -209,8 +217,8 @@ def _kept_variables(own: Mapping[str, str]) -> list[str]:
     """Return shell lines that set these variables again, with a note for each that the hook has changed."""
     # No value in the note: one of them is the attempt's secret.
     return [
-        f'[ "${{{name}-}}" = {shlex.quote(value)} ] || echo "hpc-det: note: {HOOK}: {name} is set by hpc_det; the '
-        f'value of the hook has no effect"\nexport {name}={shlex.quote(value)}'
+        f'builtin [ "${{{name}-}}" = {shlex.quote(value)} ] || builtin echo "hpc-det: note: {HOOK}: {name} is set by '
+        f'hpc_det; the value of the hook has no effect"\nbuiltin export {name}={shlex.quote(value)}'
         for name, value in own.items()
     ]
 
@@ -220,7 +228,7 @@ def _kept_folders(folders: Sequence[str]) -> list[str]:
     # In reverse, so that they keep their order.
     return [
         f'case ":${{PYTHONPATH-}}:" in *:{shlex.quote(folder)}:*) ;; '
-        f"*) export PYTHONPATH={shlex.quote(folder)}${{PYTHONPATH:+:$PYTHONPATH}} ;; esac"
+        f"*) builtin export PYTHONPATH={shlex.quote(folder)}${{PYTHONPATH:+:$PYTHONPATH}} ;; esac"
         for folder in reversed(folders)
     ]
 
@@ -228,7 +236,7 @@ def _kept_folders(folders: Sequence[str]) -> list[str]:
 def _notes(environment: Mapping[str, str]) -> list[str]:
     """Return shell lines that print a note for each variable of ranks that the hook has changed."""
     return [
-        f'[ "${{{name}-}}" = {shlex.quote(environment.get(name, ""))} ] || echo "hpc-det: note: {HOOK}: launchers set '
-        f'{name} for each rank; there the value of the hook has no effect"'
+        f'builtin [ "${{{name}-}}" = {shlex.quote(environment.get(name, ""))} ] || builtin echo "hpc-det: note: '
+        f'{HOOK}: a launcher sets {name} for each rank that it starts; the value of the hook has no effect there"'
         for name in _OF_RANKS
     ]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.checkpoint.committed import Committed, committed, lacks_files, newest_good
+from hpc_det.config.entrypoint import Context
 from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked, masked_profile
@@ -39,7 +40,7 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.group import Group
 from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.jobs import Jobs, prepare_jobs, queue_jobs, write_jobs
-from hpc_det.submit.snapshot import Snapshot, copy_snapshot, git_state, snapshot_of
+from hpc_det.submit.snapshot import Snapshot, copy_snapshot, git_state, left_out, snapshot_of
 
 if TYPE_CHECKING:
     from hpc_det.plan.effective import Effective
@@ -71,20 +72,30 @@ def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = F
     trials = trials_expected(effective)
     check_storage(effective)
     code = Snapshot() if is_live else snapshot_of(effective.context)
-    jobs = prepare_jobs(effective, folder, trials, startup_hook=_has_hook(code))
+    jobs = prepare_jobs(effective, folder, trials, startup_hook=_has_hook(code, effective.context))
     source = source_checkpoint(effective.tree["searcher"], ExperimentStore(folder.root()))
     return Submission(trials, jobs, code, source)
 
 
-def _has_hook(code: Snapshot) -> bool:
+def _has_hook(code: Snapshot, context: Context) -> bool:
     """Return whether the code contains a startup hook. Raises UsageError for one that bash cannot source."""
-    hook = code.files.get(Path(HOOK))
-    if hook and b"\r\n" in hook.read_bytes():
+    hook = context.path(HOOK)
+    if Path(HOOK) not in code.files:
+        is_link = hook.is_symlink() and not left_out(hook.parent)(HOOK)
+        if is_link or Path(HOOK) in code.folders:
+            what = f"a link to {hook.readlink()}, which does not exist" if is_link else "a folder"
+            raise UsageError(
+                f"{hook}: is {what}, so bash cannot source it before the entrypoint; replace it by a file, or name it "
+                f"in .detignore"
+            )
+        return False
+    text = hook.read_bytes()
+    if 2 * text.count(b"\r\n") > text.count(b"\n"):  # a single one may be part of a text between two lines
         raise UsageError(
             f"{hook}: has Windows line ends (CRLF), which bash takes for a part of each command; convert it: "
             f"sed -i 's/\\r$//' {shlex.quote(str(hook))}"
         )
-    return hook is not None
+    return True
 
 
 def submit(

@@ -275,6 +275,24 @@ def test_a_cluster_that_allows_no_startup_hooks_refuses_the_experiment(
     assert hpc_det("config", "check", *arguments).code == 0
 
 
+def test_a_startup_hook_with_a_carriage_return_in_a_text_is_one(hpc_det: Command, config: Path, code: Path) -> None:
+    (code / HOOK).write_bytes(b"cat >request <<X\nGET /\r\n\r\nX\nexport A=1\nexport B=1\nexport C=1\n")
+    assert hpc_det("config", "check", config, code).code == 0
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_startup_hook_that_bash_cannot_source_is_refused(
+    hpc_det: Command, config: Path, code: Path, kind: str
+) -> None:
+    if kind == "folder":
+        (code / HOOK).mkdir()
+    else:
+        (code / HOOK).symlink_to("no-such-file")
+    assert hpc_det("config", "check", config, code).fails(2, code / HOOK, ".detignore")
+    (code / ".detignore").write_text(f"{HOOK}\n")
+    assert hpc_det("config", "check", config, code).code == 0
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("command", [["config", "check"], ["experiment", "create"]])
 def test_a_startup_hook_with_windows_line_ends_is_refused_with_the_command_that_converts_it(

@@ -43,6 +43,13 @@ def test_who_has_sent_the_signal_is_added_to_a_kill_alone(tmp_path: Path, code: 
     assert ("the OOM killer" in how_it_ended(code, tmp_path / "job.log", 0, "the OOM killer")) is is_named
 
 
+def test_the_programs_that_ran_are_named_unless_the_launcher_names_the_killed_rank(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    assert unnamed(how_it_ended(137, log, 0, "no OOM", "it ran sh"), "no OOM", "it ran sh") == []
+    log.write_text("mpirun noticed that process rank 1 with PID 7 on node vm exited on signal 9 (Killed).\n")
+    assert unnamed(how_it_ended(1, log, 0, "no OOM", "it ran sh"), "rank 1", "no OOM", "it ran sh") == ["it ran sh"]
+
+
 TURNS = """
 import os, signal, time
 from pathlib import Path

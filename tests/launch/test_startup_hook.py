@@ -106,6 +106,28 @@ def test_the_hook_can_return_early_and_may_leave_odd_options_behind(gang: Gang) 
     assert seen(gang)["HPC_DET_SECRET"] not in gang.printed.read_text()
 
 
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "exec 10>lock10; exec 11>lock11; exec 200>lock200",
+        "echo() { builtin echo mine; }; exec() { :; }; export() { :; }; printf() { :; }; read() { :; }; set() { :; }",
+        "shopt -s expand_aliases; alias echo=false exec=false builtin=false export=false",
+    ],
+)
+def test_whatever_descriptors_and_names_the_hook_uses_the_entrypoint_prints_to_the_log(gang: Gang, hook: str) -> None:
+    hooked(gang, f"{hook}\nHPC_DET_NUMBER=9", "printf shown; printf $HPC_DET_NUMBER >&2")
+    assert run(gang) == [0]
+    note, shown = gang.printed.read_text().splitlines()
+    assert ("HPC_DET_NUMBER" in note, shown) == (True, "shown1")
+
+
+def test_a_note_follows_output_without_an_end_of_line_on_its_own_line(gang: Gang) -> None:
+    hooked(gang, "printf partial; export HPC_DET_NUMBER=9 RANK=77", "echo $RANK")
+    assert run(gang) == [0]
+    partial, *notes, shown = gang.printed.read_text().splitlines()
+    assert (partial, [note.startswith("hpc-det: note: ") for note in notes], shown) == ("partial", [True] * 2, "77")
+
+
 def test_variables_of_hpc_det_keep_their_values_with_a_note(gang: Gang) -> None:
     (gang.code / "train.py").write_text(SHOWS)
     lines = (
@@ -211,9 +233,11 @@ def test_exit_0_in_the_hook_is_a_permanent_error_and_not_a_finished_trial(gang: 
 
 
 def test_a_killed_hook_is_named_with_the_signal(gang: Gang) -> None:
-    hooked(gang, "kill -KILL $$", "true")
-    assert run(gang) == [1]
-    assert unnamed(failure(gang).sentence(), HOOK, "SIGKILL") == []
+    for kills in ("kill -KILL $$", "sh -c 'kill -KILL $$'"):
+        hooked(gang, kills, "true")
+        agent = gang.start_agent(attempt := 1 + kills.startswith("sh"), ())
+        assert agent.wait(timeout=DEADLINE_S) == 1
+        assert unnamed(failure(gang, attempt).sentence(), HOOK, "SIGKILL", "OOM killer ended no process") == []
 
 
 def test_a_failing_entrypoint_is_not_blamed_on_the_hook(gang: Gang) -> None:
