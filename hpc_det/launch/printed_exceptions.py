@@ -22,6 +22,8 @@ _FRAME = re.compile(_PREFIX + r'  File "(?P<file>[^"]*)"(?:, line (?P<at>\d+))?'
 _NAMED = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?::|$)")
 """The line of a traceback that names the exception."""
 
+_ENDS = ("exit", "_exit", "quit", "abort")
+"""Functions of sys, os and builtins that end a program."""
 _TRY = (ast.Try, getattr(ast, "TryStar", ast.Try))  # except* is new in Python 3.11
 
 
@@ -80,8 +82,9 @@ def _try_blocks(file: str, changed: int) -> list[ast.Try]:
 
 
 def _catches(handler: ast.ExceptHandler, line: str) -> bool:
-    """Return whether the handler catches the exception of this line, and does not raise it again."""
-    if any(isinstance(node, ast.Raise) for node in ast.walk(handler)):
+    """Return whether the handler catches the exception of this line, and neither raises one nor ends the program."""
+    nodes = [*ast.walk(handler)]
+    if any(isinstance(node, ast.Raise) or getattr(node, "attr", getattr(node, "id", "")) in _ENDS for node in nodes):
         return False
     found = _NAMED.match(line)
     name = found["name"].rpartition(".")[2] if found else ""

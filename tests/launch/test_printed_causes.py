@@ -166,6 +166,7 @@ BLOCK
         ("try: main()\nexcept (KeyError, builtins.Exception): pass", True),
         ("try: main()\nexcept: pass", True),
         ("try: main()\nexcept ImportError: raise", False),
+        ("try: main()\nexcept ImportError: sys.exit(1)", False),
         ("try: main()\nexcept ValueError: pass", False),
         ("try: main()\nfinally: pass", False),
         ("main(); no python", False),
