@@ -64,7 +64,7 @@ def masked_variables(written: Iterable[str]) -> list[str]:
 
 def masked_lines(lines: Iterable[str]) -> list[str]:
     """Return lines of shell code with the secrets masked."""
-    return [MASK if _SETS.search(line) else line for line in lines]
+    return [MASK if _SETS.search(str(line)) else line for line in lines]
 
 
 def shown_at(path: str, value: Any) -> str:
@@ -96,29 +96,27 @@ def looks_secret(name: str) -> bool:
     return _NAMES.search(name) is not None
 
 
-def is_masked_at(tree: Tree, path: str) -> bool:
-    """Return whether the value at `path` is masked wherever it is shown.
+def masked_layers(tree: Tree) -> Tree:
+    """Return a copy of a configuration, whose keys `cluster` and `template` have the layers below it, without secrets.
 
-    `tree` is a configuration; its keys `cluster` and `template`, if any, are the layers below it.
+    The layers need not be valid.
     """
-    first, _, rest = path.partition(".")
-    if first == "template":
-        return is_masked_at(tree["template"], rest)
-    if first == "cluster" and rest.startswith("experiment."):
-        return is_masked_at(tree["cluster"]["experiment"], rest.removeprefix("experiment."))
-    if first == "cluster":
-        profile = {"environment_variables": [], "setup": [], **tree["cluster"]}
-        return bool(_at(masked_profile(profile), rest) != _at(profile, rest))
-    return bool(_at(masked(tree), path) != _at(tree, path))
+    shown = masked({key: value for key, value in tree.items() if key not in ("cluster", "template")})
+    for key in ("cluster", "template"):
+        if key in tree:
+            layer = copy.deepcopy(tree[key])
+            shown[key] = _LAYERS[key](layer) if isinstance(layer, dict) else layer
+    return shown
 
 
-def _at(tree: Any, path: str) -> Any:
-    """Return the value at the path; a mask in place of a map or list for everything in it."""
-    for key in re.findall(r"[^.\[\]]+", path):
-        if not isinstance(tree, dict | list):
-            return tree
-        tree = tree[int(key)] if isinstance(tree, list) else tree.get(key)
-    return tree
+def _masked_cluster(profile: Tree) -> Tree:
+    masks = {"environment_variables": masked_variables, "setup": masked_lines}
+    lists = {key: mask(profile[key]) for key, mask in masks.items() if isinstance(profile.get(key), list)}
+    experiment = profile.get("experiment")
+    return {**profile, **lists, **({"experiment": masked(experiment)} if isinstance(experiment, dict) else {})}
+
+
+_LAYERS: dict[str, Callable[[Tree], Tree]] = {"cluster": _masked_cluster, "template": masked}
 
 
 def masked_paths(tree: Tree) -> list[str]:

@@ -113,11 +113,12 @@ def effective(request: Request) -> Effective:
         raise UsageError(lines)
     tree = experiment.model_dump(mode="json", by_alias=True)
     by_hand = [path for path, layer in written.items() if layer in _HANDS]
+    origins = {path: _origin(path, written, request.sources) for path, _value in leaves(tree)}
     return Effective(
         experiment=experiment,
         cluster=cluster,
         tree=tree,
-        origins={path: _origin(path, written, request.sources) for path, _value in leaves(tree)},
+        origins=origins,
         notes=[
             *notes(merged.tree, by_hand, cluster.scheduler),
             *pool_notes(experiment, cluster),
@@ -125,7 +126,7 @@ def effective(request: Request) -> Effective:
             *log_notes(tree["hyperparameters"]),
             *constant_notes(tree["hyperparameters"], tree["searcher"]),
             *range_in_list_notes(tree["hyperparameters"]),
-            *unresolved_notes(tree),
+            *unresolved_notes(tree, origins),
             *_hook_notes(tree["notify"], request.context, functools.partial(_in_its_layer, written)),
             *entrypoint_notes(tree.get("entrypoint"), request.context, _python_path(tree)),
             *uses.notes,

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hpc_det.config.interpolation import RESOLVERS, resolved
-from hpc_det.config.request import Request, from_file, from_hydra, from_stored
+from hpc_det.config.interpolation import resolved
+from hpc_det.config.interpolation_text import RESOLVERS
+from hpc_det.config.request import Request, from_file, from_hydra, from_stored, from_tree
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.plan.multirun import multirun_from_hydra
@@ -30,6 +31,7 @@ Read = Callable[..., Request]
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PLACE": "/place", "COUNT": "3", "API_TOKEN": "hush-hush", "EMPTY_KEY": ""}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PIN_TOKEN", "12345678")
     monkeypatch.delenv("NOWHERE", raising=False)
 
 
@@ -127,6 +129,56 @@ REFUSED: list[tuple[dict[str, Any], list[object]]] = [
     ({"environment": {"environment_variables": ["A=${oc.env:API_TOKEN}"]}}, ["environment_variables[0]", "API_TOKEN"]),
 ]
 
+COPIES: list[dict[str, Any]] = [
+    {"description": "${oc.env:'API_TOKEN'}"},
+    {"description": '${oc.env:"API_TOKEN"}'},
+    {"description": "${oc.env:API_${hyperparameters.k}}", "hyperparameters": {"k": "TOKEN"}},
+    {"description": "${oc.decode:'${oc.env:API_TOKEN}'}"},
+    {"description": "${oc.decode:'\\\\${oc.env:API_TOKEN}'}"},
+    {"data": {"x": "${oc.create:${oc.env:API_TOKEN}}"}},
+    {"resources": {"slots_per_trial": "${oc.env:'API_TOKEN'}"}},
+    {"data": {"secrets": {"a": "${data.${oc.env:API_TOKEN}}"}}},
+    {"data": {"secrets": {"a": "${oc.env:${oc.env:API_TOKEN}}"}}},
+    {"data": {"secrets": {"a": "${${oc.env:API_TOKEN}:x}"}}},
+    {"data": {"secrets": {"a": "${oc.decode:${oc.env:API_TOKEN}}"}, "x": "${data.secrets.a}"}},
+]
+
+
+@pytest.mark.parametrize("tree", COPIES)
+def test_no_way_of_writing_it_shows_a_secret(tree: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as error:
+        resolved(tree)
+    assert "hush-hush" not in str(error.value)
+    assert not unnamed(str(error.value), "API_TOKEN")
+
+
+@pytest.mark.parametrize("secret", ["short", "longer-than-six", 12345678, True])
+def test_a_secret_that_is_written_in_the_file_is_not_copied_into_other_keys(secret: object) -> None:
+    tree = {"data": {"secrets": {"pin": secret, "same": "${data.secrets.pin}"}}}
+    assert resolved(tree).tree["data"]["secrets"] == {"pin": secret, "same": secret}
+    for copy in ("${data.secrets.pin}", "a ${data.secrets.same}", "${oc.dict.values:data.secrets}"):
+        with pytest.raises(UsageError) as error:
+            resolved({**tree, "description": copy})
+        assert str(secret) not in str(error.value)
+        assert not unnamed(str(error.value), "description", "data.secrets.pin")
+    with refused(UsageError, "data.environment_variables[0]", "environment.environment_variables[0]"):
+        resolved({"environment": {"environment_variables": [f"A_KEY={secret}"]}, "data": "${environment}"})
+    with refused(UsageError, "description", "data.secrets.pin"):
+        resolved({"description": "${data.secrets.pin}"}, below={"data": {"secrets": {"pin": secret}}})
+
+
+@pytest.mark.parametrize("cluster", [None, "x", {"setup": [1, None], "environment_variables": 3, "experiment": []}])
+def test_layers_of_any_type_are_read(cluster: object) -> None:
+    assert resolved({"cluster": cluster, "template": cluster, "name": "${oc.env:PLACE}"}).tree["name"] == "/place"
+
+
+@pytest.mark.parametrize("key", ["layers.0", "a[0]", "a[0].b", 1, ""])
+def test_an_interpolation_may_be_below_a_key_of_any_spelling(key: object) -> None:
+    tree = {"hyperparameters": {key: "${data.x}"}, "data": {key: {"c": "${data.x}"}, "x": 5}}
+    assert resolved(tree).tree == {"hyperparameters": {key: 5}, "data": {key: {"c": 5}, "x": 5}}
+    tree = {"data": {key: "${resources.slots_per_trial}"}, "resources": {"slots_per_trial": 2}}
+    assert resolved(tree).tree["data"] == {key: 2}
+
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("tree", "facts"), REFUSED)
@@ -209,6 +261,48 @@ def test_a_name_that_no_shell_reads_is_noted(build: Callable[..., Effective]) ->
     found = build(hyperparameters={"a": "${typo}"}, entrypoint="python3 x.py ${TMPDIR}")
     (note,) = found.notes
     assert not unnamed(note, "hyperparameters.a", "${typo}")
+
+
+SHELL = [
+    "for name in a b; do echo ${name} ${name[0]} ${data}; done",
+    "echo ${PLACE:$x} ${x:(-3)} ${x: -3} ${PLACE:0:$n}",
+]
+
+
+@pytest.mark.parametrize("text", SHELL)
+def test_where_a_shell_reads_the_value_names_without_a_dot_are_its_variables(text: str) -> None:
+    tree = {"name": "n", "data": {"x": 1}, "description": "${name}", "entrypoint": f"{text}; ${{data.x}} ${{now:%Y}}"}
+    found = resolved({**tree, "template": {"entrypoint": text}, "cluster": {"setup": [text], "name": "lab"}}).tree
+    assert found["description"] == "n"
+    assert re.fullmatch(re.escape(text) + r"; 1 20\d\d", found["entrypoint"])
+    assert (found["template"]["entrypoint"], found["cluster"]["setup"]) == (text, [text])
+
+
+def test_a_form_of_a_shell_is_noted_where_no_shell_reads_it_and_an_escaped_one_is_not(
+    code: Path, env: dict[str, str]
+) -> None:
+    tree = {**CONFIG, "description": "${eval:1}", "hyperparameters": {"a": "\\${typo}"}, "name": "n"}
+    tree["entrypoint"] = ["python3", "x.py", "${name}"]
+    found = effective(from_tree(tree, code, [], None, None, env))
+    notes = [note for note in found.notes if "${" in note]
+    assert [note.partition(":")[0] for note in notes] == ["description", "entrypoint[2]"]
+    assert found.tree["hyperparameters"] == {"a": "${typo}"}
+
+
+@pytest.mark.integration
+def test_a_section_of_which_nothing_is_set_is_no_key(read: Read) -> None:
+    assert read({"hyperparameters": {"a": "${resources} ${slurm}"}}).config["hyperparameters"]["a"] == (
+        "${resources} ${slurm}"
+    )
+
+
+def test_a_resolver_with_wrong_arguments_and_deep_nesting_are_usage_errors() -> None:
+    with pytest.raises(UsageError) as error:
+        resolved({"data": {"x": "${hpc_det:a,b}"}})
+    assert "lambda" not in str(error.value)
+    assert not unnamed(str(error.value), "data.x", "2")
+    with refused(UsageError, "data.deep"):
+        resolved({"data": {"x": "${oc.env:PLACE}", "deep": "${oc.env:X," * 300 + "}" * 300}})
 
 
 def test_now_is_the_time_of_the_submission() -> None:
