@@ -7,7 +7,6 @@ forms such as `${NAME:-default}`. `\\${` stands for `${`. Environment variables 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,17 +16,15 @@ from threading import Lock
 from typing import Any, cast
 
 from hpc_det.config.checks import FREE_FORM
-from hpc_det.config.interpolation_text import pieces, refused_resolvers
+from hpc_det.config.interpolation_marks import Marks
 from hpc_det.config.merge import Tree, join, leaves, merge, merge_layers
-from hpc_det.config.secrets import looks_secret, masked, masked_layers
+from hpc_det.config.secrets import masked, masked_layers
 from hpc_det.errors import UsageError
 from hpc_det.resources import data_path
 
 _LAYERS = ("cluster", "template")
 """The keys below which a tree has the layers under the experiment's own configuration."""
 _CONFIG = "__config__"
-_MARK = re.compile("\ue000(\\d+)\ue001")
-"""Matches what stands for a piece of literal text, or for a secret, while OmegaConf resolves the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +44,7 @@ def resolved(tree: Tree, below: Tree | None = None) -> Resolved:
     """
     if not any("${" in text for _path, text in texts(tree)):
         return Resolved(tree=tree, sources={})
-    marks = _Marks(merge(below or {}, _merged(tree)))
+    marks = Marks(merge(below or {}, _merged(tree)))
     marked: Tree = marks.marked(tree, "", masked_layers(tree))
     if marks.problems:
         raise UsageError(marks.problems)
@@ -55,7 +52,7 @@ def resolved(tree: Tree, below: Tree | None = None) -> Resolved:
     lookup = merge(marks.literal(below or {}, "", masked(below or {})), _merged(marked))
     values = _by_omegaconf(marked, lookup, linked, marks) if linked else marked
     result: Tree = marks.restored(values)
-    if problems := [*_shown_secrets(values, _is_clear(result, masked_layers(result)), "", marks)]:
+    if problems := [*marks.shown_secrets(values, masked_layers(result))]:
         raise UsageError(problems)
     sources = {path: text for path, text in texts(tree) if path in linked or "\\${" in text}
     return Resolved(tree=result, sources=sources)
@@ -102,111 +99,10 @@ def _section(value: Any) -> Tree:
     return value if isinstance(value, dict) else {}
 
 
-# --- marks
-
-
-class _Marks:
-    """Marks for what OmegaConf must not read: literal text that looks like an interpolation, and secrets.
-
-    A secret is a value that is masked where it is written, or that of an environment variable such as ..._KEY. Its mark
-    shows into which values it is copied.
-    """
-
-    def __init__(self, lookup: Tree) -> None:
-        self._lookup = lookup
-        self._values: list[Any] = []
-        self._secrets: dict[int, str] = {}
-        self.problems: list[str] = []
-
-    def marked(self, value: Any, path: str, shown: Any) -> Any:
-        """Return the value with a mark for each secret and each piece of literal text that OmegaConf could misread.
-
-        `shown`: the value with masks in place of its secrets.
-        """
-        if isinstance(value, dict | list):
-            return _each(value, path, shown, self.marked)
-        secret = path if _is_secret(value, shown) else None
-        if not isinstance(value, str) or not ("${" in value or "\ue000" in value):
-            return self._mark(value, secret) if secret else value
-        return "".join(self._piece(*piece, path, secret) for piece in pieces(value, path, self._is_set))
-
-    def literal(self, value: Any, path: str, shown: Any) -> Any:
-        """Return the value with a mark in place of each secret, and of each text that looks like an interpolation."""
-        if isinstance(value, dict | list):
-            return _each(value, path, shown, self.literal)
-        secret = path if _is_secret(value, shown) else None
-        return self._mark(value, secret) if secret or (isinstance(value, str) and "${" in value) else value
-
-    def variable(self, name: str, *default: Any) -> str | None:
-        """Return an environment variable, or a mark for it; the resolver `oc.env`."""
-        from omegaconf.resolvers import oc
-
-        value = oc.env(name, *default)
-        is_secret = name in os.environ and looks_secret(name)
-        return self._mark(value, name) if is_secret or "\ue000" in (value or "") else value
-
-    def restored(self, value: Any) -> Any:
-        """Return the value with what the marks stand for."""
-        if isinstance(value, dict):
-            return {key: self.restored(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.restored(item) for item in value]
-        if not isinstance(value, str):
-            return value
-        if whole := _MARK.fullmatch(value):
-            return self._values[int(whole[1])]
-        return _MARK.sub(lambda mark: str(self._values[int(mark[1])]), value)
-
-    def secrets(self, text: object) -> list[str]:
-        """Return the variables and paths of the secrets in a text with marks."""
-        return [self._secrets[int(i)] for i in _MARK.findall(str(text)) if int(i) in self._secrets]
-
-    def in_words(self, message: str) -> str:
-        """Return a message of OmegaConf with the names of secrets, and literal text, in place of the marks."""
-        message = message.replace("\\ue000", "\ue000").replace("\\ue001", "\ue001")
-        return _MARK.sub(lambda mark: self._secrets.get(int(mark[1]), str(self._values[int(mark[1])])), message)
-
-    def _piece(self, text: str, is_linked: bool, path: str, secret: str | None) -> str:
-        if is_linked:
-            self.problems += refused_resolvers(text, path)
-            return text
-        return self._mark(text, secret)
-
-    def _mark(self, value: Any, secret: str | None) -> str:
-        if secret:
-            self._secrets[len(self._values)] = secret
-        self._values.append(value)
-        return f"\ue000{len(self._values) - 1}\ue001"
-
-    def _is_set(self, name: str) -> bool:
-        return _has_value(self._lookup.get(name))
-
-
-def _has_value(value: Any) -> bool:
-    """Return whether a key is set: a map of which no key is set is what conf/config.yaml has for each section."""
-    return any(map(_has_value, value.values())) if isinstance(value, dict) else value is not None and value != []
-
-
-_HIDDEN = object()
-
-
-def _is_secret(value: Any, shown: Any) -> bool:
-    return value is not None and value != shown
-
-
-def _each(value: Any, path: str, shown: Any, marked: Callable[[Any, str, Any], Any]) -> Any:
-    """Return a map or list with `marked` applied to each element. `shown`: the value without secrets."""
-    if isinstance(value, dict):
-        by_key = shown if isinstance(shown, dict) else {}
-        return {key: marked(item, join(path, key), by_key.get(key, _HIDDEN)) for key, item in value.items()}
-    each = shown if isinstance(shown, list) else [_HIDDEN] * len(value)
-    return [marked(item, f"{path}[{i}]", each[i]) for i, item in enumerate(value)]
-
-
 # --- OmegaConf
 
 
-def _by_omegaconf(tree: Tree, lookup: Tree, linked: dict[str, str], marks: _Marks) -> Tree:
+def _by_omegaconf(tree: Tree, lookup: Tree, linked: dict[str, str], marks: Marks) -> Tree:
     """Return the tree with the interpolations at the paths in `linked` resolved; other sections are not copied."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -232,7 +128,7 @@ def _by_omegaconf(tree: Tree, lookup: Tree, linked: dict[str, str], marks: _Mark
 
 
 @contextmanager
-def _resolvers(marks: _Marks) -> Iterator[None]:
+def _resolvers(marks: Marks) -> Iterator[None]:
     """Return a context in which OmegaConf has the resolvers of experiment files."""
     from omegaconf import OmegaConf
     from omegaconf.resolvers import oc
@@ -278,34 +174,6 @@ def problem_of(error: Exception) -> str:
         first += "; this is no interpolation; write \\${...} for text that a shell expands"
     full_key = (getattr(error, "full_key", None) or "").removeprefix(f"{_CONFIG}.")
     return f"{full_key}: {first}" if full_key else first
-
-
-# --- secrets
-
-
-def _is_clear(value: Any, shown: Any) -> Any:
-    """Return whether each value is shown in clear, as a tree of bools; `shown`: the value without secrets."""
-    if isinstance(value, dict | list):
-        return _each(value, "", shown, lambda item, _path, each: _is_clear(item, each))
-    return value == shown
-
-
-def _shown_secrets(value: Any, is_clear: Any, path: str, marks: _Marks) -> Iterator[str]:
-    """Yield a problem for each value that contains the mark of a secret and would be shown in clear."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _shown_secrets(key, True, join(path, key), marks)
-            yield from _shown_secrets(item, is_clear[key], join(path, key), marks)
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from _shown_secrets(item, is_clear[i], f"{path}[{i}]", marks)
-    elif is_clear and (names := marks.secrets(value)):
-        name = names[0]
-        variable = f", or into environment.environment_variables as {name}=${{oc.env:{name}}}"
-        yield (
-            f"{marks.in_words(path)}: the value of {name} looks like a secret, and this key is shown and stored in "
-            f"clear; put it below data.secrets{variable if name in os.environ else ''}"
-        )
 
 
 # --- a bound on interpolations: sixty lines of `"${above}${above}"` expand to 2^60 characters, and OmegaConf takes as
