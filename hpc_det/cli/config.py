@@ -8,11 +8,11 @@ import click
 
 from hpc_det.cli.arguments import request_options
 from hpc_det.cli.commands import Group
+from hpc_det.cli.output import write_file
 from hpc_det.client.creation import say_notes
 from hpc_det.client.lookup import store
 from hpc_det.config.plain_yaml import dump_yaml, parse_map, read_text
 from hpc_det.config.request import Request
-from hpc_det.node.files import write_atomic
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.submit.submission import prepare
 from hpc_det.view.formatting import count, length_in_words
@@ -57,20 +57,23 @@ def import_(file: Path, output: Path | None) -> None:
     Example:
       hpc-det config import stored.yaml -o digits.yaml
     """
-    from hpc_det.config.determined_stored import imported
+    from hpc_det.config.determined_stored import OURS, imported
 
     found = imported(parse_map(read_text(file), str(file)), str(file))
     text = dump_yaml(found.tree)
     if output is None:
         click.echo(text, nl=False)
     else:
-        write_atomic(output, text)
+        write_file(output, text)
     for key, new in found.renamed.items():
         say(f"note: {key}: now part of {new}")
     for key, why in found.dropped.items():
         say(f"note: {key}: dropped: {why}")
+    for key in found.escaped:
+        say(f"note: {key}: ${{ is now \\${{: in Determined it is text, and here an interpolation")
     if found.defaults:
-        say(f"note: dropped with their default values: {', '.join(found.defaults)}")
+        known = [f"{key} ({OURS[key]})" if key in OURS else key for key in found.defaults]
+        say(f"note: dropped with their default values: {', '.join(known)}")
 
 
 def in_a_line(found: Effective, trials: int) -> str:

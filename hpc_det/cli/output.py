@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from hpc_det.cli.commands import bundle
 from hpc_det.errors import HpcDetError, UsageError, printable, refused, visible
+from hpc_det.node.files import write_atomic
 from hpc_det.view.formatting import columns
 
 Record = Mapping[str, Any]
@@ -227,6 +230,21 @@ def each(things: Sequence[Thing], act: Callable[[Thing], str | None], *, side_by
 
 
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write the file that the option --output names: a new or a regular one; through a link, its target.
+
+    Raises UsageError if it cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "no regular file"
+        raise UsageError(f"--output: {path}: is {kind}; name a file")
+    try:
+        write_atomic(target, text)
+    except OSError as error:
+        raise UsageError(f"--output: {path}: {error.strerror}; name a file in a folder that you may write to") from None
 
 
 def confirm(question: str, *, yes: bool) -> None:

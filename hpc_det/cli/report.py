@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from hpc_det.cli.arguments import any_experiment_argument
-from hpc_det.errors import UsageError
-from hpc_det.node.files import write_atomic
+from hpc_det.cli.output import write_file
 from hpc_det.report.facts import facts
 from hpc_det.report.page import page
 from hpc_det.store.folders import ExperimentFolder
@@ -56,8 +55,5 @@ def report(experiment: ExperimentFolder, output: Path | None, as_json: bool) -> 
 def _written(path: Path, found: dict[str, object]) -> str:
     """Write the page and return a sentence with its path and size; raise UsageError if it cannot be written."""
     text = page(found)
-    try:
-        write_atomic(path, text)
-    except OSError as error:
-        raise UsageError(f"--output: {path}: {error.strerror}; name a file in a folder that you may write to") from None
+    write_file(path, text)
     return f"Wrote {path} ({size(len(text.encode()))})"

@@ -13,8 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from hpc_det.config.checks import FREE_FORM, text_problems
+from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determined_keys import in_todays_names, is_default, is_default_image, without_effect
-from hpc_det.config.merge import Tree, leaves, value_at
+from hpc_det.config.interpolation import texts
+from hpc_det.config.interpolation_text import escaped
+from hpc_det.config.merge import Tree, join, leaves, value_at
 from hpc_det.config.problems import render, schema_problems
 from hpc_det.config.schema import LOG_POLICIES, Experiment
 from hpc_det.config.secrets import MASK, masked_names
@@ -30,8 +33,16 @@ _DEFAULTS: Tree = {
     "log_policies": [LOG_POLICIES],
 }
 """Defaults of Determined for keys that have an effect here, too, by path."""
+OURS = {
+    "min_checkpoint_period": "checkpoint_interval: auto applies",
+    "optimizations.tensor_fusion_threshold": "buckets of DDP's default size apply",
+}
+"""What applies here in place of a default of Determined, by path."""
 _OWN_KEYS = ("context_dir",)
 """Keys of an experiment file that are not part of the schema."""
+_OLD_KEYS = ("time_metric", "max_time")
+_OLD_LENGTH = [f"searcher.{key}" for key in _OLD_KEYS]
+_KEYS = {*Experiment.model_fields, "cluster", "template", *_OWN_KEYS}
 _SEVERAL_DEVICES = ("image", "environment_variables")
 
 
@@ -46,12 +57,15 @@ class Imported:
     """The keys that were left out because they have their default values."""
     renamed: dict[str, str]
     """The new key of each key that is spelled differently, by path."""
+    escaped: list[str]
+    """The paths of values in which `${` is now `\\${`, since hpc_det would take it for an interpolation."""
 
 
 def imported(written: Tree, named: str) -> Imported:
     """Return the experiment file for a configuration. Raises UsageError with every problem; `named`: its name in them.
 
-    Importing the result again changes nothing.
+    Importing the result again changes nothing, except that each `\\${` gets two more backslashes: in Determined, a
+    backslash before `${` is text.
     """
     dropped: dict[str, str] = {}
     tree = deepcopy(written)
@@ -66,20 +80,19 @@ def imported(written: Tree, named: str) -> Imported:
         if value_at(tree, *key.split(".")) in known:
             _drop(tree, key)
     own = {key: tree.pop(key) for key in _OWN_KEYS if key in tree}
-    result = {**own, **_in_our_spelling(_validated(tree, named))}
-    renamed = {
-        f"searcher.{key}": "searcher.max_length"
-        for key in ("time_metric", "max_time")
-        if value_at(written, "searcher", key) is not None and value_at(result, "searcher", "max_length") is not None
-    }
+    plain = {**own, **_in_our_spelling(_validated(tree, named))}
+    result = _escaped(plain, "")
+    renamed = {key: "searcher.max_length" for key in _OLD_LENGTH if value_at(written, *key.split(".")) is not None}
     dropped = {key: why for key, why in dropped.items() if key not in defaults}
     lost = [key for key in _keys(written) if key not in set(_keys(result)) | dropped.keys() | renamed.keys()]
-    return Imported(tree=result, dropped=dropped, defaults=lost, renamed=renamed)
+    escaped = [path for (path, value), (_, old) in zip(texts(result), texts(plain), strict=True) if value != old]
+    return Imported(tree=result, dropped=dropped, defaults=lost, renamed=renamed, escaped=escaped)
 
 
 def _validated(tree: Tree, named: str) -> Experiment:
     """Return the experiment. Raises UsageError."""
     problems: list[Problem] = list(text_problems(tree))
+    problems += (problem for problem in cross_problems(tree, {}) if problem.path in _OLD_LENGTH)
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
@@ -87,6 +100,15 @@ def _validated(tree: Tree, named: str) -> Experiment:
     if problems:
         raise UsageError([f"{named}: {line}" for line in render(problems, lambda path: None)])
     return experiment
+
+
+def _escaped(value: Any, path: str) -> Any:
+    """Return the value in the spelling with which its text has no interpolations, whatever keys a template sets."""
+    if isinstance(value, dict):
+        return {key: _escaped(item, join(path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item, f"{path}[{i}]") for i, item in enumerate(value)]
+    return escaped(value, path, _KEYS.__contains__) if isinstance(value, str) else value
 
 
 def _in_our_spelling(experiment: Experiment) -> Tree:

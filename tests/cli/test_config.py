@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,32 @@ def test_a_stored_configuration_is_imported_and_then_valid(hpc_det: Command, cod
     assert "resources.shm_size" in checked.err
     again = hpc_det("config", "import", file)
     assert (again.code, again.out, again.err) == (0, file.read_text(), "")
+
+
+def test_a_default_in_whose_place_another_value_applies_is_noted_with_it(hpc_det: Command) -> None:
+    *_, defaults = hpc_det("config", "import", STORED).err.splitlines()
+    assert not unnamed(defaults, "min_checkpoint_period", "checkpoint_interval: auto")
+
+
+def test_the_output_is_written_through_a_link_and_replaces_only_a_file(
+    hpc_det: Command, code: Path, tmp_path: Path
+) -> None:
+    file, link, pipe, none = (tmp_path / name for name in ("file.yaml", "link.yaml", "pipe", "none/x.yaml"))
+    file.touch()
+    link.symlink_to(file)
+    os.mkfifo(pipe)
+    assert hpc_det("config", "import", STORED, "-o", link).code == 0
+    assert (link.readlink(), file.read_text()) == (file, hpc_det("config", "import", STORED).out)
+    for wrong in (pipe, code, none):
+        assert hpc_det("config", "import", STORED, "-o", wrong).fails(2, "--output", wrong)
+    assert pipe.is_fifo()
+
+
+def test_a_value_that_looks_like_an_interpolation_is_noted(hpc_det: Command, config: Path) -> None:
+    config.write_text(config.read_text() + "description: '${name}'\n")
+    result = hpc_det("config", "import", config)
+    assert r"description: \${name}" in result.out
+    assert not unnamed(result.err, "description", "${")
 
 
 def test_a_configuration_that_is_invalid_is_not_imported(hpc_det: Command, config: Path, tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from hpc_det.config.determined_stored import imported
+from hpc_det.config.interpolation import texts
 from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import dump_yaml, load_yaml, parse_map
-from hpc_det.config.request import from_file
+from hpc_det.config.request import from_file, from_tree
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import Effective, effective
 from tests.facts import each_names, refused, unnamed
@@ -142,6 +143,36 @@ def test_a_key_is_written_as_hpc_det_writes_it(written: dict[str, Any], result: 
     found = imported({**BASE, **written}, "stored").tree
     assert found == {**BASE, **result}
     assert imported(found, "again").tree == found
+
+
+TEXTS = [
+    "for name in a b; do echo ${name} ${name[0]} ${lr:x} ${x:-${data.y}}; done",
+    "${data} ${data.x} ${oc.env:HOME} ${HOME} ${{ a }} ${",
+    r"\${name} \\${name} \\\${data.x} a\b ${typo} ${a:-\${name}} \\${HOME} \\${PLACE:-x}",
+    "lr ${oc.env:${data.x}}",
+]
+
+
+@pytest.mark.parametrize("key", ["entrypoint", "description"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_that_looks_like_an_interpolation_stays_text(key: str, text: str, code: Path, env: dict[str, str]) -> None:
+    tree = {**BASE, key: text, "name": "n", "data": {"x": 1, "list": [text]}}
+    found = imported(tree, "stored")
+    again = from_tree(found.tree, code, [], None, None, env).config
+    assert {name: again[name] for name in tree} == tree
+    assert found.escaped == [path for path, written in texts(found.tree) if "\\${" in written]
+
+
+def test_what_hpc_det_leaves_alone_is_not_escaped() -> None:
+    tree = {**BASE, "entrypoint": "echo ${name} ${HOME} ${x:-1}", "description": "${HOME}"}
+    assert imported(tree, "stored").tree == tree
+
+
+@pytest.mark.parametrize("keys", [{"max_length": {"batches": 50}, "time_metric": "batches"}, {}])
+def test_two_lengths_or_half_of_one_are_refused(keys: dict[str, Any]) -> None:
+    searcher = {"name": "adaptive_asha", "metric": "a", "max_trials": 2, "max_time": 100, **keys}
+    with refused(UsageError, "x.yaml", "searcher.", "max_length", "time_metric"):
+        imported({**BASE, "searcher": searcher}, "x.yaml")
 
 
 def test_what_is_invalid_is_refused_with_every_problem() -> None:
