@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -164,6 +165,16 @@ def started_script(words: Sequence[str]) -> str | None:
         launcher = _LAUNCHER.fullmatch(command[1]) if len(command) > 1 else None
         return _behind(launcher[2], command[2:]) if launcher and launcher[2] in LAUNCHERS else None
     return command[0] if command else None
+
+
+def started_file(entrypoint: object, context: Context) -> Path | None:
+    """Return the file of the code directory that the entrypoint starts; None if it is elsewhere or unknown."""
+    words = words_of(entrypoint)
+    if trial := trial_of(words):
+        return context.module_file(trial[0])
+    name = posixpath.normpath(started_script(words) or "..")
+    file = context.path(name)
+    return file if not name.startswith(("/", "..")) and file.is_file() else None
 
 
 def split_overrides(launcher: str, words: Sequence[str]) -> tuple[list[str], list[str]]:

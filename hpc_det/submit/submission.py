@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.checkpoint.committed import Committed, committed, lacks_files, newest_good
-from hpc_det.config.entrypoint import Context
+from hpc_det.config.entrypoint import Context, started_file, trial_of, words_of
 from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked, masked_profile
@@ -72,9 +72,24 @@ def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = F
     trials = trials_expected(effective)
     check_storage(effective)
     code = Snapshot() if is_live else snapshot_of(effective.context)
+    if not is_live:
+        _insist_on_started_file(effective, code)
     jobs = prepare_jobs(effective, folder, trials, startup_hook=_has_hook(code, effective.context))
     source = source_checkpoint(effective.tree["searcher"], ExperimentStore(folder.root()))
     return Submission(trials, jobs, code, source)
+
+
+def _insist_on_started_file(effective: Effective, code: Snapshot) -> None:
+    """Raise UsageError if the copy lacks the script or the module of the trial that the entrypoint names.
+
+    A startup hook may write the file, and a trial may be part of an installed package or of a container.
+    """
+    file = started_file(effective.tree["entrypoint"], effective.context)
+    if file is None or file in code.files.values() or Path(HOOK) in code.files:
+        return
+    trial = trial_of(words_of(effective.tree["entrypoint"]))
+    if trial is None or not (effective.tree["environment"]["image"] or find_spec(trial[0].partition(".")[0])):
+        raise UsageError(f"entrypoint: {file} is not copied for the job, since .detignore names it; remove the pattern")
 
 
 def _has_hook(code: Snapshot, context: Context) -> bool:

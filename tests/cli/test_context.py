@@ -259,6 +259,32 @@ def test_a_startup_hook_that_detignore_names_is_none(create: Create, code: Path)
     assert not has_hook(create())
 
 
+@pytest.mark.parametrize("command", [["config", "check"], ["experiment", "create"]])
+@pytest.mark.parametrize(
+    ("pattern", "entrypoint", "file"),
+    [
+        ("model_def.py", "model_def:MyTrial", "model_def.py"),
+        ("*", "python3 -m hpc_det.launch.torch_distributed -- python3 ./sub/../train.py", "train.py"),
+        ("sub/", "python3 sub/train.py", "sub/train.py"),
+    ],
+)
+def test_an_entrypoint_whose_file_detignore_names_is_refused(
+    hpc_det: Command, root: Path, config: Path, code: Path, command: list[str], pattern: str, entrypoint: str, file: str
+) -> None:
+    (code / "sub").mkdir()
+    for script in (code / "train.py", code / "sub" / "train.py"):
+        script.write_text("import hpc_det.core\n")
+    (code / ".detignore").write_text(f"{pattern}\n")
+    words = [*command, config, code, "--config", f"entrypoint={entrypoint}"]
+    assert hpc_det(*words).fails(2, "entrypoint", code / file, ".detignore")
+    assert not root.exists()
+    (code / ".detignore").write_text("other/\n")
+    assert hpc_det("config", "check", *words[2:]).code == 0
+    (code / ".detignore").write_text(f"{pattern}\n!{HOOK}\n")
+    (code / HOOK).write_text("git clone ...\n")
+    assert hpc_det("config", "check", *words[2:]).code == 0
+
+
 @pytest.mark.parametrize("command", [["config", "check"], ["experiment", "create"], ["experiment", "create", "-n"]])
 def test_a_cluster_that_allows_no_startup_hooks_refuses_the_experiment(
     hpc_det: Command, root: Path, config: Path, code: Path, command: list[str]
