@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,6 +32,7 @@ _CONDITIONAL = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.AnnAssign),
 )
 """Statements and expressions whose parts an import of the module may leave out."""
+_FOR_CHECKERS = re.compile(r"(\w+\.)?TYPE_CHECKING")
 MOST_FILES = 500
 """Number of files that are read at most."""
 
@@ -156,13 +158,14 @@ def _uses_of(file: Path) -> Iterator[tuple[str, int, bool]]:
     """Yield the names of Determined that a file uses, the line, and whether an import of the file may leave it out."""
     nodes = [*_nodes(file)]
     aliases = _aliases([node for node, _ in nodes])
+    own = {_dotted(node) for node, _ in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     for node, is_conditional in nodes:
         match node:
             case ast.Import(names=names):
                 used = [alias.name for alias in names if _is_determined(alias.name)]
             case ast.ImportFrom(module=str(module), names=names, level=0) if _is_determined(module):
                 used = [module if alias.name == "*" else f"{module}.{alias.name}" for alias in names]
-            case ast.Attribute(ctx=ast.Load()):
+            case ast.Attribute(ctx=ast.Load()) if _dotted(node) not in own:
                 root, _, attributes = _dotted(node).partition(".")
                 used = [f"{aliases[root]}.{attributes}"] if root in aliases else []
             case _:
@@ -221,6 +224,6 @@ def _nodes(file: Path) -> Iterator[tuple[ast.AST, bool]]:
         node, is_conditional = pending.pop()
         yield node, is_conditional
         is_conditional = is_conditional or isinstance(node, _CONDITIONAL)
-        is_for_checkers = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        is_for_checkers = isinstance(node, ast.If) and _FOR_CHECKERS.fullmatch(ast.unparse(node.test))
         children = node.orelse if is_for_checkers and isinstance(node, ast.If) else ast.iter_child_nodes(node)
         pending += [(child, is_conditional) for child in children]

@@ -148,7 +148,15 @@ def _walk(folder: str, prefix: str, ignored: GitIgnoreSpec) -> Iterator[tuple[st
         raise _unreadable(Path(folder)) from None
     for entry in entries:
         name = f"{prefix}{entry.name}"
-        if entry.is_dir():
+        try:
+            is_folder, is_file = entry.is_dir(), entry.is_file()  # not so for dangling links, such as editors' locks
+        except OSError as error:
+            if ignored.match_file(name) or ignored.match_file(f"{name}/"):
+                continue
+            raise UsageError(
+                f"{entry.path}: a link that cannot be followed: {error.strerror}; remove it, or name it in .detignore"
+            ) from None
+        if is_folder:
             if ignored.match_file(f"{name}/"):
                 continue
             if entry.is_symlink():
@@ -157,7 +165,7 @@ def _walk(folder: str, prefix: str, ignored: GitIgnoreSpec) -> Iterator[tuple[st
                 )
             yield name, None
             yield from _walk(entry.path, f"{name}/", ignored)
-        elif entry.is_file() and not ignored.match_file(name):  # not for dangling links, such as editors' locks
+        elif is_file and not ignored.match_file(name):
             if not os.access(entry.path, os.R_OK):
                 raise _unreadable(Path(entry.path))
             yield name, entry.stat().st_size

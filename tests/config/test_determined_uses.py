@@ -48,11 +48,17 @@ def found(folder: Path, source: str) -> tuple[list[tuple[str, str]], list[tuple[
         "import keras, pytorch\nkeras.x\nimport determined_extras.y",
         "from .determined import keras",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from determined import keras",
+        "import determined as det\ndet.foo = 1\nprint(det.foo)",
         "def f(:",
     ],
 )
 def test_what_hpc_det_has_is_not_reported(tmp_path: Path, source: str) -> None:
     assert found(tmp_path, source) == ([], [])
+
+
+def test_what_only_type_checkers_do_not_read_is_noted(tmp_path: Path) -> None:
+    source = "import typing\nif not typing.TYPE_CHECKING:\n    from determined import estimator"
+    assert found(tmp_path, source) == ([], [("model_def.py:3", "determined.estimator")])
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,14 @@ def test_a_key_that_is_not_set_has_no_value() -> None:
     assert resolved({"data": {"a": None, "b": "${data.a}"}}).tree == {"data": {"a": None, "b": None}}
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("key", ["searcher.smaller_is_better", "resources.slots_per_trial"])
+def test_a_key_of_which_only_the_default_applies_is_not_set(read: Read, key: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read({"description": f"${{{key}}}"})
+    assert not unnamed(str(error.value), "description", key, "not set")
+
+
 @pytest.mark.parametrize("text", ["open ${oc.env:PLACE", "${}", '${PLACE:-"a b"}', "\\${x%y} ${}"])
 def test_what_no_interpolation_can_be_stays_in_a_file_of_create(text: str) -> None:
     assert resolved({"entrypoint": text}).tree == {"entrypoint": text.replace("\\$", "$")}

@@ -165,6 +165,15 @@ def test_a_link_to_a_folder_is_refused_unless_it_is_ignored(context: Path, tmp_p
     assert kept(context) == []
 
 
+def test_a_link_to_itself_is_refused_unless_it_is_ignored_and_a_dangling_one_is_left_out(context: Path) -> None:
+    (context / "loop").symlink_to("loop")
+    (context / ".#lock").symlink_to("nowhere")
+    with refused(UsageError, context / "loop", ".detignore"):
+        snapshot_of(Context(context))
+    (context / ".detignore").write_text("loop\n")
+    assert kept(context) == []
+
+
 def test_an_edit_after_submission_does_not_reach_the_copy(context: Path, tmp_path: Path) -> None:
     write(context, "a.py")
     copy_snapshot(snapshot_of(Context(context)), tmp_path / "code")
