@@ -83,12 +83,7 @@ class Marks:
         """
         for path, text in _clear_texts(tree, self.restored(tree), shown, ""):
             if names := self.secrets(text):
-                name = names[0]
-                variable = f", or into environment.environment_variables as {name}=${{oc.env:{name}}}"
-                yield (
-                    f"{self.in_words(path)}: the value of {name} looks like a secret, and this key is shown and stored "
-                    f"in clear; put it below data.secrets{variable if name in os.environ else ''}"
-                )
+                yield f"{self.in_words(path)}: {_why_refused(names[0])}"
 
     def _piece(self, text: str, is_linked: bool, path: str, secret: str | None) -> str:
         if is_linked:
@@ -104,6 +99,16 @@ class Marks:
 
     def _is_set(self, name: str) -> bool:
         return _has_value(self._lookup.get(name))
+
+
+def _why_refused(secret: str) -> str:
+    here = "and this key is shown and stored in clear"
+    if secret in os.environ:
+        return (
+            f"the value of {secret} looks like a secret, {here}; put it below data.secrets, or into "
+            f"environment.environment_variables as {secret}=${{oc.env:{secret}}}"
+        )
+    return f"the value of {secret} is a secret, {here}; let the code read it there, or refer to it below data.secrets"
 
 
 def _has_value(value: Any) -> bool:
