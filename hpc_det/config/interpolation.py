@@ -170,7 +170,8 @@ def problem_of(error: Exception) -> str:
     first, *_rest = str(error).splitlines() or [type(error).__name__]
     if error.__cause__ is not None:
         first += f": {str(error.__cause__).splitlines()[0]}"
-    first = re.sub(r"Interpolation key (.+) not found", r"key \1 is not set, and a default does not count; set it", first)
+    unset = "Interpolation key (.+) not found"
+    first = re.sub(unset, r"key \1 is not set, and a default does not count; set it", first)
     if re.search(r"no viable alternative|mismatched input|extraneous input|token recognition", first):
         first += "; this is no interpolation; write \\${...} for text that a shell expands"
     full_key = (getattr(error, "full_key", None) or "").removeprefix(f"{_CONFIG}.")
