@@ -1,8 +1,9 @@
 """OmegaConf's interpolations in experiment files, with the same meaning in `experiment create` and `hpc-det run`.
 
 `${key.path}` is the value of another key, after the merge with the template; `${resolver:...}` is allowed for the
-resolvers in `RESOLVERS`. `${NAME}` stays as it is for the shell if no key of this name is set, as do the shell's other
-forms such as `${NAME:-default}`. `\\${` stands for `${`. Environment variables are those of the submission.
+resolvers in `RESOLVERS`. `${NAME}` stays as it is if no key of this name is set, and wherever a shell reads the value,
+as do the shell's other forms such as `${NAME:-default}`. `\\${` stands for `${`. Environment variables are those of the
+submission.
 """
 
 from __future__ import annotations
