@@ -221,8 +221,8 @@ class Chief:
             return "waiting" if self._search.may_come_back else "finished"
         if stopped:
             return "stopped"
-        if self.compares:
-            self._search.end()  # the program has ended before the length that the search requested
+        if self.compares or (self._search.takes_reports and self._progress.validated >= 0):
+            self._search.end(self._progress)  # the program has ended before the length that the search requested
         return "finished"
 
 

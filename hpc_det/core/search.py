@@ -55,23 +55,25 @@ class Search:
         """Return the length to train to, in the unit of `searcher.max_length`; None without a search."""
         return self._searcher.until() if self._searcher else None
 
-    def next_length(self, progress: Progress) -> int | None:
+    def next_length(self, progress: Progress, *, is_own: bool = False) -> int | None:
         """Report a trial that has reached its length, and return the next one; None if the search requests no more
         for now.
+
+        `is_own`: the trial has reached another length than the search requested, one that its script sets.
         """
         assert self._searcher
         if progress.stop_requested:
-            self._searcher.end()
+            self.end(progress)
             return None
-        until = self._searcher.report(self.validations.get(progress.steps))
+        until = self._searcher.report(self.validations.get(progress.steps), progress.steps if is_own else None)
         if until is None:
             self.may_come_back = self._searcher.may_come_back()
         return until
 
-    def end(self) -> None:
-        """Report that the trial itself ended its training."""
+    def end(self, progress: Progress) -> None:
+        """Report that the trial itself ended its training, with the value of its last validation."""
         assert self._searcher
-        self._searcher.end()
+        self._searcher.end(self.validations.get(progress.validated), progress.validated)
 
     def take(self, progress: Progress, metrics: Mapping[str, Any]) -> None:
         """Record the metrics of a validation. Raises UsageError if the searcher's metric is missing or not a number."""
@@ -189,11 +191,15 @@ class Searching:
         search that compares no trials records that the trial has its length, so that `experiment continue` with a
         greater one continues it.
         """
-        if self._requested is not None and self._progress.validated >= 0:
-            self.search.end()
-        elif self._has_fixed_length():
+        if self._has_fixed_length():
             self.search.next_length(self._progress)
+        elif self._progress.validated >= 0 and self._is_shorter():
+            self.search.end(self._progress)
         return "waiting" if self.search.may_come_back else "finished"
+
+    def _is_shorter(self) -> bool:
+        """Return whether the trial has ended before the length that its search requested."""
+        return self._requested is not None if self.compares else self.search.takes_reports
 
     def _has_fixed_length(self) -> bool:
         """Return whether the trial has reached the length that a search requests which compares no trials."""

@@ -44,19 +44,24 @@ class SearcherContext:
         until: int | None = self._distributed.broadcast_json(work.until if work else None)
         return until
 
-    def report(self, value: float | None) -> int | None:
+    def report(self, value: float | None, batches: int | None = None) -> int | None:
         """Report `value`, the metric after training until `until()`. Only rank 0's value is used; None counts as NaN.
+
+        `batches`: the length of a trial that has trained to another one than `until()`; None if it has not.
 
         Return the next length, or None if the search needs no more training of this trial.
         """
         if self._search and (work := self._work()):
-            self._search.report(self._worker, work, math.nan if value is None else value)
+            self._search.report(self._worker, work, math.nan if value is None else value, batches=batches)
         return self.until()
 
-    def end(self) -> None:
-        """Report that the trial itself ended its training."""
+    def end(self, value: float | None = None, batches: int = 0) -> None:
+        """Report that the trial itself ended its training.
+
+        `value`: the metric at its last validation, after `batches`; None: without one. Only rank 0's is used.
+        """
         if self._search and self._work():
-            self._search.end(self._worker, self._trial.id, Exit.COMPLETED)
+            self._search.end(self._worker, self._trial.id, Exit.COMPLETED, value=value, batches=batches)
         self._distributed.barrier()
 
     def may_come_back(self) -> bool:

@@ -17,7 +17,7 @@ from hpc_det.search.adaptive import AdaptiveSearch
 from hpc_det.search.asha import AsyncHalving
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import is_nested
-from hpc_det.search.state import Entry, SearchState
+from hpc_det.search.state import Entry, SearchState, length_of, length_unit
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.metric_history import Curve
 from hpc_det.view.performance.limits import slowest
@@ -27,7 +27,7 @@ from hpc_det.view.state import ExperimentState, ExperimentView, shown_config
 from hpc_det.view.summary import best, why
 from hpc_det.view.trial_facts import TrialFacts, trials_of
 from hpc_det.view.trial_history import AttemptHistory, Validation, checkpoint_to_take, hosts_of
-from hpc_det.view.trials import differing, flattened, length_unit
+from hpc_det.view.trials import differing, flattened
 
 Record = dict[str, Any]
 Points = list[tuple[int, float | None]]
@@ -123,18 +123,19 @@ def _importance(view: ExperimentView, trials: Sequence[Record]) -> Record | None
 
     Only reports at the length that most trials have reached count, since other values are not comparable with them.
     """
-    reports = [entry for entry in view.reports if entry["event"] == "reported"]
-    lengths = Counter(entry["until"] for entry in reports)
-    if not lengths or len(trials) < 2:
+    searcher = view.config["searcher"]
+    reports = [(length_of(entry, searcher), entry) for entry in view.reports if "value" in entry]
+    if not reports or len(trials) < 2:
         return None
-    length, _ = lengths.most_common(1)[0]
-    sign = 1 if view.config["searcher"]["smaller_is_better"] else -1
+    ((length, _),) = Counter(length for length, _ in reports).most_common(1)
+    sign = 1 if searcher["smaller_is_better"] else -1
     hparams = {trial["id"]: flattened(trial["hyperparameters"]) for trial in trials}
-    values = {entry["trial"]: entry["value"] for entry in reports if entry["until"] == length}
+    values = {entry["trial"]: entry["value"] for at, entry in reports if at == length}
     points = [(hparams[trial], None if value is None else sign * value) for trial, value in values.items()]
     names = differing([trial["hyperparameters"] for trial in trials])
     return {
-        "length": length,
+        "length": length.amount if length else None,
+        "unit": length.unit if length else None,
         "trials": len(points),
         "names": [asdict(importance) for importance in importances(points, names)],
     }

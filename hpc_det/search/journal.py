@@ -122,18 +122,23 @@ class SearchJournal:
         holder = self._state.present.get(worker, job)
         return holder if holder not in (job, after) else None
 
-    def report(self, worker: int, work: Work, value: float) -> Work | None:
+    def report(self, worker: int, work: Work, value: float, *, batches: int | None = None) -> Work | None:
         """Record that `work` is done, with this value of the metric. Return the worker's next work, or None.
 
-        A value that is not finite counts as the worst.
+        A value that is not finite counts as the worst. `batches`: the length of a trial that has trained to another one
+        than `work.until`.
         """
-        plain = value if math.isfinite(value) else None
-        self._write("reported", worker=worker, trial=work.trial, until=work.until, value=plain)
+        trained = {} if batches is None else {"batches": batches}
+        self._write("reported", worker=worker, trial=work.trial, until=work.until, value=_plain(value), **trained)
         return self._state.open.get(worker)
 
-    def end(self, worker: int, trial: int, how: Exit) -> Work | None:
-        """Record that the trial has ended for good. Return the worker's next work, or None."""
-        self._write("ended", worker=worker, trial=trial, how=how.value)
+    def end(self, worker: int, trial: int, how: Exit, *, value: float | None = None, batches: int = 0) -> Work | None:
+        """Record that the trial has ended for good. Return the worker's next work, or None.
+
+        `value`: the metric at its last validation, after `batches`, if it ended itself; None: without one.
+        """
+        last = {} if value is None else {"value": _plain(value), "batches": batches}
+        self._write("ended", worker=worker, trial=trial, how=how.value, **last)
         return self._state.open.get(worker)
 
     def leave(self, worker: int) -> None:
@@ -178,6 +183,11 @@ class SearchJournal:
         check(entry, lambda: self._log.file_of(self._taken))
         self._state.apply(entry)
         self._taken += 1
+
+
+def _plain(value: float) -> float | None:
+    """Return the value for the journal, which is JSON: None if it is not finite."""
+    return value if math.isfinite(value) else None
 
 
 def _insist_on_own_code(experiment: ExperimentFolder) -> None:

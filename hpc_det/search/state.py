@@ -9,6 +9,8 @@ server, and a decision can neither be lost nor be made twice.
 {"event": "reported", "worker": 3, "trial": 7, "until": 100, "value": 0.31}   its work is done; it requests more
 {"event": "ended", "worker": 3, "trial": 7, "how": "failed"}     its trial has ended for good; it requests other work,
                                                                               unless the trial was cancelled
+  "value" in it: the metric at the last validation of a trial that ended its training itself
+  "batches" in this entry or in "reported": the length at that value, if it is not the one that the search requested
 {"event": "lost", "worker": 5, "job": "4711_5"}                  this job has ended; its work must be done again
 {"event": "sampled", "trial": 8, "sample": {...}}                a trial's sample, if the user's class or Optuna chose
 {"event": "left", "worker": 3}                                   a worker has ended and has written all its files
@@ -25,7 +27,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hpc_det.errors import HpcDetError, shown
 from hpc_det.node.json_files import Count, DamagedFile, Shape, problem_of
@@ -76,7 +78,10 @@ class TrialState:
     worker: int | None = None
     """The worker that trains the trial now; None if none does."""
     length: int | None = None
-    """The length at the trial's last report; None before the first report, and for work without a length."""
+    """The length at the trial's last report, in the unit of searcher.max_length.
+
+    None before the first report, for work without a length, and for a trial that ended at another one.
+    """
     value: float | None = None
     """The searcher's metric at the trial's last report; None before the first report."""
     ended: Exit | None = None
@@ -138,8 +143,11 @@ class SearchState:
                     self._give(worker, self._next_work())
             case {"event": "reported", "value": value} if self._is_due(entry):
                 self._report(entry["worker"], math.nan if value is None else value)
+                self._record(entry)
             case {"event": "ended", "how": how} if self._is_due(entry):
                 self._end(entry["worker"], Exit(how))
+                if "value" in entry:
+                    self._record(entry)
             case {"event": "lost", "worker": worker, "job": job} if self.present.get(worker, job) == job:
                 self._no_longer_expect(worker)
                 self.present.pop(worker, None)
@@ -236,10 +244,15 @@ class SearchState:
 
     def _report(self, worker: int, value: float) -> None:
         work = self.open.pop(worker)
-        trial = self._done(worker, work)
-        trial.length, trial.value = work.until, value
+        self._done(worker, work)
         self.method.report(work.trial, value)
         self._give_after(worker, work.trial)
+
+    def _record(self, entry: Entry) -> None:
+        """Record the trial's value, which an entry contains."""
+        trial, value = self.trials[entry["trial"]], entry["value"]
+        trial.value = math.nan if value is None else value
+        trial.length = None if "batches" in entry else entry.get("until")
 
     def _end(self, worker: int, how: Exit) -> None:
         work = self.open.pop(worker)
@@ -302,15 +315,23 @@ def _check_rules(rules: int) -> None:
         )
 
 
+class Length(NamedTuple):
+    """A length of training."""
+
+    amount: int
+    unit: str
+    """batches, records or epochs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BestTrial:
-    """The trial with the best value in all reports to the search, and that report."""
+    """The trial with the best of the values that trials reported to the search, and that report."""
 
     trial: int
     metric: str
     value: float
-    length: int | None
-    """The length at that report, in the unit of searcher.max_length; None for work without a length."""
+    length: Length | None
+    """The length at that report; None for work without a length."""
 
 
 def best_trial(entries: Iterable[Entry], searcher: Mapping[str, Any]) -> BestTrial | None:
@@ -322,5 +343,19 @@ def best_trial(entries: Iterable[Entry], searcher: Mapping[str, Any]) -> BestTri
     for entry in entries:
         value = entry.get("value")
         if value is not None and better(value, best.value if best else None, searcher["smaller_is_better"]):
-            best = BestTrial(trial=entry["trial"], metric=searcher["metric"], value=value, length=entry["until"])
+            length = length_of(entry, searcher)
+            best = BestTrial(trial=entry["trial"], metric=searcher["metric"], value=value, length=length)
     return best
+
+
+def length_of(entry: Entry, searcher: Mapping[str, Any]) -> Length | None:
+    """Return the length at the value that an entry contains; None for work without a length."""
+    if "batches" in entry:
+        return Length(entry["batches"], "batches")
+    unit = length_unit(searcher)
+    return Length(entry["until"], unit) if unit and entry["until"] is not None else None
+
+
+def length_unit(searcher: Mapping[str, Any]) -> str | None:
+    """Return batches, records or epochs; None if the search has no max_length."""
+    return next(iter(searcher.get("max_length") or []), None)

@@ -17,7 +17,7 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.view.formatting import clock
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import Metrics, read_attempts, read_tolerantly
-from hpc_det.view.trials import counted, length_unit
+from hpc_det.view.trials import counted
 
 DAMAGED = "(files damaged)"
 NOT_SHOWN = "(cannot be shown)"
@@ -99,7 +99,7 @@ def best(view: ExperimentView, metrics: Metrics | None = None) -> dict[str, Any]
     found = best_trial(view.reports, searcher)
     if found is None:
         return None
-    batches = found.length if length_unit(searcher) == "batches" else None
+    batches = found.length.amount if found.length and found.length.unit == "batches" else None
     return {"metric": found.metric, "value": found.value, "batches": batches, "trial": found.trial}
 
 

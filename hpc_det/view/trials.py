@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_det.config.merge import Tree
 from hpc_det.requeue import Action, Cause
 from hpc_det.search.method import Exit
 from hpc_det.search.state import SearchState
@@ -125,11 +124,6 @@ def counted(search: SearchState, *, is_running: bool) -> TrialCounts:
         failed=ends.count(Exit.FAILED),
         invalid=ends.count(Exit.INVALID_HP),
     )
-
-
-def length_unit(searcher: Tree) -> str | None:
-    """Return batches, records or epochs; None if the search has no max_length."""
-    return next(iter(searcher.get("max_length") or []), None)
 
 
 def differing(hparams: Sequence[dict[str, Any]]) -> list[str]:

@@ -21,13 +21,13 @@ from hpc_det.config.merge import Tree
 from hpc_det.errors import visible
 from hpc_det.node.json_files import parse_line
 from hpc_det.search.method import Exit, better
-from hpc_det.search.state import BestTrial, Entry, best_trial
+from hpc_det.search.state import BestTrial, Entry, Length, best_trial, length_of
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import Record, reports_of
 from hpc_det.view.formatting import duration, length_in_words, number, values_in_words
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import Metrics, checkpoint_to_take, why_not_completed
-from hpc_det.view.trials import TrialCounts, counted, length_unit
+from hpc_det.view.trials import TrialCounts, counted
 from hpc_det.view.watch import POLL_S, Watch, insist_on_completion
 
 
@@ -216,7 +216,7 @@ class ManyTrials:
     def news(self) -> Iterator[str]:
         """Yield a line for each new entry in the search's journal about a report or the end of a trial."""
         for entry in self._view.reports[self._read :]:
-            yield self._reported(entry) if entry["event"] == "reported" else self._ended(entry)
+            yield self._reported(entry) if "value" in entry else self._ended(entry)
         self._read = len(self._view.reports)
 
     def bar(self, state: ExperimentState) -> Progress:
@@ -229,7 +229,7 @@ class ManyTrials:
             self._task,
             description=f"experiment {self._view.id} {state.value}",
             completed=search.method.progress,
-            counts=", ".join([*parts, *([f"best {_in_words(best, self._view)}"] if best else [])]),
+            counts=", ".join([*parts, *([f"best {_in_words(best)}"] if best else [])]),
         )
         return self._progress
 
@@ -243,7 +243,7 @@ class ManyTrials:
         best = best_trial(view.reports, self._searcher)
         if best is None:
             return
-        yield f"Best validation: {_in_words(best, view)}"
+        yield f"Best validation: {_in_words(best)}"
         trial = view.folder.trial(best.trial)
         own = Metrics.read(trial, self._searcher).best
         if checkpoint := checkpoint_to_take(trial, own):
@@ -258,7 +258,7 @@ class ManyTrials:
         self._best = value if is_best else self._best
         mark = " (best)" if is_best else ""
         end = ", completed" if self._view.search.method.is_closed(trial) else ""
-        at = _at(entry["until"], self._view)
+        at = _at(length_of(entry, self._searcher))
         return f"trial {trial}{at}: {self._searcher['metric']} {number(value)}{mark}{end}"
 
     def _ended(self, entry: Entry) -> str:
@@ -272,15 +272,12 @@ def _invalid(counts: TrialCounts) -> list[str]:
     return [f"{counts.invalid} invalid"] if counts.invalid else []
 
 
-def _in_words(best: BestTrial, view: ExperimentView) -> str:
-    return f"{best.metric} {number(best.value)} of trial {best.trial}{_at(best.length, view)}"
+def _in_words(best: BestTrial) -> str:
+    return f"{best.metric} {number(best.value)} of trial {best.trial}{_at(best.length)}"
 
 
-def _at(length: int | None, view: ExperimentView) -> str:
-    unit = length_unit(view.config["searcher"])
-    if length is None or unit is None:
-        return ""
-    return f" at {length_in_words(length, unit)}"
+def _at(length: Length | None) -> str:
+    return f" at {length_in_words(*length)}" if length else ""
 
 
 class Tail:

@@ -78,6 +78,7 @@ class Loop:
         self._built = built
         self._trial, self._context, self._strategy = built.trial, built.context, built.strategy
         self._schedule = schedule
+        self._longest = schedule.max_length
         self._distributed: Distributed = built.context.distributed
         self._stop = stop
         self._log = log
@@ -139,13 +140,15 @@ class Loop:
             self._saver.save()
         self._saver.settle()  # a report is made once, so its batch must not be lost afterwards
         is_limited = self._schedule.limit_reached(self._progress)
-        if self._progress.stop_requested or self._schedule.max_length.reached(self._progress):
-            until = self._search.next_length(self._progress)
+        has_length = self._schedule.max_length.reached(self._progress)
+        if self._progress.stop_requested or has_length or self._schedule.max_length == self._longest:
+            is_own = not has_length or self._schedule.search_unit is None
+            until = self._search.next_length(self._progress, is_own=is_own)
             if until is None:
                 return False
             self._schedule = self._schedule.until(until)
         if is_limited:
-            self._search.end()
+            self._search.end(self._progress)
         return not is_limited
 
     # --- start

@@ -25,8 +25,6 @@ from hpc_det.pytorch.trial.trial_context import TrialContext
 from hpc_det.store.attempt import Attempt
 
 Context = TypeVar("Context", bound=TrialContext)
-_HALVING = ("async_halving", "adaptive_asha")
-"""The searchers that decide how long a trial trains."""
 
 
 class TrainerContext(PyTorchTrialContext):
@@ -127,8 +125,9 @@ class Trainer:
     ) -> None:
         """Train for `max_length`, or until all ranks agree to stop, and save.
 
-        `max_length` defaults to the experiment's length in a job. Under the searchers async_halving and adaptive_asha,
-        a trial ends at this length or where the search ends it, whichever is first.
+        `max_length` defaults to `searcher.max_length` of the experiment in a job, and comes before it. Under a search
+        that compares trials (async_halving, adaptive_asha, custom), a trial ends at this length or where the search
+        ends it, whichever is first. A note is printed where the two lengths differ.
 
         `reporting_period` defaults to the configuration's `scheduling_unit`, or 100 batches. None for another period
         means only at the end; without `checkpoint_period`, a job also saves by its `checkpoint_interval`.
@@ -153,11 +152,10 @@ class Trainer:
             raise UsageError("fit: test_mode is for runs without a job; create the experiment with --test instead")
         run, config = self._run, self._context.get_experiment_config()
         searcher = config.get("searcher", {})
-        is_limit = max_length is not None and run.job is not None and searcher.get("name") in _HALVING
-        own = None if is_limit else max_length
+        own, limit = self._own_length(searcher, max_length)
         schedule = Schedule(
             max_length=own or self._length_of(searcher, test_mode or run.purpose.test),
-            limit=max_length if is_limit else None,
+            limit=limit,
             search_unit=None if own or not searcher.get("max_length") else unit_of(searcher["max_length"]),
             global_batch_size=self._context.get_hparams().get("global_batch_size"),
             reporting_period=reporting_period or Batch(config.get("scheduling_unit", 100)),
@@ -171,12 +169,6 @@ class Trainer:
         )
         for unit in (schedule.max_length, schedule.limit):
             _ = unit and unit.length  # raises for an impossible length, before training starts
-        if schedule.limit and schedule.limit != schedule.max_length and self._context.distributed.is_chief:
-            print(
-                f"hpc-det: note: fit: max_length is {schedule.limit}, and {searcher['name']} trains for at most "
-                f"{schedule.max_length} (searcher.max_length); each trial ends at the smaller length",
-                flush=True,
-            )
         train(
             run,
             self._trial,
@@ -186,6 +178,29 @@ class Trainer:
             warm_start=Path(latest_checkpoint) if latest_checkpoint else None,
             profiling_enabled=profiling_enabled,
         )
+
+    def _own_length(
+        self, searcher: Mapping[str, Any], given: TrainUnit | None
+    ) -> tuple[TrainUnit | None, TrainUnit | None]:
+        """Return the length that replaces the search's, and the one that limits it: `given` or None. Collective.
+
+        Prints a note if `given` is another length than that of the configuration.
+        """
+        job = self._run.job
+        if given is None or job is None or not searcher.get("max_length"):
+            return given, None
+        configured = self._length_of(searcher, test=False)
+        if given == configured:
+            return None, None
+        compares = job.searcher.compares()
+        if self._context.distributed.is_chief:
+            effect = "each trial ends at the smaller length" if compares else f"this trial trains for {given}"
+            print(
+                f"hpc-det: note: fit: max_length is {given}, and that of searcher {searcher['name']} is {configured} "
+                f"(searcher.max_length); {effect}",
+                flush=True,
+            )
+        return (None, given) if compares else (given, None)
 
     def _length_of(self, searcher: Mapping[str, Any], test: bool) -> TrainUnit:
         if searcher.get("max_length"):

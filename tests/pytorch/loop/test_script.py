@@ -8,8 +8,9 @@ import pytest
 
 from hpc_det.node.json_files import read_json
 from hpc_det.search.journal import SearchJournal
+from hpc_det.search.state import best_trial
 from hpc_det.store.attempt import first_failure
-from hpc_det.store.metrics import read_reports
+from hpc_det.store.metrics import read_reports, validations
 from tests.facts import unnamed
 from tests.pytorch.loop.test_rank import Agent, agent
 from tests.pytorch.trials import CONFIG
@@ -64,6 +65,15 @@ def steps(agent: Agent, kind: str) -> list[int]:
     return [record["steps"] for record in read_reports(agent.trial.metrics) if record["kind"] == kind]
 
 
+def losses(agent: Agent) -> dict[int, float]:
+    """Return the searcher's metric of each validation, by the number of batches."""
+    return validations(agent.trial.metrics, "loss")
+
+
+def notes(agent: Agent) -> list[str]:
+    return [line for line in agent.log.splitlines() if "note: " in line]
+
+
 def test_length_hyperparameters_and_reports_are_the_experiments(agent: Agent) -> None:
     assert run(agent) == 0, agent.log
     assert agent.events == []
@@ -79,7 +89,7 @@ def test_arguments_of_the_script_come_before_the_experiment_which_says_what_chec
     done_already = "trainer.fit(max_length=Batch(3))"
     assert run(agent, fit, after=done_already, aggregation=2) == 0, agent.log
     assert steps(agent, "training") == [1, 2, 3, 4, 5], "before each checkpoint, too"
-    assert agent.log.splitlines()[0] == "batch size 4 aggregation 2"
+    assert next(line for line in agent.log.splitlines() if "note: " not in line) == "batch size 4 aggregation 2"
     assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 5, "saved": True}
     assert len([*agent.trial.checkpoints.glob("*/manifest.json")]) == 1, "the newest of the five is also the best"
 
@@ -118,10 +128,64 @@ def test_a_halving_search_and_a_script_that_says_a_length_train_to_the_smaller_o
         "steps": validations[-1],
         "saved": True,
     }
-    state = SearchJournal(agent.experiment).state()
+    search = SearchJournal(agent.experiment)
+    best, values = best_trial(search.new(), search.searcher), losses(agent)
+    assert best
+    assert best.length
+    assert (values[best.length.amount], best.length.unit) == (best.value, "batches")
+    assert best.value == min(values.values())
+    state = search.state()
     assert (state.finished, state.method.is_closed(1)) == (True, True)
-    notes = [line for line in agent.log.splitlines() if "note: " in line]
-    assert [unnamed(note, "fit: ", "max_length", *(facts or ())) for note in notes] == ([[]] if facts else [])
+    assert [unnamed(note, "fit: ", "max_length", *(facts or ())) for note in notes(agent)] == ([[]] if facts else [])
+
+
+@pytest.mark.parametrize("unit", [{"batches": 16}, {"epochs": 3}, {"records": 64}])
+def test_the_length_of_a_script_replaces_that_of_a_search_without_comparisons_in_the_report_too(
+    agent: Agent, unit: dict[str, int]
+) -> None:
+    searcher = {**CONFIG["searcher"], "name": "random", "max_trials": 1, "max_length": unit}
+    assert run(agent, "max_length=Batch(5), validation_period=Batch(2)", searcher=searcher) == 0, agent.log
+    search = SearchJournal(agent.experiment)
+    best = best_trial(search.new(), search.searcher)
+    assert best
+    assert (best.length, best.value) == ((5, "batches"), losses(agent)[5])
+    assert [unnamed(note, "Batch(value=5)", "searcher.max_length", "random") for note in notes(agent)] == [[]]
+
+
+CUSTOM = """
+from hpc_det.search.method import FixedSearch
+
+class Recording(FixedSearch):
+    def __init__(self, max_trials, max_length, smaller_is_better, seed):
+        super().__init__(max_trials, max_length)
+        self.values = {}
+
+    def report(self, trial, value):
+        super().report(trial, value)
+        self.values[trial] = value
+"""
+
+
+@pytest.mark.parametrize(("given", "length"), [("Batch(5)", 5), ("Batch(100)", 8)])
+def test_a_search_of_the_user_gets_the_value_at_the_smaller_length(agent: Agent, given: str, length: int) -> None:
+    (agent.code / "own_search.py").write_text(CUSTOM)
+    searcher = {
+        **CONFIG["searcher"],
+        "name": "custom",
+        "class": "own_search:Recording",
+        "settings": {},
+        "max_trials": 1,
+        "max_length": {"batches": 8},
+    }
+    assert run(agent, f"max_length={given}", searcher=searcher) == 0, agent.log
+    assert steps(agent, "validation") == [length]
+    search = SearchJournal(agent.experiment)
+    best = best_trial(search.new(), search.searcher)
+    assert best
+    assert (best.length, best.value) == ((length, "batches"), losses(agent)[length])
+    method: Any = search.state().method
+    assert method._method.values == {1: best.value}
+    assert [unnamed(note, "Batch(value=8)", "custom") for note in notes(agent)] == [[]]
 
 
 def test_the_variable_of_a_test_shortens_what_a_script_says(agent: Agent) -> None:
