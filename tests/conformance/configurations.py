@@ -202,7 +202,7 @@ def _hyperparameters() -> list[Configuration]:
             case="a categorical hyperparameter without values, in a map",
             follows=file,
             keys=hyperparameters(outer={"inner": {"type": "categorical"}}),
-            refused=("hyperparameters.outer.inner",),
+            refused=("hyperparameters.outer.inner.vals",),
         ),
         Configuration(
             case="bounds of a range in the wrong order",
@@ -211,7 +211,7 @@ def _hyperparameters() -> list[Configuration]:
                 **searching("random", max_length={"batches": 9}, max_trials=2),
                 **hyperparameters(whole={"type": "int", "minval": 9, "maxval": 3}),
             },
-            refused=("hyperparameters.whole",),
+            refused=("hyperparameters.whole.minval",),
         ),
     ]
     for kind in ("int", "double", "log"):
@@ -227,7 +227,7 @@ def _hyperparameters() -> list[Configuration]:
                 case=f"a grid over a range of type {kind} without a count",
                 follows=grids,
                 keys={**grid, **hyperparameters(outer={"axis": axis})},
-                refused=("hyperparameters.outer.axis",),
+                refused=("hyperparameters.outer.axis.count",),
             ),
         ]
     return rows
@@ -288,19 +288,19 @@ def _storages() -> list[Configuration]:
             case="azure without anything",
             follows=azure,
             keys=stored("azure"),
-            refused=("checkpoint_storage.container", "checkpoint_storage"),
+            refused=("checkpoint_storage.container", "checkpoint_storage.connection_string"),
         ),
         Configuration(
             case="azure with a connection string and an account",
             follows=azure,
             keys=stored("azure", container="c", connection_string="s", account_url="u"),
-            refused=("checkpoint_storage",),
+            refused=("checkpoint_storage.connection_string",),
         ),
         Configuration(
             case="azure with a connection string and a credential",
             follows=misc,
             keys=stored("azure", container="c", connection_string="s", credential="k"),
-            refused=("checkpoint_storage",),
+            refused=("checkpoint_storage.credential",),
         ),
     ]
     for kind in ("s3", "gcs"):
@@ -437,7 +437,12 @@ def _rest() -> list[Configuration]:
         Configuration(
             case="two log policies of the form of 0.25",
             follows=policies,
-            keys={"log_policies": [{"pattern": "x", "action": {"type": "exclude_node"}}]},
+            keys={
+                "log_policies": [
+                    {"pattern": "x", "action": {"type": "exclude_node"}},
+                    {"pattern": "y", "action": {"type": "cancel_retries"}},
+                ]
+            },
         ),
         Configuration(
             case="a log policy of the form of 0.38",
@@ -454,7 +459,7 @@ def _rest() -> list[Configuration]:
             case="a log policy without a name and a pattern",
             follows=policies,
             keys={"log_policies": [{}]},
-            refused=("log_policies[0]",),
+            refused=("log_policies[0].pattern",),
         ),
         Configuration(
             case="security.kerberos",

@@ -270,8 +270,9 @@ ROWS = [
         merged={"environment": {"proxy_ports": [{"proxy_port": 1}, {"proxy_port": 2}]}},
     ),
     Merge(
-        case="unknown keys, which the check of the result names",
-        follows=MERGE,
+        case="unknown keys",
+        follows="master/pkg/schemas/expconf/parse.go",
+        differs="kept, and refused in the result; Determined refuses them where it reads a file",
         template={"nope": 1},
         config={"nor": 2},
         merged={"nope": 1, "nor": 2},

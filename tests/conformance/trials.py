@@ -36,10 +36,12 @@ HALVED = (9.0, 2.25, 0.5625, 0.140625)
 
 @dataclass(frozen=True, kw_only=True)
 class Example(Row):
-    """A trial that is trained for four batches of two records, one epoch, and its metrics."""
+    """A trial that is trained for batches of two records, of which four are an epoch, and its metrics."""
 
     trial: type[Slope]
     config: Mapping[str, Any] = field(default_factory=dict)
+    batches: int = 4
+    """How long it is trained."""
     losses: Sequence[float] = HALVED
     """The training metric `loss` of each batch."""
     validation: Mapping[str, Any] = field(default_factory=dict)
@@ -292,11 +294,15 @@ ROWS = [
         case="a learning rate that changes after each epoch",
         follows="harness/determined/pytorch/_lr_scheduler.py",
         trial=DecayedEveryEpoch,
+        batches=6,
+        losses=(*HALVED, 0.03515625, 0.03515625),
     ),
     Example(
         case="a learning rate scheduler that the trial does not step",
         follows="harness/determined/pytorch/_lr_scheduler.py",
         trial=DecayedByHand,
+        batches=6,
+        losses=(*HALVED, 0.03515625, 0.0087890625),
     ),
     Example(case="a loader of torch", follows=TRIALS, trial=TorchLoader, raises=UsageError),
     Example(case="a loader of torch without the checks", follows=TRIALS, trial=TorchLoaderUnchecked),
