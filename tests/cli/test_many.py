@@ -257,10 +257,9 @@ def test_a_checkpoint_of_another_validation_than_the_best_report_says_which_it_i
     scheduler.states = [JobState.RUNNING, after(trains)]
     follow(life.folder)
     lines = capsys.readouterr().out.splitlines()
-    best, checkpoint, which = lines[lines.index("experiment 1: COMPLETED") + 2 :][:3]
+    best, checkpoint = lines[lines.index("experiment 1: COMPLETED") + 2 :][:2]
     assert unnamed(best, "accuracy 0.8", "trial 1", "400 batches") == []
-    assert checkpoint.endswith("(batch 100)")
-    assert unnamed(which, "trial 1", "accuracy 0.9") == []
+    assert checkpoint.endswith("(batch 100: accuracy 0.9)")
 
 
 def test_following_a_search_that_fails_says_of_whom(root: Path, scheduler: FakeScheduler) -> None:

@@ -47,12 +47,12 @@ class OfSearch:
     def until(self) -> int | None:
         return self.lengths[0] if self.lengths else None
 
-    def report(self, value: float | None) -> int | None:
+    def report(self, value: float | None, batches: int | None = None) -> int | None:
         self.values.append(value)
         del self.lengths[0]
         return self.until()
 
-    def end(self) -> None:
+    def end(self, value: float | None = None, batches: int = 0) -> None:
         self.is_ended = True
 
     def may_come_back(self) -> bool:

@@ -36,7 +36,7 @@ class Lengths:
         done = len(self._reported)
         return None if self._is_paused or done == len(self._lengths) else self._lengths[done]
 
-    def report(self, value: float | None) -> int | None:
+    def report(self, value: float | None, batches: int | None = None) -> int | None:
         length = self.until()
         assert length is not None
         assert value is not None
@@ -45,7 +45,7 @@ class Lengths:
         self._is_paused = length == self._pauses_at
         return self.until()
 
-    def end(self) -> None:
+    def end(self, value: float | None = None, batches: int = 0) -> None:
         raise AssertionError("the training ended before the length that the search requested")
 
     def may_come_back(self) -> bool:

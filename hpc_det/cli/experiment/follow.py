@@ -245,12 +245,11 @@ class ManyTrials:
             return
         yield f"Best validation: {_in_words(best)}"
         trial = view.folder.trial(best.trial)
-        own = Metrics.read(trial, self._searcher).best
-        if checkpoint := checkpoint_to_take(trial, own):
-            yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
-            if own and own.batches == checkpoint.steps and own.value != best.value:
-                # A trial compares all its validations; the search, those at the lengths that it requested.
-                yield f"It is of the best of all validations of trial {best.trial}: {best.metric} {number(own.value)}"
+        kept = Metrics.read(trial, self._searcher).best  # may be better than all values that the search has seen
+        if checkpoint := checkpoint_to_take(trial, kept):
+            is_other = kept is not None and kept.batches == checkpoint.steps and kept.value != best.value
+            value = f": {kept.metric} {number(kept.value)}" if kept and is_other else ""
+            yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps}{value})"
 
     def _reported(self, entry: Entry) -> str:
         trial, value = entry["trial"], math.nan if entry["value"] is None else entry["value"]

@@ -124,8 +124,8 @@ def test_a_trial_that_was_killed_after_its_report_goes_on_to_the_next_length(
     searched.the_other_one_fails(worker=1)
     report = SearchJournal.report
 
-    def and_die(*arguments: Any) -> None:
-        report(*arguments)
+    def and_die(*arguments: Any, **options: Any) -> None:
+        report(*arguments, **options)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -174,6 +174,7 @@ def test_a_trial_that_asks_to_stop_has_completed_and_the_search_goes_on(tmp_path
     assert searched.life.steps("validation")[-1] == 4
     state = searched.search.state()
     assert state.trials[1].ended is Exit.COMPLETED
+    assert state.trials[1].value == searched.life.series[-1][2]["loss"]
     assert state.open == {0: Work(2, 6)}
 
 
