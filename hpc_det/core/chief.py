@@ -59,8 +59,11 @@ class Chief:
         """The searcher's metric."""
         self._length = searcher.get("max_length")
         context = run.job.searcher.on_rank_0_alone() if run.job else None
-        self.compares = bool(self._length and context and context.compares())
+        compares = context is not None and context.compares()
+        self.compares = bool(self._length) and compares
         """Whether a search decides how long trials train, by the metrics that they report."""
+        self._only_records = context is not None and not compares
+        """Whether a search compares no trials."""
         self._search = Search(
             context,
             sets_length=self.compares,
@@ -221,7 +224,7 @@ class Chief:
             return "waiting" if self._search.may_come_back else "finished"
         if stopped:
             return "stopped"
-        if self.compares or (self._search.takes_reports and self._progress.validated >= 0):
+        if self.compares or (self._only_records and self._progress.validated >= 0):
             self._search.end(self._progress)  # the program has ended before the length that the search requested
         return "finished"
 

@@ -102,6 +102,24 @@ def test_trials_with_invalid_hyperparameters_are_no_progress(
     assert summary == "Experiment 1: COMPLETED with 5 trials in 1.0 s, 3 invalid"
 
 
+def test_a_trial_that_ends_by_itself_shows_its_last_value_and_its_checkpoint_the_kept_one(
+    hpc_det: Command, root: Path, scheduler: FakeScheduler
+) -> None:
+    life = Life.submitted(root, **halving(4))
+    life.begins()
+    life.reports("validation", 8, {"accuracy": 0.75})
+    life.reports("validation", 12, {"accuracy": 0.5})
+    life.saves(8)
+    life.search.end(0, 1, Exit.COMPLETED, value=0.5, batches=12)
+    view = ExperimentView(life.folder)
+    assert [*ManyTrials(view).news()] == ["trial 1 at 12 batches: accuracy 0.5 (best), completed"]
+    _, best, checkpoint = ManyTrials(view).summary(ExperimentState.COMPLETED, 1.0)
+    assert best == "Best validation: accuracy 0.5 of trial 1 at 12 batches"
+    assert checkpoint.endswith("(batch 8: accuracy 0.75)")
+    record = json.loads(hpc_det("e", "list", "--json").out)
+    assert record[0]["best"] == {"metric": "accuracy", "value": 0.5, "batches": 12, "trial": 1}
+
+
 def test_describe_says_why_the_first_trials_failed(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
     life = Life.submitted(root, **random_search(8))
     life.begins()

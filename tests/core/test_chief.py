@@ -29,17 +29,19 @@ from tests.facts import refused
 class OfSearch:
     """A search that requests these lengths, one after the other."""
 
-    def __init__(self, *lengths: int, comes_back: bool = True) -> None:
+    def __init__(self, *lengths: int, comes_back: bool = True, compares: bool = True) -> None:
         self.lengths = [*lengths]
         self.values: list[float | None] = []
         self.comes_back = comes_back
+        self.is_comparing = compares
         self.is_ended = False
+        self.last: tuple[float | None, int] | None = None
 
     def on_rank_0_alone(self) -> OfSearch:
         return self
 
     def compares(self) -> bool:
-        return True
+        return self.is_comparing
 
     def has_work(self) -> bool:
         return bool(self.lengths)
@@ -54,6 +56,7 @@ class OfSearch:
 
     def end(self, value: float | None = None, batches: int = 0) -> None:
         self.is_ended = True
+        self.last = value, batches
 
     def may_come_back(self) -> bool:
         return self.comes_back
@@ -172,6 +175,16 @@ def test_a_length_that_is_reported_as_completed_is_one_report(tmp_path: Path) ->
         first.report_to_search(None)
         assert search.values[0] == 3.0
         assert math.isnan(search.values[1] or 0.0)
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_a_program_that_ends_by_itself_gives_the_search_its_last_validation(tmp_path: Path, compares: bool) -> None:
+    search = OfSearch(100, compares=compares)
+    with chief(tmp_path, search, **SEARCHER) as (first, _):
+        first.report(5, {"loss": 2.0}, group="validation")
+        first.report(7, {"loss": 1.0})
+        first.finish(stopped=False)
+    assert search.last == (2.0, 5)
 
 
 @pytest.mark.parametrize(

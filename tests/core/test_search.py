@@ -13,6 +13,7 @@ from hpc_det.errors import UsageError
 from hpc_det.node.json_files import write_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
+from hpc_det.search.state import best_trial
 from hpc_det.store.folders import ExperimentFolder
 from tests.core.loops import CONFIG, PASS, Loop, PlainLoop, assert_same
 from tests.facts import refused
@@ -132,17 +133,22 @@ def test_a_loop_that_knows_nothing_of_the_search_is_ended_and_promoted_by_its_va
     assert state.trials[1].ended in (None, Exit.COMPLETED)
 
 
-def test_a_loop_that_ends_before_its_length_has_completed_its_trial(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["async_halving", "single"])
+def test_a_loop_that_ends_before_its_length_has_completed_its_trial(tmp_path: Path, name: str) -> None:
     class Short(InPasses):
         def run(self) -> None:
             for _ in zip(range(2), self.core.batches(self.loader), strict=False):
                 pass
             self.core.report(self.core.step, self.validate(), group="validation")
 
-    searched = Searched(tmp_path, Short, LENGTHS)
+    searched = Searched(tmp_path, Short, LENGTHS, name=name)
     searched.loop.attempt()
     assert searched.loop.outcome["kind"] == "finished"
-    assert SearchJournal(searched.experiment).state().trials[1].ended is Exit.COMPLETED
+    search = SearchJournal(searched.experiment)
+    best = best_trial(search.new(), search.searcher)
+    assert best
+    assert best.length == (2, "batches")
+    assert search.state().trials[1].ended is Exit.COMPLETED
 
 
 def test_a_trial_of_a_search_that_compares_nothing_continues_with_a_greater_length(tmp_path: Path) -> None:
