@@ -51,7 +51,7 @@ TESTS = {
     "`det.keras`, `LightningAdapter`, `dsat`, the model registry's functions of the client": (
         "tests/compat/test_names.py::test_what_hpc_det_does_not_have_is_named"
     ),
-    "`fit(max_length=...)` under `async_halving` or `adaptive_asha`": "tests/pytorch/loop/test_script.py::"
+    "`fit(max_length=...)` and `searcher.max_length` (`max_time`) differ": "tests/pytorch/loop/test_script.py::"
     "test_a_halving_search_and_a_script_that_says_a_length_train_to_the_smaller_one",
     "Additional checkpoints": "tests/pytorch/loop/test_last_validation.py::"
     "test_an_error_in_the_last_validation_costs_no_batch",
