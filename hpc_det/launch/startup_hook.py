@@ -52,9 +52,10 @@ _SHELL = """\
 exec 231>&1 232>&2 >{output} 2>&1
 hpc_det_entrypoint=("$@")
 echo begun >{events}
-set -e
+trap 'case $-${{BASH_SOURCE[0]}} in *e*./{hook}) builtin echo "line-$LINENO" >{events};; esac' ERR
+set -eE
 source ./{hook}
-{{ \\builtin set +euxv; \\builtin trap - DEBUG ERR; \\builtin unalias -a; builtin unset -f exec; }} 2>/dev/null
+{{ \\builtin set +eEuxv; \\builtin trap - DEBUG ERR; \\builtin unalias -a; builtin unset -f exec; }} 2>/dev/null
 builtin printf '\\0hpc_det\\n'
 {own_variables}
 builtin command env -0 >{after} 2>/dev/null || /usr/bin/env -0 >{after} 2>/dev/null || builtin :
@@ -81,6 +82,8 @@ class StartupHook:
         self._has_ended = False
         self.is_over = False
         """True once the hooks of all nodes have ended, and the entrypoint was allowed to start."""
+        self._line = 0
+        """The line of the hook whose command has ended the shell; 0: unknown."""
         self._partial = b""
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._pipes = {name: self._pipe(name) for name in (_EVENTS, _OUTPUT, _GO)}
@@ -150,13 +153,15 @@ class StartupHook:
         `killer`: what is known about the sender of a SIGKILL.
         """
         self._copy_rest()
+        self._on_events()
         last = [line for line in self._last if line.strip()]
         if code == 0:
             message = "ended its shell with exit code 0, so the entrypoint was not started; end it with `return`"
             return failure_now(None, message, startup_hook=True, user_error=True)
         after = f" after {last[-1].strip()[-LONGEST_LINE:]!r}" if last else ""
         by = f"; {killer}" if killer and is_kill(code) else ""
-        message = f"{exit_of(code)}{after}{by}; see {self._gang.trial.job_log}"
+        where = f" in line {self._line}" if self._line else ""
+        message = f"{exit_of(code)}{where}{after}{by}; see {self._gang.trial.job_log}"
         return failure_now(None, message, startup_hook=True, traceback="\n".join(last))
 
     def close(self) -> None:
@@ -170,6 +175,8 @@ class StartupHook:
     def _on_events(self) -> None:
         for event in _all_of(self._pipes[_EVENTS]).split():
             self._has_begun = True
+            if event.startswith(b"line-"):
+                self._line = int(event.removeprefix(b"line-"))
             if event == b"ended" and not self._has_ended:
                 self._has_ended = True
                 self._write_changes()

@@ -206,6 +206,16 @@ def test_a_failing_command_is_the_attempts_failure_with_its_last_lines(gang: Gan
     assert not {"went-on", "began"} & set(os.listdir(gang.code))
 
 
+@pytest.mark.parametrize(
+    "before", ["", "trap 'echo own' EXIT\n", "set +e; false; set -e\n"], ids=["", "trap", "set +e"]
+)
+@pytest.mark.parametrize("command", ["false", "check() { false; }; check", "(exit 3)"])
+def test_a_command_that_fails_without_a_word_is_named_by_its_line(gang: Gang, before: str, command: str) -> None:
+    hooked(gang, f"{before}true\n{command}\ntrue\n", "true")
+    assert run(gang) != [0]
+    assert unnamed(failure(gang).sentence(), f"line {2 + before.count(chr(10))}") == []
+
+
 def test_a_failing_hook_counts_as_a_restart_and_runs_again_in_each_attempt(gang: Gang) -> None:
     hooked(gang, "echo ran >>runs; printf 'without an end of line'; no-such-command-of-ours", "true", max_restarts=1)
     code, log = gang.run_job()
