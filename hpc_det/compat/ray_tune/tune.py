@@ -77,7 +77,7 @@ def run(
         run_or_experiment: TorchTrainer.as_trainable(...), or a subclass of tune.Trainable.
         name: The beginning of the name of the run folder, to which the time is appended. None: "tune".
         metric: Name of the metric by which trials are compared.
-        mode: Whether smaller ("min") or larger ("max") values are better.
+        mode: Whether smaller ("min") or larger ("max") values are better; needed where a metric is given.
         stop: By metric, the value at or above which a trial is complete.
         time_budget_s: Only None.
         config: Hyperparameters: fixed values, and ranges of ray.tune.
@@ -99,11 +99,14 @@ def run(
 
     Raises:
         TuneError: Trials have failed.
+        ValueError: A metric is given without a mode, or one of them to the scheduler as well.
         UsageError: An argument is invalid, or works only in Ray.
     """
     _check({**others, "time_budget_s": time_budget_s, "search_alg": search_alg}, stop, resources_per_trial)
     chosen = create_scheduler(scheduler) if isinstance(scheduler, str) else scheduler or FIFOScheduler()
     metric, mode = _compared_by("metric", metric, chosen.metric), _compared_by("mode", mode, chosen.mode)
+    if metric and not mode:
+        raise ValueError(f"mode: none is given for metric {metric!r}; give mode='min' or 'max', or leave out both")
     ends = dict(stop or {})
     if chosen.max_t is not None:
         ends[ITERATION] = min(chosen.max_t, ends.get(ITERATION, chosen.max_t))

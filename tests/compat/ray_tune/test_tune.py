@@ -177,6 +177,12 @@ def test_metric_and_mode_belong_to_one_of_both() -> None:
         tune.run(Line, metric="loss", scheduler=ASHAScheduler(metric="accuracy"))
 
 
+@pytest.mark.parametrize("arguments", [{"metric": "loss"}, {"scheduler": ASHAScheduler(metric="loss")}])
+def test_a_metric_without_a_mode_is_refused(arguments: dict[str, Any]) -> None:
+    with refused(ValueError, "mode", "'loss'", "'min'", "'max'"):
+        tune.run(Line, config={"rate": 1.0}, stop=ONE, **arguments)
+
+
 def test_functions_are_no_trainables() -> None:
     with refused(UsageError, "trainable", "as_trainable"):
         tune.run(len, config={}, stop=ONE)
