@@ -10,11 +10,9 @@ import atexit
 import os
 import re
 import socket
-import sys
 import zlib
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from hpc_det.compat.cluster_info import ClusterInfo, TrialInfo, get_cluster_info
 from hpc_det.compat.det_core import (
@@ -34,6 +32,7 @@ from hpc_det.core.entry import shared_new_folder
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.launch.determined_variables import newest_checkpoint
 from hpc_det.node.files import make_folders
+from hpc_det.node.program_end import note_exit, uncaught
 from hpc_det.store.experiments import state_root
 from hpc_det.store.folders import TrialFolder
 
@@ -46,8 +45,8 @@ info: ClusterInfo | None = None
 
 _PARTS = ("train", "checkpoint", "distributed", "preempt", "searcher", "info")
 _context: Context | None = None
-_exit_code: Any = None
-"""The argument of sys.exit, which functions registered with atexit do not receive."""
+_earlier_errors: tuple[BaseException, ...] = ()
+"""What an interactive session had raised, or the program had caught, before `init`."""
 
 
 @dataclass
@@ -112,12 +111,15 @@ def init_context(
 
 def init(**options: Any) -> None:
     """Enter a context, and fill the module's globals with its parts. Arguments: see `init_context`."""
-    global _context
+    global _context, _earlier_errors
     close()
     _context = init_context(**options)
     _context.start()
     globals().update({name: getattr(_context, name) for name in _PARTS})
-    _close_at_exit()
+    _earlier_errors = uncaught()
+    note_exit()
+    atexit.unregister(close)
+    atexit.register(close)
 
 
 def close() -> None:
@@ -126,9 +128,8 @@ def close() -> None:
     context, _context = _context, None
     globals().update(dict.fromkeys(_PARTS))
     if context is not None:
-        error = getattr(sys, "last_value", None)  # set when an exception ends the process
-        if error is None and _exit_code:
-            error = SystemExit(_exit_code)
+        errors = uncaught(but=_earlier_errors)
+        error = next((each for each in errors if not isinstance(each, SystemExit) or each.code), None)
         context.close(type(error) if error else None, error, None)
 
 
@@ -136,21 +137,6 @@ def url_reverse_webui_exp_view() -> str:
     """Return the folder of the run; there is no web interface."""
     assert _context is not None, "call core_v2.init first"
     return str(_context._session.run.folder.path)
-
-
-def _close_at_exit() -> None:
-    former: Callable[..., NoReturn] = sys.exit
-    if hasattr(former, "is_noted"):
-        return
-
-    def noted(code: Any = None) -> NoReturn:
-        global _exit_code
-        _exit_code = code
-        former(code)
-
-    noted.is_noted = True  # type: ignore[attr-defined]
-    sys.exit = noted
-    atexit.register(close)
 
 
 def _merged(config: Config | None, defaults: Config | None, unmanaged: Config | None) -> Config | None:

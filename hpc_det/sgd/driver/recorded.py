@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from hpc_det.search.method import Exit
 from hpc_det.sgd.driver.experiment import AGAIN, Description, DriverExperiment, has_own_experiment, opened_experiment
 from hpc_det.sgd.driver.failures import GangLost, Hung, JobLeaves, NodeLost, Preempted, was_terminated
 from hpc_det.sgd.operator.options import BATCH_COUNT, EPOCH_IDX, NUM_SAMPLES
-from hpc_det.store.attempt import failure_now, note_failure, read_stop
+from hpc_det.store.attempt import StopRequest, failure_now, note_failure, read_stop
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import each as each_report
@@ -63,7 +64,7 @@ class RunRecord:
     ) -> None:
         """`is_of_loop`: the gang runs a training loop of `fit`, whose reports take the place of batches."""
         self._experiment = experiment
-        self._how_to_resume = "a temporary run; run=NAME keeps one" if is_temporary else AGAIN
+        self._is_temporary = is_temporary
         self._is_of_loop = is_of_loop
         self._lock = threading.RLock()
         self._has_stopped = False
@@ -88,11 +89,12 @@ class RunRecord:
         self._trial.stop.unlink(missing_ok=True)  # a request to an earlier driver
         self._claim(self._experiment.job_id)
         write_json(self._trial.trial, self._spec(hparams), private=True)
-        self._close_attempt(Cause.FAILED, "its driver exited without reporting a cause (killed or crashed)", late=True)
         self._steps = [
             (int(report["call"]), int(report["steps"]), str(report["kind"]))
             for report in reports_of(each_report(self._trial.metrics))
         ]
+        self._close_attempt(Cause.FAILED, "its driver exited without reporting a cause (killed or crashed)", late=True)
+        _open_records.add(self)
         self._experiment.watch(self._look)
 
     def _spec(self, hparams: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,6 +181,7 @@ class RunRecord:
 
     def end(self, error: BaseException | None) -> None:
         """Record the end of this driver. `error`: the exception that has ended it; None: it has finished."""
+        _open_records.discard(self)
         self._record_end(error or self._failed)
         if self._experiment:
             self._experiment.end()
@@ -191,17 +194,24 @@ class RunRecord:
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0) and not was_terminated()):
             self._close(Cause.FINISHED, Action.DONE, None)
         elif isinstance(error, KeyboardInterrupt):
-            self._search.cancel("Ctrl-C")
-            self._close(Cause.CANCELLED, Action.DONE, None)
+            self._cancel("Ctrl-C")
         elif isinstance(error, JobLeaves):
             self._pause("the scheduler, which takes its nodes")
         elif isinstance(error, SystemExit) and was_terminated():
-            self._pause("a signal")
+            self._pause("SIGTERM")
         else:
             self._close(Cause.FAILED, Action.GIVE_UP, error)
 
+    def _cancel(self, source: str) -> None:
+        self._search.cancel(source)
+        self._close(Cause.CANCELLED, Action.DONE, None)
+
     def _pause(self, source: str) -> None:
+        """Record a pause; of a temporary run, which cannot resume, the end."""
         assert self._experiment
+        if self._is_temporary:
+            self._cancel(source)
+            return
         if not self._search.state().paused:
             self._search.pause(source)
         self._close_attempt(Cause.PAUSED, None, action=Action.PAUSE)
@@ -226,7 +236,7 @@ class RunRecord:
         if (attempt := self._journal.open_attempt()) is None:
             return
         steps = max(self._batches("training", "validation"), newest_steps(self._trial.checkpoints))
-        why = cause.value if action is Action.DONE else self._how_to_resume
+        why = cause.value if action is Action.DONE else AGAIN
         if action is Action.RESTART:
             why = "the program was started again" if late else "the call is repeated"
         self._journal.ended(attempt, AttemptEnd(cause=cause, steps=steps), Decision(action, why), failure, late=late)
@@ -240,17 +250,37 @@ class RunRecord:
                 return
             if (stop := read_stop(self._trial.stop, self.last_attempt)) is None:
                 return
-            if stop.reason == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            self._has_stopped = True
-            if stop.reason == "cancel":
-                self._close(Cause.CANCELLED, Action.DONE, None)
-            else:
-                self._pause(stop.source)
-            self._experiment.end()
             number = self._experiment.folder.id
+            if stop.reason != "kill":
+                self._stop(stop)
+        for other in [*_open_records]:  # without the lock, as this may be done at the same time for another record
+            other.process_ends(f"`{stop.reason}` of experiment {number}, whose driver is the same process")
+        if stop.reason == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         print(f"hpc-det: experiment {number}: {stop.reason} by {stop.source}", flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _stop(self, stop: StopRequest) -> None:
+        """Record the end that a command requests."""
+        assert self._experiment
+        self._has_stopped = True
+        if stop.reason == "cancel":
+            self._close(Cause.CANCELLED, Action.DONE, None)
+        else:
+            self._pause(stop.source)
+        self._experiment.end()
+
+    @_harmless
+    def process_ends(self, source: str) -> None:
+        """Record the end of this process by a command for another of its records, or for this one as well."""
+        assert self._experiment
+        own = read_stop(self._trial.stop, self.last_attempt)
+        if not self._has_stopped and not (own and own.reason == "kill"):  # the command records a kill
+            self._stop(own or StopRequest(attempt=None, reason="pause", source=source, time=time.time()))
+
+
+_open_records: weakref.WeakSet[RunRecord] = weakref.WeakSet()
+"""The records of this process that have not ended."""
 
 
 def begin_record(run: DriverRun, about: Description, *, is_of_loop: bool) -> RunRecord:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from hpc_det.errors import HpcDetError, UsageError, shown
+from hpc_det.node.program_end import note_exit, uncaught
 from hpc_det.plan.local_experiment import SEARCHER, GangSize
 from hpc_det.sgd.capacity import Capacity, capacity_of
 from hpc_det.sgd.driver.calls import Call, reduce
@@ -181,6 +182,9 @@ class TorchTrainer:
         )
         self._gang: ElasticGang | None = opened(self._run, capacity, patience, wanted, about, is_durable=is_durable)
         self._logs = self._run.folder.logs
+        self._earlier_errors = uncaught()
+        """What an interactive session had raised, or the program had caught, before its last use of this trainer."""
+        note_exit()
         _alive.add(self)
 
     @property
@@ -494,6 +498,7 @@ class TorchTrainer:
         """The gang. Raises TrainerIsShutDown after `shutdown`."""
         if self._gang is None:
             raise TrainerIsShutDown("this trainer was shut down; create another TorchTrainer")
+        self._earlier_errors = uncaught()
         return self._gang
 
     def _settings_for(self, size: int) -> RankSettings:
@@ -525,9 +530,8 @@ _alive: weakref.WeakSet[TorchTrainer] = weakref.WeakSet()
 
 @atexit.register
 def _shut_down_all() -> None:
-    """Shut down the trainers of a program that ends without `shutdown`, by an exception or by Ctrl-C."""
-    # The interpreter sets sys.last_value to an uncaught exception, whose traceback it prints. KeyboardInterrupt is not
-    # of type Exception: the user ended the program, so nothing is kept.
-    error = getattr(sys, "last_value", None) or (SystemExit() if was_terminated() else None)
+    """Shut down the trainers of a program that ends without `shutdown`, by an exception, `sys.exit` or Ctrl-C."""
+    # KeyboardInterrupt and SystemExit are not of type Exception: the user ended the program, so nothing is kept.
+    ends = (SystemExit(),) if was_terminated() else ()
     for trainer in list(_alive):
-        trainer._end(force=True, error=error)
+        trainer._end(force=True, error=next(iter(uncaught(but=trainer._earlier_errors) or ends), None))

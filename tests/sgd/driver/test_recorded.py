@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.sgd import TorchTrainer, fit
 from hpc_det.sgd.driver.experiment import insist_on_no_other_driver, part_of_an_experiment
 from hpc_det.sgd.driver.failures import JobLeaves
+from hpc_det.sgd.driver.recorded import RunRecord
+from hpc_det.sgd.driver.trainer import _shut_down_all
 from hpc_det.store.attempt import first_failure
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
@@ -29,7 +32,7 @@ from hpc_det.store.metrics import read_reports
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import AttemptHistory, read_attempts
 from hpc_det.view.watch import state
-from tests.facts import refused
+from tests.facts import refused, unnamed
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear
 from tests.wait import DEADLINE_S, wait_for
@@ -186,9 +189,71 @@ def test_a_driver_on_another_host_is_lost_when_it_has_been_silent(state_folder: 
 def test_an_exception_of_the_program_ends_the_run_by_its_kind(
     error: BaseException, expected: ExperimentState, state_folder: Path
 ) -> None:
-    with suppress(BaseException), trainer(num_workers=1, executor=LocalNodes(1)):
+    with suppress(BaseException), trainer(num_workers=1, executor=LocalNodes(1), run="mine"):
         raise error
     assert [found(experiment) for experiment in experiments(state_folder)] == [expected]
+
+
+def raised_in_a_session(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+
+
+def exited(code: int) -> None:
+    with suppress(SystemExit):
+        sys.exit(code)
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, ExperimentState.COMPLETED), (3, ExperimentState.ERROR)])
+def test_sys_exit_without_shutdown_ends_the_run_by_its_code(
+    code: int, expected: ExperimentState, state_folder: Path
+) -> None:
+    its = trainer(num_workers=1, use_local=True, run="mine")
+    its.train()
+    exited(code)
+    _shut_down_all()
+    (experiment,) = experiments(state_folder)
+    assert found(experiment) is expected
+    failure = first_failure(experiment.trial(), 1)
+    assert (failure.message if failure else None) == ("SystemExit: 3" if code else None)
+
+
+def test_what_a_program_survived_before_it_trained_on_is_no_failure(
+    state_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised_in_a_session(ZeroDivisionError(), monkeypatch)
+    exited(2)
+    its = trainer(num_workers=1, use_local=True, run="mine")
+    its.train()
+    raised_in_a_session(NameError("trian"), monkeypatch)
+    exited(2)
+    its.train()
+    _shut_down_all()
+    assert [found(experiment) for experiment in experiments(state_folder)] == [ExperimentState.COMPLETED]
+
+
+def test_an_exception_after_the_training_is_a_failure(state_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised_in_a_session(ZeroDivisionError(), monkeypatch)
+    its = trainer(num_workers=1, use_local=True, run="mine")
+    its.train()
+    raised_in_a_session(KeyError("accuracy"), monkeypatch)
+    _shut_down_all()
+    (experiment,) = experiments(state_folder)
+    assert found(experiment) is ExperimentState.ERROR
+    failure = first_failure(experiment.trial(), 1)
+    assert failure
+    assert failure.message == "KeyError: 'accuracy'"
+
+
+def test_a_lost_driver_has_trained_what_it_had_reported(state_folder: Path) -> None:
+    its = trainer(num_workers=1, use_local=True, run="mine")
+    its.train()
+    (experiment,) = experiments(state_folder)
+    assert its._gang
+    its._gang.record = RunRecord()  # its end is not recorded, as if it were killed
+    its.shutdown()
+    with trainer(num_workers=1, use_local=True, run="mine"):
+        pass
+    assert [(each.cause, each.batches) for each in attempts(experiment)] == [("failed", 16), ("finished", 16)]
 
 
 PROGRAM = """
@@ -196,7 +261,8 @@ import sys
 from hpc_det.sgd import TorchTrainer
 from tests.sgd.trained import Linear
 
-trainer = TorchTrainer(training_operator_cls=Linear, executor="local", run=sys.argv[1] or None)
+runs = sys.argv[1].split(",")
+trainer, *others = [TorchTrainer(training_operator_cls=Linear, executor="local", run=run or None) for run in runs]
 trainer.train()
 print("trained", flush=True)
 while True:
@@ -222,6 +288,32 @@ def test_a_paused_run_resumes_with_the_next_start_of_its_program(state_folder: P
         assert found(experiment) is ExperimentState.RUNNING
         assert its.epochs_done >= 1
     assert [each.cause for each in attempts(experiment)] == ["paused", "finished"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("stop", [pause_one, kill_one])
+def test_the_other_run_of_a_process_names_the_command_that_has_ended_it(
+    stop: Callable[[ExperimentFolder], str], state_folder: Path
+) -> None:
+    with program("one,other") as driver:
+        one, other = experiments(state_folder)
+        stop(one)
+        assert driver.wait(DEADLINE_S) in (-signal.SIGTERM, -signal.SIGKILL)
+    assert found(other) is ExperimentState.PAUSED
+    source = ExperimentView(other).search.paused
+    assert source
+    assert not unnamed(source, f"experiment {one.id}")
+    assert [each.cause for each in attempts(other)] == ["paused"]
+
+
+@pytest.mark.integration
+def test_a_temporary_run_that_a_signal_ends_is_canceled(state_folder: Path) -> None:
+    with program("") as driver:
+        (experiment,) = experiments(state_folder)
+        driver.terminate()
+        assert driver.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    assert found(experiment) is ExperimentState.CANCELED
+    assert ExperimentView(experiment).search.cancelled == "SIGTERM"
 
 
 @pytest.mark.long
