@@ -334,13 +334,17 @@ class BestTrial:
     """The length at that report; None for work without a length."""
 
 
+NO_METRIC = "(none)"
+"""The metric in the searcher section of a search that compares no trials, because its schema requires a name."""
+
+
 def best_trial(entries: Iterable[Entry], searcher: Mapping[str, Any]) -> BestTrial | None:
-    """Return the best trial, or None if no trial has reported a finite value.
+    """Return the best trial; None if no trial has reported a finite value, or for a search without a metric.
 
     `entries`: all entries of the journal, or only its reports.
     """
     best: BestTrial | None = None
-    for entry in entries:
+    for entry in entries if searcher["metric"] != NO_METRIC else ():
         value = entry.get("value")
         if value is not None and better(value, best.value if best else None, searcher["smaller_is_better"]):
             length = length_of(entry, searcher)

@@ -21,7 +21,7 @@ from hpc_det.node.json_files import made, read_map, write_json
 from hpc_det.node.process import is_running, process_namespace
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.run_folder import RunFolder
+from hpc_det.store.run_folder import RunFolder, RunKind
 
 BEAT_S = 10.0
 """Seconds between two modifications of the file of a process."""
@@ -74,6 +74,13 @@ def run_of_driver(experiment: ExperimentFolder) -> Path | None:
     """Return the run folder of a TorchTrainer, `fit` or `tune_run`; None for other experiments. Raises DamagedFile."""
     run = script_of(experiment).run if is_local(experiment) else None
     return Path(run) if run else None
+
+
+def kind_of_run(experiment: ExperimentFolder) -> RunKind:
+    """Return what has written the run folder of a driver, by the links to that folder in its experiment."""
+    if experiment.search.is_symlink():
+        return "tune"
+    return "fit" if experiment.trial(1).checkpoints.is_symlink() else "trainer"
 
 
 def write_script(experiment: ExperimentFolder, script: Script) -> None:

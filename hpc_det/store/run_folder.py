@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from hpc_det.errors import UsageError
 from hpc_det.node import disk
@@ -178,23 +179,29 @@ def link_logs(run: Path, logs: Path) -> None:
     disk.symlink(own, logs)
 
 
-_FILES = (
-    *("drivers", "driver.json", "temporary", "round", "nodes", "snapshots", "logs", "jobs", "checkpoints"),
-    *("reports.jsonl", "finished.json", "effective.json", "search", "trainable.pkl", "import_path", "trials", "key"),
-    "experiment.json",
-)
-"""All files of runs of TorchTrainer, `fit` and `tune_run`, in the order in which `remove_run` deletes them."""
+RunKind = Literal["trainer", "fit", "tune"]
+_OF_GANG = ("drivers", "driver.json", "temporary", "round", "nodes", "snapshots", "logs", "jobs")
+_FILES: dict[RunKind, tuple[str, ...]] = {
+    "trainer": _OF_GANG,
+    "fit": (*_OF_GANG, "checkpoints", "reports.jsonl", "finished.json"),
+    "tune": ("driver.json", "effective.json", "search", "trainable.pkl", "import_path", "trials"),
+}
+"""The files of the runs of TorchTrainer, `fit` and `tune_run`, besides those of all."""
+_SUBMITTED = "*_submitted.pkl"
+"""Files of submitit in `jobs`: without one, no job was submitted, and the folder is the user's."""
 
 
-def remove_run(run: Path, experiment: int) -> None:
+def remove_run(run: Path, experiment: int, kind: RunKind) -> None:
     """Delete the run of an experiment: its own files, and the folder if it has no others.
 
     Does nothing if the run belongs to another experiment, or was deleted before.
     """
     if (read_map(RunFolder(run).experiment) or {}).get("experiment") != experiment:
         return
-    for name in _FILES:
+    for name in (*_FILES[kind], "key", "experiment.json"):  # the last one, so that a deletion can be repeated
         path = run / name
+        if name == "jobs" and not any(path.glob(_SUBMITTED)):
+            continue
         if path.is_dir() and not path.is_symlink():
             disk.remove_tree(path)
         else:

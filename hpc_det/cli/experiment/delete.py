@@ -19,7 +19,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import read_json
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.local_run import run_of_driver
+from hpc_det.store.local_run import kind_of_run, run_of_driver
 from hpc_det.store.run_folder import remove_run
 from hpc_det.view.formatting import count, size
 from hpc_det.view.watch import beginning_with, insist_on_end, say
@@ -88,7 +88,7 @@ def _empty(aside: Path, number: int) -> None:
     if elsewhere := folder.checkpoints_elsewhere():
         _remove(elsewhere)
     if run := run_of_driver(folder):
-        remove_run(run, number)
+        remove_run(run, number, kind_of_run(folder))
     if url := folder.checkpoints_url():
         _empty_store(url, folder, number)
     # deleted last: these files contain where other files are stored, which a repeated deletion needs

@@ -292,8 +292,8 @@ def begin_record(run: DriverRun, about: Description, *, is_of_loop: bool) -> Run
         trial = experiment.trial(TRIAL)
         for folder in (experiment.search, trial.path.parent, trial.path):
             folder.mkdir(mode=0o700, exist_ok=True)
-        if (checkpoints := run.folder.path / "checkpoints").exists():  # of `fit`
-            trial.checkpoints.symlink_to(checkpoints)
+        if is_of_loop:
+            trial.checkpoints.symlink_to(run.folder.path / "checkpoints")
 
     experiment = opened_experiment(run.folder.path, about, link=link)
     record = RunRecord(experiment, is_of_loop=is_of_loop, is_temporary=run.is_temporary and not is_of_loop)

@@ -354,8 +354,11 @@ class TuneDriver:
             for process in running:
                 process.end()
             time.sleep(self._place.poll_s)
-        for worker, job in list(self._journal.state().present.items()):
-            if job == self._job:
+        state = self._journal.state()
+        for worker in [worker for worker, job in state.present.items() if job == self._job]:
+            if state.paused:
+                self._journal.lose(worker, self._job)  # its trial is paused, too
+            else:
                 self._journal.leave(worker)
 
     def _close(

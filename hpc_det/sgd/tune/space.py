@@ -16,14 +16,12 @@ from hpc_det.config.section import Section
 from hpc_det.errors import Problem, UsageError, shown
 from hpc_det.search.population import RESAMPLED
 from hpc_det.search.sample import GridSampler, SpaceSampler, is_nested
+from hpc_det.search.state import NO_METRIC
 from hpc_det.sgd.tune.draws import Drawn, Tree, drawn_by, is_plain, mutations_of, seeded
 from hpc_det.sgd.tune.files import ITERATION, Mode
 from hpc_det.sgd.tune.trainable import merged
 
 GRID = "grid_search"
-
-_NO_METRIC = "(none)"
-"""The metric in the searcher section of a search without one, because the section's schema requires a name."""
 
 
 def grid_search(values: Iterable[Any]) -> Tree:
@@ -313,7 +311,7 @@ class _Asked(Section):
 
 def _validated(searcher: Mapping[str, Any], metric: str | None, length: int | None) -> Tree:
     """Return the searcher with all defaults of an experiment file. Raises UsageError if it is invalid."""
-    whole = {"max_length": {"epochs": length} if length else None, **searcher, "metric": metric or _NO_METRIC}
+    whole = {"max_length": {"epochs": length} if length else None, **searcher, "metric": metric or NO_METRIC}
     try:
         found = _Asked.model_validate({"searcher": whole})
     except ValidationError as error:

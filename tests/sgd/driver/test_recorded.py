@@ -162,6 +162,21 @@ def test_a_run_of_an_earlier_version_keeps_its_logs_and_is_deleted_with_its_expe
     assert not run.exists()
 
 
+def test_what_a_run_has_not_written_is_not_deleted_with_it(state_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    names = ["checkpoints", "finished.json", "jobs", "search", "trials"]
+    for name in names:
+        (run / name).mkdir(parents=True, mode=0o700)
+        (run / name / "mine").touch()
+    run.chmod(0o700)
+    with trainer(num_workers=1, use_local=True, run=run) as its:
+        its.train()
+    (experiment,) = experiments(state_folder)
+    delete_one(experiment)
+    assert sorted(path.name for path in run.iterdir()) == names
+    assert all((run / name / "mine").exists() for name in names)
+
+
 def test_a_driver_on_another_host_is_lost_when_it_has_been_silent(state_folder: Path) -> None:
     run, elsewhere = state_folder / "sgd" / "mine", "17-4711@elsewhere"
     with trainer(run="mine"):

@@ -21,7 +21,7 @@ from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import summary
 from hpc_det.view.trial_facts import TrialFacts, trials_of
 from hpc_det.view.watch import state
-from tests.sgd.tune.trainables import Fragile
+from tests.sgd.tune.trainables import Fragile, Line
 from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.integration
@@ -63,6 +63,13 @@ def test_a_search_is_listed_with_its_trials_and_deleted_with_its_run(
     assert not run.exists()
 
 
+def test_a_search_without_a_metric_has_no_best_trial(state_folder: Path, tmp_path: Path) -> None:
+    tune_run(Line, config={"rate": grid_search([1.0, 2.0])}, stop={ITERATION: 1}, run=tmp_path / "run")
+    view = ExperimentView(the_only(state_folder))
+    assert state(view) is ExperimentState.COMPLETED
+    assert summary(view, ExperimentState.COMPLETED).best is None
+
+
 PROGRAM = """
 import sys
 from hpc_det.sgd.tune import grid_search, tune_run
@@ -86,6 +93,8 @@ def test_commands_end_a_trial_and_pause_the_search_which_then_continues(state_fo
         pause_one(experiment)
         assert "SearchStopped" in driver.communicate(timeout=DEADLINE_S)[1]
     assert state(ExperimentView(experiment)) is ExperimentState.PAUSED
+    assert [each.state.value for each in trials(experiment)] == ["PAUSED", "CANCELED"]
+    assert trials(experiment)[0].worker is None
     (run / "go").touch()
     subprocess.run(arguments, stdout=subprocess.DEVNULL, check=True)
     assert state(ExperimentView(experiment)) is ExperimentState.COMPLETED
