@@ -18,7 +18,7 @@ from hpc_det.node.json_files import read_json
 from hpc_det.plan.local_experiment import GangSize
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import better
-from hpc_det.search.state import TrialState
+from hpc_det.search.state import NO_METRIC, TrialState
 from hpc_det.sgd.driver.experiment import (
     Description,
     has_own_experiment,
@@ -127,12 +127,14 @@ def tune_run(
         max_concurrent=before.get("searcher", {}).get("max_concurrent_trials", place.slots),
         seed=seed,
     )
-    whole = {"searcher": asked, "hyperparameters": space_of(taken_apart), "reproducibility": {"experiment_seed": seed}}
-    folder.prepare(whole)
+    searched = {"hyperparameters": space_of(taken_apart), "reproducibility": {"experiment_seed": seed}}
+    folder.prepare({"searcher": asked, **searched})
+    # Experiments have the metric of every searcher; in the run folder that of a population would be a difference.
+    sections = {"searcher": {**asked, "metric": metric or NO_METRIC}, **searched}
     turns = {"stop": dict(stop or {}), "checkpoint_freq": checkpoint_freq, "keep": {"metric": metric, "mode": mode}}
     with (
         folder.claimed(),
-        _as_experiment(folder, named(run), whole, place, verbose=verbose),
+        _as_experiment(folder, named(run), sections, place, verbose=verbose),
         shown_progress(folder, metric, verbose=verbose) as progress,
     ):
         folder.write_trainable((trainable, taken_apart.objects))

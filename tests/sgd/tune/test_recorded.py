@@ -12,7 +12,7 @@ from hpc_det.cli.experiment.delete import delete_one
 from hpc_det.client.stopping import kill_trial, pause_one
 from hpc_det.node.json_files import append_line
 from hpc_det.report.facts import facts
-from hpc_det.sgd.tune import grid_search, tune_run
+from hpc_det.sgd.tune import choice, grid_search, pbt, tune_run
 from hpc_det.sgd.tune.files import ITERATION, TuneFolder
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
@@ -68,6 +68,19 @@ def test_a_search_without_a_metric_has_no_best_trial(state_folder: Path, tmp_pat
     view = ExperimentView(the_only(state_folder))
     assert state(view) is ExperimentState.COMPLETED
     assert summary(view, ExperimentState.COMPLETED).best is None
+
+
+def test_a_population_is_listed_with_its_best_trial(state_folder: Path, tmp_path: Path) -> None:
+    config = {"rate": choice([1.0, 2.0])}
+    for _ in range(2):  # the second one resumes the first
+        tune_run(
+            Line, config=config, searcher=pbt(), num_samples=2, stop={ITERATION: 2}, metric="loss", run=tmp_path / "run"
+        )
+    view = ExperimentView(the_only(state_folder))
+    assert state(view) is ExperimentState.COMPLETED
+    best = summary(view, ExperimentState.COMPLETED).best
+    assert best
+    assert best["metric"] == "loss"
 
 
 PROGRAM = """
