@@ -38,9 +38,8 @@ def install(*packages: str) -> None:
         path = str(COMPAT_PATHS[name])
         # Classes of the real package may be in use already, and would fail isinstance checks against hpc_det's classes.
         already = sys.modules.get(name)
-        if already and not str(already.__file__).startswith(path):
-            raise UsageError(
-                f"hpc_det.compat: {already.__file__} is already imported; call install() before importing it"
-            )
+        place = already and (already.__file__ or next(iter(already.__path__), ""))  # no file: a namespace package
+        if place is not None and not place.startswith(path):
+            raise UsageError(f"hpc_det.compat: {place} is already imported; call install() before importing it")
         if path not in sys.path:
             sys.path.insert(0, path)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -116,8 +117,13 @@ def enable(root: str) -> None:
     sys.meta_path.append(Finder(root))
     own = str(COMPAT_PATHS[root])
     other = PathFinder.find_spec(root, [folder for folder in sys.path if folder != own])
-    if other and other.origin:
-        print(f"hpc-det: `{root}` is hpc_det in this process, not {other.origin}", file=sys.stderr)
+    if other and (place := other.origin or _code_in(other.submodule_search_locations or ())):
+        print(f"hpc-det: `{root}` is hpc_det in this process, not {place}", file=sys.stderr)
+
+
+def _code_in(folders: Iterable[str]) -> str | None:
+    """Return the first of the folders of a package without `__init__.py` that contains Python code, or None."""
+    return next((folder for folder in folders if any(Path(folder).glob("*.py"))), None)
 
 
 def _counterpart(counterparts: Mapping[str, str], below: str) -> ModuleSpec | None:

@@ -50,17 +50,15 @@ class RunFolder:
 
     def make(self) -> None:
         """Create the folder, if it is missing. Raises UsageError if other users have access to it."""
-        try:
-            if self.logs != (own := self.path / "logs") and not self.logs.exists():
-                disk.unlink(own, missing_ok=True)  # its experiment was deleted by hand
-            for folder in (self.path, self.drivers, self.nodes, self.snapshots, self.logs):
-                make_private(folder)
-            status = self.path.stat()
-        except OSError as error:
-            raise UsageError(
-                f"{error.filename}: {error.strerror}; a run needs a folder of yours that all nodes see"
-            ) from None
+        make_run_folders(self.path)
+        self._check_private()
+        if self.logs != (own := self.path / "logs") and not self.logs.exists():
+            disk.unlink(own, missing_ok=True)  # its experiment was deleted by hand
+        make_run_folders(self.drivers, self.nodes, self.snapshots, self.logs)
+
+    def _check_private(self) -> None:
         # Ranks run code from this folder
+        status = self.path.stat()
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077 or status.st_uid != os.geteuid():
             raise UsageError(
@@ -151,12 +149,22 @@ def run_of(wanted: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Dri
     if wanted is None and (job := _job(env)) is not None:
         wanted = f"{job}-{next(_drivers)}"
     if wanted is None:  # outside of a job
-        make_private(_root(env))
+        make_run_folders(_root(env))
         run = DriverRun(RunFolder(Path(tempfile.mkdtemp(prefix="tmp-", dir=_root(env)))), is_temporary=True)
     else:
         run = DriverRun(RunFolder(path_of(wanted, env)), is_temporary=False)
     run.folder.make()
     return run
+
+
+def make_run_folders(*folders: Path) -> None:
+    """Create folders of a run with mode 0700. Raises UsageError if that is not possible."""
+    try:
+        for folder in folders:
+            make_private(folder)
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}; a run needs a folder of yours that all nodes see"
+        raise UsageError(problem) from None
 
 
 def link_logs(run: Path, logs: Path) -> None:

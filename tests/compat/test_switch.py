@@ -96,6 +96,15 @@ def test_what_is_imported_already_cannot_become_another(another: Path) -> None:
     assert not unnamed(done.stderr.splitlines()[-1], "UsageError", "hpc_det.compat", another, "install()")
 
 
+def test_a_package_without_an_init_file_that_is_imported_already_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ray").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = python("-c", "import ray, hpc_det.compat; hpc_det.compat.install('ray')")
+    assert not unnamed(done.stderr.splitlines()[-1], "UsageError", tmp_path / "ray", "install()")
+
+
 def test_the_variable_names_the_packages() -> None:
     assert compat_packages({"HPC_DET_COMPAT": "determined"}) == ["determined"]
     assert compat_packages({"HPC_DET_COMPAT": "determined, ray"}) == ["determined", "ray"]
@@ -155,6 +164,10 @@ def test_a_folder_that_is_named_ray_is_not_taken_for_ray(tmp_path: Path, monkeyp
     (tmp_path / "ray").mkdir()
     monkeypatch.chdir(tmp_path)
     assert printed(SHOW_RAY) == "ray False"
+    (tmp_path / "ray" / "model.py").touch()  # its modules cannot be imported
+    done = python(*HOOKED, "-c", SHOW_RAY)
+    assert done.stdout == "ray False\n"
+    assert not unnamed(done.stderr, "`ray`", tmp_path / "ray")
 
 
 def test_a_real_ray_stays_itself_in_the_runner_which_says_so(real_ray: Path) -> None:

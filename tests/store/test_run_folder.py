@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.store.run_folder import RunFolder
+from hpc_det.store.run_folder import RunFolder, run_of
 from tests.facts import refused
 
 
@@ -47,6 +47,7 @@ def test_a_folder_that_others_see_is_no_run_folder(tmp_path: Path, mode: int) ->
     tmp_path.chmod(mode)
     with refused(UsageError, f"{tmp_path}: ", f"{mode:04o}", "0700", f"`chmod 700 {tmp_path}`"):
         RunFolder(tmp_path).make()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_of_somebody_else_is_no_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +61,8 @@ def test_where_no_folder_can_be_made_the_remedy_is_named(tmp_path: Path) -> None
     (tmp_path / "file").write_text("in the way")
     with refused(UsageError, tmp_path / "file", os.strerror(errno.ENOTDIR), "nodes"):
         RunFolder(tmp_path / "file" / "run").make()
+    with refused(UsageError, tmp_path / "file", os.strerror(errno.ENOTDIR), "nodes"):
+        run_of(None, {"HPC_DET_ROOT": str(tmp_path / "file")})
 
 
 def test_the_names_of_its_folders_are_on_disk_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

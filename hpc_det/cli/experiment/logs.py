@@ -165,10 +165,9 @@ def _say_why_none(of: _Of, choices: LogChoices) -> None:
     elif options:
         say(f"{of.name}: no line matches {' and '.join(options)}")
     else:
-        say(
-            f"{of.name}: no logs; `hpc-det experiment describe {named}` shows its state, and `hpc-det experiment logs "
-            f"-f {named}` waits for lines"
-        )
+        settled = ExperimentView(of.experiment).settled()
+        waits = "" if settled and settled.is_final else f", and `hpc-det experiment logs -f {named}` waits for lines"
+        say(f"{of.name}: no logs; `hpc-det experiment describe {named}` shows its state{waits}")
 
 
 def _is_in_terminal(experiment: ExperimentFolder) -> bool:

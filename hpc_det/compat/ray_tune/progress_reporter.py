@@ -26,7 +26,8 @@ class CLIReporter(ProgressReporter):
             the search.
         parameter_columns: Hyperparameters to show, in the same form. None: all.
         max_progress_rows: Largest number of rows.
-        **options: Other arguments of Ray's class, about tables while the search runs, which are not printed.
+        **options: Other arguments of Ray's class, about its tables while the search runs. They have no effect on what
+            `tune.run` shows then.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -87,8 +88,9 @@ def run(
         search_alg: Only None.
         scheduler: A scheduler of ray.tune.schedulers, or its name.
         checkpoint_freq: Iterations between checkpoints; 0: only at the end of a trial.
-        verbose: 0: no table of the trials.
-        progress_reporter: A CLIReporter, which prints the table. None: one with the iteration and `metric`.
+        verbose: 0: neither lines nor tables of the trials.
+        progress_reporter: A CLIReporter, which prints a table at the end. None: one with the iteration and `metric`;
+            in a terminal, the table that was shown during the search.
         max_failures: How often a trial is restarted after its process has died; -1: without limit. A trial that raises
             an exception has failed.
         resume: True or "LOCAL": continue the newest search of this name; "AUTO": if there is one.
@@ -128,8 +130,10 @@ def run(
             verbose=bool(verbose),
         )
     analysis = ExperimentAnalysis(folder, metric, mode)
-    if verbose:
-        (progress_reporter or CLIReporter(metric_columns=[ITERATION, *filter(None, [metric])])).show(analysis)
+    if verbose and progress_reporter:
+        progress_reporter.show(analysis)
+    elif verbose and not sys.stdout.isatty():  # in a terminal, the table of tune_run stays
+        CLIReporter(metric_columns=[ITERATION, *filter(None, [metric])]).show(analysis)
     failed = [trial for trial in analysis.trials if trial.status == "ERROR"]
     if failed and raise_on_failed_trial:
         raise TuneError([f"trial {trial.number}: {trial.error}; see {trial.logdir}" for trial in failed])

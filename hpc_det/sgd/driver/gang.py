@@ -58,7 +58,8 @@ class Rank:
         self.line.send(head, body)
 
     def __str__(self) -> str:
-        return f"rank {self.number} on {self.node} (process {self.pid})"
+        process = "not started yet" if self.pid is None else f"process {self.pid}"
+        return f"rank {self.number} on {self.node} ({process})"
 
 
 def spread(nodes: Sequence[GangNode], size: int) -> list[tuple[GangNode, int]]:

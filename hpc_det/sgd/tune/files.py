@@ -31,20 +31,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_det.errors import UsageError
-from hpc_det.node.files import make_private, write_atomic
+from hpc_det.config.merge import leaves
+from hpc_det.errors import UsageError, shown
+from hpc_det.node.files import write_atomic
 from hpc_det.node.json_files import append_line, newest_first, parse_line, read_json, read_lines, write_json
 from hpc_det.node.key import derived, read_with_seal, user_key, write_with_seal
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import BEGINS, numbers_in
-from hpc_det.store.run_folder import path_of
+from hpc_det.store.run_folder import make_run_folders, path_of
 
 Mode = Literal["min", "max"]
 ITERATION, DONE = "training_iteration", "done"
 """Keys of every result: the number of the iteration from 1, and whether the trial is complete."""
 _TIMES = (ITERATION, "time", "time_this_iter_s", "time_total_s")
 """Keys of results that are no metrics."""
+MOST_DIFFERENCES = 10
+"""Largest number of values that the error for another search names."""
+_ABSENT = object()
 STATE = "trial.json"
 """File in a checkpoint: {"turn": number, "result": the last result, "data": path for load_checkpoint}."""
 
@@ -169,11 +173,9 @@ class TuneFolder(ExperimentFolder):
     def prepare(self, config: Mapping[str, Any]) -> bool:
         """Create the folder for a search, or check that it belongs to the same search; return whether it existed.
 
-        Raises UsageError if it belongs to another search.
+        Raises UsageError if it belongs to another search, or cannot be created.
         """
-        make_private(self.path)
-        for folder in (self.search, self.path / "trials"):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        make_run_folders(self.path, self.search, self.path / "trials")
         before, now = read_json(self.effective), json.loads(json.dumps(config))
         if before is not None and before != now:
             raise UsageError(_differences(self.path, before, now))
@@ -232,13 +234,18 @@ def run_folder(run: str | os.PathLike[str], env: Mapping[str, str]) -> TuneFolde
 
 
 def _differences(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a message for each section of the configuration that differs from the one the search began with."""
+    """Return a message for each value of the configuration that differs from the one the search began with."""
+    was, is_now = dict(leaves(before)), dict(leaves(now))
+    changed = [path for path in {**is_now, **was} if was.get(path, _ABSENT) != is_now.get(path, _ABSENT)]
     return [
-        f"{run}: {section} is {json.dumps(now[section])}, but was {json.dumps(before.get(section))} when this search "
-        f"began; pass the same arguments, or another run"
-        for section in now
-        if now[section] != before.get(section)
+        f"{run}: {path} is {_shown_at(path, is_now)}, but was {_shown_at(path, was)} when this search began; pass the "
+        f"same arguments, or another run"
+        for path in changed[:MOST_DIFFERENCES]
     ]
+
+
+def _shown_at(path: str, values: Mapping[str, Any]) -> str:
+    return shown(values[path]) if path in values else "not set"
 
 
 def checkpoint_data(checkpoint: Path) -> str:

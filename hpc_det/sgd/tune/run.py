@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -180,7 +181,7 @@ def _seed(before: Mapping[str, Any], given: int | None) -> int:
 
 
 def _check(
-    trainable: Any, stop: Mapping[str, Any], num_samples: int, max_concurrent: Any, max_failures: int, freq: int
+    trainable: Any, stop: Mapping[str, Any], num_samples: Any, max_concurrent: Any, max_failures: Any, freq: Any
 ) -> None:
     problems = []
     if not (isinstance(trainable, type) and issubclass(trainable, Trainable)):
@@ -194,10 +195,18 @@ def _check(
     ]
     if isinstance(length := stop.get(ITERATION), (int, float)) and length < 1:
         problems.append(f"stop.{ITERATION}: got {length}; expected a whole number >= 1")
-    least = {"num_samples": (num_samples, 1), "max_failures": (max_failures, -1), "checkpoint_freq": (freq, 0)}
+    least: dict[str, tuple[Any, int]] = {
+        "num_samples": (num_samples, 1),
+        "max_failures": (max_failures, -1),
+        "checkpoint_freq": (freq, 0),
+    }
     if max_concurrent is not None:
         least["max_concurrent"] = (max_concurrent, 1)
-    problems += [f"{name}: got {value}; expected >= {low}" for name, (value, low) in least.items() if value < low]
+    problems += [
+        f"{name}: got {shown(value)}; expected a whole number >= {low}"
+        for name, (value, low) in least.items()
+        if not isinstance(value, Integral) or value < low
+    ]
     if problems:
         raise UsageError(problems)
 

@@ -15,6 +15,7 @@ import pytest
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import CommandError, JobState, Run
+from hpc_det.search.journal import SearchJournal
 from hpc_det.store.attempt import read_stop
 from hpc_det.view.state import ExperimentState
 from hpc_det.view.watch import Watch
@@ -197,7 +198,15 @@ def test_logs_before_there_are_any(hpc_det: Command, life: Life) -> None:
     result = hpc_det("e", "logs", "1")
     assert (result.code, result.out) == (0, "")
     assert not unnamed(result.err, "experiment 1", "no logs")
+    assert unnamed(result.err, "-f") == []
     assert hpc_det("e", "logs", "1", "--json") == (0, "", "")
+
+
+def test_logs_of_an_experiment_that_has_ended_without_any(hpc_det: Command, life: Life) -> None:
+    SearchJournal(life.folder).cancel("ada")
+    result = hpc_det("e", "logs", "1")
+    assert not unnamed(result.err, "experiment 1", "no logs", "describe 1")
+    assert unnamed(result.err, "-f") == ["-f"]
 
 
 @pytest.mark.integration

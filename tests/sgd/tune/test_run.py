@@ -246,6 +246,8 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         tune_run(int, stop={"loss": "low"}, num_samples=0, run=tmp_path / "run")  # type: ignore[arg-type, dict-item]
     assert len(caught.value.problems) == 3
+    with refused(UsageError, "checkpoint_freq", "'often'", ">= 0"):
+        tune_run(Line, stop=THREE, checkpoint_freq="often", run=tmp_path / "run")  # type: ignore[arg-type]
     with pytest.raises(UsageError) as caught:
         tune_run(Line, searcher=asha(), run=tmp_path / "run")
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["metric", "stop"]
