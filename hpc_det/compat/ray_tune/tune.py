@@ -108,7 +108,7 @@ def run(
     chosen = create_scheduler(scheduler) if isinstance(scheduler, str) else scheduler or FIFOScheduler()
     metric, mode = _compared_by("metric", metric, chosen.metric), _compared_by("mode", mode, chosen.mode)
     if metric and not mode:
-        raise ValueError(f"mode: none is given for metric {metric!r}; give mode='min' or 'max', or leave out both")
+        raise ValueError(f"mode: none is given for metric {metric!r}; give mode='min' or mode='max'")
     ends = dict(stop or {})
     if chosen.max_t is not None:
         ends[ITERATION] = min(chosen.max_t, ends.get(ITERATION, chosen.max_t))
