@@ -169,7 +169,7 @@ def test_what_a_run_has_not_written_is_not_deleted_with_it(state_folder: Path, t
         (run / name).mkdir(parents=True, mode=0o700)
         (run / name / "mine").touch()
     run.chmod(0o700)
-    with trainer(num_workers=1, use_local=True, run=run) as its:
+    with trainer(num_workers=1, executor=LocalNodes(1), run=run) as its:
         its.train()
     (experiment,) = experiments(state_folder)
     delete_one(experiment)
@@ -222,7 +222,7 @@ def exited(code: int) -> None:
 def test_sys_exit_without_shutdown_ends_the_run_by_its_code(
     code: int, expected: ExperimentState, state_folder: Path
 ) -> None:
-    its = trainer(num_workers=1, use_local=True, run="mine")
+    its = trainer(num_workers=1, executor=LocalNodes(1), run="mine")
     its.train()
     exited(code)
     _shut_down_all()
@@ -237,7 +237,7 @@ def test_what_a_program_survived_before_it_trained_on_is_no_failure(
 ) -> None:
     raised_in_a_session(ZeroDivisionError(), monkeypatch)
     exited(2)
-    its = trainer(num_workers=1, use_local=True, run="mine")
+    its = trainer(num_workers=1, executor=LocalNodes(1), run="mine")
     its.train()
     raised_in_a_session(NameError("trian"), monkeypatch)
     exited(2)
@@ -248,7 +248,7 @@ def test_what_a_program_survived_before_it_trained_on_is_no_failure(
 
 def test_an_exception_after_the_training_is_a_failure(state_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raised_in_a_session(ZeroDivisionError(), monkeypatch)
-    its = trainer(num_workers=1, use_local=True, run="mine")
+    its = trainer(num_workers=1, executor=LocalNodes(1), run="mine")
     its.train()
     raised_in_a_session(KeyError("accuracy"), monkeypatch)
     _shut_down_all()
@@ -260,13 +260,15 @@ def test_an_exception_after_the_training_is_a_failure(state_folder: Path, monkey
 
 
 def test_a_lost_driver_has_trained_what_it_had_reported(state_folder: Path) -> None:
-    its = trainer(num_workers=1, use_local=True, run="mine")
+    its = trainer(num_workers=1, executor=LocalNodes(1), run="mine")
     its.train()
     (experiment,) = experiments(state_folder)
     assert its._gang
-    its._gang.record = RunRecord()  # its end is not recorded, as if it were killed
+    lost, its._gang.record = its._gang.record, RunRecord()  # its end is not recorded, as if it were killed
     its.shutdown()
-    with trainer(num_workers=1, use_local=True, run="mine"):
+    assert lost._experiment
+    lost._experiment.end()
+    with trainer(num_workers=1, executor=LocalNodes(1), run="mine"):
         pass
     assert [(each.cause, each.batches) for each in attempts(experiment)] == [("failed", 16), ("finished", 16)]
 
