@@ -36,7 +36,7 @@ def test_a_stored_configuration_is_accepted_with_one_note_for_all_defaults(
     file: Path, code: Path, env: dict[str, str]
 ) -> None:
     found = effective(from_file(file, code, [], None, None, env))
-    (note,) = [line for line in found.notes if "Determined, which" in line]
+    (note,) = [line for line in found.notes if line.startswith("description, ") or ", debug" in line]
     assert not unnamed(note, "debug", "project", "workspace", "resources.weight", "environment.ports")
     assert not unnamed(note, "optimizations.tensor_fusion_cycle_time")
     others = [line for line in found.notes if line != note and "environment.image" not in line]

@@ -79,8 +79,10 @@ class StopsAtValidation(Summing):
         return super().evaluate_batch(batch)
 
 
-def test_a_stop_at_a_validation_reports_what_a_smaller_gang_has_trained(on_ranks: OnRanks, tmp_path: Path) -> None:
-    """The stop is at the start of the validation of batch 2; in the next gang of two ranks, one has open batches."""
+def test_what_a_smaller_gang_has_trained_before_a_validation_is_reported_once(
+    on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    """The stop is at the start of the validation of batch 2, which the next gang makes and in which the trial ends."""
     life = Life.begin(
         tmp_path,
         StopsAtValidation,
@@ -89,4 +91,4 @@ def test_a_stop_at_a_validation_reports_what_a_smaller_gang_has_trained(on_ranks
     )
     assert on_ranks(1, attempt, life, 3) == [True]
     assert on_ranks(2, attempt, life, math.inf) == [False] * 2
-    assert [(kind, steps) for kind, steps, _ in life.series] == [("validation", 2), ("training", 2)]
+    assert [(kind, steps) for kind, steps, _ in life.series] == [("training", 2), ("validation", 2)]
