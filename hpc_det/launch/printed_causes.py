@@ -47,8 +47,8 @@ _REPORTS = (
     re.compile(r"(?m)^-{20,}\n(?:.*\n)*?-{20,}\n?"),
     re.compile(r"(?m)^={20,}\n(?:=   .*\n)+={20,}\n"),
     re.compile(r"(?m)^(?:YOUR APPLICATION TERMINATED|This typically refers to|Please see the FAQ page) .*\n?"),
-    # srun and slurmstepd; deepspeed
-    re.compile(r"(?m)^(?:srun|slurmstepd)(?:-[\w.-]+)?: .*\n?"),
+    # srun, unless it could start nothing, and slurmstepd; deepspeed
+    re.compile(r"(?m)^(?:srun|slurmstepd)(?:-[\w.-]+)?: (?!error: Unable to ).*\n?"),
     re.compile(r"(?m)^\[[-\d :,]+\] \[(?:INFO|ERROR)\] \[launch\.py:.*\n?"),
 )
 _COLLATERAL = re.compile(
