@@ -59,7 +59,7 @@ def umask(no_leaks: None) -> Iterator[None]:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the state folder of the commands, which does not exist yet."""
-    folder = tmp_path / "root"
+    folder = tmp_path / "states"
     monkeypatch.setenv("HPC_DET_ROOT", str(folder))
     return folder
 

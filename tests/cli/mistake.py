@@ -22,7 +22,7 @@ ANOTHER = "max_attempts_without_progress"
 
 @dataclass(frozen=True)
 class User:
-    """The folder in which a user works, with `tiny.yaml`, its `code`, and the state in `root`."""
+    """The folder in which a user works, with `tiny.yaml`, its `code`, and the state in `states`."""
 
     here: Path
     root: Path

@@ -358,7 +358,7 @@ def test_checkpoints_of_somebody_else_stay_here_and_in_their_store(
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
     done = hpc_det("c", "rm", checkpoint.uuid, "--yes")
     assert done.code == 2
-    assert not unnamed(done.err, f"hpc-det experiment fork {tmp_path}/root:1")
+    assert not unnamed(done.err, f"hpc-det experiment fork {tmp_path}/states:1")
     assert checkpoint.path.exists()
     assert list((tmp_path / "bucket").glob(f"1/{checkpoint.uuid}"))
 

@@ -32,7 +32,7 @@ max_nodes: 2
 max_time_limit: 24:00:00
 pools: {gpu: {default: true}, large: {max_nodes: 4}}
 """
-PROFILE = "root/conf/cluster/atlas.yaml"
+PROFILE = "states/conf/cluster/atlas.yaml"
 ON_ATLAS = f"{CREATE} --cluster atlas"
 WITHOUT_ENTRYPOINT = "name: tiny\nsearcher: {metric: accuracy, max_length: 10}\n"
 RUN = "run experiment=digits"
@@ -450,14 +450,14 @@ LAST = [
         name="The weights come from an experiment that does not exist",
         command=config("searcher.source_trial_id=3/1"),
         what=["experiment 3", "not found"],
-        where=["searcher.source_trial_id", "HERE/root"],
+        where=["searcher.source_trial_id", "HERE/states"],
         remedy=["hpc-det experiment list"],
     ),
     Mistake(
         name="The weights come from a checkpoint that does not exist",
         command=config("searcher.source_checkpoint_uuid=abcd"),
         what=["'abcd'"],
-        where=["searcher.source_checkpoint_uuid", "HERE/root"],
+        where=["searcher.source_checkpoint_uuid", "HERE/states"],
         remedy=["hpc-det experiment list-checkpoints"],
     ),
     Mistake(
@@ -480,10 +480,10 @@ LAST = [
     ),
     Mistake(
         name="The state folder is a file",
-        given=lambda user: user.writes("root", ""),
+        given=lambda user: user.writes("states", ""),
         code=1,
         what=["Not a directory"],
-        where=["HERE/root/experiments"],
+        where=["HERE/states/experiments"],
         remedy=["HPC_DET_ROOT"],
     ),
 ]
@@ -681,7 +681,7 @@ SITES = [
     Mistake(
         name="A template names a template",
         command=f"{CREATE} --template mine",
-        files={"root/conf/template/mine.yaml": "template: small\n"},
+        files={"states/conf/template/mine.yaml": "template: small\n"},
         what=["cannot use another template"],
         where=["template 'mine'"],
         values=["'small'"],
@@ -690,7 +690,7 @@ SITES = [
     Mistake(
         name="A key of the template is misspelled",
         command=f"{CREATE} --template mine",
-        files={"root/conf/template/mine.yaml": "max_restart: 3\n"},
+        files={"states/conf/template/mine.yaml": "max_restart: 3\n"},
         what=["unknown key 'max_restart'"],
         where=["template 'mine'"],
         remedy=["did you mean 'max_restarts'?"],
@@ -699,7 +699,7 @@ SITES = [
         name="A template that exists is created",
         command="template create mine tiny.yaml",
         config="max_restarts: 3\n",
-        files={"root/conf/template/mine.yaml": "max_restarts: 4\n"},
+        files={"states/conf/template/mine.yaml": "max_restarts: 4\n"},
         what=["already exists"],
         where=["template 'mine'"],
         remedy=["hpc-det template set mine tiny.yaml"],
@@ -845,7 +845,7 @@ EXPERIMENTS = [
             command=f"experiment {command} 7",
             given=given,
             what=["experiment 7", "not found"],
-            where=["HERE/root"],
+            where=["HERE/states"],
             values=[values],
             remedy=["hpc-det experiment list"],
         )
@@ -902,7 +902,7 @@ EXPERIMENTS = [
         command="checkpoint describe abcd1234",
         given=saves_a_checkpoint,
         what=["'abcd1234'"],
-        where=["HERE/root"],
+        where=["HERE/states"],
         remedy=["hpc-det experiment list-checkpoints ID"],
     ),
     Mistake(
