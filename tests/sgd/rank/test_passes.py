@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from hpc_det.sgd.rank.passes import Passes
 from tests.facts import refused
 from tests.sgd.rank.loaders import Numbers, Stream, passes
+from tests.wait import wait_for
 
 
 def three() -> Passes:
@@ -119,7 +120,8 @@ def test_worker_processes_end_with_the_pass_and_with_close() -> None:
     with closing(passes(DataLoader(Numbers(8), num_workers=1), num_workers=2)) as data:
         assert len([*data.batches(None)]) == 8
         assert len([*data.batches(8)]) == 8
-        assert not multiprocessing.active_children()
+        # torch asks its workers to exit, and waits for 5 s at most.
+        wait_for(lambda: not multiprocessing.active_children(), otherwise=multiprocessing.active_children)
         assert next(data.batches(1)) == 0
         assert multiprocessing.active_children()
     assert not multiprocessing.active_children()
