@@ -46,7 +46,7 @@ info: ClusterInfo | None = None
 _PARTS = ("train", "checkpoint", "distributed", "preempt", "searcher", "info")
 _context: Context | None = None
 _earlier_errors: tuple[BaseException, ...] = ()
-"""What an interactive session had raised, or the program had caught, before `init`."""
+"""Exceptions that were raised or caught before `init`."""
 
 
 @dataclass

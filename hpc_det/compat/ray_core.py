@@ -1,6 +1,6 @@
 """The functions of the package `ray` that programs for RaySGD call: `ray.init` and the errors for tasks and actors.
 
-There is no cluster to connect to: TorchTrainer starts its ranks itself, in the allocation of the job in which the
+Programs connect to no cluster: TorchTrainer starts its ranks itself, in the allocation of the job in which the
 program runs, or on this machine.
 """
 

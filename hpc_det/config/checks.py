@@ -149,9 +149,10 @@ def constant_notes(hyperparameters: Any, searcher: Tree) -> list[str]:
 
 
 _SMALLEST_EXPONENT, _LARGEST_VALUE = 0.1, 1e16
-"""A `log` range from an exponent between 0 and the former, or up to a value above the latter, was meant as values.
+"""Bounds of a `log` range that were probably written as values: a lower exponent between 0 and the first, or a largest
+value above the second.
 
-Nobody searches from 10 ** 0.1 = 1.26 on purpose, or up to numbers that floats no longer count one by one.
+Nobody needs a range from 10 ** 0.1 = 1.26, or one up to numbers that floats cannot count one by one.
 """
 
 

@@ -37,7 +37,7 @@ OURS = {
     "min_checkpoint_period": "checkpoint_interval: auto applies",
     "optimizations.tensor_fusion_threshold": "buckets of DDP's default size apply",
 }
-"""What applies here in place of a default of Determined, by path."""
+"""By path, the value that applies instead of a default of Determined."""
 _OWN_KEYS = ("context_dir",)
 """Keys of an experiment file that are not part of the schema."""
 _OLD_KEYS = ("time_metric", "max_time")

@@ -42,9 +42,9 @@ class Uses:
     """Uses of names that hpc_det lacks, as lines for the user."""
 
     problems: list[str] = field(default_factory=list)
-    """Those that fail when the entrypoint's module is imported."""
+    """Uses that fail when the entrypoint's module is imported."""
     notes: list[str] = field(default_factory=list)
-    """Those in functions, under conditions or in a `try`, and in files that may not be imported."""
+    """Uses in functions, under conditions or in a `try`, and in files that may not be imported."""
 
 
 def missing_uses(entrypoint: object, context: Context, *, is_enabled: bool) -> Uses:

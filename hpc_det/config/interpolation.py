@@ -174,7 +174,7 @@ def problem_of(error: Exception) -> str:
     unset = "Interpolation key (.+) not found"
     first = re.sub(unset, r"key \1 is not set, and a default does not count; set it", first)
     if re.search(r"no viable alternative|mismatched input|extraneous input|token recognition", first):
-        first += "; this is no interpolation; write \\${...} for text that a shell expands"
+        first += "; this is not an interpolation; write \\${...} for text that a shell expands"
     full_key = (getattr(error, "full_key", None) or "").removeprefix(f"{_CONFIG}.")
     return f"{full_key}: {first}" if full_key else first
 

@@ -66,7 +66,7 @@ class TensorBoard:
             self._temporary = Path(mkdtemp(prefix="hpc_det-tensorboard-"))
             atexit.register(shutil.rmtree, self._temporary, ignore_errors=True)
             _note(
-                f"without a run there is no TensorBoard folder: the trial writes to {self._temporary}, which is "
+                f"a trial without a run has no TensorBoard folder; it writes to {self._temporary}, which is "
                 f"deleted when this process exits"
             )
         return self._temporary

@@ -41,7 +41,7 @@ _MOST_AT_ONCE = 1 << 18
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that launchers set for each rank."""
 _OF_SHELLS = ("_", "SHLVL", "PWD", "OLDPWD")
-"""Variables that bash changes by itself."""
+"""Variables that bash sets."""
 _EVENTS, _OUTPUT, _GO, _SCRIPT = "hook-events", "hook-output", "hook-go", "hook-script"
 _OUTPUT_ENDS = "\0hpc_det"
 """End of the line after the hook's last output, which may lack an end of line."""

@@ -39,7 +39,7 @@ class OomWatch:
         return bool(_more(own, self._own) or _more(node, self._node))
 
     def killer(self) -> str:
-        """Return who has sent a SIGKILL to a process of this node, as far as the counters show it; for a message."""
+        """Return a phrase for messages that names the sender of a SIGKILL, if the kernel's counters show it."""
         node, own = self._counts()
         if (kills := _more(own, self._own)) is not None and kills > 0:
             return (

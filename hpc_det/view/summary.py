@@ -48,7 +48,7 @@ class Summary:
     progress: float | None = None
     """A share from 0 to 1."""
     phase: str | None = None
-    """What a single trial does before it trains, such as "compiling DeepSpeed ops"; None: it trains."""
+    """Phase of a single trial before it trains, such as "compiling DeepSpeed ops"; None: it trains."""
 
 
 def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> Summary:
@@ -113,7 +113,7 @@ _PHASES: tuple[tuple[str, Callable[[TrialFolder, int], Path], str], ...] = (
     ("startup hook", TrialFolder.startup_hook, f"{HOOK} is running since {{}}; its ranks start after it"),
     ("compiling DeepSpeed ops", TrialFolder.compilation, "DeepSpeed compiles an op for this machine since {}"),
 )
-"""What a trial does before it trains: the name, the file with its times, and the sentence that `why` returns."""
+"""Phases of a trial before it trains: the name, the file with its times, and the sentence that `why` returns."""
 
 
 def phase(view: ExperimentView, state: ExperimentState) -> str | None:

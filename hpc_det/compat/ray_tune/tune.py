@@ -193,5 +193,5 @@ def _run_folder(name: str, local_dir: str | None, resume: bool | str) -> Path:
     if resume and earlier:
         return earlier[-1].parent
     if resume and resume != "AUTO":
-        raise UsageError(f"resume: there is no search {stem}-*; give name and local_dir of the earlier search")
+        raise UsageError(f"resume: found no search {stem}-*; give name and local_dir of the earlier search")
     return stem.with_name(f"{stem.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")

@@ -47,7 +47,7 @@ SHORTEST_S = 60.0
 _MAY_BE_TOO_SHORT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.UNHEALTHY, Cause.SCHEDULER_AWAY)
 """Causes from outside the training. A hang is not one of them: more time would not help."""
 _WITHOUT_CAUSE = ("exit code", "ended by signal")
-"""How the messages begin that the parent process of a script's rank writes (hpc_det.launch.launchers.rank)."""
+"""Beginnings of the messages that the parent process of a script's rank writes (hpc_det.launch.launchers.rank)."""
 _LONGEST_MATCHED = 1024
 """Bytes of a line that a log policy is matched with at once: patterns may take quadratic time."""
 Policies = Sequence[Mapping[str, Any]]

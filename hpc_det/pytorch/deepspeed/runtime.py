@@ -144,7 +144,7 @@ _WORDS = {
         "deepspeed.initialize, or add the section optimizer"
     ),
     r"Expected a string path to an existing deepspeed config.*Received: (?P<map>{.*)": (
-        "{map} is no dict, although it looks like one; give deepspeed.initialize a plain dict, for example "
+        "{map} is a mapping but not a dict; give deepspeed.initialize a plain dict, for example "
         "overwrite_deepspeed_config(config, {{}})"
     ),
     r"Expected a string path to an existing deepspeed config.*Received: (?P<path>.*)": (

@@ -42,7 +42,7 @@ _is_part = ContextVar("_is_part", default=False)
 
 @contextmanager
 def part_of_an_experiment() -> Iterator[None]:
-    """Let drivers that start in this block be parts of an experiment: they get no experiment of their own."""
+    """In this block, drivers that start belong to the current experiment and create none."""
     before = _is_part.set(True)
     try:
         yield
@@ -62,7 +62,7 @@ def named(run: str | os.PathLike[str] | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What an experiment shows about a run."""
+    """Fields of an experiment that describe a run."""
 
     name: str | None
     """None: the name of the script."""

@@ -222,7 +222,7 @@ class Reports:
         self._run = run
         self._keep = keep
         self.record = RunRecord()
-        """Where the reports are also recorded."""
+        """The record of the run, which receives the reports too."""
         self._checkpoints = run / "checkpoints"
         make_private(self._checkpoints)
 

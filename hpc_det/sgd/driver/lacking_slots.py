@@ -1,4 +1,4 @@
-"""What the queue and the agents say while the driver waits for slots."""
+"""Messages of the queue and the agents while the driver waits for slots."""
 
 from __future__ import annotations
 

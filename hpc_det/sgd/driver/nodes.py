@@ -118,7 +118,7 @@ class Nodes:
         """Number of slots for which agents are started again; 0 during shutdown."""
         self._renewed_at = self._next_look = 0.0
         self._starts = 0
-        """How often agents were started since one has connected last."""
+        """Number of starts of agents since the last connection."""
         self._is_in_vain = False
         """Whether no agent has connected in MOST_STARTS starts, and none can connect any more."""
         self._report: WaitReport | None = None

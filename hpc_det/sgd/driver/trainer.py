@@ -183,7 +183,7 @@ class TorchTrainer:
         self._gang: ElasticGang | None = opened(self._run, capacity, patience, wanted, about, is_durable=is_durable)
         self._logs = self._run.folder.logs
         self._earlier_errors = uncaught()
-        """What an interactive session had raised, or the program had caught, before its last use of this trainer."""
+        """Exceptions that were raised or caught before the last use of this trainer."""
         note_exit()
         _alive.add(self)
 

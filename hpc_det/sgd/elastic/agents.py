@@ -48,7 +48,7 @@ class BackOff:
         self._started = float("-inf")
         self._wait_s = 0.0
         self.starts = 0
-        """How often the process was started."""
+        """Number of starts of the process."""
 
     def is_due(self) -> bool:
         """Return whether the delay has passed."""

@@ -24,7 +24,7 @@ MOST_SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class CheckIn:
-    """What an agent has written about its connection to the driver."""
+    """The state of an agent's connection to the driver, as the agent has written it."""
 
     host: str
     """Name of the agent's host."""

@@ -45,7 +45,7 @@ Mode = Literal["min", "max"]
 ITERATION, DONE = "training_iteration", "done"
 """Keys of every result: the number of the iteration from 1, and whether the trial is complete."""
 _TIMES = (ITERATION, "time", "time_this_iter_s", "time_total_s")
-"""Keys of results that are no metrics."""
+"""Keys of results that are not metrics."""
 MOST_DIFFERENCES = 10
 """Largest number of values that the error for another search names."""
 _ABSENT = object()

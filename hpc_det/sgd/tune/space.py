@@ -157,7 +157,7 @@ class Config:
     grid: Tree
     """The values of each grid_search, as a `categorical` range."""
     functions: Tree
-    """Those that functions draw (Drawn)."""
+    """Hyperparameters that functions draw (Drawn)."""
     objects: Tree
     """All other values, such as functions and classes; they are the same for all trials."""
 

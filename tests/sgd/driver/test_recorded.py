@@ -308,7 +308,7 @@ def test_a_paused_run_resumes_with_the_next_start_of_its_program(state_folder: P
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("stop", [pause_one, kill_one])
+@pytest.mark.parametrize("stop", [pause_one, pytest.param(kill_one, marks=pytest.mark.long)])
 def test_the_other_run_of_a_process_names_the_command_that_has_ended_it(
     stop: Callable[[ExperimentFolder], str], state_folder: Path
 ) -> None:
