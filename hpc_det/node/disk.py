@@ -98,6 +98,15 @@ def remove_tree(folder: Path | str, *, ignore_errors: bool = True) -> None:
     shutil.rmtree(folder, ignore_errors=ignore_errors)
 
 
+def remove_empty(folder: Path) -> bool:
+    """Remove the folder if it is empty, and return whether it was."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
+
+
 def make_empty(path: Path, mode: int) -> None:
     """Create an empty file if none exists."""
     path.touch(mode=mode)

@@ -26,7 +26,6 @@ import os
 import stat
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -177,12 +176,9 @@ def link_logs(run: Path, logs: Path) -> None:
         return
     if own.is_symlink():
         disk.unlink(own)
-    elif own.exists():
-        try:
-            own.rmdir()
-        except OSError:  # not empty
-            disk.symlink(logs, own)
-            return
+    elif own.exists() and not disk.remove_empty(own):
+        disk.symlink(logs, own)
+        return
     make_folders(logs)
     disk.symlink(own, logs)
 
@@ -214,8 +210,7 @@ def remove_run(run: Path, experiment: int, kind: RunKind) -> None:
             disk.remove_tree(path)
         else:
             disk.unlink(path, missing_ok=True)
-    with suppress(OSError):  # files of the user
-        run.rmdir()
+    disk.remove_empty(run)  # unless it has files of the user
 
 
 def path_of(run: str | os.PathLike[str], env: Mapping[str, str]) -> Path:

@@ -62,8 +62,9 @@ class DriverOutput:
         return "\n".join(self.logs_with(""))
 
     def logs_with(self, word: str) -> list[str]:
-        logs = [path.read_text(errors="replace") for path in sorted(self.folder.rglob("*.log"))]
-        return [log for log in logs if word in log]
+        of_run = self.folder / "run" / "logs"  # a link, which rglob does not follow from above
+        paths = sorted([*self.folder.rglob("*.log"), *of_run.rglob("*.log")])
+        return [log for path in paths if word in (log := path.read_text(errors="replace"))]
 
 
 def prepared(lab: SlurmLab, *, waits_with: int) -> DriverOutput:

@@ -137,7 +137,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "a map that is no dict": (
         MappingProxyType(settings()),
-        "{'train_batch_size': 4} is no dict, although it looks like one; give deepspeed.initialize a plain dict, for "
+        "{'train_batch_size': 4} is a mapping but not a dict; give deepspeed.initialize a plain dict, for "
         "example overwrite_deepspeed_config(config, {})",
     ),
     "a pipeline with stage 2": (
