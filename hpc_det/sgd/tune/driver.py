@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.committed import committed
@@ -238,7 +237,7 @@ class TuneDriver:
             self._report(slot, work, result)
         elif has_ended:
             slot.process = None
-            self._after_end(slot, slot.trial, work, process.log)
+            self._after_end(slot, slot.trial, work, process)
 
     def _report(self, slot: Slot, work: Work, result: dict[str, Any]) -> None:
         """Report a result to the searcher, and continue with the work that it returns."""
@@ -252,7 +251,7 @@ class TuneDriver:
         self._copy_source(work.trial)
         self._go_on_with(slot, following)
 
-    def _after_end(self, slot: Slot, trial: TuneTrial, work: Work, its_log: Path) -> None:
+    def _after_end(self, slot: Slot, trial: TuneTrial, work: Work, process: Process) -> None:
         """Handle a process that exited before the end of its turn: it left without a failure, raised, or died.
 
         The trial ends if its code raised an exception, or if processes have died more than `max_failures` times.
@@ -262,6 +261,8 @@ class TuneDriver:
             self._close(trial, Cause.PREEMPTED, Action.RESTART)
             return
         failures = _status(trial).get("failures", 0) + 1
+        own_log = trial.rank_log(Journal(trial.journal).last_attempt(), 0)
+        its_log = own_log if own_log.exists() else process.log
         error = outcome.get("error") or f"its process died (failure {failures}); see {its_log}"
         log.warning("trial %d: %s", work.trial, error)
         _note(trial, failures=failures, error=error, traceback=outcome.get("traceback"))

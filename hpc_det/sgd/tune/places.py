@@ -21,6 +21,7 @@ from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.sgd.capacity.job import Queue, executor_of, inner_executor
 from hpc_det.sgd.capacity.starters import gpus_here, variable_of_allocation
 from hpc_det.sgd.tune.files import TuneTrial
+from hpc_det.store.log_lines import printed_to
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 END_S = 15.0
@@ -37,7 +38,7 @@ class Process(Protocol):
     job: str | None
     """Id by which another driver finds the process again; None if it ends with its driver."""
     log: Path
-    """File with the output of the process."""
+    """File with the output of the process, or with that before the trial began (see TrialJob)."""
 
     def is_running(self) -> bool: ...
     def end(self) -> None:
@@ -155,10 +156,14 @@ class TrialJob:
         env = JobEnvironment()
         if env.global_rank:  # only the first task trains, and may use all nodes of the job
             return 0
+        log = TuneTrial(Path(self.folder)).rank_log(self.number, 0)
+        print(f"the output of the trial is in {log}")
+        make_folders(log.parent)
         # On Slurm a trial's job is not requeued (Jobs), so the process handles the signals itself. On PBS submitit's
         # handlers stay, because they requeue the job.
         warned_by = _WARNINGS if "SLURM_JOB_ID" in os.environ and env.activated() else ()
-        return main(Path(self.folder), self.number, warned_by)
+        with printed_to(log):
+            return main(Path(self.folder), self.number, warned_by)
 
     def checkpoint(self) -> Any:
         """Return this function for submitit to requeue."""

@@ -189,6 +189,10 @@ def test_trials_as_jobs(tmp_path: Path) -> None:
         run=tmp_path / "run",
     )
     assert [trial.last_result["loss"] for trial in analysis.trials] == [7.0, 4.0]
+    for trial in analysis.trials:
+        assert trial.folder.rank_log(1, 0).read_text() == "dying\n"
+        assert trial.error
+        assert trial.error.endswith(str(trial.folder.rank_log(1, 0)))
 
 
 class Refusing(submitit.LocalExecutor):
