@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -41,6 +42,7 @@ class LeakCheck:
         self._environ = dict(os.environ)
         self._umask = _umask()
         self._threads = set(threading.enumerate())
+        self._children = {*multiprocessing.active_children()}
         self._test_id = str(uuid.uuid4())
         self._pids = {*processes.pids()}
         os.environ[MARK] = self._test_id
@@ -56,6 +58,7 @@ class LeakCheck:
         left = self._new_processes()
         problems += [f"process {pid} still runs: {command}" for pid, command in left.items()]
         _end(left)
+        problems += [f"child not joined: {child}" for child in {*multiprocessing.active_children()} - self._children]
         return problems + [f"thread still runs: {thread.name}" for thread in self._new_threads()]
 
     def _is_something_left(self) -> bool:

@@ -29,8 +29,8 @@ def test_every_name_of_determined_pytorch_is_hpc_dets_own(python: Copies) -> Non
 @pytest.mark.parametrize(
     "statement",
     [
-        "import determined.pytorch.deepspeed as theirs",
-        "from determined.pytorch import deepspeed as theirs",
+        pytest.param("import determined.pytorch.deepspeed as theirs", marks=pytest.mark.long),
+        pytest.param("from determined.pytorch import deepspeed as theirs", marks=pytest.mark.long),
         "import determined as det, determined.pytorch.deepspeed; theirs = det.pytorch.deepspeed",
     ],
 )

@@ -164,7 +164,11 @@ def test_a_gpu_that_is_not_there_is_refused(copies: Copies) -> None:
 @pytest.mark.parametrize(
     ("name", "parameters"),
     # counts of kuangliu/pytorch-cifar's networks of these names, from which RaySGD has them
-    [("ResNet18", 11_173_962), ("ResNet34", 21_282_122), ("ResNet50", 23_520_842)],
+    [
+        ("ResNet18", 11_173_962),
+        pytest.param("ResNet34", 21_282_122, marks=pytest.mark.long),
+        pytest.param("ResNet50", 23_520_842, marks=pytest.mark.long),
+    ],
 )
 def test_residual_networks_have_the_known_numbers_of_parameters(copies: Copies, name: str, parameters: int) -> None:
     code = (
@@ -175,6 +179,7 @@ def test_residual_networks_have_the_known_numbers_of_parameters(copies: Copies, 
     assert copies.printed(code) == str(parameters)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "layers"), [("ResNet101", 101), ("ResNet152", 152)])
 def test_deeper_networks_have_as_many_layers_as_their_names_say(copies: Copies, name: str, layers: int) -> None:
     code = (

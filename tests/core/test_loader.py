@@ -295,7 +295,7 @@ SOME = [(0, 1), (0, 6), (1, 4)]
 
 @pytest.mark.integration
 @pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("seed", [pytest.param(None, marks=pytest.mark.long), 5])
 @pytest.mark.parametrize("kind", [loaders.shuffled, loaders.with_a_generator, loaders.without_batches])
 def test_random_records_of_workers_continue_bit_for_bit(
     kind: Callable[..., Any], seed: int | None, persistent: bool

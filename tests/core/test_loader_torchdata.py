@@ -150,7 +150,7 @@ def test_without_its_state_it_is_read_from_the_beginning() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_workers_records_without_random_numbers_continue(kind: Any, persistent: bool) -> None:
     make = functools.partial(kind, Numbers, num_workers=2, persistent_workers=persistent)

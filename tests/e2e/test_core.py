@@ -71,6 +71,7 @@ def test_a_plain_loop_on_two_ranks_is_paused_and_goes_on_bit_for_bit(undisturbed
     assert ["paused" in logged[0], "left at batch 30: None" in logged[1]] == [True, True]
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_asha_promotes_and_ends_trials_of_a_plain_loop() -> None:
     searcher = "{name: async_halving, max_trials: 4, num_rungs: 2, divisor: 2, max_length: {batches: 16}, "

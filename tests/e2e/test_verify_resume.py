@@ -47,6 +47,7 @@ def blamed(found: dict[str, Any]) -> set[tuple[str, str]]:
     return {(cause["kind"], cause["name"]) for cause in found["causes"]}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("warm")
 def test_a_sound_trial_is_the_same_after_each_stop_and_what_it_keeps_for_itself_is_named() -> None:
     """Checkpoints are also disabled, except those of the stops."""

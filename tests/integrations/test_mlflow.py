@@ -98,7 +98,12 @@ def test_two_attempts_with_a_lost_stretch_are_one_run_without_double_steps(logge
 
 @pytest.mark.parametrize(
     ("kind", "status"),
-    [("finished", "FINISHED"), ("waiting", "FINISHED"), ("stopped", "KILLED"), ("failed", "FAILED")],
+    [
+        pytest.param("finished", "FINISHED", marks=pytest.mark.long),
+        pytest.param("waiting", "FINISHED", marks=pytest.mark.long),
+        ("stopped", "KILLED"),
+        ("failed", "FAILED"),
+    ],
 )
 def test_the_status_is_that_of_the_attempt(logged: Logged, uri: str, kind: str, status: str) -> None:
     made = logger(logged, tracking_uri=uri, experiment_name="demo")

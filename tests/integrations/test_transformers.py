@@ -36,15 +36,21 @@ def runs() -> Iterator[ForkedRuns]:
     ("stop_at", "ranks", "options"),
     [
         pytest.param(8, 1, {}, id="dropout"),
-        pytest.param(8, 1, {"dataloader_num_workers": 2}, id="2 workers"),
+        pytest.param(8, 1, {"dataloader_num_workers": 2}, id="2 workers", marks=pytest.mark.long),
         pytest.param(
-            8, 1, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}, id="accumulation of 2 batches"
+            8,
+            1,
+            {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+            id="accumulation of 2 batches",
+            marks=pytest.mark.long,
         ),
         pytest.param(8, 2, {}, id="2 ranks"),
         pytest.param(6, 1, {"noise": 0.1}, id="the end of a pass with random records"),
-        pytest.param(3, 1, {"data": "stream", "max_steps": 6}, id="a stream in its first pass"),
+        pytest.param(3, 1, {"data": "stream", "max_steps": 6}, id="a stream in its first pass", marks=pytest.mark.long),
         pytest.param(6, 1, {"data": "stream", "max_steps": 9}, id="a stream at the end of its first pass"),
-        pytest.param(8, 1, {"eval_strategy": "steps", "eval_steps": 4}, id="a step with an evaluation"),
+        pytest.param(
+            8, 1, {"eval_strategy": "steps", "eval_steps": 4}, id="a step with an evaluation", marks=pytest.mark.long
+        ),
         pytest.param(12, 1, {**EPOCHS, "logging_strategy": "steps"}, id="the end of a pass with an evaluation"),
     ],
 )

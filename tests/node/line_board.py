@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from hpc_det.node.key import derived
@@ -21,8 +22,13 @@ def key_for(identity: dict[str, Any]) -> bytes | None:
     return KEY if identity["role"] == "agent" else derived(KEY, f"generation {identity['generation']}")
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def open_files() -> set[str]:
+    """Return the open descriptors of this process and what they lead to, such as "7 socket:[4711]"."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of listdir
+            found.add(f"{descriptor} {os.readlink(f'/proc/self/fd/{descriptor}')}")
+    return found
 
 
 class Board:
@@ -60,7 +66,7 @@ class Board:
             client.close()
         self.server.close()
         assert "lines" not in [thread.name for thread in threading.enumerate()]
-        assert open_files() == self._open_files
+        assert not open_files() - self._open_files
 
 
 def echoed(client: Line, head: dict[str, Any], body: bytes = b"") -> None:

@@ -171,7 +171,7 @@ def test_strangers_learn_a_nonce_and_nothing_else(board: Board, tmp_path: Path) 
 
 @pytest.mark.integration
 def test_thousands_of_strangers_keep_nobody_out(board: Board) -> None:
-    before, memory = open_files(), resident_bytes()
+    before, memory = len(open_files()), resident_bytes()
     with undisturbed(board):
         waiting: deque[socket.socket] = deque()
         for number in range(3000):
@@ -182,7 +182,7 @@ def test_thousands_of_strangers_keep_nobody_out(board: Board) -> None:
                 client = board.client(number)
                 assert board.event().line.identity["rank"] == number
                 echoed(client, {"n": number})
-        assert open_files() < before + len(waiting) + STRANGERS + 50
+        assert len(open_files()) < before + len(waiting) + STRANGERS + 50
         for stranger in waiting:
             stranger.close()
     assert resident_bytes() - memory < 20 * 2**20

@@ -347,7 +347,7 @@ try:
         print("recorded", flush=True)
     print("not interrupted")
 except KeyboardInterrupt:
-    print("interrupted")
+    print("interrupted", flush=True)
 subprocess.run([sys.executable, "-c", "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"])
 """
     done = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, start_new_session=True)

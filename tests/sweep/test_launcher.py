@@ -91,6 +91,7 @@ def test_what_was_saved_for_the_jobs_is_the_users_own(app: App) -> None:
 # --- sweepers
 
 
+@pytest.mark.long
 def test_a_sweeper_that_needs_values_gets_them(app: App) -> None:
     app.write("app.py", source("return (cfg.x - 3) ** 2", config="config"))
     app.write("conf/config.yaml", "x: 0\n")

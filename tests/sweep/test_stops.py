@@ -234,7 +234,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_an_app_that_trains_inside_the_core_api_is_resumed_from_its_checkpoint(app: App, ranks: int) -> None:
     """The loop waits at batch 10 for its stop, at the same call on all ranks."""
     app.write("app.py", ON_CORE)

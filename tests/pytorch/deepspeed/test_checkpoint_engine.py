@@ -42,7 +42,7 @@ def differing_kinds(distributed: Distributed, folder: Path, stage: int, pipeline
     return wrong
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.long) for stage in (0, 1)), 2, 3])
 def test_every_stage_goes_on_to_the_bit(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
     assert on_ranks(2, differing_kinds, tmp_path, stage, False) == [[], []]
 

@@ -26,6 +26,7 @@ ROUNDS, PERIODS, TURN = 3, 4, 10
 ACCUMULATING = Case("ZeRO 0, accumulation 4", accumulation=4)
 
 
+@pytest.mark.long
 def test_the_loop_adds_little_to_a_batch_and_changes_no_bit(on_ranks: OnRanks, tmp_path: Path) -> None:
     (rounds,) = on_ranks(1, added, tmp_path)
     assert min(rounds) < MOST_ADDED, rounds

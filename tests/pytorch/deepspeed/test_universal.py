@@ -93,7 +93,7 @@ def load(distributed: Distributed, folder: Path, saved: dict[str, Any]) -> dict[
         # Each kind with a ZeRO stage is converted in a separate process, which takes seconds.
         pytest.param(2, 1, ["fp32-0", "bf16-2"], id="fewer"),
         pytest.param(1, 2, ["groups-3"], id="more", marks=pytest.mark.long),
-        pytest.param(4, 2, ["pipeline-0", "pipeline-1"], id="pipelines"),
+        pytest.param(4, 2, ["pipeline-0", "pipeline-1"], id="pipelines", marks=pytest.mark.long),
         pytest.param(4, 2, [*EVERY, "groups-2"], id="every kind, fewer", marks=pytest.mark.long),
         pytest.param(1, 2, [*EVERY, "groups-2"], id="every kind, more", marks=pytest.mark.long),
     ],
@@ -155,8 +155,7 @@ NOT_CONVERTED = ["fp32-0", "fp32-1", "fp32-2", "bf16-2"]
     ("after", "kinds"),
     [
         (2, [*NOT_CONVERTED, "fp32-3", "bf16-3"]),
-        (1, [*NOT_CONVERTED, "fp32-3"]),
-        pytest.param(1, ["bf16-3"], marks=pytest.mark.long),
+        *(pytest.param(1, kinds, marks=pytest.mark.long) for kinds in ([*NOT_CONVERTED, "fp32-3"], ["bf16-3"])),
     ],
 )
 def test_weights_alone_are_the_same_to_the_bit(on_ranks: OnRanks, tmp_path: Path, after: int, kinds: list[str]) -> None:

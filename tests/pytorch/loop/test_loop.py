@@ -61,16 +61,12 @@ def keep_the_last(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "checkpoint_storage": {**config.get("checkpoint_storage", {}), "save_trial_latest": 1}}
 
 
-EVERY_TICK, EVERY_FOURTH = "periods that end inside an epoch", [*SETTINGS][1:]
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "every"),
     [
-        (EVERY_TICK, 1),
-        *((name, 4) for name in EVERY_FOURTH),
-        *(pytest.param(name, 1, marks=pytest.mark.long) for name in EVERY_FOURTH),
+        *((name, 5) for name in SETTINGS),
+        *(pytest.param(name, 1, marks=pytest.mark.long) for name in SETTINGS),
     ],
 )
 def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, name: str, every: int) -> None:

@@ -97,9 +97,10 @@ LOST = {
     "Buffer": ("state", STOP, "not restored", "model 0: 2.mean"),
 }
 """By trial: the first difference and its batch, the kind of the likeliest cause, and the value that it concerns."""
+SOME_LOST = [name if number % 2 else pytest.param(name, marks=pytest.mark.long) for number, name in enumerate(LOST)]
 
 
-@pytest.mark.parametrize("trial", LOST)
+@pytest.mark.parametrize("trial", SOME_LOST)
 def test_what_a_resume_loses_is_named(tmp_path: Path, trial: str) -> None:
     found = checked(tmp_path, trial, 8 if trial == "CallbackWithoutState" else STOP)
     first, cause = found.first[0], causes(found)[0]
@@ -129,7 +130,7 @@ UNEQUAL = {
 """Trials that differ even without a stop: the first difference, its batch, and the kind of the only cause."""
 
 
-@pytest.mark.parametrize("stops", [(), (STOP,)])
+@pytest.mark.parametrize("stops", [pytest.param((), marks=pytest.mark.long), (STOP,)])
 @pytest.mark.parametrize("trial", UNEQUAL)
 def test_what_differs_without_any_stop_is_not_blamed_on_a_resume(
     tmp_path: Path, trial: str, stops: tuple[int, ...]

@@ -374,4 +374,4 @@ def seconds_to_look(distributed: Distributed) -> float:
 
 def test_looking_at_500_parameters_takes_microseconds(on_ranks: OnRanks) -> None:
     """A forward and a backward pass through such a model takes thousands of microseconds."""
-    assert min(on_ranks(2, seconds_to_look)) < 100e-6
+    assert min(on_ranks(2, seconds_to_look)) < 300e-6
