@@ -73,12 +73,17 @@ def await_rendezvous(path: Path, deadline_s: float = WAIT_S) -> Rendezvous:
 def awaited(path: Path, deadline_s: float) -> Any | None:
     """Wait until the JSON file `path` exists and return its content; None if it does not appear within `deadline_s`."""
     for _ in tries(deadline_s):
-        with suppress(FileNotFoundError):
-            os.listdir(path.parent)  # NFS caches for up to a minute that a name is missing; a listing refreshes this
-        data = read_json(path)
+        data = appeared(path)
         if data is not None:
             return data
     return None
+
+
+def appeared(path: Path) -> Any | None:
+    """Return the content of the JSON file `path`, which another node may have just written; None if it is missing."""
+    with suppress(FileNotFoundError):
+        os.listdir(path.parent)  # NFS caches for up to a minute that a name is missing; a listing refreshes this
+    return read_json(path)
 
 
 def tries(within_s: float) -> Iterator[float]:

@@ -16,7 +16,7 @@ import pytest
 from hpc_det.node.files import write_atomic
 from hpc_det.node.json_files import read_json
 from hpc_det.node.process import descendants, has_no_memory
-from hpc_det.sgd.elastic.meeting import await_driver
+from hpc_det.sgd.elastic.meeting import announced
 from hpc_det.store.journal import Journal
 from hpc_det.store.run_folder import RunFolder
 from tests.e2e.story import HERE, Story
@@ -234,7 +234,10 @@ class PacedDriver:
 
     def ports(self, listener: str) -> set[int]:
         assert listener == "driver"
-        return {await_driver(self._run, DEADLINE_S).port}
+        wait_for(lambda: announced(self._run), DEADLINE_S, self.log)
+        driver = announced(self._run)
+        assert driver
+        return {driver.port}
 
     def train(self, steps: int) -> None:
         allowed = len(self.losses) + steps

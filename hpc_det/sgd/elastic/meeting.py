@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.files import write_first
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.lines import Line, NoLine, connect
-from hpc_det.node.network import awaited, tries
+from hpc_det.node.network import appeared, tries
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.sgd.elastic.check_in import CheckIn, Unreachable
 from hpc_det.store.run_folder import RunFolder
@@ -56,26 +57,28 @@ def withdraw(run: RunFolder) -> None:
     run.driver.unlink(missing_ok=True)
 
 
-def await_driver(run: RunFolder, within_s: float) -> DriverAddress:
-    """Wait for the address of the driver, and return it. Raises HpcDetError if there is none in time."""
-    data = awaited(run.driver, within_s)
-    if data is None:
-        raise HpcDetError(
-            f"{run.driver}: no driver within {within_s:.0f} s; check that this node sees the driver's folder"
-        )
-    return DriverAddress(**data)
+def announced(run: RunFolder) -> DriverAddress | None:
+    """Return the address of the driver of the run; None if there is no driver."""
+    data = appeared(run.driver)
+    return None if data is None else DriverAddress(**data)
 
 
-def call_driver(run: RunFolder, node: str, identity: dict[str, Any], within_s: float) -> Line:
+def call_driver(
+    run: RunFolder, node: str, identity: dict[str, Any], within_s: float, is_alone: Callable[[], bool] = lambda: False
+) -> Line:
     """Connect an agent to its driver with the key of the run, and return the connection.
 
-    `node`: name of the file in which the agent announces its address to the driver, and why it could not connect.
-    Raises Unreachable if connecting has failed for `within_s` seconds, and HpcDetError if there is no driver.
+    `node`: name of the file in which the agent announces its address to the driver, and why it could not connect;
+    `is_alone` returns whether no driver will come. Raises Unreachable if connecting has failed for `within_s` seconds,
+    and HpcDetError if there is no driver.
     """
     key = run.key()
-    error = ""
+    here, error = None, ""
     for left_s in tries(within_s):
-        driver = await_driver(run, left_s)
+        if is_alone():
+            raise HpcDetError(f"{run.driver}: the driver has exited before this agent could connect")
+        if (driver := announced(run)) is None:
+            continue
         here = CheckIn.towards(*driver)
         replace(here, error=error).write(run, node)
         try:
@@ -88,6 +91,10 @@ def call_driver(run: RunFolder, node: str, identity: dict[str, Any], within_s: f
             if error:
                 here.write(run, node)
             return line
+    if here is None:
+        raise HpcDetError(
+            f"{run.driver}: no driver within {within_s:.0f} s; check that this node sees the driver's folder"
+        )
     raise Unreachable(f"{here} (tried for {within_s:g} s)")
 
 

@@ -108,10 +108,19 @@ class NodeAgent:
         self._start_fork_server()  # it imports torch while the agent connects to the driver
 
     def run(self) -> int:
-        """Execute requests until the driver asks the agent to exit or is lost; return the exit code."""
+        """Execute requests until the driver asks the agent to exit or is lost; return the exit code.
+
+        Raises HpcDetError if it finds no driver.
+        """
         host = socket.gethostname()
         identity = {"role": "node", "host": host, "job": own_job(os.environ), "pid": os.getpid(), "slots": self._slots}
-        self._driver = call_driver(self._run, f"{host}-{os.getpid()}", identity, MEET_S)
+        try:
+            self._driver = call_driver(self._run, f"{host}-{os.getpid()}", identity, MEET_S, self._lacks_its_driver)
+        except HpcDetError:
+            self._is_alone = self._lacks_its_driver()
+            end_descendants()
+            self._remove_abandoned()
+            raise
         orders = _Orders(self._driver)
         self._selector.register(orders.fd, selectors.EVENT_READ, lambda: self._obey_all(orders))
         next_beat = 0.0
@@ -121,7 +130,7 @@ class NodeAgent:
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + BEAT_S
                 self._driver.send({"beat": 1})
-                if os.getppid() != self._parent:  # the process that started this agent has exited
+                if self._has_no_parent():
                     self._is_over = self._is_alone = True
         end_descendants()
         if not self._remove_abandoned():
@@ -129,6 +138,15 @@ class NodeAgent:
         self._driver.close()
         orders.join()
         return 0
+
+    def _has_no_parent(self) -> bool:
+        """Return whether the process that started this agent has exited."""
+        return os.getppid() != self._parent
+
+    def _lacks_its_driver(self) -> bool:
+        """Return whether no driver will come: its process, or the one that started this agent, has exited."""
+        # The driver of a temporary run, which may have been killed before this process had read its parent's id.
+        return self._has_no_parent() or (self._run.temporary.exists() and is_abandoned(self._run))
 
     def _obey_all(self, orders: _Orders) -> None:
         """Execute the requests that have arrived, up to the first one after which the agent exits."""
@@ -280,7 +298,6 @@ def main(argv: list[str]) -> int:
             return agent.run()
         except HpcDetError as error:  # it has no driver
             print(error, file=sys.stderr, flush=True)
-            end_descendants()
             return error.exit_code
 
 

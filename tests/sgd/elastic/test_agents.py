@@ -39,6 +39,18 @@ import pickle, signal, sys
 for number in (signal.SIGTERM, signal.SIGUSR2): signal.signal(number, signal.SIG_IGN)  # submitit's own come before
 sys.exit(pickle.load(sys.stdin.buffer)())
 """
+STARTS = """
+import subprocess, sys
+from pathlib import Path
+from hpc_det.sgd.elastic.meeting import DriverAddress, claim
+from hpc_det.store.run_folder import DriverRun, RunFolder
+run = RunFolder(Path(sys.argv[1]))
+claim(run, DriverAddress("127.0.0.9", 9))
+DriverRun(run, sys.argv[2] == "True").goes_with_driver()
+agent = subprocess.Popen([sys.executable, "-m", "hpc_det.sgd.elastic.node", run.path, "1"])
+(run.path.parent / "pid").write_text(str(agent.pid))
+agent.wait()
+"""
 
 
 @pytest.fixture
@@ -94,6 +106,25 @@ def test_an_agent_without_a_driver_fails_and_leaves_no_process(tmp_path: Path, h
     assert (done.returncode, unnamed(done.stderr, *facts)) == (1, [])
     assert "Traceback" not in done.stderr
     assert len(failed(run)) == has_driver
+
+
+@pytest.mark.parametrize("is_temporary", [True, False])
+def test_an_agent_that_has_not_found_its_driver_ends_with_the_process_that_started_it(
+    tmp_path: Path, is_temporary: bool
+) -> None:
+    """Of a temporary run, whose driver is that process, nothing is left."""
+    run = RunFolder(tmp_path / "run")
+    run.make()
+    announce(run, "127.0.0.9", 9)
+    driver = subprocess.Popen([sys.executable, "-c", STARTS, run.path, str(is_temporary)])
+    try:
+        wait_for(lambda: failed(run))
+    finally:
+        driver.kill()
+        driver.wait()
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not is_there(pid))
+    assert run.path.exists() is not is_temporary
 
 
 def test_an_agent_ends_with_a_task_that_is_killed(task: subprocess.Popen[bytes], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hpc_det.errors import HpcDetError
 from hpc_det.node.line_server import TcpLineServer
 from hpc_det.sgd.elastic import meeting
-from hpc_det.sgd.elastic.meeting import Guests, announce, await_driver, call_driver, withdraw
+from hpc_det.sgd.elastic.meeting import Guests, announce, announced, call_driver, withdraw
 from hpc_det.store.run_folder import RunFolder
 from tests.facts import refused
 from tests.wait import DEADLINE_S
@@ -63,7 +63,7 @@ def test_an_agent_that_finds_a_driver_of_the_past_waits_for_the_next_one(
 def test_the_announcement_is_the_owners_alone(run: RunFolder) -> None:
     announce(run, "10.0.0.7", 4321)
     assert run.driver.stat().st_mode & 0o777 == 0o600
-    assert await_driver(run, 1) == ("10.0.0.7", 4321)
+    assert announced(run) == ("10.0.0.7", 4321)
     assert not [path for path in run.path.iterdir() if path.name.startswith(".")]
 
 
