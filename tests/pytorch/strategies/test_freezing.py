@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -359,19 +360,25 @@ def test_what_changes_in_each_batch_is_warned_of_once(on_ranks: OnRanks) -> None
     assert [len(texts) for texts in on_ranks(2, changed_often)] == [1, 1]
 
 
-def seconds_to_look(distributed: Distributed) -> float:
-    """Return the processor time of the check of a model with 500 unchanged parameters."""
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(250)))
+def share_of_a_look(distributed: Distributed) -> float:
+    """Return the processor time of the check of a model with 500 unchanged parameters, as a share of that of a forward
+    and a backward pass.
+    """
+    bare, model = (nn.Sequential(*(nn.Linear(2, 2) for _ in range(250))) for _ in range(2))
     wrapped = data_parallel(model, distributed.device, {})
+    return _processor_time(wrapped.follow_freezing) / _processor_time(lambda: bare(torch.ones(1, 2)).sum().backward())
+
+
+def _processor_time(do: Callable[[], object]) -> float:
+    """Return the shortest time of a call in 20 rounds of 10 calls."""
     best = float("inf")
     for _ in range(20):
         began = time.thread_time()
-        for _ in range(50):
-            wrapped.follow_freezing()
-        best = min(best, (time.thread_time() - began) / 50)
+        for _ in range(10):
+            do()
+        best = min(best, (time.thread_time() - began) / 10)
     return best
 
 
-def test_looking_at_500_parameters_takes_microseconds(on_ranks: OnRanks) -> None:
-    """A forward and a backward pass through such a model takes thousands of microseconds."""
-    assert min(on_ranks(2, seconds_to_look)) < 300e-6
+def test_looking_at_500_parameters_takes_a_small_part_of_a_pass(on_ranks: OnRanks) -> None:
+    assert max(on_ranks(2, share_of_a_look)) < 0.01
