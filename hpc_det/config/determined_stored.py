@@ -198,4 +198,4 @@ _WHOLE = (
     *("min_validation_period", "min_checkpoint_period", "searcher.max_length"),
     *("integrations", "security", "internal", "data_layer", "tensorboard_storage"),
 )
-"""Keys whose values are maps that are no sections."""
+"""Keys whose values are maps, not sections."""

@@ -122,14 +122,16 @@ def begin(path: Path, program: Any, settings: dict[str, Any]) -> Loop:
     return Loop.begin(path, program, searcher=searcher, checkpoint_storage=KEPT, **settings)
 
 
+@pytest.mark.parametrize("one_of", [3, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda each: str(each["checkpoint_policy"]))
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_loop_that_is_killed_anywhere_continues_as_if_it_had_not_been(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Any, settings: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Any, settings: dict[str, Any], one_of: int
 ) -> None:
+    """`one_of` 3: at every third of the points, which are others for each of the settings."""
     whole = begin(tmp_path / "whole", program, settings)
     whole.attempt()
-    for point in range(3 + 4 * SETTINGS.index(settings), 30, 12):
+    for point in range(3, 30, 4)[SETTINGS.index(settings) % one_of :: one_of]:
         loop = begin(tmp_path / str(point), program, settings)
         monkeypatch.setattr(program, "killed_at", point)
         with suppress(Killed):

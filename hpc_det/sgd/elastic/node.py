@@ -118,7 +118,6 @@ class NodeAgent:
             self._driver = call_driver(self._run, f"{host}-{os.getpid()}", identity, MEET_S, self._lacks_its_driver)
         except HpcDetError:
             self._is_alone = self._lacks_its_driver()
-            end_descendants()
             self._remove_abandoned()
             raise
         orders = _Orders(self._driver)
@@ -298,6 +297,7 @@ def main(argv: list[str]) -> int:
             return agent.run()
         except HpcDetError as error:  # it has no driver
             print(error, file=sys.stderr, flush=True)
+            end_descendants()
             return error.exit_code
 
 
