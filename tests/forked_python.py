@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpc_det.distributed.rank_process import leave
 from hpc_det.launch import rank
 from hpc_det.launch.launchers.arguments import is_trial
+from hpc_det.node.forking import leave
 
 
 def become(program: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:

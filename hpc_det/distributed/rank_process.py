@@ -12,15 +12,16 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from hpc_det.errors import HpcDetError, InvalidHP, UsageError
 from hpc_det.node import disk, full_disk
 from hpc_det.node.agent_socket import report_exit, say_hello
 from hpc_det.node.files import make_folders, open_log, take_umask_of
+from hpc_det.node.forking import flush_output
 from hpc_det.node.heartbeat import Heartbeat
 from hpc_det.node.lines import Line, connect_local
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
@@ -176,16 +177,3 @@ def log_to(path: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-
-
-def leave(code: int) -> NoReturn:
-    """Flush the output and exit with `code`, without shutting down the interpreter."""
-    # During interpreter shutdown gloo's threads abort in 5 of 24 runs after a successful training (measured).
-    flush_output()
-    os._exit(code)
-
-
-def flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()

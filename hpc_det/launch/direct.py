@@ -2,8 +2,9 @@
 
     python3 -m hpc_det.launch.direct [--] (--trial module:Class | SCRIPT ARGS...)
 
-It does not import torch, so ranks start a second earlier than under torchrun. Each rank writes to its own log. When a
-rank exits with another code than 0, the launcher kills the others at once and exits with that code.
+It imports torch once and forks the ranks (hpc_det.launch.forked_ranks); commands without torch are executed. Each rank
+writes to its own log. When a rank exits with another code than 0, the launcher kills the others at once and exits with
+that code.
 
 Trial classes, and scripts inside `hpc_det.core.init`, are connected to the agent and receive stop requests from it.
 Another script receives one SIGTERM, after which it should save and exit; it is started again when the job resumes,
@@ -20,14 +21,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import BinaryIO
 
 from hpc_det.errors import UsageError
+from hpc_det.launch import forked_ranks
 from hpc_det.launch.launchers.arguments import Launch, start
 from hpc_det.launch.log_tail import how_it_ended, last_line, size_of
 from hpc_det.node.files import make_folders, open_log
+from hpc_det.node.forking import Forked
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.lines import connect_local
 from hpc_det.node.oom import OomWatch
@@ -74,10 +76,12 @@ def rank_environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
 class Ranks:
     """The ranks of this node."""
 
-    def __init__(self, launch: Launch, attempt: Attempt) -> None:
+    def __init__(self, launch: Launch, attempt: Attempt, *, are_forked: bool) -> None:
+        """`are_forked`: whether this process has imported the modules of the ranks, which are forked from it."""
         self._launch = launch
         self._attempt = attempt
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._are_forked = are_forked
+        self._processes: dict[int, subprocess.Popen[bytes] | Forked] = {}
         """The processes of the ranks that are still running, keyed by rank."""
         self._codes: dict[int, int] = {}
         """The return codes of the ranks that have exited, keyed by rank."""
@@ -116,20 +120,36 @@ class Ranks:
         path = self._log(rank)
         make_folders(path.parent)
         self._logs_began[rank] = size_of(path)
-        with open(open_log(path), "wb") as log:
-            self._processes[rank] = self._popen(environment, log)
+        log = open_log(path)
+        # Unbuffered, so that the last lines of a rank are in its log when it is killed.
+        variables = {"PYTHONUNBUFFERED": "1", **os.environ, **self._attempt.store_of_ranks(), **environment}
+        if self._are_forked:
+            self._processes[rank] = forked_ranks.start(self._launch.command, variables, log, self._leave_to_rank)
+        else:
+            self._processes[rank] = self._popen(variables, log)
+        os.close(log)
 
-    def _popen(self, environment: dict[str, str], log: BinaryIO) -> subprocess.Popen[bytes]:
+    def _leave_to_rank(self) -> None:
+        """Close the files of the launcher in a forked rank, and prepare its signals."""
+        self._signals.close()
+        self._selector.close()
+        self._agent.connection.close()
+        self._prepare()
+
+    @property
+    def _prepare(self) -> Callable[[], None]:
+        return _prepare_trial_rank if self._launch.joins_by_itself else _prepare_script_rank
+
+    def _popen(self, environment: dict[str, str], log: int) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
                 self._launch.rank_command,
-                # Unbuffered, so that the last lines of a rank are in its log when it is killed.
-                env={"PYTHONUNBUFFERED": "1", **os.environ, **self._attempt.store_of_ranks(), **environment},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_prepare_trial_rank if self._launch.joins_by_itself else _prepare_script_rank,
+                preexec_fn=self._prepare,
             )
         except OSError as error:
             raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
@@ -141,18 +161,18 @@ class Ranks:
         self._signals.received()
         ended = {rank: process for rank, process in self._processes.items() if process.poll() is not None}
         # Negative codes first: a rank that a signal has ended is the cause, and its peers fail because of it.
-        for rank, process in sorted(ended.items(), key=lambda item: item[1].returncode):
+        for rank, process in sorted(ended.items(), key=lambda item: item[1].returncode or 0):
             del self._processes[rank]
-            self._codes[rank] = process.returncode
-            if process.returncode and not self._code and not self._is_stopping:
+            self._codes[rank] = code = process.returncode or 0
+            if code and not self._code and not self._is_stopping:
                 self._fail(rank, process)
         if ended and self._is_stopping:
             self._ends_at = min(self._ends_at, time.time() + LEAVE_TOGETHER_S)
 
-    def _fail(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def _fail(self, rank: int, process: subprocess.Popen[bytes] | Forked) -> None:
         """Kill the other ranks and note the first failed one."""
         self._send(signal.SIGKILL)
-        code = process.returncode
+        code = self._codes[rank]
         self._code = exit_code(code)
         log, began = self._log(rank), self._logs_began[rank]
         killer = self._oom.killer() if code == -signal.SIGKILL else ""
@@ -219,7 +239,8 @@ def _prepare_script_rank() -> None:
 
 def run(launch: Launch, attempt: Attempt) -> int:
     """Start the ranks and return the launcher's exit code. Raises UsageError if the command cannot be executed."""
-    return Ranks(launch, attempt).run()
+    are_forked = forked_ranks.imported(forked_ranks.modules_of(launch.command, Path.cwd(), os.environ))
+    return Ranks(launch, attempt, are_forked=are_forked).run()
 
 
 def main(argv: list[str]) -> int:

@@ -11,8 +11,9 @@ import sys
 import traceback
 from contextlib import suppress
 
-from hpc_det.distributed.rank_process import RankProcess, join_gang, leave, note_error
+from hpc_det.distributed.rank_process import RankProcess, join_gang, note_error
 from hpc_det.errors import HpcDetError
+from hpc_det.node.forking import leave
 
 
 def main(trial_name: str) -> int:

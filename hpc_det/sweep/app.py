@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.distributed import rank_process
-from hpc_det.distributed.rank_process import RankProcess, join_gang, leave, note_error
+from hpc_det.distributed.rank_process import RankProcess, join_gang, note_error
 from hpc_det.errors import UsageError
+from hpc_det.node.forking import leave
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.store.attempt import Attempt
 from hpc_det.sweep import stops

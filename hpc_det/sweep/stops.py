@@ -32,8 +32,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn, Protocol
 
-from hpc_det.distributed.rank_process import RankProcess, leave
+from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.errors import UsageError
+from hpc_det.node.forking import leave
 from hpc_det.store.attempt import read_stop
 
 INTERRUPT = signal.SIGURG

@@ -12,10 +12,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from hpc_det.distributed.rank_process import log_to
+from hpc_det.node import fork_server
+from hpc_det.node.fork_server import ForkServerProcess
 from hpc_det.node.lines import line_over
 from hpc_det.node.process import STOP_SIGNALS, ends_with_parent
 from hpc_det.sgd.elastic import node
-from hpc_det.sgd.rank import fork_server
 
 
 class Forked:
@@ -54,22 +55,22 @@ def _agent(arguments: Sequence[str], log: Path, env: dict[str, str], folder: Pat
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    node.ForkServerProcess.start = _start_fork_server  # type: ignore[method-assign]
+    ForkServerProcess.start = _start_fork_server  # type: ignore[assignment, method-assign]
     raise SystemExit(node.main([*arguments]))
 
 
-def _start_fork_server(buffers: list[int]) -> node.ForkServerProcess:
+def _start_fork_server(modules: Sequence[str], *, files: Sequence[int]) -> ForkServerProcess:
     own, its = socket.socketpair()
     with its:
-        process = Forked(multiprocessing.get_context("fork").Process(target=_fork_server, args=(own, its, buffers)))
-    return node.ForkServerProcess(process, line_over(own))  # type: ignore[arg-type]
+        process = Forked(multiprocessing.get_context("fork").Process(target=_fork_server, args=(own, its, modules)))
+    return ForkServerProcess(process, line_over(own))  # type: ignore[arg-type]
 
 
-def _fork_server(agents: socket.socket, its: socket.socket, buffers: list[int]) -> None:
+def _fork_server(agents: socket.socket, its: socket.socket, modules: Sequence[str]) -> None:
     os.setsid()
     ends_with_parent()
     agents.close()
     signal.set_wakeup_fd(-1)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    raise SystemExit(fork_server.main([str(its.detach()), *map(str, buffers)]))
+    raise SystemExit(fork_server.main([str(its.detach()), *modules]))

@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_det.distributed.rank_process import leave, note_error
+from hpc_det.distributed.rank_process import note_error
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch import rank as trial_rank
 from hpc_det.launch.launchers.arguments import is_for_python, is_trial
 from hpc_det.node.agent_socket import report_exit, say_hello
+from hpc_det.node.forking import leave
 from hpc_det.node.lines import connect_local
 from hpc_det.node.network import free_port
 from hpc_det.node.process import unblock_stop_signals

@@ -8,7 +8,7 @@ lost, the agent ends all ranks, writes the newest snapshot to disk if it is that
 if that is temporary), and exits. If it cannot connect, it writes the reason to the run (hpc_det.sgd.elastic.check_in)
 and fails. If a scheduler suspends its job, its ranks are suspended and continued with it.
 
-One child, the fork server (hpc_det.sgd.rank.fork_server), imports torch, and the ranks are forked from it. The agent
+One child, the fork server (hpc_det.node.fork_server), imports torch, and the ranks are forked from it. The agent
 owns the memory of the snapshots, so that a snapshot survives the death of a rank; the memory is freed when the agent
 exits.
 
@@ -32,17 +32,17 @@ import time
 from collections import deque
 from collections.abc import Mapping, MutableMapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.snapshots import BUFFERS, Buffer, Held, Keeper
 from hpc_det.errors import HpcDetError
+from hpc_det.node.fork_server import ForkServerProcess
 from hpc_det.node.frames import Message
 from hpc_det.node.key import derived
-from hpc_det.node.lines import Line, line_over
+from hpc_det.node.lines import Line
 from hpc_det.node.network import limit_look_ups, own_address
-from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, ends_with_parent
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants
 from hpc_det.node.suspension import guarded
 from hpc_det.schedulers.pbs.scheduler import Pbs
 from hpc_det.schedulers.slurm.scheduler import Slurm
@@ -60,26 +60,11 @@ MEET_S = 60.0
 """Seconds to wait for the driver; it writes its address before it starts agents."""
 
 
-@dataclass
-class ForkServerProcess:
-    """The agent's view of its fork server: the process and the connection to it."""
-
-    process: subprocess.Popen[bytes]
-    line: Line
-
-    @classmethod
-    def start(cls, buffers: list[int]) -> ForkServerProcess:
-        """Start a fork server; `buffers`: file descriptors of the node's snapshot buffers."""
-        own, its = socket.socketpair()
-        with its:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "hpc_det.sgd.rank.fork_server", str(its.fileno()), *map(str, buffers)],
-                pass_fds=[its.fileno(), *buffers],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=ends_with_parent,
-            )
-        return cls(process, line_over(own))
+PRELOADED = (
+    "hpc_det.sgd.rank.worker",
+    "torch._dynamo",  # optimizers and DistributedDataParallel import it at their first step
+)
+"""Modules that the fork server imports, so that the ranks share their memory and need not import them."""
 
 
 class NodeAgent:
@@ -92,6 +77,7 @@ class NodeAgent:
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_signals)
         self._buffers = [Buffer(number) for number in range(BUFFERS)]
+        self._files = [buffer.descriptor for buffer in self._buffers]
         self._held: Held | None = None
         """The newest complete snapshot in the buffers of this node."""
         self._is_writer = False
@@ -172,10 +158,12 @@ class NodeAgent:
             "size": head["size"],
             # A driver on a loopback address has all its ranks on this machine, which need no network interface.
             "interface": own_address(1 if host == "127.0.0.1" else 2, None)[1],
+            "buffers": self._files,
         }
         for rank, local_rank in head["ranks"]:
             log = str(self._run.rank_log(generation, rank))
-            self._fork_server.line.send({"fork": {**common, "rank": rank, "local_rank": local_rank, "log": log}})
+            argument = {**common, "rank": rank, "local_rank": local_rank, "log": log}
+            self._fork_server.fork({"exited": rank, "generation": generation}, "hpc_det.sgd.rank.worker:run", argument)
 
     def _end(self, order: Message) -> None:
         """End all ranks; the fork server reports when they have ended. Without one no rank is left."""
@@ -206,7 +194,7 @@ class NodeAgent:
         return False
 
     def _start_fork_server(self) -> None:
-        self._fork_server = ForkServerProcess.start([buffer.descriptor for buffer in self._buffers])
+        self._fork_server = ForkServerProcess.start(PRELOADED, files=self._files)
         self._selector.register(self._fork_server.line.connection, selectors.EVENT_READ, self._on_fork_server)
 
     def _on_fork_server(self) -> None:
@@ -215,7 +203,8 @@ class NodeAgent:
         if messages is None:
             self._lose_fork_server(self._fork_server)
         for message in messages or []:
-            self._driver.send(message.head)
+            head = message.head
+            self._driver.send({**head["exited"], "code": head["code"]} if "exited" in head else head)
 
     def _lose_fork_server(self, lost: ForkServerProcess) -> None:
         """Clean up after a fork server that has failed, and report its ranks as exited."""

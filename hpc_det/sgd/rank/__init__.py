@@ -1,13 +1,12 @@
 """A rank: one process of the gang.
 
-fork_server  the process that ranks are forked from
-worker       the connection to the driver: receives calls, runs them, returns results
-runner       the operator with its data: trains, validates, takes and restores snapshots
-passes       passes over the user's loaders that continue from call to call
-shards       a DataLoader that is sharded over the ranks
-state        the state of an operator: saving, loading, broadcasting
-store        the torch store through which ranks exchange addresses
-train_loop   functions that a training loop of `fit` may call
+worker      the connection to the driver: receives calls, runs them, returns results
+runner      the operator with its data: trains, validates, takes and restores snapshots
+passes      passes over the user's loaders that continue from call to call
+shards      a DataLoader that is sharded over the ranks
+state       the state of an operator: saving, loading, broadcasting
+store       the torch store through which ranks exchange addresses
+train_loop  functions that a training loop of `fit` may call
 
 RankPlace and RankSettings are the arguments that a rank receives at its start.
 """

@@ -36,7 +36,8 @@ from torch._C._distributed_c10d import PrefixStore
 
 from hpc_det.checkpoint.torch_layout import layout_of
 from hpc_det.distributed.collectives import closed_once_connected
-from hpc_det.distributed.rank_process import leave, log_to
+from hpc_det.distributed.rank_process import log_to
+from hpc_det.node.forking import leave
 from hpc_det.node.frames import Message
 from hpc_det.node.heartbeat import Phase, Progress, place_of_main_thread
 from hpc_det.node.key import derived

@@ -16,7 +16,7 @@ _LAUNCHERS = (
     "mpiexec",
     "tests/e2e/warm/launcher.py",
 )
-_FORK_SERVER, _NODE_AGENT = "hpc_det.sgd.rank.fork_server", "hpc_det.sgd.elastic.node"
+_FORK_SERVER, _NODE_AGENT = "hpc_det.node.fork_server", "hpc_det.sgd.elastic.node"
 
 
 class Processes:

@@ -1,0 +1,139 @@
+"""The fork server: a process that has imported modules and forks processes that use them, in 0.02 s each.
+
+    python3 -m hpc_det.node.fork_server FD MODULE...
+
+It imports the modules and constructs nothing (hpc_det.node.forking). FD is the socket to the process that has started
+it, its owner; it exits with that connection.
+
+owner -> fork server: {"fork": KEY, "call": "module:function", "with": ARGUMENT}, {"end": N};
+fork server -> owner: {"exited": KEY, "code": CODE}, {"ended": N}.
+
+KEY is any value that identifies the process for the owner. `function` takes ARGUMENT and returns the exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from hpc_det.node.forking import forked, import_all
+from hpc_det.node.lines import Line, line_over
+from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, ends_with_parent
+
+
+@dataclass
+class ForkServerProcess:
+    """The owner's view of its fork server: the process and the connection to it."""
+
+    process: subprocess.Popen[bytes]
+    line: Line
+
+    @classmethod
+    def start(
+        cls,
+        modules: Iterable[str],
+        *,
+        files: Iterable[int] = (),
+        env: Mapping[str, str] | None = None,
+        folder: str | None = None,
+    ) -> ForkServerProcess:
+        """Start a fork server that imports `modules`.
+
+        `files`: descriptors that its processes inherit. `env`, `folder`: its environment and working directory, by
+        default those of this process.
+        """
+        own, its = socket.socketpair()
+        with its:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "hpc_det.node.fork_server", str(its.fileno()), *modules],
+                pass_fds=[its.fileno(), *files],
+                env=env,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=ends_with_parent,
+            )
+        return cls(process, line_over(own))
+
+    def fork(self, key: Any, call: str, argument: Any) -> None:
+        """Have a process forked that calls the function `call`, "module:function", with `argument`."""
+        self.line.send({"fork": key, "call": call, "with": argument})
+
+
+class ForkServer:
+    """Forks processes on request of the owner, reports their exits, and ends them."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._children: dict[int, Any] = {}
+        """The keys of the processes that were forked and have not exited, by process id."""
+        self._signals = SignalPipe([signal.SIGCHLD])
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(line.connection, selectors.EVENT_READ, self._on_orders)
+        self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_child)
+        self._is_over = False
+
+    def run(self) -> int:
+        """Serve the owner until its connection ends, then end all descendants. Return the exit code."""
+        while not self._is_over:
+            for key, _ in self._selector.select():
+                key.data()
+        end_descendants()
+        return 0
+
+    def _on_orders(self) -> None:
+        orders = self._line.receive_some()
+        self._is_over = orders is None
+        for order in orders or []:
+            if "fork" in order.head:
+                self._fork(order.head)
+            else:
+                self._end(order.head["end"])
+
+    def _fork(self, order: Mapping[str, Any]) -> None:
+        def run() -> int:
+            self._signals.close()
+            self._selector.close()
+            self._line.connection.close()
+            module, _, function = order["call"].partition(":")
+            return int(getattr(import_module(module), function)(order["with"]))
+
+        self._children[forked(run)] = order["fork"]
+
+    def _end(self, number: int) -> None:
+        """End all processes and their descendants, and report each process as killed; `number`: that of the answer."""
+        end_descendants()  # not only the ranks: their own children, such as loader workers, would survive them
+        for key in self._children.values():
+            self._line.send({"exited": key, "code": -signal.SIGKILL})
+        self._children.clear()
+        self._line.send({"ended": number})
+
+    def _on_child(self) -> None:
+        self._signals.received()
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                if pid in self._children:  # else an orphan: a child of a process that has exited
+                    code = os.waitstatus_to_exitcode(status)
+                    self._line.send({"exited": self._children.pop(pid), "code": code})
+
+
+def main(argv: list[str]) -> int:
+    """Run the fork server: `argv` is [FD, MODULE...]. Return the exit code."""
+    adopt_orphans()
+    line = line_over(socket.socket(fileno=int(argv[0])))
+    import_all(argv[1:])
+    return ForkServer(line).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,179 @@
+"""Forking processes from one that has already imported their modules.
+
+The parent imports and constructs nothing: a thread, a parallel region of OpenMP, an autograd pass or a query for
+devices would leave locks and pools behind that do not work in its children (pthread_atfork(3); PyTorch, "Poison fork in
+multiprocessing"). `why_not_to_fork` checks that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import io
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from hpc_det.node.process import ends_with_parent
+
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+_BLAS_SETTERS = (
+    "scipy_openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+"""Names under which builds of OpenBLAS export openblas_set_num_threads."""
+
+
+def import_all(modules: Iterable[str]) -> None:
+    """Import these modules for the children that will be forked."""
+    # numpy's OpenBLAS starts its threads at import. Children set the number that they would have had (`_set_blas`).
+    limited = _BLAS_THREADS not in os.environ
+    if limited:
+        os.environ[_BLAS_THREADS] = "1"
+    # Imports make no garbage, so the collector is off meanwhile. gc.freeze exempts their objects from collections, in
+    # which each child would traverse them, and so copy the memory pages that it shares with its parent.
+    gc.disable()
+    try:
+        for module in modules:
+            import_module(module)
+    finally:
+        gc.freeze()
+        gc.enable()
+        if limited:
+            del os.environ[_BLAS_THREADS]
+
+
+def why_not_to_fork() -> str | None:
+    """Return what makes it unsafe to fork ranks from this process; None if it is safe."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"the imported modules have started {threads - 1} threads"
+    torch = sys.modules.get("torch")
+    # Only a child can tell: the flag is set by a handler of pthread_atfork(3), which the first query for devices
+    # registers.
+    if torch and not hasattr(torch, "cuda"):
+        return None
+    if torch and wait_for_code(forked(lambda: int(torch.cuda._is_in_bad_fork()))):
+        return "the imported modules have queried the GPUs"
+    return None
+
+
+def forked(run: Callable[[], int]) -> int:
+    """Fork a process that calls `run` and exits with the code that it returns; return the process id.
+
+    The child is in a session of its own and ends with the thread that called this. Its generators of random numbers
+    that Python and numpy have drawn from the system are seeded anew.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _run_child(run, parent)
+    return pid
+
+
+def _run_child(run: Callable[[], int], parent: int) -> NoReturn:
+    code = 1
+    try:
+        ends_with_parent()
+        if os.getppid() != parent:  # it had ended before
+            os._exit(1)
+        os.setsid()
+        _set_blas()
+        if numpy_random := sys.modules.get("numpy.random"):
+            numpy_random.seed()  # Python's own generator does so itself
+        code = run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        leave(code)
+
+
+def wait_for_code(pid: int) -> int:
+    """Wait for the end of a child; return its exit code, or -N after signal N."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def leave(code: int) -> NoReturn:
+    """Flush the output and exit with `code`, without shutting down the interpreter."""
+    # During interpreter shutdown gloo's threads abort in 5 of 24 runs after a successful training (measured).
+    flush_output()
+    os._exit(code)
+
+
+def flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
+def write_through_to(descriptor: int) -> None:
+    """Send all output to `descriptor`, unbuffered as with PYTHONUNBUFFERED, and give this process an empty stdin."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        former = getattr(sys, name)
+        raw = io.FileIO(number, "w", closefd=False)
+        stream = io.TextIOWrapper(raw, former.encoding, former.errors, write_through=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False))  # type: ignore[misc]
+
+
+class Forked:
+    """A forked process, with the part of subprocess.Popen's interface that launchers use."""
+
+    def __init__(self, run: Callable[[], int]) -> None:
+        self.pid = forked(run)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, -N after signal N; None while the process runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def end_like_a_script() -> None:
+    """Do what Python does after the last line of a script: wait for threads, and call the functions of `atexit`."""
+    import atexit
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+
+
+def _set_blas() -> None:
+    """Give numpy's OpenBLAS the number of threads that it would have chosen at its import (OpenBLAS, README)."""
+    library = _loaded_blas()
+    wanted = next(filter(None, map(os.environ.get, (_BLAS_THREADS, "GOTO_NUM_THREADS", "OMP_NUM_THREADS"))), "")
+    cpus = len(os.sched_getaffinity(0))
+    number = min(int(wanted), cpus) if wanted.isdecimal() and int(wanted) else cpus
+    setter = next((getattr(library, name) for name in _BLAS_SETTERS if library and hasattr(library, name)), None)
+    if setter and number > 1:
+        setter(number)
+
+
+def _loaded_blas() -> ctypes.CDLL | None:
+    """Return the OpenBLAS that this process has loaded, or None."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    path = next((line.split(maxsplit=5)[5] for line in lines if "openblas" in line), None)
+    return ctypes.CDLL(path) if path else None

@@ -1,0 +1,162 @@
+"""Ranks that the launcher `direct` forks from itself, beside ranks that it executes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_det.launch.forked_ranks import SWITCH, modules_of
+from hpc_det.launch.launchers.arguments import RANK
+from hpc_det.store.attempt import first_failure
+from tests.launch.gang import Gang
+from tests.wait import DEADLINE_S
+
+integration = pytest.mark.integration
+
+SHOWS = """
+import atexit, os, pickle, sys
+import torch
+print(os.getppid())
+print(os.getsid(0) == os.getpid())
+print(__name__, __file__, sys.argv, sys.path[0], os.environ["RANK"], sys.stdout.line_buffering)
+class Own:
+    pass
+print(type(pickle.loads(pickle.dumps(Own()))) is Own)
+atexit.register(print, "at exit")
+"""
+TRAINS = """
+import random
+import numpy, torch
+from torch.utils.data import DataLoader
+torch.manual_seed(3)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.randn(256, 64)
+for batch in DataLoader(data, batch_size=32, shuffle=True, num_workers=1):
+    optimizer.zero_grad()
+    loss = model(batch).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+numpy.random.seed(1)
+print((numpy.random.rand(300, 300) @ numpy.random.rand(300, 300)).sum().hex(), torch.get_num_threads())
+"""
+
+
+def run(gang: Gang, text: str, *arguments: str, ranks: int = 2, forked: bool = True) -> list[list[str]]:
+    """Run the script as a gang of one node, and return the lines of each rank's log."""
+    (gang.code / "train.py").write_text(text)
+    switch = [] if forked else [f"{SWITCH}=false"]
+    command = [sys.executable, "-m", "hpc_det.launch.direct", "train.py", *arguments]
+    gang.plan(command, ranks_per_node=ranks, environment=tuple(switch))
+    gang.start_agent().wait(timeout=DEADLINE_S)
+    logs = [gang.trial.rank_log(1, rank) for rank in range(ranks)]
+    lines = [log.read_text().splitlines() for log in logs]
+    for log in logs:
+        log.unlink()
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("text", "is_forked"),
+    [
+        ("import torch\n", True),
+        ("    from torch import nn\n", True),
+        ("import hpc_det.core\n", True),
+        ("import lightning as L\n", True),
+        ("import os, torch\n", True),
+        ("import torchlike\n", False),
+        ("import jax\n", False),
+        ("# import torch\n", False),
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '3'\nimport torch\n", False),
+        ('import os\nos.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "x")\nimport torch\n', False),
+        ("import os\nos.environ['TORCH_NCCL_BLOCKING_WAIT'] = '1'\nimport torch\n", True),
+        ("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '1'\nimport torch\n", True),
+    ],
+)
+def test_a_script_is_forked_if_it_imports_torch_and_sets_nothing_that_torch_reads_at_its_import(
+    text: str, is_forked: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert bool(modules_of(["train.py", "--lr", "1"], tmp_path, {})) is is_forked
+
+
+@pytest.mark.parametrize("command", [["-m", "train"], ["sh", "-c", "true"], ["missing.py"]])
+def test_other_commands_are_executed(command: list[str], tmp_path: Path) -> None:
+    assert modules_of(command, tmp_path, {}) == ()
+
+
+@pytest.mark.parametrize("file", ["model_def.py", "model_def/__init__.py"])
+def test_a_trial_class_is_forked_unless_its_module_sets_what_torch_reads_at_its_import(
+    file: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("import torch\n")
+    command = ["-m", RANK, "model_def:Trial"]
+    assert modules_of(command, tmp_path, {}) != ()
+    assert modules_of(command, tmp_path, {SWITCH: "false"}) == ()
+    (tmp_path / file).write_text("import os\nos.environ['MKL_NUM_THREADS'] = '1'\nimport torch\n")
+    assert modules_of(command, tmp_path, {}) == ()
+
+
+@integration
+def test_a_forked_script_runs_as_python_would_run_it(gang: Gang) -> None:
+    forked, executed = (run(gang, SHOWS, "--lr", "1", forked=each) for each in (True, False))
+    assert (forked[0][1], *forked[0][3:]) == ("True", "True", "at exit")
+    assert [lines[1:] for lines in forked] == [lines[1:] for lines in executed]
+
+
+@integration
+def test_forked_and_executed_ranks_train_to_the_same_bits(gang: Gang) -> None:
+    forked, executed = (run(gang, TRAINS, forked=each) for each in (True, False))
+    assert forked == executed
+    assert len(forked[0]) == 9
+
+
+@integration
+def test_ranks_are_forked_from_one_process(gang: Gang) -> None:
+    shows = "import os, torch\nprint(os.getppid(), 'hpc_det.launch.direct' in open('/proc/self/cmdline').read())\n"
+    lines = [lines[0].split() for lines in run(gang, shows, ranks=3)]
+    assert len({parent for parent, _ in lines}) == 1
+    assert {is_forked for _, is_forked in lines} == {"True"}
+
+
+@integration
+@pytest.mark.parametrize(
+    ("ending", "code", "last"),
+    [
+        ("raise ValueError('no')", 1, "ValueError: no"),
+        ("raise SystemExit('no')", 1, "no"),
+        ("import sys; sys.exit(7)", 7, None),
+        ("import os; os._exit(9)", 9, None),
+        ("import os; os.kill(os.getpid(), 9)", -9, None),
+    ],
+)
+def test_the_end_of_a_forked_script_is_that_of_an_executed_one(
+    ending: str, code: int, last: str | None, gang: Gang
+) -> None:
+    text = f"import torch\n{ending}\n"
+    lines = run(gang, text, ranks=1)[0]
+    found = first_failure(gang.trial, 1)
+    assert found is not None
+    assert found.code == code
+    assert lines[-1:] == ([last] if last else [])
+    if "ValueError" in ending:
+        assert lines[:2] == [
+            "Traceback (most recent call last):",
+            f'  File "{gang.code}/train.py", line 2, in <module>',
+        ]
+    assert run(gang, text, ranks=1, forked=False)[0] == lines
+
+
+@integration
+def test_ranks_are_executed_where_the_imports_have_started_a_thread(gang: Gang) -> None:
+    starts = "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True).start()\n"
+    (gang.code / "torch").mkdir()
+    (gang.code / "torch" / "__init__.py").write_text(starts)
+    (gang.code / "torch" / "_dynamo.py").touch()
+    shows = "import os, torch\nprint('train.py' in open('/proc/self/cmdline').read())\n"
+    assert {lines[0] for lines in run(gang, shows)} == {"True"}
+    assert "threads" in gang.printed.read_text()

@@ -1,0 +1,135 @@
+"""Forked processes: what they share with the process that has imported their modules, and what they do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpc_det.node.fork_server import ForkServerProcess
+from hpc_det.node.forking import forked, wait_for_code, why_not_to_fork, write_through_to
+from tests.forked_functions import FUNCTIONS
+from tests.wait import wait_for
+
+pytestmark = pytest.mark.integration
+
+
+def in_fresh_python(program: str, **env: str) -> str:
+    """Return what a Python that has imported nothing prints."""
+    environment = {**os.environ, **env}
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_a_forked_process_exits_with_the_code_of_its_function() -> None:
+    assert wait_for_code(forked(lambda: 7)) == 7
+
+
+def test_an_error_of_the_function_is_printed_and_exits_with_1(capfd: pytest.CaptureFixture[str]) -> None:
+    assert wait_for_code(forked(lambda: 1 // 0)) == 1
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_a_forked_process_has_a_session_of_its_own(tmp_path: Path) -> None:
+    pid = forked(lambda: (tmp_path / "session").write_text(str(os.getsid(0))))
+    wait_for_code(pid)
+    assert (tmp_path / "session").read_text() == str(pid)
+
+
+def test_output_of_a_forked_process_is_in_its_file_when_it_is_killed(tmp_path: Path) -> None:
+    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+
+    def run() -> int:
+        write_through_to(log)
+        print("last words", end="")
+        os.kill(os.getpid(), 9)
+        return 0
+
+    assert wait_for_code(forked(run)) == -9
+    os.close(log)
+    assert (tmp_path / "log").read_text() == "last words"
+
+
+def test_generators_of_forked_processes_draw_different_numbers(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def draw() -> int:
+        (tmp_path / str(os.getpid())).write_text(f"{random.random()} {numpy.random.rand()}")
+        return 0
+
+    pids = [forked(draw) for _ in range(2)]
+    assert [wait_for_code(pid) for pid in pids] == [0, 0]
+    first, second = ((tmp_path / str(pid)).read_text().split() for pid in pids)
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+def test_a_process_with_threads_is_not_forked() -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        assert why_not_to_fork() is not None
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_process_that_has_queried_the_gpus_is_not_forked() -> None:
+    program = "from hpc_det.node.forking import *; import_all(['torch']); {}print(why_not_to_fork())"
+    assert in_fresh_python(program.format("")) == "None"
+    assert in_fresh_python(program.format("import torch; torch.cuda._is_in_bad_fork = lambda: True; ")) != "None"
+    if in_fresh_python("import torch; print(torch.backends.cuda.is_built())") == "True":
+        assert in_fresh_python(program.format("import torch; torch.cuda.device_count(); ")) != "None"
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_numpy_has_the_threads_in_a_fork_that_it_has_in_a_fresh_python(threads: str) -> None:
+    count = "len(os.listdir('/proc/self/task'))"
+    fresh = in_fresh_python(f"import os, numpy; print({count})", OMP_NUM_THREADS=threads)
+    shared = in_fresh_python(
+        "import os; from hpc_det.node.forking import *; import_all(['numpy']); "
+        f"wait_for_code(forked(lambda: print({count})))",
+        OMP_NUM_THREADS=threads,
+    )
+    assert shared == fresh
+
+
+# --- the fork server
+
+
+def test_the_fork_server_forks_calls_and_reports_their_exit_codes(tmp_path: Path) -> None:
+    server = ForkServerProcess.start([FUNCTIONS])
+    for number in range(3):
+        server.fork({"number": number}, f"{FUNCTIONS}:write_and_exit", [str(tmp_path / str(number)), number])
+    exits = [message.head for message in (server.line.receive() for _ in range(3)) if message]
+    server.line.connection.close()
+    assert sorted((each["exited"]["number"], each["code"]) for each in exits) == [(0, 0), (1, 1), (2, 2)]
+    assert {json.loads((tmp_path / str(number)).read_text())["parent"] for number in range(3)} == {server.process.pid}
+    assert server.process.wait() == 0
+
+
+def test_the_fork_server_ends_all_processes_on_request(tmp_path: Path) -> None:
+    server = ForkServerProcess.start([FUNCTIONS])
+    server.fork("a", f"{FUNCTIONS}:write_and_wait", str(tmp_path / "up"))
+    wait_for((tmp_path / "up").exists)
+    server.line.send({"end": 4})
+    exited, ended = server.line.receive(), server.line.receive()
+    assert [message.head for message in (exited, ended) if message] == [{"exited": "a", "code": -9}, {"ended": 4}]
+    server.line.connection.close()
+    assert server.process.wait() == 0
+
+
+def test_processes_end_with_the_owner_of_the_fork_server(tmp_path: Path) -> None:
+    server = ForkServerProcess.start([FUNCTIONS])
+    server.fork("a", f"{FUNCTIONS}:write_and_wait", str(tmp_path / "up"))
+    wait_for((tmp_path / "up").exists)
+    server.line.connection.close()
+    assert server.process.wait() == 0
+    assert not Path(f"/proc/{(tmp_path / 'up').read_text()}").exists()
