@@ -101,6 +101,22 @@ class Resources(Section):
         return time_limit_min(self.time_limit) if self.time_limit else None
 
 
+class Launch(Section):
+    nursery: Flag = Field(
+        default=True,
+        description="Whether the launcher `direct` imports torch once per node and forks the ranks, which share the "
+        "memory of the imports. false: each rank imports torch by itself.",
+    )
+    preload: Annotated[
+        list[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")],],
+        Expected("a list of Python modules, such as transformers"),
+    ] = Field(
+        default=[],
+        description="More modules that the launcher imports before it forks. They must start no thread and query no "
+        "GPU at their import; else each rank imports them by itself, with a note.",
+    )
+
+
 class ProxyPort(Section):
     proxy_port: Port = Field(description="Number of the port.")
     proxy_tcp: Flag = Field(default=False, description="Whether the service uses plain TCP.")

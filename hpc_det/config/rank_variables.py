@@ -2,6 +2,7 @@
 
 HPC_DET_COMPAT         `import determined`, `import ray` or both import hpc_det's own classes (hpc_det.compat)
 HPC_DET_THROUGHPUT     in a short run that shows what limits the throughput: the input to train on
+HPC_DET_PRELOAD        the modules that the direct launcher imports, in addition to its own, before it forks the ranks
 HPC_DET_RESUME_CHECK   in a short run that shows whether a trial resumes exactly: the batches after which it stops
 """
 
@@ -17,6 +18,11 @@ from hpc_det.resources import COMPAT_PATHS
 COMPAT = "HPC_DET_COMPAT"
 DETERMINED, RAY = "determined", "ray"
 """The packages that `COMPAT` may name, separated by commas."""
+
+PRELOAD = "HPC_DET_PRELOAD"
+"""The variable with module names, separated by commas, or `NO_FORKS`. Set by the agent from `launch`."""
+NO_FORKS = "-"
+"""The value with which each rank is executed (hpc_det.launch.forked_ranks)."""
 
 THROUGHPUT = "HPC_DET_THROUGHPUT"
 TrainsOn: TypeAlias = Literal["data", "first batch"]

@@ -22,7 +22,7 @@ from hpc_det.config.fields import (
     Regex,
     Text,
 )
-from hpc_det.config.job_sections import BindMount, Environment, Pbs, Resources, Slurm
+from hpc_det.config.job_sections import BindMount, Environment, Launch, Pbs, Resources, Slurm
 from hpc_det.config.loggers import LoggerEntry
 from hpc_det.config.searchers import Searcher
 from hpc_det.config.section import Section
@@ -268,6 +268,7 @@ class Experiment(Section):
     environment: Environment = Field(
         default=Environment(), description="Container image and environment variables of the ranks."
     )
+    launch: Launch = Field(default=Launch(), description="Start of the ranks on each node.")
     bind_mounts: Annotated[list[BindMount], Expected("a list of maps with host_path and container_path")] = Field(
         default=[], description="Paths of the node that are mounted into the container."
     )

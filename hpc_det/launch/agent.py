@@ -22,7 +22,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from hpc_det.config.rank_variables import DETERMINED, compat_packages, with_compat
+from hpc_det.config.rank_variables import DETERMINED, NO_FORKS, PRELOAD, compat_packages, with_compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.log_tail import LogWatch, how_it_ended, last_line, size_of, written_since
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
@@ -286,6 +286,7 @@ def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scrat
     environment = {**given, **({"TMPDIR": scratch} if scratch else {}), **wanted, **attempt.to_env()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [plan.code, environment.get("PYTHONPATH")]))
     environment["HPC_DET_SLOT_TYPE"] = plan.slot_type
+    environment[PRELOAD] = ",".join(plan.preload) if plan.nursery else NO_FORKS
     if plan.slot_type == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # the node may have GPUs that this gang did not request
         environment.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed reports on every rank that it found no GPU

@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hpc_det.config.rank_variables import NO_FORKS, PRELOAD
 from hpc_det.launch.launchers.arguments import RANK, is_trial
 from hpc_det.node.forking import Forked, end_like_a_script, import_all, why_not_to_fork, write_through_to
 
-SWITCH = "HPC_DET_NURSERY"
-"""The variable that disables forking if its value is "false"."""
 _COMPILER = "torch._dynamo"  # optimizers and DistributedDataParallel import it at their first step
 _OF_TRIALS = (RANK, "hpc_det.pytorch.loop.harness", _COMPILER)
 _OF_SCRIPTS = ("torch", _COMPILER)
@@ -45,14 +44,17 @@ def modules_of(command: Sequence[str], code: Path, env: Mapping[str, str]) -> tu
     or a Python file that imports torch or a package that does. They are executed if the file names variables that torch
     reads at its import.
     """
-    if env.get(SWITCH) == "false":
+    preload = env.get(PRELOAD, "")
+    if preload == NO_FORKS:
         return ()
+    more = tuple(filter(None, preload.split(",")))
     if is_trial(command):
         module = command[2].partition(":")[0].replace(".", "/")
         text = _text(code / f"{module}.py") or _text(code / module / "__init__.py")
-        return () if _READ_AT_IMPORT.search(text) else _OF_TRIALS
+        return () if _READ_AT_IMPORT.search(text) else (*_OF_TRIALS, *more)
     text = _text(code / command[0]) if command[0].endswith(".py") else ""
-    return _OF_SCRIPTS if _USES_TORCH.search(text) and not _READ_AT_IMPORT.search(text) else ()
+    is_forked = _USES_TORCH.search(text) and not _READ_AT_IMPORT.search(text)
+    return (*_OF_SCRIPTS, *more) if is_forked else ()
 
 
 def _text(path: Path) -> str:

@@ -165,6 +165,12 @@ class JobPlan:
     """Whether the code has a startup-hook.sh, which agents source before the entrypoint; plans of older versions lack
     the field.
     """
+    nursery: bool = True
+    """Whether the direct launcher forks the ranks (hpc_det.launch.forked_ranks); plans of older versions lack the
+    field and the next one.
+    """
+    preload: tuple[str, ...] = ()
+    """More modules that it imports before it forks."""
     scratch: str | None
     """Folder on each node's local disk; it may contain variables of the job, such as $SLURM_JOB_ID."""
 

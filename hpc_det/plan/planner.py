@@ -169,6 +169,8 @@ def plan_jobs(
         setup=tuple(cluster.setup),
         container=box,
         startup_hook=startup_hook,
+        nursery=experiment.launch.nursery,
+        preload=tuple(experiment.launch.preload),
         scratch=cluster.scratch,
     )
 

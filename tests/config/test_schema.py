@@ -57,6 +57,7 @@ def test_the_defaults_are_determineds() -> None:
         "asynchronous_checkpoints": True,
         "checkpoint_staging": None,
         "hang_timeout_s": None,
+        "launch": {"nursery": True, "preload": []},
         "perform_initial_validation": False,
         "checkpoint_policy": "best",
         "reproducibility": {"experiment_seed": None},

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpc_det.launch.forked_ranks import SWITCH, modules_of
+from hpc_det.config.rank_variables import NO_FORKS, PRELOAD
+from hpc_det.launch.forked_ranks import modules_of
 from hpc_det.launch.launchers.arguments import RANK
 from hpc_det.store.attempt import first_failure
 from tests.launch.gang import Gang
@@ -45,12 +47,11 @@ print((numpy.random.rand(300, 300) @ numpy.random.rand(300, 300)).sum().hex(), t
 """
 
 
-def run(gang: Gang, text: str, *arguments: str, ranks: int = 2, forked: bool = True) -> list[list[str]]:
+def run(gang: Gang, text: str, *arguments: str, ranks: int = 2, forked: bool = True, **changes: Any) -> list[list[str]]:
     """Run the script as a gang of one node, and return the lines of each rank's log."""
     (gang.code / "train.py").write_text(text)
-    switch = [] if forked else [f"{SWITCH}=false"]
     command = [sys.executable, "-m", "hpc_det.launch.direct", "train.py", *arguments]
-    gang.plan(command, ranks_per_node=ranks, environment=tuple(switch))
+    gang.plan(command, ranks_per_node=ranks, nursery=forked, **changes)
     gang.start_agent().wait(timeout=DEADLINE_S)
     logs = [gang.trial.rank_log(1, rank) for rank in range(ranks)]
     lines = [log.read_text().splitlines() for log in logs]
@@ -96,7 +97,7 @@ def test_a_trial_class_is_forked_unless_its_module_sets_what_torch_reads_at_its_
     (tmp_path / file).write_text("import torch\n")
     command = ["-m", RANK, "model_def:Trial"]
     assert modules_of(command, tmp_path, {}) != ()
-    assert modules_of(command, tmp_path, {SWITCH: "false"}) == ()
+    assert modules_of(command, tmp_path, {PRELOAD: NO_FORKS}) == ()
     (tmp_path / file).write_text("import os\nos.environ['MKL_NUM_THREADS'] = '1'\nimport torch\n")
     assert modules_of(command, tmp_path, {}) == ()
 
@@ -160,3 +161,17 @@ def test_ranks_are_executed_where_the_imports_have_started_a_thread(gang: Gang) 
     shows = "import os, torch\nprint('train.py' in open('/proc/self/cmdline').read())\n"
     assert {lines[0] for lines in run(gang, shows)} == {"True"}
     assert "threads" in gang.printed.read_text()
+
+
+@integration
+def test_modules_of_the_plan_are_imported_before_the_fork(gang: Gang) -> None:
+    (gang.code / "mine.py").write_text("import os\nprocess = os.getpid()\n")
+    shows = "import os, torch, sys\nprint(sys.modules['mine'].process == os.getppid())\n"
+    assert [lines[0] for lines in run(gang, shows, preload=("mine",))] == ["True", "True"]
+
+
+@integration
+def test_a_module_that_cannot_be_imported_is_noted_and_the_ranks_are_executed(gang: Gang) -> None:
+    shows = "import os, torch\nprint('train.py' in open('/proc/self/cmdline').read())\n"
+    assert {lines[0] for lines in run(gang, shows, preload=("missing_module",))} == {"True"}
+    assert "missing_module" in gang.printed.read_text()
