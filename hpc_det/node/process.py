@@ -36,7 +36,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, si
 
 
 def spare(pid: int) -> None:
-    """Leave this child out of all lists of children and descendants from now on, so that it is not killed with them."""
+    """Leave this process out of all lists of children and descendants from now on, so that it is not killed with them.
+
+    Its own descendants stay in these lists.
+    """
     _spared.add(pid)
 
 
@@ -104,12 +107,12 @@ def descendants(pid: int) -> list[int]:
     found = [pid]
     for process in found:
         found += children.get(process, [])
-    return found[1:]
+    return [process for process in found[1:] if process not in _spared]
 
 
 def children(pid: int) -> list[int]:
     """Return the living children of `pid`, adopted ones included."""
-    return [child for child, parent in _parents() if parent == pid]
+    return [child for child, parent in _parents() if parent == pid and child not in _spared]
 
 
 def programs(parent: int) -> dict[int, str]:
@@ -195,9 +198,9 @@ def _reap(processes: Iterable[int]) -> None:
 
 
 def _parents() -> Iterator[tuple[int, int]]:
-    """Yield the ids of each living process and of its parent, without spared ones."""
+    """Yield the ids of each living process and of its parent."""
     for name in os.listdir("/proc"):
-        if not name.isdecimal() or int(name) in _spared:
+        if not name.isdecimal():
             continue
         if (fields := _stat(int(name))) is not None and fields[0] != "Z":
             yield int(name), int(fields[1])

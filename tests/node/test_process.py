@@ -94,6 +94,24 @@ def test_a_gang_can_be_ended_while_a_thread_waits_for_a_command() -> None:
     ) == ["True"]
 
 
+def test_a_spared_process_survives_the_end_of_its_own_descendants() -> None:
+    assert in_a_process(
+        """
+        from hpc_det.node.process import spare
+
+        server = subprocess.Popen(["sh", "-c", "sleep 60 & sleep 60; sleep 60"])
+        spare(server.pid)
+        wait_for(lambda: len(below()) == 2)
+        before = set(below())
+        os.kill(server.pid, 19)  # else the shell would go on to its next command
+        end_descendants()
+        print(len(before & set(below())), server.poll())
+        server.kill()
+        server.wait()
+        """
+    ) == ["0", "None"]
+
+
 def test_without_descendants_there_is_nothing_to_end() -> None:
     assert in_a_process("end_descendants(); print('fine')") == ["fine"]
 
