@@ -105,15 +105,15 @@ class Launch(Section):
     nursery: Flag = Field(
         default=True,
         description="Whether the launcher `direct` imports torch once per node and forks the ranks, which share the "
-        "memory of the imports. false: each rank imports torch by itself.",
+        "memory of the imports. false: each rank imports torch separately.",
     )
     preload: Annotated[
-        list[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")],],
+        list[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]],
         Expected("a list of Python modules, such as transformers"),
     ] = Field(
         default=[],
         description="More modules that the launcher imports before it forks. They must start no thread and query no "
-        "GPU at their import; else each rank imports them by itself, with a note.",
+        "GPU at their import; otherwise each rank imports everything separately, and a note names the reason.",
     )
 
 

@@ -1,7 +1,7 @@
 """Ranks that are forked from a process which has imported torch, so that a node imports it once and not once per rank.
 
-A forked rank and an executed one train to the same bits. Only the start differs: a forked rank shares the memory of the
-imported modules, and begins 0.02 s after the order instead of after 2 to 4 s.
+A forked rank and an executed one train to the same bits. A forked rank shares the memory of the imported modules and
+does not import them.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _USES_TORCH = re.compile(
     r"(?:torch|hpc_det|determined|lightning|pytorch_lightning|transformers|accelerate)\b",
     re.M,
 )
-# torch and its libraries read these variables at their import (0.3 s of it in C++), so a script that sets one before
-# its own `import torch` needs a Python in which torch is not imported yet.
+# torch and its libraries read these variables at their import, so a script that sets one before its own `import torch`
+# needs a Python in which torch is not imported yet.
 _READ_AT_IMPORT = re.compile(
     r"""["'](?:OMP|GOMP|KMP|MKL|OPENBLAS|DNNL|ONEDNN|KINETO|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO|TORCH(?!_NCCL))_[A-Z]"""
 )
 
 
 def modules_of(command: Sequence[str], code: Path, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the modules that the ranks of this command share; none if each rank is to be executed by itself.
+    """Return the modules that the ranks of this command share; none if each rank is to be executed.
 
     `command`: as in `Launch.command`; `code`: the folder in which it runs. Ranks are forked if they run a trial class,
     or a Python file that imports torch or a package that does. They are executed if the file names variables that torch
@@ -74,7 +74,7 @@ def imported(modules: Sequence[str]) -> bool:
     except Exception as error:  # the ranks, which import the same, report it with its traceback
         why = f"{type(error).__name__}: {error}"
     if why:
-        print(f"hpc-det: note: each rank imports torch by itself: {why}", file=sys.stderr, flush=True)
+        print(f"hpc-det: note: each rank imports torch separately: {why}", file=sys.stderr, flush=True)
     return why is None
 
 

@@ -1,4 +1,4 @@
-"""The fork server: a process that has imported modules and forks processes that use them, in 0.02 s each.
+"""The fork server: a process that has imported modules and forks processes that use them.
 
     python3 -m hpc_det.node.fork_server FD MODULE...
 
@@ -38,26 +38,13 @@ class ForkServerProcess:
     line: Line
 
     @classmethod
-    def start(
-        cls,
-        modules: Iterable[str],
-        *,
-        files: Iterable[int] = (),
-        env: Mapping[str, str] | None = None,
-        folder: str | None = None,
-    ) -> ForkServerProcess:
-        """Start a fork server that imports `modules`.
-
-        `files`: descriptors that its processes inherit. `env`, `folder`: its environment and working directory, by
-        default those of this process.
-        """
+    def start(cls, modules: Iterable[str], *, files: Iterable[int] = ()) -> ForkServerProcess:
+        """Start a fork server that imports `modules`. `files`: descriptors that its processes inherit."""
         own, its = socket.socketpair()
         with its:
             process = subprocess.Popen(
                 [sys.executable, "-m", "hpc_det.node.fork_server", str(its.fileno()), *modules],
                 pass_fds=[its.fileno(), *files],
-                env=env,
-                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 preexec_fn=ends_with_parent,
@@ -65,7 +52,7 @@ class ForkServerProcess:
         return cls(process, line_over(own))
 
     def fork(self, key: Any, call: str, argument: Any) -> None:
-        """Have a process forked that calls the function `call`, "module:function", with `argument`."""
+        """Request a process that calls the function `call`, "module:function", with `argument`."""
         self.line.send({"fork": key, "call": call, "with": argument})
 
 

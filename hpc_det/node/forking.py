@@ -56,12 +56,9 @@ def why_not_to_fork() -> str | None:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"the imported modules have started {threads - 1} threads"
-    torch = sys.modules.get("torch")
-    # Only a child can tell: the flag is set by a handler of pthread_atfork(3), which the first query for devices
-    # registers.
-    if torch and not hasattr(torch, "cuda"):
-        return None
-    if torch and wait_for_code(forked(lambda: int(torch.cuda._is_in_bad_fork()))):
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    # The flag is set only in a child, by a handler of pthread_atfork(3) that the first query for devices registers.
+    if cuda and wait_for_code(forked(lambda: int(cuda._is_in_bad_fork()))):
         return "the imported modules have queried the GPUs"
     return None
 
@@ -69,11 +66,10 @@ def why_not_to_fork() -> str | None:
 def forked(run: Callable[[], int]) -> int:
     """Fork a process that calls `run` and exits with the code that it returns; return the process id.
 
-    The child is in a session of its own and ends with the thread that called this. Its generators of random numbers
-    that Python and numpy have drawn from the system are seeded anew.
+    The child is in a new session and ends with the thread that called this. Python's and numpy's global generators of
+    random numbers are seeded again in it.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -163,13 +159,13 @@ def end_like_a_script() -> None:
 
 def _set_blas() -> None:
     """Give numpy's OpenBLAS the number of threads that it would have chosen at its import (OpenBLAS, README)."""
-    library = _loaded_blas()
     wanted = next(filter(None, map(os.environ.get, (_BLAS_THREADS, "GOTO_NUM_THREADS", "OMP_NUM_THREADS"))), "")
     cpus = len(os.sched_getaffinity(0))
     number = min(int(wanted), cpus) if wanted.isdecimal() and int(wanted) else cpus
-    setter = next((getattr(library, name) for name in _BLAS_SETTERS if library and hasattr(library, name)), None)
-    if setter and number > 1:
-        setter(number)
+    if number > 1 and (library := _loaded_blas()):  # one thread was set for the imports
+        for name in _BLAS_SETTERS:
+            if hasattr(library, name):
+                getattr(library, name)(number)
 
 
 def _loaded_blas() -> ctypes.CDLL | None:
