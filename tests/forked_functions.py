@@ -14,7 +14,7 @@ FUNCTIONS = "tests.forked_functions"
 def write_and_exit(argument: tuple[str, int]) -> int:
     """Write the id of the parent to a file, and return the code: `argument` is [PATH, CODE]."""
     path, code = argument
-    Path(path).write_text(json.dumps({"parent": os.getppid()}))
+    Path(path).write_text(json.dumps({"parent": os.getppid(), "pid": os.getpid()}))
     return code
 
 

@@ -63,6 +63,7 @@ FOR_HOOKS = {
 """Content of each variable that is set for a `command` of `notify`."""
 
 INTERNAL = {
+    "HPC_DET_ORDERS": "Set by the job for its node agents: where they receive orders. Entrypoints do not have it.",
     "HPC_DET_TEST": "Set by `--test`: train one batch, validate one, save one checkpoint.",
     "HPC_DET_THROUGHPUT": "Set by `hpc-det experiment tune-throughput` for its short trainings.",
     "HPC_DET_PRELOAD": "Set by the node agent from `launch`: the modules that are imported before ranks are forked; "

@@ -1,11 +1,13 @@
-"""The node agent: one process per node and attempt, started by srun, by pbsdsh or as a child of the job process.
+"""The node agent: one process per node, started by srun, by pbsdsh or as a child of the job process.
 
     python3 -m hpc_det.launch.agent TRIAL_FOLDER ATTEMPT WORKER
 
-It starts the entrypoint on its node, after the startup hook if the code has one, and passes stop requests on: after a
-signal, or a stop request in the run folder, it notifies the ranks, which save and exit. If a rank is lost, the agent
-ends the other ranks of its node at once and reports its exit through node 0 to the other agents, which do the same. It
-exits with 0 only if the entrypoint did. The result of the attempt is in the outcome file, which rank 0 writes.
+It runs this attempt, and then those that the job orders (hpc_det.launch.orders). In each it starts the entrypoint on
+its node, after the startup hook if the code has one, and passes stop requests on: after a signal, or a stop request in
+the run folder, it notifies the ranks, which save and exit. If a rank is lost, the agent ends the other ranks of its
+node at once and reports the end of the attempt through node 0 to the other agents, which do the same. The code of an
+attempt is 0 only if that of the entrypoint is; the agent exits with the code of its last attempt. The result of an
+attempt is in the outcome file, which rank 0 writes.
 """
 
 from __future__ import annotations
@@ -14,18 +16,20 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from hpc_det.config.rank_variables import DETERMINED, NO_FORKS, PRELOAD, compat_packages, with_compat
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.entrypoint import Entrypoint, Starter, executed
 from hpc_det.launch.log_tail import LogWatch, how_it_ended, last_line, size_of, written_since
-from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
+from hpc_det.launch.node_folders import BadFolder, NodeFolders, empty, node_folders
+from hpc_det.launch.orders import Order, ToJob
 from hpc_det.launch.startup_hook import StartupHook
 from hpc_det.launch.watch.supervisor import SupervisedGang, UnhealthyNode, supervisor_of_node
 from hpc_det.node.agent_socket import AgentSocket
@@ -37,7 +41,6 @@ from hpc_det.node.process import (
     SignalPipe,
     adopt_orphans,
     end_descendants,
-    ignore_stop_signals,
     outlives_parent,
     programs,
 )
@@ -56,27 +59,40 @@ from hpc_det.store.attempt import (
     request_stop,
 )
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.log_lines import printed_to
 
 POLL_S = 1.0
 """Seconds between two checks for a stop request in the run folder, which may come without a signal to this node."""
 
 
+class Kept(NamedTuple):
+    """What an agent keeps from one attempt to the next."""
+
+    folders: NodeFolders
+    signals: SignalPipe
+    """Its stop signals and CHLD."""
+    starter: Starter
+    parent: int
+    """The process id of its parent at its start."""
+
+
 class Agent:
     """The agent of one node for one attempt."""
 
-    def __init__(self, trial: TrialFolder, plan: JobPlan, number: int, worker: int, folders: NodeFolders) -> None:
-        self._trial = trial
+    def __init__(self, order: Order, plan: JobPlan, kept: Kept, log: Path | None) -> None:
+        """`log`: the file to which the entrypoint prints; None: where this process does."""
+        self._trial = trial = TrialFolder(Path(order.trial))
+        self._number = number = order.attempt
+        self._worker = order.worker
         self._plan = plan
+        self._kept = kept
+        self._log = log
         self._container = plan.container if plan.container and plan.container.starts_entrypoint else None
-        self._folders = folders
-        self._number = number
-        self._worker = worker
         own_scheduler = scheduler(plan.scheduler)
         self._node_rank = own_scheduler.node_rank(os.environ)
-        self._socket = f"{folders.private}/agent"
+        self._socket = f"{kept.folders.private}/agent"
         self._selector = selectors.DefaultSelector()
-        self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
-        self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_signals)
+        self._selector.register(kept.signals.fd, selectors.EVENT_READ, self._on_signals)
         self._ranks = AgentSocket(self._socket, self._selector)
         """The connections to the ranks of this node."""
         self._ranks.on_lost = self._on_lost
@@ -84,12 +100,11 @@ class Agent:
         self._ranks.on_signal = self._on_stop_signal
         gang = SupervisedGang(trial, plan, number, own_scheduler.hosts(os.environ))
         self._supervisor = supervisor_of_node(gang, self._node_rank, self._selector, self._ranks, end=self._end)
-        self._hook = StartupHook(gang, self._node_rank, folders.private, self._selector) if plan.startup_hook else None
+        self._hook = (
+            StartupHook(gang, self._node_rank, kept.folders.private, self._selector) if plan.startup_hook else None
+        )
         if self._hook:
             self._hook.on_end, self._supervisor.on_all_ready = self._supervisor.ready, self._hook.start_entrypoint
-        self._parent = os.getppid()
-        # The parent's end must not kill this process before it has ended the ranks; `_poll_run_folder` checks for it.
-        outlives_parent()
         self._ended = False
         """True once the attempt has been ended on this node."""
         self._next_poll = 0.0
@@ -108,15 +123,17 @@ class Agent:
         finally:
             # Before ending the ranks, which may take 10 s: the other agents end theirs in the meantime.
             self._supervisor.report_exit(code)
+            self._kept.starter.forget()
             end_descendants()
             if self._hook:
                 self._hook.close()
             self._log_watch.close()
             self._supervisor.close()
             self._ranks.close()
+            self._selector.close()
         return code
 
-    def _watch(self, entrypoint: subprocess.Popen[bytes]) -> int:
+    def _watch(self, entrypoint: Entrypoint) -> int:
         """Handle events until the ranks here are done and no other agent needs this one; return the exit code."""
         while not self._ended and (
             entrypoint.poll() is None or (not self._code_of(entrypoint) and self._supervisor.awaits_nodes)
@@ -133,10 +150,10 @@ class Agent:
         if self._ended:
             return 1
         if code := self._code_of(entrypoint):
-            self._note_entrypoint(entrypoint.returncode)
+            self._note_entrypoint(entrypoint.returncode or 0)
         return 1 if code else 0
 
-    def _code_of(self, entrypoint: subprocess.Popen[bytes]) -> int:
+    def _code_of(self, entrypoint: Entrypoint) -> int:
         """Return the exit code of the entrypoint, which has ended; 1 if its hook has kept it from starting."""
         return int(entrypoint.returncode or (self._hook is not None and not self._hook.is_over))
 
@@ -153,36 +170,32 @@ class Agent:
         for key, _ in self._selector.select(timeout=0):
             key.data()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Entrypoint:
         """Start the entrypoint on this node. Raises UsageError if it cannot be executed."""
-        environment = environment_of(self._plan, *self._meet(), self._folders.scratch)
+        plan, code = self._plan, self._plan.code
+        address, interface = own_address(plan.nodes, plan.network_interface)
+        environment = environment_of(plan, interface, self._kept.folders.scratch)
+        is_plain = not self._hook and not self._container
+        if is_plain:
+            self._kept.starter.prepare(plan.entrypoint, environment, code)  # it imports while the nodes meet
+        environment = of_attempt(environment, self._meet(address), interface)
+        if is_plain:
+            return self._kept.starter.start(plan.entrypoint, environment, code, self._log, self._selector)
         if self._container:
             environment["PYTHONPATH"] = inside(environment["PYTHONPATH"])
-        plan = replace(self._plan, entrypoint=self._hook.command(environment)) if self._hook else self._plan
-        command: Sequence[str] = plan.entrypoint
-        if self._container:
-            folders = [folder for folder in self._folders if folder]
-            command = into_container(plan, self._container, environment, folders)
-        try:
-            return subprocess.Popen(
-                command,
-                cwd=self._plan.code,
-                env=dict(os.environ) if self._container else environment,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=ignore_stop_signals,  # the agent handles them and notifies the ranks over its socket
-            )
-        except OSError as error:
-            raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
+        plan = replace(plan, entrypoint=self._hook.command(environment)) if self._hook else plan
+        if not self._container:
+            return executed(plan.entrypoint, environment, code)
+        folders = [folder for folder in self._kept.folders if folder]
+        return executed(into_container(plan, self._container, environment, folders), dict(os.environ), code)
 
-    def _meet(self) -> tuple[Attempt, str | None]:
-        """Wait for the rendezvous of the nodes.
+    def _meet(self, address: str) -> Attempt:
+        """Wait for the rendezvous of the nodes, and return the attempt as its ranks see it.
 
-        Return the attempt as its ranks see it, and the network interface to set for libraries, or None.
+        `address`: this node's.
         """
-        address, interface = own_address(self._plan.nodes, self._plan.network_interface)
-        rendezvous = self._supervisor.rendezvous(address, self._folders)
-        attempt = Attempt(
+        rendezvous = self._supervisor.rendezvous(address, self._kept.folders)
+        return Attempt(
             folder=str(self._trial.path),
             worker=self._worker,
             number=self._number,
@@ -195,10 +208,9 @@ class Agent:
             secret=rendezvous.secret,
             socket=self._socket,
         )
-        return attempt, interface
 
     def _on_signals(self) -> None:
-        for number in self._signals.received():
+        for number in self._kept.signals.received():
             if number in STOP_SIGNALS:
                 self._on_stop_signal(number.name)
 
@@ -218,7 +230,7 @@ class Agent:
         request = read_stop(self._trial.stop, self._number)
         if request:
             self._obey(request)
-        if os.getppid() != self._parent:  # the parent has died, so no process waits for the result
+        if os.getppid() != self._kept.parent:  # the parent has died, so no process waits for the result
             self._end()
 
     def _obey(self, request: StopRequest) -> None:
@@ -274,8 +286,8 @@ class Agent:
         return f"it ran {', '.join(newest[:2])}" if newest else ""
 
 
-def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scratch: str | None) -> dict[str, str]:
-    """Return the environment of the entrypoint on this node.
+def environment_of(plan: JobPlan, interface: str | None, scratch: str | None) -> dict[str, str]:
+    """Return the environment of all entrypoints on this node, without the variables of an attempt.
 
     `interface`: the network interface between the nodes; `scratch`: the node's folder for temporary files.
     """
@@ -283,7 +295,7 @@ def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scrat
     # Of the job's variables, a container that the agent starts receives only those that ranks need in it, too.
     given = of_the_job(os.environ) if is_inside else os.environ
     wanted = dict(item.split("=", 1) for item in plan.environment)
-    environment = {**given, **({"TMPDIR": scratch} if scratch else {}), **wanted, **attempt.to_env()}
+    environment = {**given, **({"TMPDIR": scratch} if scratch else {}), **wanted}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [plan.code, environment.get("PYTHONPATH")]))
     environment["HPC_DET_SLOT_TYPE"] = plan.slot_type
     environment[PRELOAD] = ",".join(plan.preload) if plan.nursery else NO_FORKS
@@ -296,34 +308,79 @@ def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scrat
     limit_look_ups(environment)
     if interface:
         environment = {**variables(interface), **environment}
-    packages = compat_packages(environment)
-    if DETERMINED in packages:
+    return with_compat(environment, compat_packages(environment))
+
+
+def of_attempt(environment: dict[str, str], attempt: Attempt, interface: str | None) -> dict[str, str]:
+    """Return the environment of an attempt's entrypoint: `environment` with the variables of the attempt."""
+    environment = {**environment, **attempt.to_env()}
+    if DETERMINED in compat_packages(environment):
         from hpc_det.launch.determined_variables import determined_variables  # other jobs need none of its imports
 
         environment = {**determined_variables(attempt, interface), **environment}
-    return with_compat(environment, packages)
+    return environment
 
 
-def main(argv: list[str]) -> int:
-    trial = TrialFolder(Path(argv[0]))
-    number, worker = int(argv[1]), int(argv[2])
-    take_umask_of(trial.path)
-    plan = JobPlan.of(trial.experiment())
-    adopt_orphans()
-    limit_look_ups(os.environ)
-    try:
-        # Only schedulers suspend jobs, so without one no guardian is needed.
-        with guarded() if scheduler(plan.scheduler).has_queue else nullcontext(), node_folders(plan) as folders:
-            return Agent(trial, plan, number, worker, folders).run()
-    except UnhealthyNode:
+class AgentProcess:
+    """The process of an agent, which runs one attempt after another."""
+
+    def __init__(self, plan: JobPlan, folders: NodeFolders, job: ToJob | None) -> None:
+        self._plan = plan
+        self._job = job
+        self._kept = Kept(folders, SignalPipe((*STOP_SIGNALS, signal.SIGCHLD)), Starter(), os.getppid())
+        # The parent's end must not kill this process before it has ended the ranks; the agent checks for it.
+        outlives_parent()
+
+    def run(self, order: Order) -> int:
+        """Run this attempt, and those that the job orders; return the code of the last."""
+        first = order.trial
+        while True:
+            code = self._attempt(order, None if order.trial == first else TrialFolder(Path(order.trial)).job_log)
+            next_order = self._job.next(order, code, self._kept.signals) if self._job else None
+            if next_order is None:
+                self._kept.starter.close()
+                return code
+            order = next_order
+            empty(self._kept.folders)
+
+    def _attempt(self, order: Order, log: Path | None) -> int:
+        """Run one attempt and return its code.
+
+        `log`: the file to print to; None: this process's own output, which is the log of its first trial.
+        """
+        with printed_to(log) if log else nullcontext(), _noted(order):
+            return Agent(order, self._plan, self._kept, log).run()
         return 1
+
+
+@contextmanager
+def _noted(order: Order) -> Iterator[None]:
+    """Note an error in this block as a failure of the attempt."""
+    trial, number = TrialFolder(Path(order.trial)), order.attempt
+    try:
+        yield
+    except UnhealthyNode:
+        pass
     except BadFolder as error:
         note_failure(trial, number, failure_now(None, str(error), unhealthy=True))
-        return 1
     except HpcDetError as error:
         note_failure(trial, number, failure_now(None, str(error), user_error=isinstance(error, UsageError)))
         print(f"hpc-det: {error}", file=sys.stderr, flush=True)
-        return 1
+
+
+def main(argv: list[str]) -> int:
+    order = Order.of(argv)
+    trial = TrialFolder(Path(order.trial))
+    take_umask_of(trial.path)
+    plan = JobPlan.of(trial.experiment())
+    own_scheduler = scheduler(plan.scheduler)
+    adopt_orphans()
+    limit_look_ups(os.environ)
+    job = ToJob.connected(os.environ, own_scheduler.node_rank(os.environ))
+    # Only schedulers suspend jobs, so without one no guardian is needed.
+    with _noted(order), guarded() if own_scheduler.has_queue else nullcontext(), node_folders(plan) as folders:
+        return AgentProcess(plan, folders, job).run(order)
+    return 1
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from hpc_det.errors import UsageError
 from hpc_det.launch import forked_ranks
@@ -33,7 +34,7 @@ from hpc_det.node.forking import Forked
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.lines import connect_local
 from hpc_det.node.oom import OomWatch
-from hpc_det.node.process import SignalPipe, ends_with_parent, exit_code
+from hpc_det.node.process import SignalPipe, ends_with_parent, exit_code, ignore_stop_signals
 from hpc_det.store.attempt import Attempt, failure_now, note_failure, read_stop
 
 LEAVE_TOGETHER_S = 60.0
@@ -241,6 +242,28 @@ def run(launch: Launch, attempt: Attempt) -> int:
     """Start the ranks and return the launcher's exit code. Raises UsageError if the command cannot be executed."""
     are_forked = forked_ranks.imported(forked_ranks.modules_of(launch.command, Path.cwd(), os.environ))
     return Ranks(launch, attempt, are_forked=are_forked).run()
+
+
+def forked(given: Mapping[str, Any]) -> int:
+    """Be the launcher in a process that was forked from the agent's fork server; return the exit code.
+
+    `given`: the launcher's "arguments", "environment" and "folder", and the "log" to which it prints, or null for the
+    output of the fork server.
+    """
+    ignore_stop_signals()  # the agent handles them
+    os.environ.clear()
+    os.environ.update(given["environment"])
+    os.chdir(given["folder"])
+    if given["log"]:
+        log = open_log(Path(given["log"]))
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+    return start("direct", given["arguments"], _run_forked, about=__doc__)
+
+
+def _run_forked(launch: Launch, attempt: Attempt) -> int:
+    return Ranks(launch, attempt, are_forked=True).run()
 
 
 def main(argv: list[str]) -> int:

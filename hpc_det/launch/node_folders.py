@@ -1,4 +1,4 @@
-"""The private folders that an attempt has on a node, deleted at its end.
+"""The private folders that an agent has on a node, emptied after each attempt and deleted at the agent's end.
 
 Folders of agents that were killed are deleted by the next agent on that node. The owner of a folder holds a lock on a
 file in it as long as it lives; the kernel releases the lock however the owner ends. The file contains the boot id of
@@ -34,7 +34,7 @@ class BadFolder(HpcDetError):
 
 
 class NodeFolders(NamedTuple):
-    """The paths of an attempt's folders on a node."""
+    """The paths of an agent's folders on its node."""
 
     private: str
     """For the agent's socket, and files that a container needs."""
@@ -57,6 +57,19 @@ def node_folders(plan: JobPlan) -> Iterator[NodeFolders]:
             return
         with _temporary(_base(plan.scratch)) as scratch:
             yield NodeFolders(private, scratch)
+
+
+def empty(folders: NodeFolders) -> None:
+    """Delete what is in the folders, for the next attempt. Ignores errors."""
+    for folder in filter(None, folders):
+        with suppress(OSError):
+            for name in set(os.listdir(folder)) - {OWNER}:
+                path = os.path.join(folder, name)
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    with suppress(OSError):
+                        os.unlink(path)
 
 
 @contextmanager

@@ -6,7 +6,8 @@ It imports the modules and constructs nothing (hpc_det.node.forking). FD is the 
 it, its owner; it exits with that connection.
 
 owner -> fork server: {"fork": KEY, "call": "module:function", "with": ARGUMENT}, {"end": N};
-fork server -> owner: {"exited": KEY, "code": CODE}, {"ended": N}.
+fork server -> owner: {"ready": REASON} once after the imports, where REASON is why forked processes may not work, or
+null; {"forked": KEY, "pid": PID}, {"exited": KEY, "code": CODE}, {"ended": N}.
 
 KEY is any value that identifies the process for the owner. `function` takes ARGUMENT and returns the exit code.
 """
@@ -25,9 +26,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from hpc_det.node.forking import forked, import_all
+from hpc_det.node.forking import forked, import_all, why_not_to_fork
 from hpc_det.node.lines import Line, line_over
-from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, ends_with_parent
+from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, ends_with_parent, ignore_stop_signals
 
 
 @dataclass
@@ -38,22 +39,41 @@ class ForkServerProcess:
     line: Line
 
     @classmethod
-    def start(cls, modules: Iterable[str], *, files: Iterable[int] = ()) -> ForkServerProcess:
-        """Start a fork server that imports `modules`. `files`: descriptors that its processes inherit."""
+    def start(
+        cls,
+        modules: Iterable[str],
+        *,
+        files: Iterable[int] = (),
+        environment: Mapping[str, str] | None = None,
+        folder: str | None = None,
+    ) -> ForkServerProcess:
+        """Start a fork server that imports `modules`.
+
+        `files`: descriptors that its processes inherit. `environment`, `folder`: its environment and working
+        directory; None: those of this process.
+        """
         own, its = socket.socketpair()
         with its:
             process = subprocess.Popen(
                 [sys.executable, "-m", "hpc_det.node.fork_server", str(its.fileno()), *modules],
                 pass_fds=[its.fileno(), *files],
+                cwd=folder,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=ends_with_parent,
+                preexec_fn=_begins,
             )
         return cls(process, line_over(own))
 
     def fork(self, key: Any, call: str, argument: Any) -> None:
         """Request a process that calls the function `call`, "module:function", with `argument`."""
         self.line.send({"fork": key, "call": call, "with": argument})
+
+
+def _begins() -> None:
+    ends_with_parent()
+    # Slurm may signal every process of a job step, and the owner decides what a stop signal means.
+    ignore_stop_signals()
 
 
 class ForkServer:
@@ -94,7 +114,9 @@ class ForkServer:
             module, _, function = order["call"].partition(":")
             return int(getattr(import_module(module), function)(order["with"]))
 
-        self._children[forked(run)] = order["fork"]
+        pid = forked(run)
+        self._children[pid] = order["fork"]
+        self._line.send({"forked": order["fork"], "pid": pid})
 
     def _end(self, number: int) -> None:
         """End all processes and their descendants, and report each process as killed; `number`: that of the answer."""
@@ -119,6 +141,7 @@ def main(argv: list[str]) -> int:
     adopt_orphans()
     line = line_over(socket.socket(fileno=int(argv[0])))
     import_all(argv[1:])
+    line.send({"ready": why_not_to_fork()})
     return ForkServer(line).run()
 
 

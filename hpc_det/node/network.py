@@ -142,6 +142,15 @@ def limit_look_ups(environment: MutableMapping[str, str]) -> None:
     environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
+def allow_files(needed: int) -> None:
+    """Raise the limit of open files to `needed`, or to the hard limit if that is lower."""
+    # Each connection is an open file, and the default limit is 1,024.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if resource.RLIM_INFINITY != soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
 def allow_many_files() -> None:
     """Raise the limit of open files to the most that this process may have."""
     # Each connection is an open file, and the usual soft limit is 1,024.

@@ -108,8 +108,13 @@ def test_the_fork_server_forks_calls_and_reports_their_exit_codes(tmp_path: Path
     server = ForkServerProcess.start([FUNCTIONS])
     for number in range(3):
         server.fork({"number": number}, f"{FUNCTIONS}:write_and_exit", [str(tmp_path / str(number)), number])
-    exits = [message.head for message in (server.line.receive() for _ in range(3)) if message]
+    heads = [message.head for message in (server.line.receive() for _ in range(7)) if message]
     server.line.connection.close()
+    assert heads[0] == {"ready": None}
+    exits = [head for head in heads if "exited" in head]
+    assert {head["forked"]["number"]: head["pid"] for head in heads if "forked" in head} == {
+        number: json.loads((tmp_path / str(number)).read_text())["pid"] for number in range(3)
+    }
     assert sorted((each["exited"]["number"], each["code"]) for each in exits) == [(0, 0), (1, 1), (2, 2)]
     assert {json.loads((tmp_path / str(number)).read_text())["parent"] for number in range(3)} == {server.process.pid}
     assert server.process.wait() == 0
@@ -120,7 +125,7 @@ def test_the_fork_server_ends_all_processes_on_request(tmp_path: Path) -> None:
     server.fork("a", f"{FUNCTIONS}:write_and_wait", str(tmp_path / "up"))
     wait_for((tmp_path / "up").exists)
     server.line.send({"end": 4})
-    exited, ended = server.line.receive(), server.line.receive()
+    _, _, exited, ended = (server.line.receive() for _ in range(4))
     assert [message.head for message in (exited, ended) if message] == [{"exited": "a", "code": -9}, {"ended": 4}]
     server.line.connection.close()
     assert server.process.wait() == 0

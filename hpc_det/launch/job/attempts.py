@@ -10,18 +10,19 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import closing
 
+from hpc_det.launch.job.agents import LOOK_S, Agents
 from hpc_det.launch.job.causes import AttemptFacts, matches
 from hpc_det.launch.job.limits import JobClock, Space
 from hpc_det.launch.job.resubmit import Exclusions
 from hpc_det.launch.log_tail import size_of, written_since
+from hpc_det.launch.orders import Order
 from hpc_det.node import full_disk
 from hpc_det.node.json_files import read_json
-from hpc_det.node.process import STOP_SIGNALS, SignalPipe, end_other_sessions, ends_with_parent
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, end_other_sessions
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
@@ -41,8 +42,6 @@ dead.
 
 By then the longest save is over, and later commits are refused (`store.journal.Journal.insist_on_last`).
 """
-LOOK_S = 5.0
-"""Longest time in seconds between two polls for signals, the time limit and lost nodes while agents run."""
 LEAVE_S = 30.0
 """Seconds for the agents' launcher to exit after the loss of a node; srun waits for the node for minutes."""
 _BLAMED = {Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.NODE_LOST, Cause.DISK_FULL, Cause.SCHEDULER_AWAY}
@@ -56,18 +55,17 @@ class Attempts:
         self,
         trial: TrialFolder,
         worker: int,
-        start_agents: list[str],
+        agents: Agents,
         signals: SignalPipe,
         heard: list[signal.Signals],
     ) -> None:
-        """`start_agents`: the command that starts one agent on each node. `signals`: this process's stop signals and
-        CHLD.
+        """`signals`: this process's stop signals and CHLD.
 
         `heard`: the stop signals received before. A signal that came too late for an attempt applies to the next.
         """
         self._trial = trial
         self._worker = worker
-        self._start_agents = start_agents
+        self._agents = agents
         self._plan = JobPlan.of(trial.experiment())
         self._exclusions = Exclusions(trial, self._plan)
         self._journal = Journal(trial.journal)
@@ -77,15 +75,13 @@ class Attempts:
         self._log_began = 0
         """Bytes in the trial's log when the attempt started."""
         self._heard = heard
-        self._agents: subprocess.Popen[bytes] | None = None
-        """The process that has started the agents, while they run."""
         self._since_loss: AwakeClock | None = None
         """A clock that was started when this process noticed the loss of a node; None if no node was lost."""
         self._space = Space(trial.checkpoints)
 
     def run(self) -> Action:
         """Run attempts and return the last decision, REQUEUE only if the scheduler has a queue. Raises Overtaken."""
-        with closing(selectors.DefaultSelector()) as self._selector:
+        with closing(selectors.DefaultSelector()) as self._selector, self._agents.waking(self._selector):
             self._selector.register(self._signals.fd, selectors.EVENT_READ)
             try:
                 with full_disk.waited_for(self._waits_to_write):
@@ -204,27 +200,20 @@ class Attempts:
         return AttemptFacts(self._trial, self._plan, number)
 
     def _run_agents(self, number: int) -> int:
-        """Start the agents, wait until they have ended, and return their launcher's exit code."""
-        # A separate session, because Ctrl-C at a terminal is meant for the job, and an agent would take it for a
-        # preemption. Commands that a thread of the job runs in this session, such as sbatch, survive the gang.
-        command = [*self._start_agents, str(self._trial.path), str(number), str(self._worker)]
-        # An agent ends when its parent does, but only once it has looked up its parent's id (`Agent`). If the parent
-        # dies before that, the scheduler ends the agent, and without a queue the kernel has to.
-        begins = None if self._scheduler.has_queue else ends_with_parent
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=begins)
-        self._agents, self._since_loss = process, None
+        """Have the agents run the attempt, wait until it has ended on all nodes, and return its exit code."""
+        self._since_loss = None
+        self._agents.begin(Order(trial=str(self._trial.path), attempt=number, worker=self._worker))
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
-        while process.poll() is None and not self._waits_in_vain(number):
+        while not self._agents.have_ended and not self._waits_in_vain(number):
             until_it_rings_s = clock.timeout_s()
             self._selector.select(LOOK_S if until_it_rings_s is None else min(until_it_rings_s, LOOK_S))
             if self._listen():
                 self._on_stop_signal(number)
             if clock.rings():
                 self._on_time_limit(number, clock.ends_at)
-        self._agents = None
-        end_other_sessions()
+        code = self._agents.finish()
         self._hear_agents(number)
-        return 1 if process.returncode is None else process.returncode
+        return code
 
     def _note_unreached(self, number: int) -> None:
         """Note the nodes that were lost without an agent reporting them.
@@ -262,13 +251,14 @@ class Attempts:
         return self._since_loss.seconds() > LEAVE_S
 
     def _listen(self) -> bool:
-        """Record the stop signals that have arrived; return whether there were any."""
-        received = [number for number in self._signals.received() if number in STOP_SIGNALS]
+        """Handle the agents' messages and record the stop signals that have arrived; return whether there were any."""
+        self._agents.turn()
+        received = [number for number in self._signals.received() if number in STOP_SIGNALS] + self._agents.signals()
         self._heard += received
         return bool(received)
 
     def _hear_agents(self, number: int) -> None:
-        """Record a stop signal that the scheduler sent to the agents only."""
+        """Record a stop signal that the scheduler sent to the agents only, during the attempt."""
         stop, failure = read_stop(self._trial.stop, number), first_failure(self._trial, number)
         # After a failure srun itself signals the agents of the other nodes.
         if failure and stop and failure.time < stop.time:
@@ -293,8 +283,7 @@ class Attempts:
             stop = request_stop(self._trial.stop, attempt=number, reason=reason, source=source, deadline=deadline)
         except OSError as error:
             say(f"writing the stop request failed, so the agents are sent SIGTERM: {error}")
-            if self._agents:
-                self._agents.terminate()
+            self._agents.terminate()
             return
         if stop.reason == "kill":
             end_other_sessions()

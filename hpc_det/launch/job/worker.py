@@ -18,6 +18,7 @@ from pathlib import Path
 from hpc_det.checkpoint.committed import newest_good
 from hpc_det.checkpoint.storage import collect
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.job.agents import Agents
 from hpc_det.launch.job.attempts import Attempts
 from hpc_det.node import full_disk
 from hpc_det.node.json_files import read_json, write_json
@@ -51,10 +52,10 @@ class Worker:
     def __init__(self, experiment: ExperimentFolder, number: int, start_agents: list[str]) -> None:
         self._experiment = experiment
         self._number = number
-        self._start_agents = start_agents
         self._search = SearchJournal(experiment)
         plan = JobPlan.of(experiment)
         self._scheduler = scheduler(plan.scheduler)
+        self._agents = Agents(start_agents, plan, has_queue=self._scheduler.has_queue)
         self._job_id = self._scheduler.job_id(os.environ)
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a job with several workers starts them blocked
@@ -76,7 +77,7 @@ class Worker:
             return GAVE_UP
         try:
             with full_disk.waited_for(self._waits_for_space):
-                close_interrupted(self._experiment, self._search, self._number, self._signals)
+                self._close_interrupted()
                 return self._work_and_tell()
         except OSError as error:
             if not (full_disk.cause_in(error) and self._heard and self._scheduler.has_queue):
@@ -102,10 +103,25 @@ class Worker:
         except BaseException:
             end_descendants()
             with suppress(OSError):  # a full disk may be the reason
-                close_interrupted(self._experiment, self._search, self._number, self._signals)
+                self._close_interrupted()
             with suppress(OSError):
                 self._search.lose(self._number, self._job_id)
             raise
+        finally:
+            self._agents.dismiss()
+
+    def _close_interrupted(self) -> None:
+        """Record the end of an attempt that this worker, in this job or a former one, could not record."""
+        # The search may have assigned other work before the former gang had ended, so look at the last trial, too.
+        state = self._search.state()
+        numbers = {work.trial for work in (state.open.get(self._number),) if work} | {
+            state.last_trial.get(self._number)
+        }
+        for trial in (self._experiment.trial(number) for number in numbers if number):
+            began = Journal(trial.journal).open_job()
+            if began and began[0] == self._number:
+                with printed_to(trial.job_log):
+                    Attempts(trial, self._number, self._agents, self._signals, []).close_interrupted()
 
     def _work(self, beginning_told: Callable[[], None]) -> int:
         """Train one unit of work after another; return the exit code.
@@ -182,7 +198,7 @@ class Worker:
             reason: Reason = "kill" if search.cancelled else "pause"
             request_stop(trial.stop, attempt=None, reason=reason, source=search.cancelled or search.paused or "")
         with printed_to(trial.job_log):
-            attempts = Attempts(trial, self._number, self._start_agents, self._signals, self._heard)
+            attempts = Attempts(trial, self._number, self._agents, self._signals, self._heard)
             return attempts.refuse(refusal) if refusal else attempts.run()
 
     def _insist_on_being_present(self) -> None:
@@ -242,18 +258,6 @@ def _refusal(trial: TrialFolder, search: SearchJournal) -> str | None:
     except UsageError as error:
         return str(error)
     return None
-
-
-def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worker: int, signals: SignalPipe) -> None:
-    """Record the end of an attempt that this worker, in this job or a former one, could not record."""
-    # The search may have assigned other work before the former gang had ended, so look at the last trial, too.
-    state = search.state()
-    numbers = {work.trial for work in (state.open.get(worker),) if work} | {state.last_trial.get(worker)}
-    for trial in (experiment.trial(number) for number in numbers if number):
-        began = Journal(trial.journal).open_job()
-        if began and began[0] == worker:
-            with printed_to(trial.job_log):
-                Attempts(trial, worker, [], signals, []).close_interrupted()
 
 
 def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:

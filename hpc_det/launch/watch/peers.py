@@ -13,7 +13,6 @@ connections.
 from __future__ import annotations
 
 import errno
-import resource
 import selectors
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +23,7 @@ from hpc_det.node.frames import Head
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import Event, TcpLineServer
 from hpc_det.node.lines import Line, connect
-from hpc_det.node.network import Rendezvous
+from hpc_det.node.network import Rendezvous, allow_files
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.schedulers.scheduler import NoAnswer, run_command, scheduler
 
@@ -104,7 +103,7 @@ class Peers:
         self._lines: dict[int, Line] = {}
         """Connections of the nodes that have sent something and have not reported their exit, keyed by node rank."""
         self._selector = selector
-        _allow_files(nodes + OTHER_FILES)
+        allow_files(nodes + OTHER_FILES)
         # Callers from any address: an agent proves that it belongs to the gang by its key.
         self._board = TcpLineServer(host, self._key_for, lambda address: True, gone_s=LOST_S, has_thread=False)
         selector.register(self._board, selectors.EVENT_READ, self.poll)
@@ -237,12 +236,3 @@ def _why(line: Line) -> str:
     if line.error and line.error.errno in _SILENT:
         return f"it has not answered for {LOST_S:g} s"
     return "its connection ended before it reported its exit"
-
-
-def _allow_files(needed: int) -> None:
-    """Raise the limit of open files to `needed`, or to the hard limit if that is lower."""
-    # Each connection is an open file, and the default limit is 1,024.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if resource.RLIM_INFINITY != soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -203,8 +203,16 @@ class NodeAgent:
         if messages is None:
             self._lose_fork_server(self._fork_server)
         for message in messages or []:
-            head = message.head
-            self._driver.send({**head["exited"], "code": head["code"]} if "exited" in head else head)
+            self._take(message.head)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        """Handle a message of the fork server."""
+        if "exited" in message:
+            self._driver.send({**message["exited"], "code": message["code"]})
+        elif "ended" in message:
+            self._driver.send(message)
+        elif message.get("ready"):
+            print(f"hpc-det: note: forked ranks may hang: {message['ready']}", file=sys.stderr, flush=True)
 
     def _lose_fork_server(self, lost: ForkServerProcess) -> None:
         """Clean up after a fork server that has failed, and report its ranks as exited."""

@@ -12,6 +12,7 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.launch.job import attempts
+from hpc_det.launch.job.agents import Agents
 from hpc_det.launch.job.attempts import Attempts
 from hpc_det.node.json_files import write_json
 from hpc_det.node.process import SignalPipe, start_ticks
@@ -300,21 +301,21 @@ def test_a_former_gang_of_unknown_state_is_waited_for_as_long_as_a_save_may_take
 ) -> None:
     monkeypatch.setattr(attempts, "NO_NEWS_S", 0)
     monkeypatch.setattr(Attempts, "_run", lambda self: Action.DONE)
-    gang.plan("true")
+    agents = Agents([], gang.plan("true"), has_queue=False)
     gang.journal.started(1, "1-1@elsewhere", worker=5)
     signals = SignalPipe([signal.SIGCHLD])
-    assert Attempts(gang.trial, 0, [], signals, []).run() is Action.DONE
+    assert Attempts(gang.trial, 0, agents, signals, []).run() is Action.DONE
     signals.close()
 
 
 def test_a_signal_that_comes_while_the_end_of_a_former_gang_is_seen_is_heard_before_the_next_one_begins(
     gang: Gang, slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gang.plan("true", scheduler="slurm")
+    agents = Agents(["none can be started"], gang.plan("true", scheduler="slurm"), has_queue=True)
     signals = SignalPipe([signal.SIGTERM])
     monkeypatch.setenv("SLURM_JOB_ID", slurm["SLURM_JOB_ID"])
     monkeypatch.setattr(Journal, "open_job", lambda journal: signal.raise_signal(signal.SIGTERM))
-    assert Attempts(gang.trial, 0, ["none can be started"], signals, []).run() is Action.REQUEUE
+    assert Attempts(gang.trial, 0, agents, signals, []).run() is Action.REQUEUE
     signals.close()
 
 

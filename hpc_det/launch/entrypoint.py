@@ -1,0 +1,213 @@
+"""The start of the entrypoint on a node.
+
+The launcher `direct` is forked from a fork server, which has imported torch and stays between the attempts, so that the
+ranks of a next attempt need not import it. All other entrypoints are executed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.forked_ranks import modules_of
+from hpc_det.launch.launchers.arguments import asks_for_help, parse
+from hpc_det.node.fork_server import ForkServerProcess
+from hpc_det.node.process import ignore_stop_signals, spare
+
+_DIRECT = "hpc_det.launch.direct"
+_SELECTOR = selectors.BaseSelector
+
+
+class Entrypoint(Protocol):
+    """The process of an entrypoint, with the part of subprocess.Popen's interface that the agent uses."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None:
+        """Return the exit code, -N after signal N; None while the process runs."""
+
+
+class Starter:
+    """Starts the entrypoint of each attempt on this node, and keeps the fork server between them."""
+
+    def __init__(self) -> None:
+        self._server: ForkServerProcess | None = None
+        self._environment: Mapping[str, str] = {}
+        """The environment in which the fork server has imported its modules."""
+        self._modules: tuple[str, ...] = ()
+        """The modules of the fork server; none if the entrypoint is to be executed."""
+        self._is_ready = False
+        """Whether the fork server has reported that its imports are done."""
+        self._forked: _Forked | None = None
+        """The entrypoint of the present attempt, if it is forked."""
+        self._number = 0
+        """The number of entrypoints that were to be forked."""
+
+    def prepare(self, command: Sequence[str], environment: Mapping[str, str], code: str) -> None:
+        """Start to import the modules that the ranks of this command share, unless a fork server has done so.
+
+        `environment`: that of the entrypoint without the variables of the attempt, which are not read by imports.
+        `code`: the folder in which the command runs.
+        """
+        modules = _shared_modules(command, environment, code)
+        if (modules, environment) == (self._modules, self._environment):
+            return
+        self.close()
+        self._modules, self._environment = modules, environment
+        if modules:
+            self._server = ForkServerProcess.start([*modules, _DIRECT], environment=environment, folder=code)
+            spare(self._server.process.pid)
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], code: str, log: Path | None, selector: _SELECTOR
+    ) -> Entrypoint:
+        """Start the entrypoint. Raises UsageError if it cannot be executed.
+
+        `log`: the file to which it prints; None: where this process does. `selector`: is woken when a forked
+        entrypoint ends.
+        """
+
+        def execute() -> Entrypoint:
+            return executed(command, environment, code)
+
+        if self._server is None:
+            return execute()
+        argument = {
+            "arguments": [*command[3:]],
+            "environment": {**environment},
+            "folder": code,
+            "log": str(log) if log else None,
+        }
+        self._number += 1
+        self._forked = _Forked(self._server, self._number, argument, execute, self._lose, selector)
+        if self._is_ready:
+            self._forked.begin()
+        return self._forked
+
+    def forget(self) -> None:
+        """Forget the entrypoint, and end the fork server if it has not forked it yet and so would do it later."""
+        if self._forked and not self._forked.has_begun():
+            self.close()
+        self._is_ready = self._server is not None
+        self._forked = None
+
+    def close(self) -> None:
+        """End the fork server."""
+        if self._server:
+            self._lose(self._server)
+
+    def _lose(self, server: ForkServerProcess) -> None:
+        server.line.connection.close()
+        server.process.kill()  # with it the kernel ends the processes that it has forked
+        server.process.wait()
+        self._server, self._is_ready = None, False
+
+
+class _Forked:
+    """An entrypoint that the fork server forks once its imports are done."""
+
+    def __init__(
+        self,
+        server: ForkServerProcess,
+        number: int,
+        argument: dict[str, Any],
+        execute: Callable[[], Entrypoint],
+        on_lost: Callable[[ForkServerProcess], None],
+        selector: _SELECTOR,
+    ) -> None:
+        self.pid = server.process.pid
+        self.returncode: int | None = None
+        self._server = server
+        self._number = number
+        """Identifies this entrypoint in messages: the exit of a former one, which was killed, may be reported late."""
+        self._argument = argument
+        self._execute = execute
+        self._on_lost = on_lost
+        self._selector = selector
+        self._executed: Entrypoint | None = None
+        """The entrypoint that was executed because the fork server could not fork it."""
+        self._is_forked = False
+        selector.register(server.line.connection, selectors.EVENT_READ, self._on_messages)
+
+    def begin(self) -> None:
+        """Request the process from the fork server."""
+        self._server.fork(self._number, f"{_DIRECT}:forked", self._argument)
+
+    def has_begun(self) -> bool:
+        """Return whether the fork server has forked the entrypoint."""
+        if not self._is_forked and not self._executed and select.select([self._server.line.connection], [], [], 0)[0]:
+            self._on_messages()
+        return self._is_forked or self._executed is not None
+
+    def poll(self) -> int | None:
+        if self._executed:
+            self.pid, self.returncode = self._executed.pid, self._executed.poll()
+        return self.returncode
+
+    def _on_messages(self) -> None:
+        messages = self._server.line.receive_some()
+        for message in [each.head for each in messages or ()]:
+            if message.get("forked") == self._number:
+                self._is_forked, self.pid = True, message["pid"]
+            elif message.get("exited") == self._number:
+                self.returncode = message["code"]
+                self._selector.unregister(self._server.line.connection)
+            elif "ready" in message and message["ready"] is None:
+                self.begin()
+            elif "ready" in message:
+                messages = None
+        if messages is None:
+            self._lose_server()
+
+    def _lose_server(self) -> None:
+        """Execute the entrypoint if the fork server cannot fork it; else the kernel has ended both."""
+        self._selector.unregister(self._server.line.connection)
+        self._on_lost(self._server)
+        if self._is_forked:
+            self.returncode = -signal.SIGKILL
+        else:
+            self._executed = self._execute()
+
+
+def executed(command: Sequence[str], environment: Mapping[str, str], code: str) -> subprocess.Popen[bytes]:
+    """Execute a command in the folder `code`. Raises UsageError if that fails."""
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=code,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=ignore_stop_signals,  # the agent handles them and notifies the ranks over its socket
+        )
+    except OSError as error:
+        raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
+
+
+def _shared_modules(command: Sequence[str], environment: Mapping[str, str], code: str) -> tuple[str, ...]:
+    """Return the modules that the ranks of this command share; none if it is not `direct` in this Python."""
+    python, *arguments = command
+    path = shutil.which(python, path=environment.get("PATH"))
+    if arguments[:2] != ["-m", _DIRECT] or not path or os.path.dirname(path) != os.path.dirname(sys.executable):
+        return ()
+    words = arguments[2:]
+    try:
+        return (
+            ()
+            if asks_for_help(words, "direct")
+            else modules_of(parse(words, "direct").command, Path(code), environment)
+        )
+    except HpcDetError:  # the launcher reports it
+        return ()
