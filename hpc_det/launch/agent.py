@@ -51,7 +51,6 @@ from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.attempt import (
     Attempt,
     Failure,
-    StopRequest,
     failure_now,
     first_failure,
     note_failure,
@@ -74,6 +73,8 @@ class Kept(NamedTuple):
     starter: Starter
     parent: int
     """The process id of its parent at its start."""
+    job: ToJob | None
+    """Its line to the job, if it has one."""
 
 
 class Agent:
@@ -98,8 +99,9 @@ class Agent:
         self._ranks.on_lost = self._on_lost
         self._ranks.on_failed = self._end
         self._ranks.on_signal = self._on_stop_signal
-        gang = SupervisedGang(trial, plan, number, own_scheduler.hosts(os.environ))
+        gang = SupervisedGang(trial, plan, number, own_scheduler.hosts(os.environ), kept.job)
         self._supervisor = supervisor_of_node(gang, self._node_rank, self._selector, self._ranks, end=self._end)
+        self._supervisor.on_stop = self._obey
         self._hook = (
             StartupHook(gang, self._node_rank, kept.folders.private, self._selector) if plan.startup_hook else None
         )
@@ -216,29 +218,35 @@ class Agent:
 
     def _on_stop_signal(self, name: str) -> None:
         deadline = self._plan.end_of_grace(name)
-        self._ranks.send_stop("signal", deadline)
+        self._ask_to_stop("signal", deadline)
         source = f"{name} on {socket.gethostname()}"
         with suppress(OSError):  # if this disk is full, the ranks may still save on another one
-            self._obey(
-                request_stop(self._trial.stop, attempt=self._number, reason="signal", source=source, deadline=deadline)
+            request = request_stop(
+                self._trial.stop, attempt=self._number, reason="signal", source=source, deadline=deadline
             )
+            self._obey(request.reason, request.deadline)
 
     def _poll_run_folder(self) -> None:
         if time.monotonic() < self._next_poll:
             return
         self._next_poll = time.monotonic() + POLL_S
-        request = read_stop(self._trial.stop, self._number)
+        request = read_stop(self._trial.stop, self._number) if self._supervisor.polls_for_stops else None
         if request:
-            self._obey(request)
+            self._obey(request.reason, request.deadline)
         if os.getppid() != self._kept.parent:  # the parent has died, so no process waits for the result
             self._end()
 
-    def _obey(self, request: StopRequest) -> None:
+    def _obey(self, reason: str, deadline: float | None) -> None:
+        """Stop the ranks, or end them."""
         # Before the end of the hooks no rank has anything to save.
-        if request.reason == "kill" or (self._hook and not self._hook.is_over):
+        if reason == "kill" or (self._hook and not self._hook.is_over):
             self._end()
         else:
-            self._ranks.send_stop(request.reason, request.deadline)
+            self._ask_to_stop(reason, deadline)
+
+    def _ask_to_stop(self, reason: str, deadline: float | None) -> None:
+        self._ranks.send_stop(reason, deadline)
+        self._supervisor.pass_on_stop(reason, deadline)
 
     def _on_lost(self, rank: int) -> None:
         """Note a rank that has ended without reporting an exit code as lost, and end the attempt on this node."""
@@ -326,8 +334,7 @@ class AgentProcess:
 
     def __init__(self, plan: JobPlan, folders: NodeFolders, job: ToJob | None) -> None:
         self._plan = plan
-        self._job = job
-        self._kept = Kept(folders, SignalPipe((*STOP_SIGNALS, signal.SIGCHLD)), Starter(), os.getppid())
+        self._kept = Kept(folders, SignalPipe((*STOP_SIGNALS, signal.SIGCHLD)), Starter(), os.getppid(), job)
         # The parent's end must not kill this process before it has ended the ranks; the agent checks for it.
         outlives_parent()
 
@@ -336,7 +343,7 @@ class AgentProcess:
         first = order.trial
         while True:
             code = self._attempt(order, None if order.trial == first else TrialFolder(Path(order.trial)).job_log)
-            next_order = self._job.next(order, code, self._kept.signals) if self._job else None
+            next_order = self._kept.job.next(order, code, self._kept.signals) if self._kept.job else None
             if next_order is None:
                 self._kept.starter.close()
                 return code

@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,20 +41,49 @@ def modules_of(command: Sequence[str], code: Path, env: Mapping[str, str]) -> tu
     """Return the modules that the ranks of this command share; none if each rank is to be executed.
 
     `command`: as in `Launch.command`; `code`: the folder in which it runs. Ranks are forked if they run a trial class,
-    or a Python file that imports torch or a package that does. They are executed if the file names variables that torch
-    reads at its import.
+    or a Python file that imports torch or a package that does. They are executed if that file, or one of the code
+    folder that it imports, names variables that torch reads at its import.
     """
     preload = env.get(PRELOAD, "")
     if preload == NO_FORKS:
         return ()
     more = tuple(filter(None, preload.split(",")))
     if is_trial(command):
-        module = command[2].partition(":")[0].replace(".", "/")
-        text = _text(code / f"{module}.py") or _text(code / module / "__init__.py")
-        return () if _READ_AT_IMPORT.search(text) else (*_OF_TRIALS, *more)
-    text = _text(code / command[0]) if command[0].endswith(".py") else ""
-    is_forked = _USES_TORCH.search(text) and not _READ_AT_IMPORT.search(text)
-    return (*_OF_SCRIPTS, *more) if is_forked else ()
+        texts = _texts(_files(command[2].partition(":")[0], [code]), code)
+        return () if any(map(_READ_AT_IMPORT.search, texts)) else (*_OF_TRIALS, *more)
+    script = code / command[0]
+    if not command[0].endswith(".py") or not _USES_TORCH.search(_text(script)):
+        return ()
+    return () if any(map(_READ_AT_IMPORT.search, _texts([script], code))) else (*_OF_SCRIPTS, *more)
+
+
+def _texts(first: Sequence[Path], code: Path) -> Iterator[str]:
+    """Yield the text of each of these files, and of those in the code folder that they import, also indirectly."""
+    files = list(first)
+    for file in files:  # which grows meanwhile
+        text = _text(file)
+        yield text
+        found = (path for name in _imports(text) for path in _files(name, [code, file.parent]))
+        files += [path for path in dict.fromkeys(found) if path not in files]
+
+
+def _imports(text: str) -> Iterator[str]:
+    """Yield the names of the modules that a Python file imports; "a.b" also for `from a import b`."""
+    import ast
+
+    with suppress(SyntaxError, ValueError):  # the rank reports it
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield from (".".join(filter(None, [node.module, alias.name])) for alias in node.names)
+
+
+def _files(module: str, folders: Iterable[Path]) -> list[Path]:
+    """Return the files in these folders that define the module and the packages in which it is."""
+    parts = module.split(".")
+    bases = [folder.joinpath(*parts[: number + 1]) for folder in folders for number in range(len(parts))]
+    return [file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()]
 
 
 def _text(path: Path) -> str:

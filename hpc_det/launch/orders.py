@@ -4,19 +4,21 @@ The job listens (hpc_det.launch.job.agents) and passes its address to the agents
 of an agent is on its command line. An agent that cannot connect exits after that one.
 
 agent -> job: {"hello": true}, then {"ended": ATTEMPT, "code": EXIT CODE} after each attempt, and {"signal": NAME} for a
-stop signal that comes between two attempts; job -> agent: {"run": ORDER}. The end of the connection dismisses the
-agent.
+stop signal that comes between two attempts; job -> agent: {"run": ORDER}. The agent of node 0 sends {"rendezvous":
+RENDEZVOUS, "attempt": ATTEMPT}, which the job passes on to the others. The end of the connection dismisses the agent.
 """
 
 from __future__ import annotations
 
 import selectors
+import time
 from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node.key import derived
 from hpc_det.node.lines import Line, connect
+from hpc_det.node.network import Rendezvous
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 
 ORDERS = "HPC_DET_ORDERS"
@@ -60,6 +62,8 @@ class ToJob:
     """The agent's end of the line."""
 
     def __init__(self, line: Line) -> None:
+        self.stands = True
+        """False once the connection has ended."""
         self._line = line
         line.send({"hello": True})
 
@@ -98,12 +102,38 @@ class ToJob:
         with selectors.DefaultSelector() as selector:
             selector.register(self._line.connection, selectors.EVENT_READ)
             selector.register(signals.fd, selectors.EVENT_READ)
-            stands = True
-            while stands and not self._line.received:
+            while self.stands and not self._runs():
                 ready = [key.fileobj for key, _ in selector.select()]
                 for number in signals.received():
                     if number in STOP_SIGNALS:
                         self._line.send({"signal": number.name})
                 if self._line.connection in ready:
-                    stands = self._line.take()
+                    self.stands = self._line.take()
         return Order(**self._line.received.popleft().head["run"]) if self._line.received else None
+
+    def _runs(self) -> bool:
+        """Return whether the next message is an order; drop others, which are for the attempt that has ended."""
+        while self._line.received and "run" not in self._line.received[0].head:
+            self._line.received.popleft()
+        return bool(self._line.received)
+
+    def close(self) -> None:
+        self._line.close()
+
+    def publish(self, attempt: int, rendezvous: Rendezvous) -> None:
+        """Send the rendezvous to the other nodes, on node 0."""
+        self._line.send({"rendezvous": asdict(rendezvous), "attempt": attempt})
+
+    def rendezvous(self, attempt: int, within_s: float) -> Rendezvous | None:
+        """Wait for the rendezvous of this attempt, on the other nodes; return None if it does not come."""
+        end = time.monotonic() + within_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._line.connection, selectors.EVENT_READ)
+            while self.stands and (left_s := end - time.monotonic()) > 0:
+                if selector.select(left_s):
+                    self.stands = self._line.take()
+                while self._line.received:
+                    head = self._line.received.popleft().head
+                    if head.get("attempt") == attempt and "rendezvous" in head:
+                        return Rendezvous(**head["rendezvous"])
+        return None

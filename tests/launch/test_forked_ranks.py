@@ -109,6 +109,30 @@ def test_a_forked_script_runs_as_python_would_run_it(gang: Gang) -> None:
     assert [lines[1:] for lines in forked] == [lines[1:] for lines in executed]
 
 
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("import settings", "settings.py"),
+        ("import os, settings as s", "settings.py"),
+        ("from lib.settings import x", "lib/settings.py"),
+        ("from lib import settings", "lib/__init__.py"),
+        ("from lib import a, settings as s", "lib/settings.py"),
+        ("from . import settings", "settings.py"),
+        ("from lib import (\n    settings,\n)", "lib/settings.py"),
+        ("from .settings import x", "settings.py"),
+        ("import middle", "settings.py"),
+    ],
+)
+def test_files_that_the_script_or_trial_imports_count_as_well(line: str, file: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\n{line}\n")
+    (tmp_path / "middle.py").write_text("if True:\n    import middle, settings\n")
+    (tmp_path / "lib").mkdir()
+    commands = (["train.py"], ["-m", RANK, "train:Trial"])
+    assert all(modules_of(command, tmp_path, {}) for command in commands)
+    (tmp_path / file).write_text("import os\nos.environ['MKL_NUM_THREADS'] = '3'\n")
+    assert not any(modules_of(command, tmp_path, {}) for command in commands)
+
+
 @integration
 def test_forked_and_executed_ranks_train_to_the_same_bits(gang: Gang) -> None:
     forked, executed = (run(gang, TRAINS, forked=each) for each in (True, False))

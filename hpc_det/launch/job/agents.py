@@ -52,6 +52,8 @@ class Agents:
         self._order: Order | None = None
         self._codes: dict[int, int] = {}
         """The exit codes that agents have reported for the present attempt, keyed by node rank."""
+        self._rendezvous: dict[str, Any] | None = None
+        """The message with the rendezvous of the present attempt, for nodes that connect later."""
         self._since_failure: AwakeClock | None = None
         """A clock that was started when an agent reported a failure; None if none has."""
         self._heard: list[signal.Signals] = []
@@ -72,7 +74,7 @@ class Agents:
         self.turn()
         # srun copies the output of agents on several nodes to the log of the trial for which it was started.
         can_print = self._order is not None and (self._order.trial == order.trial or self._plan.nodes == 1)
-        self._order, self._codes, self._since_failure = order, {}, None
+        self._order, self._codes, self._rendezvous, self._since_failure = order, {}, None, None
         if can_print and self._all_are_here:
             for line in self._lines.values():
                 line.send(order.message())
@@ -183,6 +185,8 @@ class Agents:
         if event.kind == "arrived":
             if self._lines.setdefault(node, event.line) is not event.line:  # a second connection of the same node
                 event.line.close()
+            elif self._rendezvous:
+                event.line.send(self._rendezvous)
         elif self._lines.get(node) is not event.line:
             return
         elif event.message is None:
@@ -196,6 +200,11 @@ class Agents:
                 self._codes[node] = code = int(message["code"])
                 if code and self._since_failure is None:
                     self._since_failure = AwakeClock(LOOK_S)
+        elif "rendezvous" in message:
+            if node == 0 and self._order and message["attempt"] == self._order.attempt:
+                self._rendezvous = message
+                for other in self._lines.keys() - {0}:
+                    self._lines[other].send(message)
         elif message.get("signal") in signal.Signals.__members__:
             heard = signal.Signals[message["signal"]]
             self._heard += [heard] if heard in STOP_SIGNALS else []

@@ -8,7 +8,9 @@ last.
 
 Other nodes send {"hello": true}, {"time": ..., "problems": [...]}, {"ready": true} after a startup
 hook, then {"ranks": [messages of heartbeats]}. Node 0 sends {"start": true} when all nodes are ready, {"ask":
-"progress" | "stacks"}, and {"noted": true} to an unhealthy node. Both send {"exit": EXIT CODE} at their end.
+"progress" | "stacks"}, and {"noted": true} to an unhealthy node. Both send {"exit": EXIT CODE} at their end, and
+{"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL} for a stop request, which node 0 passes on to all: only
+node 0 polls the run folder.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import NamedTuple
 
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.node_folders import NodeFolders
+from hpc_det.launch.orders import ToJob
 from hpc_det.launch.watch import peers
 from hpc_det.launch.watch.hang import HangWatch, HeartbeatServer
 from hpc_det.launch.watch.health import ANSWER_S, NodeProblem, problems_of_node, wrong_clocks
@@ -29,9 +32,9 @@ from hpc_det.launch.watch.live_progress import LiveProgress
 from hpc_det.launch.watch.peers import ARRIVE_S, Arrivals, Peers, ToNode0
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.frames import Head
-from hpc_det.node.json_files import write_json
+from hpc_det.node.json_files import made, write_json
 from hpc_det.node.lines import NoLine
-from hpc_det.node.network import Rendezvous, await_rendezvous, publish
+from hpc_det.node.network import WAIT_S, Rendezvous, appeared, await_rendezvous, publish
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Failure, note_failure
@@ -47,6 +50,8 @@ LINGER_S = 60.0
 """Seconds that node 0 waits for the other agents after its own ranks; then it exits, and the scheduler ends them."""
 EXITS_S = 3.0
 """Seconds for the agents of a failed gang to exit."""
+FILE_EVERY_S = 10.0
+"""Seconds between two looks for the file of the rendezvous while an agent waits for the job to pass it on."""
 _STACKS_S = 3.0
 """Seconds after which a rank that has not sent its stacks is forced by a signal to write them."""
 _WRITE_S = 1.0
@@ -67,6 +72,8 @@ class SupervisedGang(NamedTuple):
     attempt: int
     hosts: Sequence[str]
     """Host names of the nodes, by node rank."""
+    job: ToJob | None = None
+    """The agent's line to the job, if it has one."""
 
 
 class Supervisor:
@@ -82,6 +89,10 @@ class Supervisor:
         self.heartbeats = HeartbeatServer(socket)
         self.on_all_ready: Callable[[], None] = lambda: None
         """Called when all nodes are ready to start their ranks."""
+        self.on_stop: Callable[[str, float | None], None] = lambda reason, deadline: None
+        """Called with the reason and the deadline of a stop request that another node has passed on."""
+        self._stop: Head | None = None
+        """The stop request as a message; None before there was one."""
         self._clock = AwakeClock()
         """Measures all waits; excludes suspensions, during which no node can answer."""
         self._force_at = self._report_at = float("inf")
@@ -96,6 +107,24 @@ class Supervisor:
 
     def ready(self) -> None:
         """Report that this node is ready to start its ranks, for entrypoints that must start together."""
+        raise NotImplementedError
+
+    @property
+    def polls_for_stops(self) -> bool:
+        """Return whether this agent must poll the run folder for stop requests, as no other node passes them on."""
+        return True
+
+    def pass_on_stop(self, reason: str, deadline: float | None) -> None:
+        """Pass a stop request on to the other nodes. Later calls do nothing."""
+        if self._stop is None:
+            self._stop = {"stop": reason, "deadline": deadline}
+            self._tell(self._stop)
+
+    def _take_stop(self, message: Head) -> None:
+        self.on_stop(str(message["stop"]), message["deadline"])
+
+    def _tell(self, message: Head) -> None:
+        """Send a message to node 0; on node 0 to all others."""
         raise NotImplementedError
 
     @property
@@ -197,6 +226,8 @@ class SupervisorOfNode0(Supervisor):
         rendezvous = publish(path, address, self._peers.port if self._peers else 0)
         if self._peers:
             self._peers.secret = rendezvous.secret
+            if self.gang.job:
+                self.gang.job.publish(self.gang.attempt, rendezvous)
         self._arrivals = Arrivals(plan.scheduler, self.gang.hosts)
         return rendezvous
 
@@ -253,7 +284,13 @@ class SupervisorOfNode0(Supervisor):
         self._done_at = now if self._done_at is None else self._done_at
         return bool(self._peers and self._peers.present and now < self._done_at + LINGER_S)
 
+    def _tell(self, message: Head) -> None:
+        if self._peers:
+            self._peers.tell(message)
+
     def _take_message(self, node: int, message: Head) -> None:
+        if "stop" in message:
+            self._take_stop(message)
         if "problems" in message:
             self._welcome(node, message)
         if "ready" in message:
@@ -263,6 +300,8 @@ class SupervisorOfNode0(Supervisor):
     def _welcome(self, node: int, report: Head) -> None:
         """Record the report of a node that has connected; end the gang if the node is unhealthy."""
         self._offsets[node] = self._offset(report["time"])
+        if self._stop and self._peers:
+            self._peers.tell(self._stop, node)
         if report["problems"]:
             self._note_problems(node, [NodeProblem(*problem) for problem in report["problems"]])
             if self._peers:
@@ -343,7 +382,7 @@ class SupervisorOfOtherNode(Supervisor):
 
     def rendezvous(self, address: str, folders: NodeFolders) -> Rendezvous:
         """Connect to node 0, run the health checks and report them, and return the rendezvous."""
-        rendezvous = await_rendezvous(self.gang.trial.rendezvous(self.gang.attempt))
+        rendezvous = self._await_rendezvous()
         try:
             # Before the checks, so that node 0 notices if this node is lost during them.
             self._node_0 = ToNode0(self.selector, rendezvous, self._node, ANSWER_S)
@@ -384,7 +423,28 @@ class SupervisorOfOtherNode(Supervisor):
             # because of this one's exit code (--kill-on-bad-exit).
             time.sleep(peers.LOST_S * 2 / 3)
 
+    def _await_rendezvous(self) -> Rendezvous:
+        """Return the rendezvous that node 0 has published. Raises HpcDetError if none comes."""
+        path, clock = self.gang.trial.rendezvous(self.gang.attempt), AwakeClock(FILE_EVERY_S)
+        job = self.gang.job
+        while job and job.stands and clock.seconds() < WAIT_S:
+            if found := job.rendezvous(self.gang.attempt, FILE_EVERY_S):
+                return found
+            if data := appeared(path):  # node 0 does not reach the job
+                return made(Rendezvous, data, path)
+        return await_rendezvous(path)
+
+    @property
+    def polls_for_stops(self) -> bool:
+        return self._node_0 is None
+
+    def _tell(self, message: Head) -> None:
+        if self._node_0:
+            self._node_0.tell(message)
+
     def _obey(self, message: Head) -> None:
+        if "stop" in message:
+            self._take_stop(message)
         if "ask" in message:
             self.ask_ranks(message["ask"])
         if "start" in message:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from hpc_det.launch.orders import ORDERS
+from hpc_det.launch.job.agents import Agents
+from hpc_det.launch.orders import ORDERS, Order, ToJob
+from hpc_det.node.network import Rendezvous
 from tests.launch.gang import Gang, is_there
 from tests.processes import agents
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.integration
 
+T = TypeVar("T")
 FOUR = {"name": "random", "max_trials": 4}
 WRITES_ITS_AGENT = "echo $PPID >>agents"
 WRITES_ITS_FORK_SERVER = """
@@ -103,3 +110,71 @@ def test_agents_end_with_a_killed_job(gang: Gang) -> None:
     (agent,) = agents(gang.trial.path)
     os.kill(job.pid, signal.SIGKILL)
     wait_for(lambda: not is_there(agent))
+
+
+# --- the job's end of the line, with agents in threads
+
+MEETING = Rendezvous(host="10.0.0.7", port=15000, secret="00", agents_port=15001)
+
+
+class TwoNodes:
+    """The agents of two nodes; what starts them writes the job's address to a file and waits."""
+
+    def __init__(self, gang: Gang) -> None:
+        self._address = gang.code / "address"
+        launcher = ["sh", "-c", f'echo "${ORDERS}" >{self._address}.part; mv {self._address}.part {self._address}']
+        plan = gang.plan("true", nodes=2, ranks_per_node=1)
+        self.agents = Agents(launcher, replace(plan, job_nodes=1), has_queue=False)
+        self.agents.begin(Order(trial=str(gang.trial.path), attempt=1, worker=0))
+        wait_for(self._address.exists)
+        self._pool = ThreadPoolExecutor()
+        self._connected: list[ToJob] = []
+
+    def until_done(self, *calls: Callable[[], T]) -> list[T]:
+        """Make these calls in threads while the job handles messages; return their results."""
+        futures = [self._pool.submit(call) for call in calls]
+        wait_for(lambda: self.agents.turn() or all(future.done() for future in futures))
+        return [future.result() for future in futures]
+
+    def connect(self, node: int) -> ToJob:
+        (found,) = self.until_done(lambda: ToJob.connected({ORDERS: self._address.read_text().strip()}, node))
+        assert found is not None
+        self._connected.append(found)
+        return found
+
+    def close(self) -> None:
+        for each in self._connected:
+            each.close()
+        self._pool.shutdown()
+        self.agents.dismiss()
+
+
+@pytest.fixture
+def two_nodes(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
+    # In the process of the tests it would end processes of other tests.
+    monkeypatch.setattr("hpc_det.launch.job.agents.end_other_sessions", lambda: None)
+    nodes = TwoNodes(gang)
+    yield nodes
+    nodes.close()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_job_passes_the_rendezvous_of_node_0_on(two_nodes: TwoNodes, is_late: bool) -> None:
+    first = two_nodes.connect(0)
+    second = None if is_late else two_nodes.connect(1)
+    first.publish(1, MEETING)
+    second = second or two_nodes.connect(1)
+    assert two_nodes.until_done(lambda: second.rendezvous(1, DEADLINE_S)) == [MEETING]
+
+
+def test_a_rendezvous_of_another_node_or_attempt_is_not_passed_on(two_nodes: TwoNodes) -> None:
+    first, second = two_nodes.connect(0), two_nodes.connect(1)
+    second.publish(1, replace(MEETING, port=1))
+    first.publish(2, replace(MEETING, port=2))
+    first.publish(1, MEETING)
+    assert two_nodes.until_done(lambda: second.rendezvous(1, DEADLINE_S)) == [MEETING]
+
+
+def test_an_agent_without_the_secret_is_not_connected(two_nodes: TwoNodes, gang: Gang) -> None:
+    address = (gang.code / "address").read_text().strip().rpartition(":")[0]
+    assert two_nodes.until_done(lambda: ToJob.connected({ORDERS: f"{address}:00"}, 0)) == [None]
