@@ -26,9 +26,15 @@ def modules(pid: int) -> list[str]:
 
 def running(module: str, folder: Path) -> list[int]:
     """Return the PIDs of Pythons that run `-m module` with that folder as an argument. A shell or srun that starts one
-    does not count.
+    does not count, nor does a process that was forked from one.
     """
-    return [pid for pid in pids() if _is_python(pid) and module in modules(pid)[:1] and str(folder) in _command(pid)]
+    return [pid for pid in programs(module) if str(folder) in _command(pid)]
+
+
+def programs(module: str) -> list[int]:
+    """Return the PIDs of Pythons that were executed as `-m module`."""
+    found = [pid for pid in pids() if _is_python(pid) and module in modules(pid)[:1]]
+    return [pid for pid in found if _command(_state_and_parent(pid)[1]) != _command(pid)]
 
 
 def agents(trial: Path) -> list[int]:

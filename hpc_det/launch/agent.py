@@ -2,334 +2,37 @@
 
     python3 -m hpc_det.launch.agent TRIAL_FOLDER ATTEMPT WORKER
 
-It runs this attempt, and then those that the job orders (hpc_det.launch.orders). In each it starts the entrypoint on
-its node, after the startup hook if the code has one, and passes stop requests on: after a signal, or a stop request in
-the run folder, it notifies the ranks, which save and exit. If a rank is lost, the agent ends the other ranks of its
-node at once and reports the end of the attempt through node 0 to the other agents, which do the same. The code of an
-attempt is 0 only if that of the entrypoint is; the agent exits with the code of its last attempt. The result of an
-attempt is in the outcome file, which rank 0 writes.
+It runs this attempt (hpc_det.launch.attempt_on_node), and then those that the job orders (hpc_det.launch.orders). It
+exits with the code of its last attempt.
 """
 
 from __future__ import annotations
 
 import os
-import selectors
 import signal
-import socket
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
 
-from hpc_det.config.rank_variables import DETERMINED, NO_FORKS, PRELOAD, compat_packages, with_compat
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.entrypoint import Entrypoint, Starter, executed
-from hpc_det.launch.log_tail import LogWatch, how_it_ended, last_line, size_of, written_since
+from hpc_det.launch.attempt_on_node import AttemptOnNode, Kept
+from hpc_det.launch.entrypoint import Starter
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, empty, node_folders
 from hpc_det.launch.orders import Order, ToJob
-from hpc_det.launch.startup_hook import StartupHook
-from hpc_det.launch.watch.supervisor import SupervisedGang, UnhealthyNode, supervisor_of_node
-from hpc_det.node.agent_socket import AgentSocket
+from hpc_det.launch.watch.supervisor import UnhealthyNode
 from hpc_det.node.files import take_umask_of
-from hpc_det.node.network import limit_look_ups, own_address, variables
-from hpc_det.node.oom import OomWatch
-from hpc_det.node.process import (
-    STOP_SIGNALS,
-    SignalPipe,
-    adopt_orphans,
-    end_descendants,
-    outlives_parent,
-    programs,
-)
+from hpc_det.node.network import limit_look_ups
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, outlives_parent
 from hpc_det.node.suspension import guarded
-from hpc_det.plan.container import inside, into_container, of_the_job
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import scheduler
-from hpc_det.store.attempt import (
-    Attempt,
-    Failure,
-    failure_now,
-    first_failure,
-    note_failure,
-    read_stop,
-    request_stop,
-)
+from hpc_det.store.attempt import failure_now, note_failure
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.log_lines import printed_to
 
-POLL_S = 1.0
-"""Seconds between two checks for a stop request in the run folder, which may come without a signal to this node."""
-
-
-class Kept(NamedTuple):
-    """What an agent keeps from one attempt to the next."""
-
-    folders: NodeFolders
-    signals: SignalPipe
-    """Its stop signals and CHLD."""
-    starter: Starter
-    parent: int
-    """The process id of its parent at its start."""
-    job: ToJob | None
-    """Its line to the job, if it has one."""
-
 
 class Agent:
-    """The agent of one node for one attempt."""
-
-    def __init__(self, order: Order, plan: JobPlan, kept: Kept, log: Path | None) -> None:
-        """`log`: the file to which the entrypoint prints; None: where this process does."""
-        self._trial = trial = TrialFolder(Path(order.trial))
-        self._number = number = order.attempt
-        self._worker = order.worker
-        self._plan = plan
-        self._kept = kept
-        self._log = log
-        self._container = plan.container if plan.container and plan.container.starts_entrypoint else None
-        own_scheduler = scheduler(plan.scheduler)
-        self._node_rank = own_scheduler.node_rank(os.environ)
-        self._socket = f"{kept.folders.private}/agent"
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(kept.signals.fd, selectors.EVENT_READ, self._on_signals)
-        self._ranks = AgentSocket(self._socket, self._selector)
-        """The connections to the ranks of this node."""
-        self._ranks.on_lost = self._on_lost
-        self._ranks.on_failed = self._end
-        self._ranks.on_signal = self._on_stop_signal
-        gang = SupervisedGang(trial, plan, number, own_scheduler.hosts(os.environ), kept.job)
-        self._supervisor = supervisor_of_node(gang, self._node_rank, self._selector, self._ranks, end=self._end)
-        self._supervisor.on_stop = self._obey
-        self._hook = (
-            StartupHook(gang, self._node_rank, kept.folders.private, self._selector) if plan.startup_hook else None
-        )
-        if self._hook:
-            self._hook.on_end, self._supervisor.on_all_ready = self._supervisor.ready, self._hook.start_entrypoint
-        self._ended = False
-        """True once the attempt has been ended on this node."""
-        self._next_poll = 0.0
-        self._log_began = size_of(trial.job_log)
-        """Bytes in the trial's log before this attempt; the log is one file for all attempts."""
-        self._log_watch = LogWatch(self._logs())
-        self._oom = OomWatch()
-        self._programs: dict[int, str] = {}
-        """The newest children of the entrypoint with their programs, keyed by process id."""
-
-    def run(self) -> int:
-        """Run the entrypoint and return its exit code; 1 if a rank or a node was lost, or the attempt was killed."""
-        code = 1
-        try:
-            code = self._watch(self._start())
-        finally:
-            # Before ending the ranks, which may take 10 s: the other agents end theirs in the meantime.
-            self._supervisor.report_exit(code)
-            self._kept.starter.forget()
-            end_descendants()
-            if self._hook:
-                self._hook.close()
-            self._log_watch.close()
-            self._supervisor.close()
-            self._ranks.close()
-            self._selector.close()
-        return code
-
-    def _watch(self, entrypoint: Entrypoint) -> int:
-        """Handle events until the ranks here are done and no other agent needs this one; return the exit code."""
-        while not self._ended and (
-            entrypoint.poll() is None or (not self._code_of(entrypoint) and self._supervisor.awaits_nodes)
-        ):
-            for key, _ in self._selector.select(timeout=min(POLL_S, self._log_watch.pause_s)):
-                key.data()
-            self._log_watch.poll()
-            self._poll_run_folder()
-            self._programs = programs(entrypoint.pid) or self._programs
-            self._ranks.turn()
-            self._supervisor.poll()
-        if not self._ended:
-            self._take_last_messages()
-        if self._ended:
-            return 1
-        if code := self._code_of(entrypoint):
-            self._note_entrypoint(entrypoint.returncode or 0)
-        return 1 if code else 0
-
-    def _code_of(self, entrypoint: Entrypoint) -> int:
-        """Return the exit code of the entrypoint, which has ended; 1 if its hook has kept it from starting."""
-        return int(entrypoint.returncode or (self._hook is not None and not self._hook.is_over))
-
-    def _logs(self) -> list[Path]:
-        """Return the logs of the ranks on this node and, on node 0, the job's log."""
-        first = self._node_rank * self._plan.ranks_per_node
-        ranks = range(first, first + self._plan.ranks_per_node)
-        own = [self._trial.job_log] if self._node_rank == 0 else []
-        return [*own, *(self._trial.rank_log(self._number, rank) for rank in ranks)]
-
-    def _take_last_messages(self) -> None:
-        """Handle the messages that arrived between the last select and the end of the entrypoint."""
-        # A rank that is the entrypoint itself may exit before its messages were handled.
-        for key, _ in self._selector.select(timeout=0):
-            key.data()
-
-    def _start(self) -> Entrypoint:
-        """Start the entrypoint on this node. Raises UsageError if it cannot be executed."""
-        plan, code = self._plan, self._plan.code
-        address, interface = own_address(plan.nodes, plan.network_interface)
-        environment = environment_of(plan, interface, self._kept.folders.scratch)
-        is_plain = not self._hook and not self._container
-        if is_plain:
-            self._kept.starter.prepare(plan.entrypoint, environment, code)  # it imports while the nodes meet
-        environment = of_attempt(environment, self._meet(address), interface)
-        if is_plain:
-            return self._kept.starter.start(plan.entrypoint, environment, code, self._log, self._selector)
-        if self._container:
-            environment["PYTHONPATH"] = inside(environment["PYTHONPATH"])
-        plan = replace(plan, entrypoint=self._hook.command(environment)) if self._hook else plan
-        if not self._container:
-            return executed(plan.entrypoint, environment, code)
-        folders = [folder for folder in self._kept.folders if folder]
-        return executed(into_container(plan, self._container, environment, folders), dict(os.environ), code)
-
-    def _meet(self, address: str) -> Attempt:
-        """Wait for the rendezvous of the nodes, and return the attempt as its ranks see it.
-
-        `address`: this node's.
-        """
-        rendezvous = self._supervisor.rendezvous(address, self._kept.folders)
-        return Attempt(
-            folder=str(self._trial.path),
-            worker=self._worker,
-            number=self._number,
-            node_rank=self._node_rank,
-            nodes=self._plan.nodes,
-            ranks_per_node=self._plan.ranks_per_node,
-            address=address,
-            master_addr=rendezvous.host,
-            master_port=rendezvous.port,
-            secret=rendezvous.secret,
-            socket=self._socket,
-        )
-
-    def _on_signals(self) -> None:
-        for number in self._kept.signals.received():
-            if number in STOP_SIGNALS:
-                self._on_stop_signal(number.name)
-
-    def _on_stop_signal(self, name: str) -> None:
-        deadline = self._plan.end_of_grace(name)
-        self._ask_to_stop("signal", deadline)
-        source = f"{name} on {socket.gethostname()}"
-        with suppress(OSError):  # if this disk is full, the ranks may still save on another one
-            request = request_stop(
-                self._trial.stop, attempt=self._number, reason="signal", source=source, deadline=deadline
-            )
-            self._obey(request.reason, request.deadline)
-
-    def _poll_run_folder(self) -> None:
-        if time.monotonic() < self._next_poll:
-            return
-        self._next_poll = time.monotonic() + POLL_S
-        request = read_stop(self._trial.stop, self._number) if self._supervisor.polls_for_stops else None
-        if request:
-            self._obey(request.reason, request.deadline)
-        if os.getppid() != self._kept.parent:  # the parent has died, so no process waits for the result
-            self._end()
-
-    def _obey(self, reason: str, deadline: float | None) -> None:
-        """Stop the ranks, or end them."""
-        # Before the end of the hooks no rank has anything to save.
-        if reason == "kill" or (self._hook and not self._hook.is_over):
-            self._end()
-        else:
-            self._ask_to_stop(reason, deadline)
-
-    def _ask_to_stop(self, reason: str, deadline: float | None) -> None:
-        self._ranks.send_stop(reason, deadline)
-        self._supervisor.pass_on_stop(reason, deadline)
-
-    def _on_lost(self, rank: int) -> None:
-        """Note a rank that has ended without reporting an exit code as lost, and end the attempt on this node."""
-        # Collectives of the other ranks with this one would never complete.
-        message = f"process {self._ranks.ranks[rank]} exited without reporting a cause (killed or crashed)"
-        if self._oom.has_killed:
-            message += f"; {self._oom.killer()}"
-        note_failure(self._trial, self._number, failure_now(rank, message, lost=True))
-        self._end()
-
-    def _end(self) -> None:
-        """End the attempt on this node, and note ranks that are already lost."""
-        if self._ended:
-            return
-        self._ended = True
-        # A failed rank waits for the agent's answer before it exits, so no launcher has killed its peers yet: ranks
-        # that are dead now died first. The connection of a killed rank may end a moment after those to its peers, so
-        # look for such ranks.
-        for rank in self._ranks.dead_ranks():
-            self._on_lost(rank)
-
-    def _note_entrypoint(self, code: int) -> None:
-        """Note the failure of the hook or the entrypoint with exit code `code`, unless a failure is noted already."""
-        if first_failure(self._trial, self._number) is not None:
-            return
-        if self._hook and self._hook.ended_the_shell:
-            note_failure(self._trial, self._number, self._hook.failure(code, self._oom.killer()))
-        else:
-            note_failure(self._trial, self._number, self._failure_of_entrypoint(code))
-
-    def _failure_of_entrypoint(self, code: int) -> Failure:
-        log, began = self._trial.job_log, self._log_began
-        return failure_now(
-            None,
-            how_it_ended(code, log, began, self._oom.killer(), self._newest_programs()),
-            user_error=code in (126, 127),  # sh(1): the command cannot be executed, or was not found
-            scheduler_away=code > 0 and scheduler(self._plan.scheduler).was_away(written_since(log, began)),
-            printed=last_line(log, began),
-            code=code,
-        )
-
-    def _newest_programs(self) -> str:
-        """Return which programs the entrypoint ran last, for a message; "" if it ran none."""
-        newest = [f"process {pid} ({program})" for pid, program in self._programs.items()]
-        return f"it ran {', '.join(newest[:2])}" if newest else ""
-
-
-def environment_of(plan: JobPlan, interface: str | None, scratch: str | None) -> dict[str, str]:
-    """Return the environment of all entrypoints on this node, without the variables of an attempt.
-
-    `interface`: the network interface between the nodes; `scratch`: the node's folder for temporary files.
-    """
-    is_inside = plan.container is not None and plan.container.starts_entrypoint
-    # Of the job's variables, a container that the agent starts receives only those that ranks need in it, too.
-    given = of_the_job(os.environ) if is_inside else os.environ
-    wanted = dict(item.split("=", 1) for item in plan.environment)
-    environment = {**given, **({"TMPDIR": scratch} if scratch else {}), **wanted}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [plan.code, environment.get("PYTHONPATH")]))
-    environment["HPC_DET_SLOT_TYPE"] = plan.slot_type
-    environment[PRELOAD] = ",".join(plan.preload) if plan.nursery else NO_FORKS
-    if plan.slot_type == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # the node may have GPUs that this gang did not request
-        environment.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed reports on every rank that it found no GPU
-    if plan.container:  # runtimes mount the home folder, and Python would import packages from it
-        environment.setdefault("PYTHONNOUSERSITE", "1")
-    environment.setdefault("OMP_NUM_THREADS", str(plan.cpus_per_rank))
-    limit_look_ups(environment)
-    if interface:
-        environment = {**variables(interface), **environment}
-    return with_compat(environment, compat_packages(environment))
-
-
-def of_attempt(environment: dict[str, str], attempt: Attempt, interface: str | None) -> dict[str, str]:
-    """Return the environment of an attempt's entrypoint: `environment` with the variables of the attempt."""
-    environment = {**environment, **attempt.to_env()}
-    if DETERMINED in compat_packages(environment):
-        from hpc_det.launch.determined_variables import determined_variables  # other jobs need none of its imports
-
-        environment = {**determined_variables(attempt, interface), **environment}
-    return environment
-
-
-class AgentProcess:
     """The process of an agent, which runs one attempt after another."""
 
     def __init__(self, plan: JobPlan, folders: NodeFolders, job: ToJob | None) -> None:
@@ -356,7 +59,7 @@ class AgentProcess:
         `log`: the file to print to; None: this process's own output, which is the log of its first trial.
         """
         with printed_to(log) if log else nullcontext(), _noted(order):
-            return Agent(order, self._plan, self._kept, log).run()
+            return AttemptOnNode(order, self._plan, self._kept, log).run()
         return 1
 
 
@@ -386,7 +89,7 @@ def main(argv: list[str]) -> int:
     job = ToJob.connected(os.environ, own_scheduler.node_rank(os.environ))
     # Only schedulers suspend jobs, so without one no guardian is needed.
     with _noted(order), guarded() if own_scheduler.has_queue else nullcontext(), node_folders(plan) as folders:
-        return AgentProcess(plan, folders, job).run(order)
+        return Agent(plan, folders, job).run(order)
     return 1
 
 

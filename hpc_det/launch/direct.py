@@ -245,10 +245,10 @@ def run(launch: Launch, attempt: Attempt) -> int:
 
 
 def forked(given: Mapping[str, Any]) -> int:
-    """Be the launcher in a process that was forked from the agent's fork server; return the exit code.
+    """Be the launcher in a process that was forked from the agent or its fork server; return the exit code.
 
-    `given`: the launcher's "arguments", "environment" and "folder", and the "log" to which it prints, or null for the
-    output of the fork server.
+    `given`: the launcher's "arguments", "environment" and "folder", the "log" to which it prints, or null for its
+    present output, and "shares_modules", true if this process has imported the modules of the ranks.
     """
     ignore_stop_signals()  # the agent handles them
     os.environ.clear()
@@ -259,11 +259,11 @@ def forked(given: Mapping[str, Any]) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-    return start("direct", given["arguments"], _run_forked, about=__doc__)
 
+    def begin(launch: Launch, attempt: Attempt) -> int:
+        return Ranks(launch, attempt, are_forked=given["shares_modules"]).run()
 
-def _run_forked(launch: Launch, attempt: Attempt) -> int:
-    return Ranks(launch, attempt, are_forked=True).run()
+    return start("direct", given["arguments"], begin, about=__doc__)
 
 
 def main(argv: list[str]) -> int:

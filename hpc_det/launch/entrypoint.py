@@ -1,7 +1,8 @@
-"""The start of the entrypoint on a node.
+"""The start of the entrypoint on a node, and its environment.
 
 The launcher `direct` is forked from a fork server, which has imported torch and stays between the attempts, so that the
-ranks of a next attempt need not import it. All other entrypoints are executed.
+ranks of a next attempt need not import it; and if its ranks do not share torch, from the agent itself. All other
+entrypoints are executed.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpc_det.config.rank_variables import DETERMINED, NO_FORKS, PRELOAD, compat_packages, with_compat
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch import direct
 from hpc_det.launch.forked_ranks import modules_of
 from hpc_det.launch.launchers.arguments import asks_for_help, parse
 from hpc_det.node.fork_server import ForkServerProcess
+from hpc_det.node.forking import Forked
+from hpc_det.node.network import limit_look_ups, variables
 from hpc_det.node.process import ignore_stop_signals, spare
+from hpc_det.plan.container import of_the_job
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.attempt import Attempt
 
 _DIRECT = "hpc_det.launch.direct"
 _SELECTOR = selectors.BaseSelector
@@ -47,7 +56,7 @@ class Starter:
         self._environment: Mapping[str, str] = {}
         """The environment in which the fork server has imported its modules."""
         self._modules: tuple[str, ...] = ()
-        """The modules of the fork server; none if the entrypoint is to be executed."""
+        """The modules of the fork server; none if the ranks do not share any."""
         self._is_ready = False
         """Whether the fork server has reported that its imports are done."""
         self._forked: _Forked | None = None
@@ -82,14 +91,17 @@ class Starter:
         def execute() -> Entrypoint:
             return executed(command, environment, code)
 
-        if self._server is None:
+        if _words_of_direct(command, environment) is None:
             return execute()
         argument = {
             "arguments": [*command[3:]],
             "environment": {**environment},
             "folder": code,
             "log": str(log) if log else None,
+            "shares_modules": self._server is not None,
         }
+        if self._server is None:
+            return Forked(lambda: _run_direct(argument))
         self._number += 1
         self._forked = _Forked(self._server, self._number, argument, execute, self._lose, selector)
         if self._is_ready:
@@ -181,6 +193,41 @@ class _Forked:
             self._executed = self._execute()
 
 
+def environment_of(plan: JobPlan, interface: str | None, scratch: str | None) -> dict[str, str]:
+    """Return the environment of all entrypoints on this node, without the variables of an attempt.
+
+    `interface`: the network interface between the nodes; `scratch`: the node's folder for temporary files.
+    """
+    is_inside = plan.container is not None and plan.container.starts_entrypoint
+    # Of the job's variables, a container that the agent starts receives only those that ranks need in it, too.
+    given = of_the_job(os.environ) if is_inside else os.environ
+    wanted = dict(item.split("=", 1) for item in plan.environment)
+    environment = {**given, **({"TMPDIR": scratch} if scratch else {}), **wanted}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [plan.code, environment.get("PYTHONPATH")]))
+    environment["HPC_DET_SLOT_TYPE"] = plan.slot_type
+    environment[PRELOAD] = ",".join(plan.preload) if plan.nursery else NO_FORKS
+    if plan.slot_type == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # the node may have GPUs that this gang did not request
+        environment.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed reports on every rank that it found no GPU
+    if plan.container:  # runtimes mount the home folder, and Python would import packages from it
+        environment.setdefault("PYTHONNOUSERSITE", "1")
+    environment.setdefault("OMP_NUM_THREADS", str(plan.cpus_per_rank))
+    limit_look_ups(environment)
+    if interface:
+        environment = {**variables(interface), **environment}
+    return with_compat(environment, compat_packages(environment))
+
+
+def of_attempt(environment: dict[str, str], attempt: Attempt, interface: str | None) -> dict[str, str]:
+    """Return the environment of an attempt's entrypoint: `environment` with the variables of the attempt."""
+    environment = {**environment, **attempt.to_env()}
+    if DETERMINED in compat_packages(environment):
+        from hpc_det.launch.determined_variables import determined_variables  # other jobs need none of its imports
+
+        environment = {**determined_variables(attempt, interface), **environment}
+    return environment
+
+
 def executed(command: Sequence[str], environment: Mapping[str, str], code: str) -> subprocess.Popen[bytes]:
     """Execute a command in the folder `code`. Raises UsageError if that fails."""
     try:
@@ -196,18 +243,25 @@ def executed(command: Sequence[str], environment: Mapping[str, str], code: str) 
         raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
 
 
-def _shared_modules(command: Sequence[str], environment: Mapping[str, str], code: str) -> tuple[str, ...]:
-    """Return the modules that the ranks of this command share; none if it is not `direct` in this Python."""
-    python, *arguments = command
+def _run_direct(argument: dict[str, Any]) -> int:
+    """Be the launcher `direct` in a process that was forked from the agent."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the agent's connections and pipes
+    return direct.forked(argument)
+
+
+def _words_of_direct(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str] | None:
+    """Return the arguments of the launcher `direct`; None if the command is another one, or in another Python."""
+    python, *words = command
     path = shutil.which(python, path=environment.get("PATH"))
-    if arguments[:2] != ["-m", _DIRECT] or not path or os.path.dirname(path) != os.path.dirname(sys.executable):
+    is_this_python = path is not None and os.path.dirname(path) == os.path.dirname(sys.executable)
+    return words[2:] if words[:2] == ["-m", _DIRECT] and is_this_python else None
+
+
+def _shared_modules(command: Sequence[str], environment: Mapping[str, str], code: str) -> tuple[str, ...]:
+    """Return the modules that the ranks of this command share."""
+    words = _words_of_direct(command, environment)
+    if words is None or asks_for_help(words, "direct"):
         return ()
-    words = arguments[2:]
-    try:
-        return (
-            ()
-            if asks_for_help(words, "direct")
-            else modules_of(parse(words, "direct").command, Path(code), environment)
-        )
-    except HpcDetError:  # the launcher reports it
-        return ()
+    with suppress(HpcDetError):  # the launcher reports it
+        return modules_of(parse(words, "direct").command, Path(code), environment)
+    return ()

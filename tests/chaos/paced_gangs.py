@@ -21,7 +21,7 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.run_folder import RunFolder
 from tests.e2e.story import HERE, Story
 from tests.listening import listening
-from tests.processes import modules, pids, words
+from tests.processes import pids, programs, words
 from tests.wait import DEADLINE_S, wait_for
 
 TRIAL = "paced:PacedTrial"
@@ -154,7 +154,7 @@ class PacedStory:
         return self._running("hpc_det.launch.agent")
 
     def _running(self, module: str) -> list[int]:
-        return [pid for pid in self.pids if module in modules(pid)[:1]]
+        return sorted({*self.pids} & {*programs(module)})
 
     @property
     def _ranks(self) -> list[int]:

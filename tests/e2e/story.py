@@ -22,7 +22,6 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import read_reports
 from hpc_det.view.state import ExperimentView
 from tests import processes
-from tests.processes import modules
 from tests.wait import DEADLINE_S, wait_for
 
 HERE = Path(__file__).parent
@@ -129,7 +128,7 @@ class Story:
     def pids(self, module: str) -> list[int]:
         """Return the PIDs of processes of the local job that run `python -m module`."""
         job = int(self.job_id.partition("-")[0])
-        return [pid for pid in descendants(job) if module in modules(pid)[:1]]
+        return sorted({*descendants(job)} & {*processes.programs(module)})
 
     def rank_pid(self, rank: int) -> int:
         """Return the PID of the process that writes the log of a rank, also on a node of a lab: all share this

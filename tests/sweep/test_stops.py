@@ -20,6 +20,7 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import read_reports
 from hpc_det.sweep import may_stop, stops
+from tests import processes
 from tests.facts import unnamed
 from tests.sweep.conftest import App
 from tests.wait import DEADLINE_S, wait_for
@@ -63,18 +64,8 @@ def preempt(trial: TrialFolder, attempt: int, ranks: int = 1) -> None:
     """Send the agent a SIGTERM, as a scheduler does, once the app of every rank has something to save."""
     logs = [trial.rank_log(attempt, rank) for rank in range(ranks)]
     wait_for(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs), DEADLINE_S)
-    os.kill(agent_of(trial), signal.SIGTERM)
-
-
-def agent_of(trial: TrialFolder) -> int:
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"hpc_det.launch.agent" in words and str(trial.path).encode() in words:
-            return int(name)
-    raise AssertionError("no agent runs")
+    (agent,) = processes.agents(trial.path)
+    os.kill(agent, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])

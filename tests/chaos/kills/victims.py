@@ -72,10 +72,15 @@ class Processes:
         return {pid: command for pid, command in commands.items() if command}
 
     def _launchers(self) -> list[int]:
-        """Return the launchers below an agent. Some replace their process by torchrun or MPI."""
+        """Return the launchers below an agent. Some replace their process by torchrun or MPI; `direct` is forked from
+        the agent or its fork server, and has their command line.
+        """
         agents = {*processes.agents(self._trial)}
         found = [pid for pid in processes.pids() if any(each in word for word in _command(pid) for each in _LAUNCHERS)]
-        return [pid for pid in found if agents & {*processes.ancestors(pid)} and pid not in agents]
+        launchers = [pid for pid in found if agents & {*processes.ancestors(pid)} and pid not in agents]
+        servers = {pid for pid in self._marked_with(_FORK_SERVER) if _parent(pid) in agents}
+        forked = [pid for pid in processes.pids() if _parent(pid) in agents | servers and pid not in servers]
+        return launchers + [pid for pid in forked if _command(pid) == _command(_parent(pid))]
 
     def _fork_servers(self) -> list[int]:
         agents = self._marked_with(_NODE_AGENT)
@@ -88,6 +93,11 @@ class Processes:
 
     def _marked_with(self, word: str) -> list[int]:
         return [pid for pid in self.marked() if any(each.endswith(word) for each in _command(pid))]
+
+
+def _parent(pid: int) -> int:
+    """Return the PID of the parent; 0 if the process has ended."""
+    return next(iter(processes.ancestors(pid)), 0)
 
 
 def _command(pid: int) -> list[str]:
