@@ -69,7 +69,19 @@ class MetricWindow:
         if metrics.keys() != totals.keys():
             self._begin(metrics)
         for name, value in metrics.items():
-            number, total = number_of(value), totals[name]
+            total = totals[name]
+            # A loss on the CPU, the usual case, in fewer steps: each takes time in every batch.
+            if (
+                type(value) is torch.Tensor
+                and type(total) is float
+                and folds[name] is _sum
+                and value.is_cpu
+                and not value.ndim
+                and type(loss := value.item()) is float
+            ):
+                totals[name] = total + loss
+                continue
+            number = number_of(value)
             if number is None and self._is_validation and not isinstance(value, (torch.Tensor, np.ndarray)):
                 raise UsageError(_no_number(name, value))
             totals[name] = None if number is None or total is None else folds[name](total, number)

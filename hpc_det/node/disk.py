@@ -70,6 +70,19 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def flush_file_system(folder: Path) -> bool:
+    """Flush the whole file system of `folder`, and return whether that succeeded: only Linux has syncfs(2)."""
+    import ctypes
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return bool(ctypes.CDLL(None).syncfs(descriptor) == 0)
+    except AttributeError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def rename(source: Path, target: Path) -> None:
     os.rename(source, target)
 

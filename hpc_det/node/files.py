@@ -33,6 +33,8 @@ _MARK = stat.S_ISGID | stat.S_IRGRP | stat.S_IXGRP
 """The mode bits that make a folder a shared one."""
 FLUSHES = 16
 """Number of files that are flushed at the same time."""
+MANY_FILES = 1000
+"""Number of files from which a folder is flushed with its whole file system, by one call."""
 P = ParamSpec("P")
 T = TypeVar("T")
 flush_folder = disk.flush_folder
@@ -266,11 +268,15 @@ def flush_file(path: Path) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """Flush `folder` and all files and folders below it to disk, FLUSHES at a time: a flush is mostly waiting."""
-    folders: list[Path] = [folder]
-    files: list[Path] = []
-    for path in folder.rglob("*"):
-        (folders if path.is_dir() else files).append(path)
-    with ThreadPoolExecutor(FLUSHES) as threads:
-        list(threads.map(flush_file, files))
-        list(threads.map(flush_folder, folders))
+    """Flush `folder` and all files and folders below it to disk."""
+    files: list[str] = []
+    folders: list[str] = []
+    for path, _, names in os.walk(folder):
+        folders.append(path)
+        files += [os.path.join(path, name) for name in names]
+    # For a few files, syncfs(2) could wait longer, because it also writes what other users have not flushed yet.
+    if len(files) >= MANY_FILES and disk.flush_file_system(folder):
+        return
+    with ThreadPoolExecutor(FLUSHES) as threads:  # a flush is mostly waiting
+        list(threads.map(flush_file, map(Path, files)))
+        list(threads.map(flush_folder, map(Path, folders)))

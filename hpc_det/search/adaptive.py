@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -29,41 +29,45 @@ class AdaptiveSearch:
 
     def __init__(self, brackets: Sequence[Bracket]) -> None:
         self.brackets = brackets
-        self._homes: list[tuple[Bracket, int]] = []
-        """The bracket of each trial, and the number of the trial in that bracket."""
+        self._bracket_of: list[Bracket] = []
+        """The bracket of each trial; the index is the number of the trial, less 1."""
+        self._own: list[int] = []
+        """The number of each trial in its bracket."""
         self._turn: Bracket | None = None
         """The bracket whose work `next_work` returned last."""
 
     def next_work(self) -> Work | None:
-        for bracket in self._in_turn():
+        """Return work of the first bracket that has some; those that train fewer trials than their share come first."""
+        full = []
+        for bracket in self.brackets:
+            if bracket.search.working >= bracket.share:
+                full.append(bracket)
+            elif own := bracket.search.next_work():
+                return self._numbered(bracket, own)
+        for bracket in full:
             if own := bracket.search.next_work():
-                self._turn = bracket
                 return self._numbered(bracket, own)
         return None
 
     def start(self, work: Work) -> None:
-        if work.trial > len(self._homes):
+        index = work.trial - 1
+        if index >= len(self._own):
             self._create()
-        bracket, own = self._homes[work.trial - 1]
-        bracket.search.start(Work(own, work.until))
+        self._bracket_of[index].search.start(Work(self._own[index], work.until))
 
     def report(self, trial: int, value: float) -> None:
-        bracket, own = self._homes[trial - 1]
-        bracket.search.report(own, value)
+        self._bracket_of[trial - 1].search.report(self._own[trial - 1], value)
 
     def end(self, trial: int, how: Exit) -> None:
-        bracket, own = self._homes[trial - 1]
-        bracket.search.end(own, how)
+        self._bracket_of[trial - 1].search.end(self._own[trial - 1], how)
 
     def give_back(self, trial: int) -> None:
-        bracket, own = self._homes[trial - 1]
-        bracket.search.give_back(own)
+        self._bracket_of[trial - 1].search.give_back(self._own[trial - 1])
 
     def is_closed(self, trial: int) -> bool:
-        if trial > len(self._homes):
+        if trial > len(self._own):
             return False
-        bracket, own = self._homes[trial - 1]
-        return bracket.search.is_closed(own)
+        return self._bracket_of[trial - 1].search.is_closed(self._own[trial - 1])
 
     @property
     def finished(self) -> bool:
@@ -83,23 +87,15 @@ class AdaptiveSearch:
     def _create(self) -> None:
         """Add a trial to the bracket whose work `next_work` returned last; every `start` follows a `next_work`."""
         assert self._turn
-        self._turn.numbers.append(len(self._homes) + 1)
-        self._homes.append((self._turn, len(self._turn.numbers)))
-
-    def _in_turn(self) -> Iterator[Bracket]:
-        """Yield the brackets, first those that train fewer trials than their share."""
-        others = []
-        for bracket in self.brackets:
-            if bracket.search.working < bracket.share:
-                yield bracket
-            else:
-                others.append(bracket)
-        yield from others
+        self._turn.numbers.append(len(self._own) + 1)
+        self._bracket_of.append(self._turn)
+        self._own.append(len(self._turn.numbers))
 
     def _numbered(self, bracket: Bracket, own: Work) -> Work:
-        """Return the work of a bracket with the trial's number in the whole search."""
+        """Return the next work of this bracket, with the trial's number in the whole search."""
+        self._turn = bracket
         is_new = own.trial > len(bracket.numbers)
-        return Work(len(self._homes) + 1 if is_new else bracket.numbers[own.trial - 1], own.until)
+        return Work(len(self._own) + 1 if is_new else bracket.numbers[own.trial - 1], own.until)
 
 
 def adaptive_asha(searcher: Mapping[str, Any], max_length: int, **halving: Any) -> AdaptiveSearch:

@@ -30,10 +30,9 @@ class AsyncHalving:
         self, lengths: list[int], max_trials: int, *, divisor: float, smaller_is_better: bool, stop_once: bool
     ) -> None:
         self.trials_expected = max_trials
-        self._rungs = [Rung(length) for length in lengths]
+        self._rungs = [Rung(length, divisor) for length in lengths]
         self._steps = list(zip(self._rungs, self._rungs[1:], strict=False))[::-1]
         """Pairs of a rung and the one above it, the highest first."""
-        self._divisor = divisor
         self._sign = 1 if smaller_is_better else -1
         self._stop_once = stop_once
         self._trials = Trials(max_trials)
@@ -73,7 +72,7 @@ class AsyncHalving:
         """Queue the trial's next work if it is among the best of its rung now, else close it."""
         rung = self._rung(trial)
         # The first trials always continue: with fewer than `divisor` trials, the share would be 0.
-        if rung.settle(trial, value) < max(rung.share(self._divisor), 1):
+        if rung.settle(trial, value) < max(rung.share, 1):
             self._rung_of[trial] += 1
             self._trials.queue(Work(trial, self._rung(trial).length))
         else:
@@ -138,8 +137,8 @@ class AsyncHalving:
     def _promotion(self) -> Work | None:
         """Return work for a paused trial that may be promoted, from the highest rung that has one, or None."""
         for rung, above in self._steps:
-            if trial := rung.promotable(self._divisor):
-                return Work(trial, above.length)
+            if rung.promotable:
+                return Work(rung.promotable, above.length)
         return None
 
     def _rung(self, trial: int) -> Rung:
@@ -157,8 +156,14 @@ Standing: TypeAlias = tuple[bool, float, int, int]
 class Rung:
     """The ranking of the trials that reported at one length."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, divisor: float) -> None:
         self.length = length
+        self.promotable: int | None = None
+        """The best waiting trial if it is among the best 1/divisor of all trials here, else None.
+
+        Computed when the rung changes, because a search reads it for every rung at every report.
+        """
+        self._divisor = divisor
         self._arrived = 0
         self._standings: dict[int, Standing] = {}
         self._paused: list[Standing] = []
@@ -174,31 +179,25 @@ class Rung:
         standing = self._arrive(trial, value)
         better = bisect_left(self._settled, standing)
         self._settled.insert(better, standing)
+        self._update()
         return better
 
     def pause(self, trial: int, value: float) -> None:
         """Add a trial that waits for a promotion."""
         heapq.heappush(self._paused, self._arrive(trial, value))
+        self._update()
 
-    def share(self, divisor: float) -> int:
-        """Return the number of trials in the best 1/divisor of this rung, rounded down."""
-        return int(len(self._standings) / divisor)
-
-    def promotable(self, divisor: float) -> int | None:
-        """Return the best waiting trial if it is among the best 1/divisor of all trials here, else None."""
-        if not self._paused:
-            return None
-        share, settled = self.share(divisor), self._settled
-        # All trials that are better than the first paused one have settled, so it is enough to compare with those.
-        if share and (len(settled) < share or self._paused[0] < settled[share - 1]):
-            return self._paused[0][-1]
-        return None
+    @property
+    def share(self) -> int:
+        """The number of trials in the best 1/divisor of this rung, rounded down."""
+        return int(len(self._standings) / self._divisor)
 
     def unpause(self, trial: int) -> None:
         """Mark a waiting trial as one that continued or stopped; it keeps its rank."""
         standing = self._standings[trial]
         self._leave(standing)
         insort(self._settled, standing)
+        self._update()
 
     def forget(self, trial: int) -> None:
         """Remove the trial, as if it had never reported here."""
@@ -208,6 +207,13 @@ class Rung:
                 del self._settled[i]
             else:
                 self._leave(standing)
+        self._update()
+
+    def _update(self) -> None:
+        share, settled, paused = self.share, self._settled, self._paused
+        # All trials that are better than the first paused one have settled, so it is enough to compare with those.
+        is_promotable = paused and share and (len(settled) < share or paused[0] < settled[share - 1])
+        self.promotable = paused[0][-1] if is_promotable else None
 
     def _arrive(self, trial: int, value: float) -> Standing:
         self._arrived += 1

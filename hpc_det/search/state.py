@@ -71,7 +71,7 @@ def check(entry: Entry, file: Callable[[], Path]) -> None:
         raise DamagedFile(f"{file()}: damaged: {problem} in the entry {shown(entry)}")
 
 
-@dataclass
+@dataclass(slots=True)
 class TrialState:
     """The state of one trial, from the entries of the journal."""
 
@@ -128,6 +128,10 @@ class SearchState:
     def apply(self, entry: Entry) -> None:
         """Apply the next entry of the journal, which `check` must have accepted."""
         match entry:
+            # First, because nearly all entries of a long journal are reports.
+            case {"event": "reported", "value": value} if self._is_due(entry):
+                self._report(entry["worker"], math.nan if value is None else value)
+                self._record(entry)
             case {"event": "submitted", "first": first, "count": count, "stay": stay}:
                 self.submissions += 1
                 self.workers = first + count
@@ -141,9 +145,6 @@ class SearchState:
                     self.present[worker] = job
                 if worker not in self.open:
                     self._give(worker, self._next_work())
-            case {"event": "reported", "value": value} if self._is_due(entry):
-                self._report(entry["worker"], math.nan if value is None else value)
-                self._record(entry)
             case {"event": "ended", "how": how} if self._is_due(entry):
                 self._end(entry["worker"], Exit(how))
                 if "value" in entry:
@@ -192,7 +193,7 @@ class SearchState:
         """
         if isinstance(self.method, CustomSearch) and self.method.problem:
             return self.method.problem
-        if self._invalid < max(FEWEST_INVALID, self.method.trials_expected):
+        if self._invalid < FEWEST_INVALID or self._invalid < self.method.trials_expected:
             return None
         return (
             f"{self._invalid} of {len(self.trials)} trials reported invalid hyperparameters (InvalidHP), so they are "
@@ -303,7 +304,9 @@ class SearchState:
             return
         self.method.start(work)
         self.open[worker] = work
-        self.trials.setdefault(work.trial, TrialState()).worker = worker
+        if (trial := self.trials.get(work.trial)) is None:
+            trial = self.trials[work.trial] = TrialState()
+        trial.worker = worker
 
 
 def _check_rules(rules: int) -> None:

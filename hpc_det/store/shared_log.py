@@ -20,7 +20,7 @@ from typing import Any
 
 from hpc_det.node import disk, full_disk
 from hpc_det.node.files import flush_folder, is_own, write_atomic, write_flushed
-from hpc_det.node.json_files import DamagedFile, checked, parsed
+from hpc_det.node.json_files import DamagedFile, checked, parse_line, parsed
 
 CHUNK = 1000
 """Number of entries in a chunk."""
@@ -38,8 +38,9 @@ class SharedLog:
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield the entries since the last call, oldest first. Raises DamagedFile."""
         while (lines := self._read()) is not None:
-            for line in lines:
-                entry = checked(parsed(line, self._entry()), {}, self._entry())
+            for line, entry in zip(lines, [parse_line(line) for line in lines], strict=True):
+                if entry is None:
+                    entry = checked(parsed(line, self._entry()), {}, self._entry())  # says what is wrong
                 self._advance(line)
                 yield entry
 

@@ -85,7 +85,7 @@ def _insist_on_started_file(effective: Effective, code: Snapshot) -> None:
     A startup hook may write the file, and a trial may be part of an installed package or of a container.
     """
     file = started_file(effective.tree["entrypoint"], effective.context)
-    if file is None or file in code.files.values() or Path(HOOK) in code.files:
+    if file is None or str(file) in code.files.values() or HOOK in code.files:
         return
     trial = trial_of(words_of(effective.tree["entrypoint"]))
     if trial is None or not (effective.tree["environment"]["image"] or find_spec(trial[0].partition(".")[0])):
@@ -95,7 +95,7 @@ def _insist_on_started_file(effective: Effective, code: Snapshot) -> None:
 def _has_hook(code: Snapshot, context: Context) -> bool:
     """Return whether the code contains a startup hook. Raises UsageError for one that bash cannot source."""
     hook = context.path(HOOK)
-    if Path(HOOK) not in code.files:
+    if HOOK not in code.files:
         is_link = hook.is_symlink() and not left_out(hook.parent)(HOOK)
         if is_link or Path(HOOK) in code.folders:
             what = f"a link to {hook.readlink()}, which does not exist" if is_link else "a folder"
@@ -233,7 +233,9 @@ def _note_commit(context_dir: Path, code: Snapshot, folder: ExperimentFolder) ->
         for before, now in ((other.git, folder.git), (other.git_diff, folder.git_diff)):
             if before.exists():
                 write_atomic(now, before.read_bytes())
-    elif state := git_state(context_dir, [place for place in code.files if code.files[place] == context_dir / place]):
+    elif state := git_state(
+        context_dir, [place for place in code.files if code.files[place] == os.path.join(context_dir, place)]
+    ):
         write_json(folder.git, state.as_json())
         write_atomic(folder.git_diff, state.diff)
 

@@ -26,6 +26,7 @@ ROUNDS = 7
 PERIODS = 60
 LOOPS = {
     "the bare loop": loops.bare,
+    "the bare loop, which counts and adds up the loss": loops.minimal,
     "hpc_det": loops.ours,
     "hpc_det without TensorBoard": loops.ours_without_tensorboard,
     "hpc_det with its DataLoader (bare: with torch's)": loops.ours_with_our_loader,

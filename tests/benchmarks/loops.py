@@ -176,6 +176,23 @@ def bare(turns: Turns, folder: Path, distributed: Distributed | None = None) -> 
     return loop.weights
 
 
+def minimal(turns: Turns, folder: Path) -> torch.Tensor:
+    """Train as the bare loop does; only count the batches and add up the losses."""
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    count, total = 0, 0.0
+    for inputs, targets in turns.of(ready_made_batches()):
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        count += 1
+        total += loss.item()
+    assert count == turns.batches
+    assert total > 0
+    return weights_of(model)
+
+
 # --- others: with one rank, and as a rank of a gang whose process group is there
 
 

@@ -260,7 +260,7 @@ VALUES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats())
 @given(st.lists(st.tuples(EVENTS, VALUES, st.integers(0, 99)), max_size=80), st.floats(1.1, 4))
 def test_a_rung_ranks_as_a_plain_list_does(story: list[tuple[str, float, int]], divisor: float) -> None:
     """The model is a list of [value, trial] in order of arrival, sorted at each query; Python's sort is stable."""
-    rung, arrived, paused = Rung(1), dict[int, float](), set[int]()
+    rung, arrived, paused = Rung(1, divisor), dict[int, float](), set[int]()
 
     def ranked() -> list[int]:
         return sorted(arrived, key=lambda trial: (math.isnan(arrived[trial]), arrived[trial]))
@@ -283,16 +283,16 @@ def test_a_rung_ranks_as_a_plain_list_does(story: list[tuple[str, float, int]], 
             settling = sorted(paused)[nth % len(paused)]
             rung.unpause(settling)
             paused.remove(settling)
-        elif event == "promote" and (best := rung.promotable(divisor)):
+        elif event == "promote" and (best := rung.promotable):
             rung.unpause(best)
             paused.remove(best)
         share = int(len(arrived) / divisor)
-        assert rung.share(divisor) == share
-        assert rung.promotable(divisor) == next((other for other in ranked()[:share] if other in paused), None)
+        assert rung.share == share
+        assert rung.promotable == next((other for other in ranked()[:share] if other in paused), None)
 
 
 def test_promotions_stay_in_order_when_many_others_leave() -> None:
-    rung, draws = Rung(1), random.Random(1)
+    rung, draws = Rung(1, 1), random.Random(1)
     values = {trial: draws.random() for trial in range(1, 301)}
     for trial, value in values.items():
         rung.pause(trial, value)
@@ -300,12 +300,12 @@ def test_promotions_stay_in_order_when_many_others_leave() -> None:
         rung.unpause(trial)
         del values[trial]
     for trial in sorted(values, key=lambda trial: values[trial]):
-        assert rung.promotable(1) == trial
+        assert rung.promotable == trial
         rung.unpause(trial)
 
 
 def test_forgetting_who_was_never_there_changes_nothing() -> None:
-    rung = Rung(1)
+    rung = Rung(1, 1)
     rung.settle(1, 0.0)
     rung.forget(2)
-    assert rung.share(1) == 1
+    assert rung.share == 1

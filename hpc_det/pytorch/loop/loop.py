@@ -325,15 +325,15 @@ class Loop:
 
         At least one is trained, since the caller has checked for a stop.
         """
-        context, report, stop = self._context, self._open_report, self._stop
+        context, add, should_stop = self._context, self._open_report.add, self._stop.should_stop
         train_batch, end_batch = self._strategy.train_batch, self._strategy.end_batch
         profiler = context.profiler if context.profiler.running else None
         for number in range(first, first + count):
-            if number > first and stop.should_stop():
+            if number > first and should_stop():
                 return number - first
             context.batch = number
             # The metrics get no name here: it would keep their memory, which the next batch needs.
-            report.add(*train_batch(batches, epoch, number))
+            add(*train_batch(batches, epoch, number))
             end_batch(number)
             if profiler:
                 profiler.step()

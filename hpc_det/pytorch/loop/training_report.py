@@ -41,7 +41,7 @@ class TrainingReport:
         The metrics of ranks whose metrics do not count are ignored.
         """
         if self._reports:
-            self.window.add(named(metrics))
+            self.window.add(metrics if type(metrics) is dict else named(metrics))
         self.records += records
 
     def close(self) -> tuple[dict[str, Any], dict[str, float], bool]:

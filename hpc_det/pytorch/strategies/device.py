@@ -28,8 +28,14 @@ class ToDevice:
         Values of other types stay, with one warning for each type. Copies from pinned memory do not wait for the
         device.
         """
-        if self._on_cpu and type(data) in (list, tuple) and all(map(_is_on_cpu, data)):
-            return data  # the usual case, without walking the data
+        kind = type(data)
+        if self._on_cpu and (kind is tuple or kind is list):
+            for value in data:
+                # Comparing a tensor's device with another takes several times as long as `is_cpu`.
+                if type(value) is not torch.Tensor or not value.is_cpu:
+                    break
+            else:
+                return data  # the usual case, without walking the data
         return mapped(self._moved, data)
 
     def _moved(self, value: Any) -> Any:
@@ -48,11 +54,6 @@ class ToDevice:
         return data
 
 
-def _is_on_cpu(value: Any) -> bool:
-    """Return whether `value` is a CPU tensor. Comparing its device with another takes several times as long."""
-    return type(value) is torch.Tensor and value.is_cpu
-
-
 def to_device(data: Any, device: torch.device | str, warned_types: set[type] | None = None) -> Any:
     """Return nested data with tensors, numeric arrays and objects with `.to` on a device; arrays become tensors.
 
@@ -67,6 +68,8 @@ def data_length(data: Any) -> int:
     Raises UsageError if the first element of the nested data is neither, or has no dimension.
     """
     first = data
+    if type(data) in (list, tuple) and data and type(data[0]) is torch.Tensor:
+        first = data[0]  # the usual case: `isinstance` of a tuple and Tensor takes long
     while not isinstance(first, torch.Tensor):
         if isinstance(first, (list, tuple)) and first:
             first = first[0]
@@ -74,8 +77,8 @@ def data_length(data: Any) -> int:
             first = next(iter(first.values()))
         else:
             break
-    if isinstance(first, (torch.Tensor, np.ndarray)) and first.ndim:
-        return int(first.shape[0])
+    if isinstance(first, (torch.Tensor, np.ndarray)) and (shape := first.shape):
+        return int(shape[0])
     raise UsageError(
         f"get_batch_length: the first element of a batch is {type(first).__name__}, which does not give the number of "
         f"records; override get_batch_length in your trial"

@@ -33,6 +33,7 @@ from hpc_det.pytorch.state.state import (
     trained_state,
 )
 from hpc_det.pytorch.strategies.ddp import DataParallel, share_buffers
+from hpc_det.pytorch.strategies.device import data_length
 from hpc_det.pytorch.strategies.parameters import is_sharded, reshard
 from hpc_det.pytorch.strategies.strategy import Trained, make_data_parallel_mpu, numbered
 from hpc_det.pytorch.trial.callback import Callbacks
@@ -118,6 +119,11 @@ class PyTorchStrategy:
         self._data, self._progress = data, progress
         context = self._context
         context.begin_fusion()
+        from hpc_det.pytorch.trial.trial import PyTorchTrial  # which imports this module
+
+        # One call less per batch, unless the trial has its own rule.
+        is_default = type(self._trial).get_batch_length is PyTorchTrial.get_batch_length
+        self._batch_length = data_length if is_default else self._trial.get_batch_length
         self._ends_steps = bool(context.precision.scales_losses or context.scheduled_steps or context.fusion)
         self._set_training_mode(True)
         if batches is None:
@@ -129,8 +135,8 @@ class PyTorchStrategy:
         batch = next(batches)
         if (number + 1) % context.aggregation_frequency:
             with context.keeping_gradients():
-                return trial.train_batch(batch, epoch, number), trial.get_batch_length(batch)
-        return trial.train_batch(batch, epoch, number), trial.get_batch_length(batch)
+                return trial.train_batch(batch, epoch, number), self._batch_length(batch)
+        return trial.train_batch(batch, epoch, number), self._batch_length(batch)
 
     def end_batch(self, number: int) -> None:
         if not self._ends_steps or (number + 1) % self._context.aggregation_frequency:

@@ -239,7 +239,9 @@ class PyTorchTrialContext(TrialContext):
             retain_graph: Whether the graph is kept for another backward pass.
             create_graph: Whether a graph of the derivative is built, for higher-order derivatives.
         """
-        self.precision.scaled(loss).backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
+        if self.precision.scales_losses:
+            loss = self.precision.scaled(loss)
+        loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
 
     def step_optimizer(
         self,
