@@ -71,14 +71,16 @@ def flush_folder(folder: Path) -> None:
 
 
 def flush_file_system(folder: Path) -> bool:
-    """Flush the whole file system of `folder`, and return whether that succeeded: only Linux has syncfs(2)."""
+    """Flush the whole file system of `folder`; return whether that succeeded, with the kernel's errors reported."""
     import ctypes
 
+    # Older kernels do not report that a write has failed (syncfs(2), "BUGS").
+    major, minor = re.findall(r"\d+", os.uname().release)[:2]
+    if (int(major), int(minor)) < (5, 8):
+        return False
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return bool(ctypes.CDLL(None).syncfs(descriptor) == 0)
-    except AttributeError:
-        return False
     finally:
         os.close(descriptor)
 

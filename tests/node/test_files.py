@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpc_det.node import disk, full_disk
+from hpc_det.node import disk, files, full_disk
 from hpc_det.node.files import write_atomic, write_first
 from hpc_det.node.json_files import append_line, append_lines, read_counted, read_json, read_lines, write_json
 from tests.facts import refused, unnamed
@@ -202,3 +203,28 @@ def test_what_cannot_be_removed_hides_no_full_disk(tmp_path: Path, monkeypatch: 
     with refused(OSError) as raised:
         write_atomic(tmp_path / "state.json", "x")
     assert raised.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize(
+    ("release", "reports_errors"), [("5.7.19-1", False), ("5.8.0-63-generic", True), ("6.1", True)]
+)
+def test_a_file_system_is_flushed_at_once_where_the_kernel_reports_errors(
+    release: str, reports_errors: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    assert disk.flush_file_system(tmp_path) is reports_errors
+
+
+@pytest.mark.parametrize("flushes_at_once", [True, False])
+def test_a_folder_of_many_files_is_flushed_by_one_call_if_possible(
+    flushes_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("a", "sub/b"):
+        (tmp_path / name).touch()
+    flushed = list[str]()
+    monkeypatch.setattr(files, "MANY_FILES", 2)
+    monkeypatch.setattr(files.disk, "flush_file_system", lambda folder: flushes_at_once)
+    monkeypatch.setattr(files, "flush_file", lambda path: flushed.append(path.name))
+    files.flush_tree(tmp_path)
+    assert sorted(flushed) == ([] if flushes_at_once else ["a", "b"])

@@ -267,3 +267,19 @@ def test_what_is_included_counts_for_the_limit(context: Path, library: Path) -> 
 def test_the_root_has_no_name_beside_the_code(context: Path) -> None:
     with refused(UsageError, "--include /"):
         snapshot_of(Context(context, (Path("/"),)))
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_slow_copy_shows_its_progress_on_a_terminal_only(
+    is_terminal: bool,
+    context: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(context, *(f"{number}.py" for number in range(5)))
+    monkeypatch.setattr("hpc_det.submit.snapshot.PROGRESS_AFTER_S", -1.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    copy_snapshot(snapshot_of(Context(context)), tmp_path / "copy")
+    assert sorted(path.read_text() for path in (tmp_path / "copy").iterdir()) == [f"{number}.py" for number in range(5)]
+    assert bool(capsys.readouterr().err) == is_terminal
