@@ -31,6 +31,10 @@ ON_RANK_0_S = 24 * 3600.0
 """Seconds for which the other ranks wait for work that rank 0 does alone, such as evaluating the full dataset."""
 
 
+_PACKET_BYTES = 1024
+"""Bytes of the first message of `broadcast_json`: the length, and the content if it fits."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Distributed:
     """A rank's numbers in its gang and its collectives. With one rank, every method works without a process group."""
@@ -102,6 +106,10 @@ class Distributed:
                 keep_to_this_node(os.environ)
             store = gang_store(self.rank, self.size, self.nodes, os.environ)
             with closed_once_connected():
+                # Without `device_id`. With it, a later group of some ranks on gloo hangs, as Megatron makes them: ranks
+                # outside of the group split NCCL's communicator, a collective that the ranks in the group do not join
+                # (torch's _new_process_group_helper, pytorch issue 145376). And NCCL would connect in this block, which
+                # closes its ports. No barrier follows: torch makes none unless TORCH_DIST_INIT_BARRIER=1.
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
                     store=store,
@@ -168,8 +176,22 @@ class Distributed:
         return [json.loads(bytes(item[: int(length)].numpy())) for item, length in zip(received, lengths, strict=True)]
 
     def broadcast_json(self, data: Any) -> Any:
-        """Return the `data` of rank 0 on every rank."""
-        return self.gather_json(data if self.is_chief else None)[0]
+        """Return the `data` of rank 0 on every rank; the `data` of other ranks is not used."""
+        if self.size == 1:
+            return data
+        # Not a gather: a broadcast costs each rank the same, whatever the number of ranks.
+        content = json.dumps(data if self.is_chief else None).encode()
+        beginning = self._broadcast(len(content).to_bytes(8, "big") + content[: _PACKET_BYTES - 8], _PACKET_BYTES)
+        length, received = int.from_bytes(beginning[:8], "big"), beginning[8:]
+        if length > len(received):
+            received += self._broadcast(content[len(received) :], length - len(received))
+        return json.loads(received[:length])
+
+    def _broadcast(self, content: bytes, size: int) -> bytes:
+        """Return the `content` of rank 0 on every rank, padded to `size` bytes."""
+        tensor = torch.frombuffer(bytearray(content[:size].ljust(size, b"\0")), dtype=torch.uint8)
+        dist.broadcast(tensor, src=0, group=self._on_cpu)
+        return tensor.numpy().tobytes()
 
     # --- any object that pickle takes
 
