@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from hpc_det.distributed.gang_messages import GangMessages, open_messages
 from hpc_det.distributed.gang_store import gang_store, keep_to_this_node
+from hpc_det.distributed.node_messages import open_node_messages
 from hpc_det.distributed.sealed import Alone, SealedGroup, shared_secret
 from hpc_det.errors import UsageError
 from hpc_det.node.network import limit_look_ups
@@ -116,7 +117,7 @@ class Distributed:
                     rank=self.rank,
                     world_size=self.size,
                 )
-        _ = self.messages  # opens the connection now, on every rank: opening is a collective
+        _ = self.node_messages  # opens the connections now, on every rank: opening them is a collective
 
     def _check_gpu(self) -> None:
         """Raise UsageError if this rank has no GPU to itself."""
@@ -139,9 +140,10 @@ class Distributed:
         print(f"hpc-det: slots are GPUs, which torch {torch.__version__} cannot use: training on the CPU", flush=True)
 
     def leave(self) -> None:
-        """Close the connection to rank 0; the process group remains."""
-        if messages := vars(self).pop("messages", None):
-            messages.close()
+        """Close the connections of `messages` and `node_messages`; the process group remains."""
+        for name in ("node_messages", "messages"):
+            if messages := vars(self).pop(name, None):
+                messages.close()
 
     def stop(self) -> None:
         """Close the connection to rank 0 and destroy the process group, if there is one."""
@@ -271,6 +273,16 @@ class Distributed:
     def messages(self) -> GangMessages:
         """The connection to rank 0, which any thread may use and which needs no collectives. `start` opens it."""
         return open_messages(self.rank, self.size, self.nodes, self.env, self._on_cpu)
+
+    @cached_property
+    def node_messages(self) -> GangMessages:
+        """The connection to the first rank of this node, like `messages`; on one node, `messages`."""
+        return open_node_messages(self.messages, self.local_rank, self.local_size)
+
+    @property
+    def leaders(self) -> range:
+        """The first rank of each node."""
+        return range(0, self.size, self.local_size)
 
 
 def _gpus(count: int, env: Mapping[str, str]) -> str:
