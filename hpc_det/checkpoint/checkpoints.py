@@ -144,6 +144,7 @@ class CheckpointContext:
                 make_folders(save.staging.partial)  # every rank: whichever thread comes first creates it
                 save.write(copied)
                 self._commit(save, steps, finish, then)
+                save.pass_on_end()
             finally:  # also after an error: failed ranks wait for it (wait_before_exit)
                 if self._distributed.is_chief:
                     save.end()
