@@ -1,0 +1,79 @@
+"""The files of ranks in a checkpoint, which are in a folder for each node if the gang has several nodes.
+
+    rank-R.pth, shard-R.pth       of a gang on one node: at the top of the checkpoint's folder
+    ranks-8-15/shard-8.pth ...    of several nodes: the large files of ranks 8 to 15, each written by its rank
+               small-files.zip    their small files, which rank 8 has received and written
+               manifest.json      {"files": {name: {"size", "crc32"}}, "crc32"}
+
+Thousands of ranks that create files in one folder wait for each other on a parallel file system, and so do readers of a
+manifest of all files. So the manifest of the checkpoint lists the manifest of each node, with its checksum.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from io import BytesIO
+from typing import IO
+from zipfile import ZipFile, ZipInfo
+
+SMALL_FILES = "small-files.zip"
+SMALL_BYTES = 64 << 20
+"""Most bytes of all small files of a node: each rank may send its share of this to the first rank of the node."""
+_OF_A_RANK = re.compile(r"(?:rank|shard)-(\d+)\.pth")
+_FOLDER = re.compile(r"ranks-(\d+)-(\d+)")
+
+
+def rank_file(rank: int) -> str:
+    return f"rank-{rank}.pth"
+
+
+def shard_file(rank: int) -> str:
+    return f"shard-{rank}.pth"
+
+
+def is_of_a_rank(name: str) -> bool:
+    return bool(_OF_A_RANK.fullmatch(name))
+
+
+def node_folder(first: int, size: int) -> str:
+    """Return the name of the folder for the files of the `size` ranks from `first` on."""
+    return f"ranks-{first}-{first + size - 1}"
+
+
+def is_node_folder(name: str) -> bool:
+    return bool(_FOLDER.fullmatch(name))
+
+
+def contains(stored: str, name: str) -> bool:
+    """Return whether `stored`, a file of a checkpoint, is the file `name` of a rank, or may contain it."""
+    folder, _, last = stored.rpartition("/")
+    return stored == name or (last in (name, SMALL_FILES) and covers(folder, name))
+
+
+def covers(folder: str, name: str) -> bool:
+    """Return whether the file `name` of a rank belongs into this folder."""
+    ranks, rank = _FOLDER.fullmatch(folder), _OF_A_RANK.fullmatch(name)
+    return bool(ranks and rank and int(ranks[1]) <= int(rank[1]) <= int(ranks[2]))
+
+
+# --- small files, as bytes between ranks and as an archive
+
+
+def packed(files: Mapping[str, bytes]) -> bytes:
+    """Return an archive of the files, which are not compressed."""
+    archive = BytesIO()
+    write_archive(archive, files)
+    return archive.getvalue()
+
+
+def unpacked(archive: bytes) -> dict[str, bytes]:
+    with ZipFile(BytesIO(archive)) as files:
+        return {name: files.read(name) for name in files.namelist()}
+
+
+def write_archive(file: IO[bytes], files: Mapping[str, bytes]) -> None:
+    """Write an archive of the files to `file`, which only needs `write` and `flush`."""
+    with ZipFile(file, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(ZipInfo(name), content)
