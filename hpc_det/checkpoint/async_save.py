@@ -19,10 +19,8 @@ from hpc_det.checkpoint.node_folders import (
     SMALL_FILES,
     is_of_a_rank,
     node_folder,
-    packed,
-    unpacked,
-    write_archive,
 )
+from hpc_det.checkpoint.rank_files import packed, unpacked, write_archive
 from hpc_det.checkpoint.sealed_files import SaveAbandoned
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.checkpoint.staging import Staging

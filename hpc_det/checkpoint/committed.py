@@ -53,6 +53,9 @@ class Committed:
     removed: tuple[str, ...] = ()
     """Names of files that its owner has deleted. If there are any, no trial resumes from the checkpoint."""
 
+    unread: tuple[str, ...] = ()
+    """Names of the manifests of nodes that are missing or do not match their checksums, of a `whole` checkpoint."""
+
     @property
     def uuid(self) -> str:
         return self.path.name
@@ -65,18 +68,20 @@ class Committed:
     def whole(self) -> Committed:
         """This checkpoint with the entries of all its files, also of those in the folders of nodes.
 
-        The manifests of the nodes are read for it. The files of a manifest that cannot be read have no entries.
+        The manifests of the nodes are read for it. The files of one that is `unread` have no entries.
         """
         return self.expanded(lambda name: _content_of(self.path / name)) if self.nodes else self
 
     def expanded(self, content: Callable[[str], bytes | None]) -> Committed:
         """Return `whole`, given the content of each file; None: it cannot be read."""
-        files = dict(self.files)
+        files, unread = dict(self.files), []
         for name in map(manifest_of, self.nodes):
             text = content(name)
             if text is not None and CRC.of(text) == self.files.get(name):
                 files |= entries_in(text)
-        return replace(self, files=files, nodes={})
+            else:
+                unread.append(name)
+        return replace(self, files=files, nodes={}, unread=tuple(unread))
 
     def is_code(self, name: str) -> bool:
         """Return whether a file belongs to the trial's code. Damaged code does not prevent a resume."""
@@ -121,6 +126,10 @@ class Committed:
         """
         sizes = {name: entry.size for name, entry in self.whole.files.items()}
         found = irregularities(folder, sizes, {MANIFEST, *self.removed})
+        for name in self.whole.unread:  # instead of each file that the manifest names
+            node = PurePosixPath(name).parent
+            found = {each: problem for each, problem in found.items() if PurePosixPath(each).parent != node}
+            found[name] = CRC.misfit if (folder / name).exists() else os.strerror(2)  # ENOENT
         return {name: problem for name, problem in found.items() if self.is_code(name) is is_code}
 
     def _damage(self, folder: Path, files: dict[str, FileEntry], *, is_code: bool) -> list[str]:

@@ -12,10 +12,6 @@ manifest of all files. So the manifest of the checkpoint lists the manifest of e
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from io import BytesIO
-from typing import IO
-from zipfile import ZipFile, ZipInfo
 
 SMALL_FILES = "small-files.zip"
 SMALL_BYTES = 64 << 20
@@ -55,25 +51,3 @@ def covers(folder: str, name: str) -> bool:
     """Return whether the file `name` of a rank belongs into this folder."""
     ranks, rank = _FOLDER.fullmatch(folder), _OF_A_RANK.fullmatch(name)
     return bool(ranks and rank and int(ranks[1]) <= int(rank[1]) <= int(ranks[2]))
-
-
-# --- small files, as bytes between ranks and as an archive
-
-
-def packed(files: Mapping[str, bytes]) -> bytes:
-    """Return an archive of the files, which are not compressed."""
-    archive = BytesIO()
-    write_archive(archive, files)
-    return archive.getvalue()
-
-
-def unpacked(archive: bytes) -> dict[str, bytes]:
-    with ZipFile(BytesIO(archive)) as files:
-        return {name: files.read(name) for name in files.namelist()}
-
-
-def write_archive(file: IO[bytes], files: Mapping[str, bytes]) -> None:
-    """Write an archive of the files to `file`, which only needs `write` and `flush`."""
-    with ZipFile(file, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(ZipInfo(name), content)

@@ -1,18 +1,40 @@
-"""Loading the files of ranks from a checkpoint, wherever `node_folders` has placed them."""
+"""The small files of ranks in one archive, and loading files of ranks from wherever `node_folders` places them."""
 
 from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
-from zipfile import ZipFile
+from typing import IO, Any
+from zipfile import ZipFile, ZipInfo
 
 from hpc_det.checkpoint.content import load, read
 from hpc_det.checkpoint.node_folders import SMALL_FILES, covers, is_node_folder
+
+
+def packed(files: Mapping[str, bytes]) -> bytes:
+    """Return an archive of the files, which are not compressed."""
+    archive = BytesIO()
+    write_archive(archive, files)
+    return archive.getvalue()
+
+
+def unpacked(archive: bytes) -> dict[str, bytes]:
+    with ZipFile(BytesIO(archive)) as files:
+        return {name: files.read(name) for name in files.namelist()}
+
+
+def write_archive(file: IO[bytes], files: Mapping[str, bytes]) -> None:
+    """Write an archive of the files to `file`, which only needs `write` and `flush`."""
+    with ZipFile(file, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(ZipInfo(name), content)
+
+
+# --- loading
 
 
 @dataclass(frozen=True)
