@@ -179,12 +179,11 @@ class AsyncSave:
 
     def _as_small(self, content: Any) -> bytes | None:
         """Return the file for `content` if it is small enough to be sent to the first rank of the node."""
-        limit = SMALL_BYTES // self._node.size
-        if bytes_in(content) > limit:
+        if bytes_in(content) > SMALL_BYTES:
             return None
         file = BytesIO()
         torch.save(content, file)
-        return file.getvalue() if file.tell() <= limit else None
+        return file.getvalue() if file.tell() <= SMALL_BYTES else None
 
     def _await_folder(self) -> None:
         self._node.from_rank_0(

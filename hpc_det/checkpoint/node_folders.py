@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 
 SMALL_FILES = "small-files.zip"
-SMALL_BYTES = 64 << 20
-"""Most bytes of all small files of a node: each rank may send its share of this to the first rank of the node."""
+SMALL_BYTES = 256 << 10
+"""Most bytes of a small file. Larger ones take longer to send than to write (docs/reference/performance.md)."""
 _OF_A_RANK = re.compile(r"(?:rank|shard)-(\d+)\.pth")
 _FOLDER = re.compile(r"ranks-(\d+)-(\d+)")
 

@@ -6,6 +6,7 @@ larger one. RANKS_NODES, RANKS_OF_A_NODE, RANKS_KB and RANKS_SAVES change the nu
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
 import tempfile
@@ -28,6 +29,8 @@ SAVES = int(os.environ.get("RANKS_SAVES", 9))
 
 
 def main() -> None:
+    # Otherwise each rank imports torch itself.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.benchmarks.many_ranks"])
     with tempfile.TemporaryDirectory() as root:
         found = run_on_ranks(NODES * OF_A_NODE, measured, Path(root), nodes=NODES, deadline_s=300)
     times = [seconds for seconds, _, _ in found[0]][1:]

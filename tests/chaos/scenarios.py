@@ -94,7 +94,7 @@ def saves_of_ranks(folder: Path, say: Say) -> None:
 
 def saves_of_nodes(folder: Path, say: Say) -> None:
     """Save with two nodes of two ranks, each of which has a small file, and a large one that it writes itself."""
-    async_save.SMALL_BYTES = 20_000  # type: ignore[attr-defined]
+    async_save.SMALL_BYTES = 10_000  # type: ignore[attr-defined]
 
     def rank(distributed: Distributed) -> None:
         number = distributed.rank

@@ -38,7 +38,7 @@ def files_of(rank: int, steps: int) -> dict[str, Any]:
 def save(distributed: Distributed, folder: Path, is_asynchronous: bool) -> tuple[dict[str, int], str]:
     """Save twice, and return the calls to the file system of the second save, and the batches of the newest one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(async_save, "SMALL_BYTES", 2 * 4 * LARGE)
+        patch.setattr(async_save, "SMALL_BYTES", 4 * LARGE)
         context = CheckpointContext(folder, distributed)
         for steps in (10, 20):
             distributed.barrier()
