@@ -23,7 +23,7 @@ from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.checkpoint.staging import Staging, clear_leftovers
 from hpc_det.checkpoint.verified import Readers, Reads
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.node.files import make_folder, make_folders
+from hpc_det.node.files import make_folder
 
 Finish = Callable[[Path], Mapping[str, FileEntry] | None]
 """Adds files to the partial folder of a checkpoint, and may return entries of files that it has flushed to disk."""
@@ -141,9 +141,10 @@ class CheckpointContext:
 
         def work() -> None:
             try:
-                make_folders(save.staging.partial)  # every rank: whichever thread comes first creates it
+                save.make_folder()
                 save.write(copied)
                 self._commit(save, steps, finish, then)
+                save.pass_on_end()
             finally:  # also after an error: failed ranks wait for it (wait_before_exit)
                 if self._distributed.is_chief:
                     save.end()
@@ -220,18 +221,21 @@ class CheckpointContext:
         staging = Staging(self._checkpoints, str(uuid.uuid4()))
         if makes_folder and self._distributed.is_chief:
             make_folder(staging.partial)  # before the broadcast, which the other ranks wait for
-        return AsyncSave(Staging(self._checkpoints, self._distributed.broadcast_json(staging.uuid)), self._distributed)
+        save = AsyncSave(Staging(self._checkpoints, self._distributed.broadcast_json(staging.uuid)), self._distributed)
+        if makes_folder and self._distributed.nodes > 1:
+            save.make_folder()
+        return save
 
     def _commit(self, save: AsyncSave, steps: int, finish: Finish, then: Callable[[], object]) -> None:
-        entries, staging = save.gather_entries(), save.staging
+        (entries, nodes), staging = save.gather_entries(), save.staging
         if not self._distributed.is_chief:
             return
         entries.update(finish(staging.partial) or {})
-        staging.add_others(entries)
+        staging.add_others(entries, nodes)
         self._may_commit()
         # the clock of an earlier attempt's node may be ahead: of two checkpoints of a batch, the later one must win
         former = max((each.time for each in self._known.all() if each.steps == steps), default=0.0)
-        self.saved = staging.commit(steps, entries, after=former)
+        self.saved = staging.commit(steps, entries, nodes=nodes, after=former)
         self._known.add(self.saved)
         clear_leftovers(self._checkpoints)
         then()

@@ -2,6 +2,9 @@
 
     checkpoints/UUID/manifest.json   {"uuid", "steps_completed", "time", "files": {name: {"size", "crc32"}}, "crc32"}
                                      and {"removed": [names]} if its owner has deleted some of its files
+                                     and {"nodes": {folder: bytes in it}} of a gang of several nodes
+
+The files in the folders of nodes are in the manifests of these (`node_folders`), which are among the "files".
 
 The last crc32 is the manifest's own: a damaged "steps_completed" must not make an old checkpoint the newest one.
 A folder whose manifest is missing, torn or has another structure is not a checkpoint, and is never resumed from.
@@ -12,12 +15,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hpc_det.checkpoint.committed_folder import FolderFormat, OddManifest, delete, in_words, irregularities
-from hpc_det.checkpoint.reading import entry_of
+from hpc_det.checkpoint.node_folders import is_node_folder
+from hpc_det.checkpoint.reading import entry_of, open_regular
 from hpc_det.checkpoint.seals import CRC, FileEntry
 from hpc_det.node import disk
 from hpc_det.node.files import make_folders, set_mode
@@ -42,8 +47,14 @@ class Committed:
     time: float
     """Time of the commit, in seconds since the epoch."""
     files: dict[str, FileEntry]
+    """The entries of its manifest; `whole` also has those of the manifests of nodes."""
+    nodes: dict[str, int] = field(default_factory=dict)
+    """The bytes in the folder of each node, without its manifest, by name."""
     removed: tuple[str, ...] = ()
     """Names of files that its owner has deleted. If there are any, no trial resumes from the checkpoint."""
+
+    unread: tuple[str, ...] = ()
+    """Names of the manifests of nodes that are missing or do not match their checksums, of a `whole` checkpoint."""
 
     @property
     def uuid(self) -> str:
@@ -51,7 +62,26 @@ class Committed:
 
     @property
     def size_bytes(self) -> int:
-        return sum(entry.size for entry in self.files.values())
+        return sum(entry.size for entry in self.files.values()) + sum(self.nodes.values())
+
+    @cached_property
+    def whole(self) -> Committed:
+        """This checkpoint with the entries of all its files, also of those in the folders of nodes.
+
+        The manifests of the nodes are read for it. The files of one that is `unread` have no entries.
+        """
+        return self.expanded(lambda name: _content_of(self.path / name)) if self.nodes else self
+
+    def expanded(self, content: Callable[[str], bytes | None]) -> Committed:
+        """Return `whole`, given the content of each file; None: it cannot be read."""
+        files, unread = dict(self.files), []
+        for name in map(manifest_of, self.nodes):
+            text = content(name)
+            if text is not None and CRC.of(text) == self.files.get(name):
+                files |= entries_in(text)
+            else:
+                unread.append(name)
+        return replace(self, files=files, nodes={}, unread=tuple(unread))
 
     def is_code(self, name: str) -> bool:
         """Return whether a file belongs to the trial's code. Damaged code does not prevent a resume."""
@@ -60,7 +90,7 @@ class Committed:
     @property
     def state(self) -> dict[str, FileEntry]:
         """Entries of all files but the code; a trial resumes only if all of them are undamaged."""
-        return {name: entry for name, entry in self.files.items() if not self.is_code(name)}
+        return {name: entry for name, entry in self.whole.files.items() if not self.is_code(name)}
 
     @property
     def code(self) -> dict[str, FileEntry]:
@@ -74,6 +104,7 @@ class Committed:
             "steps_completed": self.steps,
             "time": self.time,
             "files": {name: asdict(entry) for name, entry in sorted(self.files.items())},
+            **({"nodes": dict(sorted(self.nodes.items()))} if self.nodes else {}),
             **({"removed": sorted(self.removed)} if self.removed else {}),
         }
 
@@ -93,9 +124,12 @@ class Committed:
 
         `is_code`: True for the entries of the code, False for all others.
         """
-        found = irregularities(
-            folder, {name: entry.size for name, entry in self.files.items()}, {MANIFEST, *self.removed}
-        )
+        sizes = {name: entry.size for name, entry in self.whole.files.items()}
+        found = irregularities(folder, sizes, {MANIFEST, *self.removed})
+        for name in self.whole.unread:  # instead of each file that the manifest names
+            node = PurePosixPath(name).parent
+            found = {each: problem for each, problem in found.items() if PurePosixPath(each).parent != node}
+            found[name] = CRC.misfit if (folder / name).exists() else os.strerror(2)  # ENOENT
         return {name: problem for name, problem in found.items() if self.is_code(name) is is_code}
 
     def _damage(self, folder: Path, files: dict[str, FileEntry], *, is_code: bool) -> list[str]:
@@ -172,6 +206,33 @@ def lacks_files(checkpoint: Committed) -> str:
     return f"lacks files that `hpc-det checkpoint rm --glob` removed: {', '.join(checkpoint.removed)}"
 
 
+def manifest_of(node: str) -> str:
+    """Return the name of the manifest in the folder of a node."""
+    return f"{node}/{MANIFEST}"
+
+
+def node_manifest(entries: Mapping[str, FileEntry]) -> str:
+    """Return the text of the manifest of a node."""
+    return FORMAT.text({"files": {name: asdict(entry) for name, entry in sorted(entries.items())}})
+
+
+def entries_in(text: bytes) -> dict[str, FileEntry]:
+    """Return the entries in the manifest of a node; {} if it is not one."""
+    try:
+        files = {name: FileEntry(**entry) for name, entry in FORMAT.parsed(text)["files"].items()}
+    except (OddManifest, LookupError, TypeError, AttributeError):
+        return {}
+    return {} if [*_odd_entries(files)] else files
+
+
+def _content_of(path: Path) -> bytes | None:
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except OSError:
+        return None
+
+
 def checksum(path: Path) -> FileEntry:
     """Return the manifest entry of a file as it is now. Raises OSError."""
     return entry_of(path, CRC)
@@ -190,9 +251,14 @@ def _from_manifest(manifest: Mapping[str, Any], folder: Path) -> Committed:
         files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
         removed = tuple(manifest.get("removed", ()))
         found = Committed(
-            path=folder, steps=manifest["steps_completed"], time=manifest["time"], files=files, removed=removed
+            path=folder,
+            steps=manifest["steps_completed"],
+            time=manifest["time"],
+            files=files,
+            nodes=dict(manifest.get("nodes", {})),
+            removed=removed,
         )
-    except (LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError, ValueError):
         raise OddManifest("does not have the structure of a manifest") from None
     if problems := [*_odd_values(found)]:
         raise OddManifest("; ".join(problems))
@@ -200,18 +266,28 @@ def _from_manifest(manifest: Mapping[str, Any], folder: Path) -> Committed:
 
 
 def _odd_values(checkpoint: Committed) -> Iterator[str]:
-    counts = {"steps_completed": (checkpoint.steps, _MOST)}
-    for name, entry in checkpoint.files.items():
-        counts |= {f"size of {name!r}": (entry.size, _MOST), f"crc32 of {name!r}": (entry.crc32, 1 << 32)}
-    for what, (value, end) in counts.items():
-        if type(value) is not int or not 0 <= value < end:  # not isinstance: bool is a subclass of int
-            yield f"{what} is {value!r}"
+    yield from _odd_entries(checkpoint.files)
+    yield from _odd_counts({"steps_completed": (checkpoint.steps, _MOST)})
+    yield from _odd_counts({f"bytes in {name!r}": (size, _MOST) for name, size in checkpoint.nodes.items()})
+    yield from (f"{name!r} is no folder of a node" for name in checkpoint.nodes if not is_node_folder(name))
     if type(checkpoint.time) not in (int, float) or not math.isfinite(checkpoint.time):
         yield f"time is {checkpoint.time!r}"
     if not all(isinstance(name, str) for name in checkpoint.removed):
         yield "removed is not a list of names"
     else:
-        yield from outside([*checkpoint.files, *checkpoint.removed])
+        yield from outside(checkpoint.removed)
+
+
+def _odd_entries(files: Mapping[str, FileEntry]) -> Iterator[str]:
+    for name, entry in files.items():
+        yield from _odd_counts({f"size of {name!r}": (entry.size, _MOST), f"crc32 of {name!r}": (entry.crc32, 1 << 32)})
+    yield from outside(files)
+
+
+def _odd_counts(counts: Mapping[str, tuple[Any, int]]) -> Iterator[str]:
+    for what, (value, end) in counts.items():
+        if type(value) is not int or not 0 <= value < end:  # not isinstance: bool is a subclass of int
+            yield f"{what} is {value!r}"
 
 
 def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> list[str]:
@@ -223,7 +299,7 @@ def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> lis
     partial = checkpoint.path.with_name(f".partial-{checkpoint.uuid}")
     disk.remove_tree(partial)
     try:
-        for name in [*checkpoint.files, MANIFEST]:
+        for name in [*checkpoint.whole.files, MANIFEST]:
             target = partial / name
             make_folders(target.parent)
             try:
@@ -232,7 +308,7 @@ def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> lis
             except FileNotFoundError as error:
                 if not checkpoint.is_code(name):  # a trial can resume without the code
                     return [f"{name}: {error.strerror or 'missing'}"]
-        if damage := checkpoint.damage(folder=partial):
+        if damage := checkpoint.whole.damage(folder=partial):
             return damage
         if checkpoint.path.exists():
             delete(checkpoint.path, hidden=".partial-damaged")

@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -52,8 +52,8 @@ def _is_tensor(content: Any) -> bool:
     return isinstance(content, torch.Tensor) and not is_traceable_wrapper_subclass(content)
 
 
-def load(path: Path, **options: Any) -> Any:
-    """Return the content of a checkpoint file, by default on the CPU.
+def load(path: Path | IO[bytes], **options: Any) -> Any:
+    """Return the content of a checkpoint file, or of an open file, by default on the CPU.
 
     Only tensors, numpy arrays, numbers, texts and plain containers are unpickled. `options`: torch.load's
     `map_location` and `mmap`. Raises pickle.UnpicklingError if the file contains anything else.
@@ -62,10 +62,13 @@ def load(path: Path, **options: Any) -> Any:
         return with_arrays(torch.load(path, **{"map_location": "cpu", **options, "weights_only": True}))
 
 
-def read(path: Path, **options: Any) -> Any:
-    """Like `load`, for a file that another program or user may have written. Raises HpcDetError with the reason."""
+def read(path: Path, content: IO[bytes] | None = None, **options: Any) -> Any:
+    """Like `load`, for a file that another program or user may have written. Raises HpcDetError with the reason.
+
+    `content`: what to load instead of the whole file, if it is a part of it.
+    """
     try:
-        return load(path, **options)
+        return load(content or path, **options)
     except pickle.UnpicklingError as error:
         raise HpcDetError(
             f"{path}: contains more than tensors, numbers, texts, lists and maps; loading it could run code from the "

@@ -77,7 +77,7 @@ class Remote:
 
     def upload(self, checkpoint: Committed) -> None:
         """Copy the files of `checkpoint` into the store, the manifest last."""
-        for name in [*sorted(checkpoint.files), MANIFEST]:
+        for name in [*sorted(checkpoint.whole.files), MANIFEST]:
             self._fs.put_file(str(checkpoint.path / name), f"{self._root}/{checkpoint.uuid}/{name}")
 
     def remove(self, uuid: str) -> None:
@@ -129,7 +129,16 @@ class Remote:
             found = parsed(text, path)
         except (FileNotFoundError, OddManifest):
             return None
-        return found if json.loads(text).get("uuid") == path.name else None  # not a copy under another name
+        if json.loads(text).get("uuid") != path.name:  # a copy under another name
+            return None
+        return found.expanded(lambda name: self._content_of(f"{self._root}/{path.name}/{name}"))
+
+    def _content_of(self, place: str) -> bytes | None:
+        try:
+            content: bytes = self._fs.cat_file(place)
+        except FileNotFoundError:
+            return None
+        return content
 
 
 def remote_of(trial: TrialFolder, storage: Mapping[str, Any]) -> Remote | None:

@@ -6,18 +6,19 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-from hpc_det.checkpoint.committed import FORMAT, Committed, checksum
+from hpc_det.checkpoint.committed import FORMAT, Committed, checksum, manifest_of, node_manifest
 from hpc_det.checkpoint.reading import open_regular
 from hpc_det.checkpoint.sealed_files import SealedFile, sealed_file
 from hpc_det.checkpoint.seals import CRC, FileEntry
 from hpc_det.errors import HpcDetError
 from hpc_det.node import disk
-from hpc_det.node.files import flush_folder, make_folder, make_folders, set_mode, write_atomic
+from hpc_det.node.files import flush_folder, make_folder, make_folders, set_mode, write_atomic, write_flushed
 
 
 @dataclass(frozen=True)
@@ -40,32 +41,62 @@ class Staging:
         `name`: a relative path. `go_on` is called before each block is written; it may raise to cancel the file.
         """
         path = self.partial / name
-        make_folders(path.parent)
+        if "/" in name and not path.parent.is_dir():
+            make_folders(path.parent)
         with sealed_file(path, CRC, go_on) as file:
             yield file
         entries[name] = file.entry
 
-    def add_others(self, entries: dict[str, FileEntry]) -> None:
-        """Flush the files that callbacks have put into the partial folder, and add their entries."""
-        for path in sorted(self.partial.rglob("*")):  # a folder comes before what is in it
+    def add_others(self, entries: dict[str, FileEntry], nodes: Collection[str] = ()) -> None:
+        """Flush the files that callbacks have put into the partial folder, and add their entries.
+
+        `nodes`: the folders of nodes, which are complete; they are not read, since they have the files of all ranks.
+        """
+        self._add_others(self.partial, entries, nodes)
+
+    def _add_others(self, folder: Path, entries: dict[str, FileEntry], nodes: Collection[str] = ()) -> None:
+        with os.scandir(folder) as found:
+            inside = sorted(found, key=lambda entry: entry.name)
+        for entry in inside:
+            path = Path(entry.path)
             name = str(path.relative_to(self.partial))
-            if path.is_symlink():
+            if entry.is_symlink():
                 _replace_link(path)
-            if path.is_dir():
-                set_mode(path)
-                flush_folder(path)
+            if entry.is_dir(follow_symlinks=False):
+                if name not in nodes:
+                    set_mode(path)
+                    self._add_others(path, entries)
+                    flush_folder(path)
             elif name not in entries:
                 entries[name] = _flushed(path)
 
-    def commit(self, steps: int, entries: dict[str, FileEntry], *, after: float = 0.0) -> Committed:
+    def finish_node(self, node: str, entries: Mapping[str, FileEntry]) -> FileEntry:
+        """On the first rank of a node, when its ranks have written: write its manifest, and return that file's entry.
+
+        `node`: the folder of the node, which is flushed to disk. `entries`: those of the files in it.
+        """
+        text = node_manifest(entries)
+        write_flushed(self.partial / manifest_of(node), text)
+        flush_folder(self.partial / node)
+        return CRC.of(text.encode())
+
+    def commit(
+        self,
+        steps: int,
+        entries: dict[str, FileEntry],
+        *,
+        nodes: Mapping[str, int] = MappingProxyType({}),
+        after: float = 0.0,
+    ) -> Committed:
         """On rank 0, when all ranks have written: commit the checkpoint.
 
-        `entries`: those of the files of all ranks. `after`: the time of the checkpoint that this one supersedes, in
-        seconds since the epoch.
+        `entries`: those of the files of all ranks, without files in the folders of nodes but their manifests. `nodes`:
+        the bytes in each such folder. `after`: the time of the checkpoint that this one supersedes, in seconds since
+        the epoch.
         """
         # later than `after`, which may be by the clock of another node
         now = max(time.time(), math.nextafter(after, math.inf))
-        checkpoint = Committed(path=self.checkpoints / self.uuid, steps=steps, time=now, files=entries)
+        checkpoint = Committed(path=self.checkpoints / self.uuid, steps=steps, time=now, files=entries, nodes={**nodes})
         FORMAT.commit(self.partial, checkpoint.path, checkpoint.manifest)
         return checkpoint
 

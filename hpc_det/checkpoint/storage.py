@@ -78,8 +78,9 @@ class TrialStorage:
         """Delete some files of a checkpoint. Raises HpcDetError for names that lead out of its folder."""
         if problems := outside(names):
             raise HpcDetError([f"checkpoint {checkpoint.uuid}: {problem}" for problem in problems])
-        left = {name: entry for name, entry in checkpoint.files.items() if name not in names}
-        rest = replace(checkpoint, files=left, removed=(*checkpoint.removed, *names))
+        # The files of nodes move into the manifest, because several manifests cannot be replaced at once.
+        left = {name: entry for name, entry in checkpoint.whole.files.items() if name not in names}
+        rest = replace(checkpoint.whole, files=left, removed=(*checkpoint.removed, *names))
         if remote := self._store_with(rest.uuid):
             with answering(remote):
                 remote.remove_files(rest, names)
@@ -95,7 +96,7 @@ class TrialStorage:
         Returns a sentence for each damaged file of its code. Raises HpcDetError with all problems of its state; then
         nothing is at `target`.
         """
-        copied, damage = replace(checkpoint, path=target), ["not in its folder"]
+        copied, damage = replace(checkpoint.whole, path=target), ["not in its folder"]
         if committed_at(checkpoint.path):
             damage = in_words(checkpoint.irregularities(checkpoint.path, is_code=False)) or copy_whole(
                 copied, lambda name, to: _copy_file(checkpoint.path / name, to)

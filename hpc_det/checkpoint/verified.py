@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.committed import FORMAT, Committed, committed_at, newest_good, read_manifest
+from hpc_det.checkpoint.committed import FORMAT, MANIFEST, Committed, newest_good, read_manifest
 from hpc_det.checkpoint.committed_folder import OddManifest, in_words, irregularities
 from hpc_det.checkpoint.damaged import set_aside
 from hpc_det.checkpoint.object_store import Mirror
@@ -82,13 +82,15 @@ class Readers:
         Without a manifest, as in a checkpoint of Determined, no file is read. Raises HpcDetError if a rank does not
         find the manifest, which is not damage but a folder that is not shared between the nodes.
         """
-        gang, checkpoint = self.distributed, committed_at(folder)
-        has_manifest, irregular = gang.broadcast_json(_look_at(folder) if gang.is_chief else None)
+        gang = self.distributed
+        # Rank 0 sends the entries: thousands of ranks need not read the manifests, of which there is one for each node.
+        has_manifest, irregular, entries = gang.broadcast_json(_look_at(folder) if gang.is_chief else None)
         if irregular or not has_manifest:
             return [*irregular]
-        files = checkpoint.state if checkpoint else {}
+        files = {name: FileEntry(size=size, crc32=crc32) for name, (size, crc32) in entries.items()}
+        is_seen = (folder / MANIFEST).exists()
         # the lowest rank of a node identifies the node
-        own = {"node": gang.rank - gang.local_rank, "manifest": bool(checkpoint), "reads": [*filter(self.reads, files)]}
+        own = {"node": gang.rank - gang.local_rank, "manifest": is_seen, "reads": [*filter(self.reads, files)]}
         ranks = gang.gather_json(own)
         if blind := [number for number, rank in enumerate(ranks) if not rank["manifest"]]:
             raise HpcDetError(
@@ -104,14 +106,19 @@ class Readers:
         return list(dict.fromkeys(chain(*wrong)))  # each once: several nodes may find the same problem
 
 
-def _look_at(folder: Path) -> tuple[bool, list[str]]:
-    """On rank 0, before any file but the manifest is opened: return whether there is a manifest, and the problems."""
+def _look_at(folder: Path) -> tuple[bool, list[str], dict[str, tuple[int, int]]]:
+    """On rank 0, before any file but the manifests is opened: return whether there is a manifest, and the problems.
+
+    Then size and crc32 of each file of the state, by name.
+    """
     try:
-        return True, in_words(read_manifest(folder).irregularities(folder, is_code=False))
+        checkpoint = read_manifest(folder)
+        problems = in_words(checkpoint.irregularities(folder, is_code=False))
+        return True, problems, {name: (entry.size, entry.crc32) for name, entry in checkpoint.state.items()}
     except FileNotFoundError:
-        return False, in_words(irregularities(folder))
+        return False, in_words(irregularities(folder)), {}
     except (OddManifest, OSError) as error:
-        return True, [FORMAT.problem(error)]
+        return True, [FORMAT.problem(error)], {}
 
 
 def shared(nodes: Sequence[int], reads: Sequence[Sequence[str]], files: Mapping[str, FileEntry]) -> list[list[Block]]:

@@ -123,7 +123,7 @@ def described(item: StoredCheckpoint, *, verify: bool) -> dict[str, Any]:
         "validation": item.metrics or None,
         "hyperparameters": spec.get("hparams"),
         "metadata": all_metadata(item.trial, checkpoint),
-        "files": [{"name": name, "size_bytes": entry.size} for name, entry in sorted(checkpoint.files.items())],
+        "files": [{"name": name, "size_bytes": entry.size} for name, entry in sorted(checkpoint.whole.files.items())],
         "removed": sorted(checkpoint.removed),
         "damage": _damage(item) if verify else None,
     }
@@ -178,10 +178,10 @@ def _remove_whole(checkpoints: Sequence[StoredCheckpoint], *, yes: bool) -> None
 
 
 def _remove_files(checkpoints: Sequence[StoredCheckpoint], pattern: str, *, yes: bool) -> None:
-    matching = {item.uuid: fnmatch.filter(item.checkpoint.files, pattern) for item in checkpoints}
+    matching = {item.uuid: fnmatch.filter(item.checkpoint.whole.files, pattern) for item in checkpoints}
     problems = [
         f"--glob {pattern}: checkpoint {item.uuid} has no matching file; its files: "
-        f"{', '.join(sorted(item.checkpoint.files))}"
+        f"{', '.join(sorted(item.checkpoint.whole.files))}"
         for item in checkpoints
         if not matching[item.uuid]
     ]

@@ -75,7 +75,7 @@ class Checkpoint:
     @property
     def files(self) -> dict[str, int]:
         """Size in bytes of each file, by its name relative to `path`."""
-        return {name: entry.size for name, entry in sorted(self._stored.checkpoint.files.items())}
+        return {name: entry.size for name, entry in sorted(self._stored.checkpoint.whole.files.items())}
 
     @property
     def path(self) -> Path:

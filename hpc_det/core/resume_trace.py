@@ -37,7 +37,8 @@ from hpc_det.core.tracked import TRACKED, Tracked, state_of
 from hpc_det.store.trace_names import ATTRIBUTE, GLOBAL, LOADER, VARIABLE
 
 _OURS = re.compile(
-    "|".join([*map(re.escape, (TRACKED, PROGRESS, MANIFEST, METADATA, LOAD_DATA, f"{CODE}/"))]) + r"|(rank|shard)-\d+\."
+    "|".join([*map(re.escape, (TRACKED, PROGRESS, MANIFEST, METADATA, LOAD_DATA, f"{CODE}/"))])
+    + r"|(rank|shard)-\d+\.|ranks-\d+-\d+/"
 )
 """Beginnings of the names of files that the Core API writes into a checkpoint."""
 

@@ -186,7 +186,7 @@ class CheckpointSaver:
             files, finish = self._files()
         with self._checkpoints.saving(self._progress.steps, files, finish, then=self._after_commit()) as save:
             folder = save.staging.partial
-            written = {name: (folder / name).stat() for name in files}
+            written = {name: (folder / name).stat() for name in save.written}
             yield folder
             _insist_on_unchanged(folder, written)
         self._uuid = save.staging.uuid

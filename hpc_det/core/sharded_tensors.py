@@ -14,6 +14,8 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from hpc_det.checkpoint.content import read
+from hpc_det.checkpoint.node_folders import shard_file
+from hpc_det.checkpoint.rank_files import RankFiles, StoredFile
 from hpc_det.core.state_dicts import parameters_of
 from hpc_det.errors import HpcDetError
 
@@ -30,10 +33,6 @@ Shards = dict[str, dict[str, Any]]
 
 
 _EVERY = "shard-*.pth"
-
-
-def shard_file(rank: int) -> str:
-    return f"shard-{rank}.pth"
 
 
 def is_sharded_tensor(tensor: torch.Tensor) -> bool:
@@ -88,8 +87,7 @@ class StoredShards:
     def __init__(self, folder: Path, rank: int = 0) -> None:
         """`rank`: the reading rank; its own file is searched first."""
         self._folder = folder
-        own = folder / shard_file(rank)
-        self._paths = sorted(folder.glob(_EVERY), key=lambda path: (path != own, path.name))
+        self._rank = rank
         self._opened: list[Shards] = []
 
     def fitted(self, content: Any, path: str, likes: Mapping[str, torch.Tensor]) -> Any:
@@ -126,10 +124,17 @@ class StoredShards:
         )
 
     def _every(self) -> Iterator[Shards]:
-        for number, path in enumerate(self._paths):
-            if number == len(self._opened):
-                self._opened.append(read(path, mmap=True))
-            yield self._opened[number]
+        yield from [*self._opened]
+        for file in self._unopened:
+            self._opened.append(file.read_mapped())
+            yield self._opened[-1]
+
+    @cached_property
+    def _unopened(self) -> Iterator[StoredFile]:
+        """The files that are not open yet, this rank's first."""
+        files = RankFiles(self._folder)
+        own = files.find(shard_file(self._rank))
+        return chain([own] if own else [], (file for file in files.every(_EVERY) if file != own))
 
 
 def likes_of(owner: Any, path: str) -> dict[str, torch.Tensor]:

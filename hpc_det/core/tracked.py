@@ -20,20 +20,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.checkpoint.content import check_loadable, load
+from hpc_det.checkpoint.node_folders import contains, rank_file, shard_file
+from hpc_det.checkpoint.rank_files import RankFiles
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.core.ddp_buckets import settle_buckets_in
 from hpc_det.core.portable import Portable
 from hpc_det.core.progress import PROGRESS, Progress, restored_progress
-from hpc_det.core.sharded_tensors import StoredShards, likes_of, shard_file, shards_in, without_shards
+from hpc_det.core.sharded_tensors import StoredShards, likes_of, shards_in, without_shards
 from hpc_det.core.state_dicts import restore
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, nearest
 
 TRACKED = "tracked.pth"
-
-
-def rank_file(rank: int) -> str:
-    return f"rank-{rank}.pth"
 
 
 class Resumed:
@@ -56,8 +54,8 @@ class Resumed:
     @cached_property
     def of_rank(self) -> dict[str, Any]:
         """The content of this rank's file; of rank 0's if the former gang had no such rank; {} without files."""
-        path = self.folder / rank_file(self._rank if self._rank < self.ranks else 0)
-        return dict(load(path)) if path.exists() else {}
+        file = RankFiles(self.folder).find(rank_file(self._rank if self._rank < self.ranks else 0))
+        return dict(file.load()) if file else {}
 
     @property
     def has_rank(self) -> bool:
@@ -153,7 +151,7 @@ class Tracked:
 
     def reads(self, name: str) -> bool:
         """Return whether this rank loads the file of that name in a resume."""
-        return name in (TRACKED, PROGRESS, rank_file(self._distributed.rank))
+        return name in (TRACKED, PROGRESS) or contains(name, rank_file(self._distributed.rank))
 
     # --- helpers
 

@@ -23,12 +23,17 @@ import torch.distributed as dist
 
 from hpc_det.distributed.gang_messages import GangMessages, open_messages
 from hpc_det.distributed.gang_store import gang_store, keep_to_this_node
+from hpc_det.distributed.node_messages import open_node_messages
 from hpc_det.distributed.sealed import Alone, SealedGroup, shared_secret
 from hpc_det.errors import UsageError
 from hpc_det.node.network import limit_look_ups
 
 ON_RANK_0_S = 24 * 3600.0
 """Seconds for which the other ranks wait for work that rank 0 does alone, such as evaluating the full dataset."""
+
+
+_PACKET_BYTES = 1024
+"""Bytes of the first message of `broadcast_json`: the length, and the content if it fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +107,17 @@ class Distributed:
                 keep_to_this_node(os.environ)
             store = gang_store(self.rank, self.size, self.nodes, os.environ)
             with closed_once_connected():
+                # Without `device_id`. With it, a later group of some ranks on gloo hangs, as Megatron makes them: ranks
+                # outside of the group split NCCL's communicator, a collective that the ranks in the group do not join
+                # (torch's _new_process_group_helper, pytorch issue 145376). And NCCL would connect in this block, which
+                # closes its ports. No barrier follows: torch makes none unless TORCH_DIST_INIT_BARRIER=1.
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
                     store=store,
                     rank=self.rank,
                     world_size=self.size,
                 )
-        _ = self.messages  # opens the connection now, on every rank: opening is a collective
+        _ = self.node_messages  # opens the connections now, on every rank: opening them is a collective
 
     def _check_gpu(self) -> None:
         """Raise UsageError if this rank has no GPU to itself."""
@@ -131,9 +140,10 @@ class Distributed:
         print(f"hpc-det: slots are GPUs, which torch {torch.__version__} cannot use: training on the CPU", flush=True)
 
     def leave(self) -> None:
-        """Close the connection to rank 0; the process group remains."""
-        if messages := vars(self).pop("messages", None):
-            messages.close()
+        """Close the connections of `messages` and `node_messages`; the process group remains."""
+        for name in ("node_messages", "messages"):
+            if messages := vars(self).pop(name, None):
+                messages.close()
 
     def stop(self) -> None:
         """Close the connection to rank 0 and destroy the process group, if there is one."""
@@ -168,8 +178,22 @@ class Distributed:
         return [json.loads(bytes(item[: int(length)].numpy())) for item, length in zip(received, lengths, strict=True)]
 
     def broadcast_json(self, data: Any) -> Any:
-        """Return the `data` of rank 0 on every rank."""
-        return self.gather_json(data if self.is_chief else None)[0]
+        """Return the `data` of rank 0 on every rank; the `data` of other ranks is not used."""
+        if self.size == 1:
+            return data
+        # Not a gather: a broadcast costs each rank the same, whatever the number of ranks.
+        content = json.dumps(data if self.is_chief else None).encode()
+        beginning = self._broadcast(len(content).to_bytes(8, "big") + content[: _PACKET_BYTES - 8], _PACKET_BYTES)
+        length, received = int.from_bytes(beginning[:8], "big"), beginning[8:]
+        if length > len(received):
+            received += self._broadcast(content[len(received) :], length - len(received))
+        return json.loads(received[:length])
+
+    def _broadcast(self, content: bytes, size: int) -> bytes:
+        """Return the `content` of rank 0 on every rank, padded to `size` bytes."""
+        tensor = torch.frombuffer(bytearray(content[:size].ljust(size, b"\0")), dtype=torch.uint8)
+        dist.broadcast(tensor, src=0, group=self._on_cpu)
+        return tensor.numpy().tobytes()
 
     # --- any object that pickle takes
 
@@ -249,6 +273,16 @@ class Distributed:
     def messages(self) -> GangMessages:
         """The connection to rank 0, which any thread may use and which needs no collectives. `start` opens it."""
         return open_messages(self.rank, self.size, self.nodes, self.env, self._on_cpu)
+
+    @cached_property
+    def node_messages(self) -> GangMessages:
+        """The connection to the first rank of this node, like `messages`; on one node, `messages`."""
+        return open_node_messages(self.messages, self.local_rank, self.local_size)
+
+    @property
+    def leaders(self) -> range:
+        """The first rank of each node."""
+        return range(0, self.size, self.local_size)
 
 
 def _gpus(count: int, env: Mapping[str, str]) -> str:

@@ -1,8 +1,12 @@
 """Messages between rank 0 and the other ranks of a gang, outside of collectives: any thread may send and await them.
 
 Rank 0 listens, and each other rank keeps one authenticated connection to it for the whole run (hpc_det.node). A message
-has a kind and a JSON value. It replaces the previous message of the same kind from the same sender, so that no queue
-grows. Every wait has a time limit, and ends at once if the connection to an awaited rank ends.
+has a kind and a value: bytes, or anything that JSON has. It replaces the previous message of the same kind from the
+same sender, so that no queue grows. Every wait has a time limit, and ends at once if the connection to an awaited rank
+ends.
+
+In a gang of several nodes, the ranks of each node also exchange messages with the first rank of their node, in the same
+way. So rank 0 can exchange one message with each node, and the first ranks pass them on.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import secrets
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,8 +49,12 @@ class RankGone(RuntimeError):
 class GangMessages:
     """One rank's end of the messages. This base class serves a gang of one rank; the subclasses serve larger gangs."""
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+    key = b""
+    """The key that the ranks of this gang have in common."""
+
+    def __init__(self, rank: int = 0, size: int = 1, first: int = 0) -> None:
+        """`first`: what to add to these rank numbers to get those of the gang, for error messages."""
+        self.rank, self.size, self._first = rank, size, first
         self._values: dict[str, dict[int, Any]] = {}
         """The latest value by kind and sender."""
         self._arrivals: Counter[str] = Counter()
@@ -62,7 +70,12 @@ class GangMessages:
 
     def to_all(self, kind: str, value: Any) -> None:
         """Send from rank 0 to all ranks, including itself."""
-        self._take(kind, 0, value)
+        self.to_ranks(range(self.size), kind, value)
+
+    def to_ranks(self, ranks: Collection[int], kind: str, value: Any) -> None:
+        """Send from rank 0 to some ranks, of which it may be one."""
+        if 0 in ranks:
+            self._take(kind, 0, value)
 
     def from_all(
         self,
@@ -72,18 +85,20 @@ class GangMessages:
         limit_s: float,
         is_it: Callable[[Any], bool] = lambda value: True,
         go_on: Callable[[], None] = lambda: None,
+        ranks: Sequence[int] | None = None,
     ) -> list[Any]:
         """Return the value of this kind that each rank sent to rank 0, in rank order, and discard them. On rank 0 only.
 
         `is_it`: whether a value is the awaited one. `what`: what the ranks have done by then, for the error message.
-        `go_on` is called whenever the waiting thread wakes, and raises to end the wait (see `wake`). Raises RankGone,
-        with the ranks' numbers, if an awaited rank has exited, or if nothing of this kind arrived for `limit_s`
-        seconds.
+        `ranks`: the ranks that send one; None: all. `go_on` is called whenever the waiting thread wakes, and raises to
+        end the wait (see `wake`). Raises RankGone, with the ranks' numbers, if an awaited rank has exited, or if
+        nothing of this kind arrived for `limit_s` seconds.
         """
+        senders = range(self.size) if ranks is None else ranks
         with self._changed:
-            self._wait(kind, range(self.size), what, limit_s, is_it, go_on)
+            self._wait(kind, senders, what, limit_s, is_it, go_on)
             values = self._values.pop(kind)
-            return [values[rank] for rank in range(self.size)]
+            return [values[rank] for rank in senders]
 
     def from_any(self, kind: str, *, go_on: Callable[[], None]) -> None:
         """Wait, without a time limit, until any rank has sent a message of this kind. On rank 0 only."""
@@ -171,22 +186,29 @@ class GangMessages:
                 return
             go_on()
             if self._gone and (gone := [rank for rank in late if rank in self._gone and is_late(rank)]):
-                raise RankGone(f"{_named(gone)} ended and {_have(gone)} not {what}")
+                raise RankGone(f"{self._named(gone)} ended and {_have(gone)} not {what}")
             if self._arrivals[kind] != arrivals:  # the limit counts from the latest message
                 clock, arrivals = AwakeClock(LOOK_S), self._arrivals[kind]
             left_s = limit_s - clock.seconds()
             if left_s <= 0 and (late := [rank for rank in late if is_late(rank)]):
-                raise RankGone(f"{_named(late)} {_have(late)} not {what} for {limit_s:g} s")
+                raise RankGone(f"{self._named(late)} {_have(late)} not {what} for {limit_s:g} s")
             self._changed.wait(min(left_s, LOOK_S))  # AwakeClock must be read at least every LOOK_S seconds
+
+    def _named(self, ranks: Collection[int]) -> str:
+        """Return the numbers of the first eight ranks as text, and how many more there are."""
+        numbers = [self._first + rank for rank in ranks] if self._first else [*ranks]
+        shown = ", ".join(map(str, numbers[:8]))
+        more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+        return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
 
 
 class RankZero(GangMessages):
     """Rank 0's end, which listens at a free port of `host`."""
 
-    def __init__(self, size: int, host: str, key: bytes) -> None:
-        super().__init__(0, size)
+    def __init__(self, size: int, host: str, key: bytes, first: int = 0) -> None:
+        super().__init__(0, size, first)
         self._lines: dict[int, Line] = {}
-        self._key = key
+        self.key = key
         # Any address may connect: the ranks' addresses are not known, and each connection must prove the key.
         self._server = TcpLineServer(host, self._key_for, lambda address: True, self._on_event)
         self._server.answers["send"] = self._on_message
@@ -195,13 +217,14 @@ class RankZero(GangMessages):
     def await_all(self, limit_s: float = ARRIVE_S) -> None:
         """Wait until every rank has connected. Raises RankGone."""
         self.to_rank_0("arrived", True)
-        self.from_all("arrived", f"connected to rank 0 at {self.host}:{self.port}", limit_s=limit_s)
+        self.from_all("arrived", f"connected to rank {self._first} at {self.host}:{self.port}", limit_s=limit_s)
 
-    def to_all(self, kind: str, value: Any) -> None:
-        super().to_all(kind, value)
-        body = json.dumps(value).encode()
-        for line in list(self._lines.values()):
-            line.send({"kind": kind}, body)
+    def to_ranks(self, ranks: Collection[int], kind: str, value: Any) -> None:
+        super().to_ranks(ranks, kind, value)
+        head, body = _encoded(kind, value)
+        for rank in ranks:
+            if line := self._lines.get(rank):
+                line.send(head, body)
 
     def close(self) -> None:
         super().close()
@@ -213,7 +236,7 @@ class RankZero(GangMessages):
     def _key_for(self, identity: Mapping[str, Any]) -> bytes | None:
         """Return the key for a rank that has not connected yet; None, which refuses the connection, for others."""
         rank = identity["rank"]
-        return self._key if type(rank) is int and 0 < rank < self.size and rank not in self._lines else None
+        return self.key if type(rank) is int and 0 < rank < self.size and rank not in self._lines else None
 
     def _on_event(self, event: Event) -> None:
         rank = event.line.identity["rank"]
@@ -224,29 +247,32 @@ class RankZero(GangMessages):
             self._ends(rank)
 
     def _on_message(self, line: Line, message: Message) -> None:
-        self._take(message.head["kind"], line.identity["rank"], json.loads(message.body))
+        self._take(message.head["kind"], line.identity["rank"], _decoded(message))
 
 
 class OtherRank(GangMessages):
     """The end of a rank other than 0."""
 
-    def __init__(self, rank: int, size: int, host: str, port: int, key: bytes) -> None:
+    def __init__(self, rank: int, size: int, host: str, port: int, key: bytes, first: int = 0) -> None:
         """Raises RankGone if rank 0 cannot be reached."""
-        super().__init__(rank, size)
+        super().__init__(rank, size, first)
+        self.key = key
         try:
-            self._line = connect(host, port, key, {"role": "rank", "rank": rank}, ARRIVE_S, listener="rank 0")
+            self._line = connect(host, port, key, {"role": "rank", "rank": rank}, ARRIVE_S, listener=f"rank {first}")
         except HpcDetError:
             raise RankGone(
-                f"rank {rank} cannot connect to rank 0 at {host}:{port}, which must be reachable from every node of "
-                f"the gang; name the network between the nodes (dtrain_network_interface of the cluster profile)"
+                f"{self._named([rank])} cannot connect to rank {first} at {host}:{port}, which must be reachable from "
+                f"every node of the gang; name the network between the nodes (dtrain_network_interface of the cluster "
+                f"profile)"
             ) from None
         self._listener = threading.Thread(target=self._listen, name="gang messages", daemon=True)
         self._listener.start()
 
     def to_rank_0(self, kind: str, value: Any) -> None:
-        self._line.send({"do": "send", "kind": kind}, json.dumps(value).encode())
+        head, body = _encoded(kind, value)
+        self._line.send({"do": "send", **head}, body)
 
-    def to_all(self, kind: str, value: Any) -> None:
+    def to_ranks(self, ranks: Collection[int], kind: str, value: Any) -> None:
         raise AssertionError(f"rank {self.rank} is not rank 0")
 
     def close(self) -> None:
@@ -259,8 +285,19 @@ class OtherRank(GangMessages):
 
     def _listen(self) -> None:
         while (message := self._line.receive()) is not None:
-            self._take(message.head["kind"], 0, json.loads(message.body))
+            self._take(message.head["kind"], 0, _decoded(message))
         self._ends(0)
+
+
+def _encoded(kind: str, value: Any) -> tuple[dict[str, Any], bytes]:
+    """Return head and body of the message with this value."""
+    if isinstance(value, bytes):
+        return {"kind": kind, "is_json": False}, value
+    return {"kind": kind, "is_json": True}, json.dumps(value).encode()
+
+
+def _decoded(message: Message) -> Any:
+    return json.loads(message.body) if message.head["is_json"] else bytes(message.body)
 
 
 def open_messages(
@@ -316,12 +353,6 @@ def _broadcast(numbers: list[int] | None, group: dist.ProcessGroup | None) -> li
     tensor = torch.tensor(numbers or [0] * 4, dtype=torch.int64)
     dist.broadcast(tensor, src=0, group=group)
     return [int(number) for number in tensor]
-
-
-def _named(ranks: Collection[int]) -> str:
-    """Return the first eight ranks as text, and how many more there are."""
-    shown = ", ".join(map(str, [*ranks][:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
 
 
 def _have(ranks: Collection[int]) -> str:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _LIBRARIES = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
 """The package that fsspec needs for each type of object store."""
-WEIGHTS = ("*state_dict.pth", "shard-*.pth", "engines.json", "model[0-9]*/*")
+WEIGHTS = ("*state_dict.pth", "*shard-*.pth", "*/small-files.zip", "engines.json", "model[0-9]*/*")
 """Patterns of the checkpoint files that contain weights, of a PyTorchTrial and of a DeepSpeedTrial."""
 
 

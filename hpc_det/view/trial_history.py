@@ -298,7 +298,9 @@ def checkpoint_to_take(trial: TrialFolder, best: Validation | None) -> Committed
 def is_complete(checkpoint: Committed) -> bool:
     """Return whether every file of the manifest exists with its full size; the content is not read."""
     try:
-        return all((checkpoint.path / name).stat().st_size == entry.size for name, entry in checkpoint.files.items())
+        return all(
+            (checkpoint.path / name).stat().st_size == entry.size for name, entry in checkpoint.whole.files.items()
+        )
     except OSError:
         return False
 

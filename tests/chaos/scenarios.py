@@ -6,15 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hpc_det.checkpoint import snapshots
+from hpc_det.checkpoint import async_save, snapshots
 from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
 from hpc_det.checkpoint.committed import CODE, newest_good
 from hpc_det.checkpoint.content import load
+from hpc_det.checkpoint.node_folders import SMALL_FILES, rank_file, shard_file
+from hpc_det.checkpoint.rank_files import unpacked
 from hpc_det.core.portable import keep_code
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.node.files import write_first
@@ -89,6 +92,24 @@ def saves_of_ranks(folder: Path, say: Say) -> None:
     on_forked_ranks(2, rank)
 
 
+def saves_of_nodes(folder: Path, say: Say) -> None:
+    """Save with two nodes of two ranks, each of which has a small file, and a large one that it writes itself."""
+    async_save.SMALL_BYTES = 10_000  # type: ignore[attr-defined]
+
+    def rank(distributed: Distributed) -> None:
+        number = distributed.rank
+
+        def save(checkpoints: CheckpointContext, steps: int) -> None:
+            files = files_at(steps, rank_file(number))
+            files[shard_file(number)] = {"weights": torch.full((9000,), float(steps)), "steps": steps}
+            checkpoints.begin(steps, files | (files_at(steps) if distributed.is_chief else {}))
+            checkpoints.settled(wait=True)
+
+        save_three(folder, say, save, distributed)
+
+    on_forked_ranks(4, rank, nodes=2)
+
+
 def saves_of_engines(folder: Path, say: Say) -> None:
     """Save as DeepSpeed's engines do: some files by `put`, some written by other code, and the trial's code."""
     spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {}, "config": CONFIG}
@@ -124,8 +145,11 @@ def checkpoints_in(folder: Path) -> list[Any]:
     if newest is None:
         return []
     assert newest.code_damage() == []
-    contents = [load(newest.path / name) for name in newest.files if name.endswith(".pth")]
-    assert contents
+    contents = [load(newest.path / name) for name in newest.whole.files if name.endswith(".pth")]
+    for name in newest.whole.files:
+        if name.endswith(SMALL_FILES):
+            contents += [load(BytesIO(file)) for file in unpacked((newest.path / name).read_bytes()).values()]
+    assert len(contents) == 9 if newest.nodes else contents
     assert {each["steps"] for each in contents} == {newest.steps}
     assert all(each["weights"].eq(newest.steps).all() for each in contents)
     return [newest.steps]
@@ -291,6 +315,7 @@ SCENARIOS = {
     "saves": Scenario(CHECKPOINTS, saves, checkpoints_in),
     "saves_behind": Scenario(CHECKPOINTS, saves_behind, checkpoints_in),
     "saves_of_ranks": Scenario(CHECKPOINTS, saves_of_ranks, checkpoints_in),
+    "saves_of_nodes": Scenario(CHECKPOINTS, saves_of_nodes, checkpoints_in),
     "saves_of_engines": Scenario(CHECKPOINTS, saves_of_engines, code_checkpoints_in, prepare=write_code),
     "snapshots": Scenario(TRAINER, takes_snapshots, snapshots_in),
     "state": Scenario(TRAINER, saves_state, state_in),

@@ -225,10 +225,11 @@ def part(distributed: Distributed, folder: Path) -> list[int]:
     return [each.steps for each in committed(folder)]
 
 
+@pytest.mark.parametrize(("size", "nodes"), [(2, 1), (4, 2)])
 def test_no_rank_leaves_before_rank_0_has_committed_since_the_others_would_be_ended(
-    on_ranks: OnRanks, folder: Path
+    on_ranks: OnRanks, folder: Path, size: int, nodes: int
 ) -> None:
-    assert on_ranks(2, part, folder) == [[40], [40]]
+    assert on_ranks(size, part, folder, nodes=nodes) == [[40]] * size
 
 
 def fail_and_wait(distributed: Distributed, folder: Path) -> float:
@@ -274,30 +275,58 @@ def test_ranks_write_apart_and_rank_0_commits_when_all_have(on_ranks: OnRanks, f
         assert [int(files[name][0]) for name in sorted(files)] == [20, 21]
 
 
-def save_without_rank_1(distributed: Distributed, folder: Path, *, is_gone: bool) -> str:
-    """Return the error of rank 0 when rank 1 does not write its part."""
+def save_without(distributed: Distributed, missing: int, folder: Path, *, is_gone: bool) -> str:
+    """Return the error of rank 0 when the rank `missing` does not write its part."""
     context = CheckpointContext(folder, distributed)
-    if distributed.is_chief:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(async_save, "SILENT_S", DEADLINE_S if is_gone else 0.2)
-            uuid = context.begin(40, {"rank-0.pth": torch.zeros(10)})
-            with pytest.raises(RankGone) as error:
-                context.settled(wait=True)
+    if distributed.rank == missing:
+        context._new({}, makes_folder=False)  # it begins the save, but does not write
+        if is_gone:
+            distributed.leave()
         distributed.barrier()
-        return str(error.value).replace(uuid, "UUID")
-    context._new({}, makes_folder=False)  # rank 1 begins the save, but does not write
-    if is_gone:
-        distributed.leave()
-    distributed.barrier()
-    return ""
+        return ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(async_save, "SILENT_S", DEADLINE_S if is_gone else 0.2)
+        uuid = context.begin(40, {f"rank-{distributed.rank}.pth": torch.zeros(10)})
+        error: BaseException | None = None
+        if distributed.is_chief:
+            with pytest.raises(RankGone) as raised:
+                context.settled(wait=True)
+            error = raised.value
+        else:
+            assert context._task is not None
+            context._task.join()
+        distributed.barrier()
+        return str(error).replace(uuid, "UUID")
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_save_waits_for_no_rank_without_a_limit_and_names_it(on_ranks: OnRanks, folder: Path, is_gone: bool) -> None:
-    zero, _ = on_ranks(2, partial(save_without_rank_1, is_gone=is_gone), folder)
-    assert unnamed(zero, "rank 1", "checkpoint UUID") == []
-    assert re.findall(r"[\d.]+ s\b", zero) == ([] if is_gone else ["0.2 s"]), "only a wait that was too long has a time"
+@pytest.mark.parametrize(("size", "nodes", "missing"), [(2, 1, 1), (4, 2, 1), (4, 2, 2), (4, 2, 3), (2, 2, 1)])
+def test_a_save_waits_for_no_rank_without_a_limit_and_names_it(
+    on_ranks: OnRanks, folder: Path, size: int, nodes: int, missing: int, is_gone: bool
+) -> None:
+    zero, *_ = on_ranks(size, partial(save_without, is_gone=is_gone), missing, folder, nodes=nodes)
+    assert unnamed(zero, f"rank {missing}", "checkpoint UUID") == []
+    limit = "0.2 s" if missing < size // nodes or missing % (size // nodes) else "0.4 s"
+    assert re.findall(r"[\d.]+ s\b", zero) == ([] if is_gone else [limit]), "only a wait that was too long has a time"
     assert committed(folder) == []
+
+
+def counted_messages(distributed: Distributed, folder: Path) -> int:
+    """Return how many messages this rank has received in two saves from other ranks and itself."""
+    context = CheckpointContext(folder, distributed)
+    for steps in (10, 20):
+        context.begin(steps, {f"rank-{distributed.rank}.pth": torch.zeros(10)})
+        context.settled(wait=True)
+    distributed.barrier()
+    both = (distributed.messages, distributed.node_messages)
+    return sum(each.arrivals(kind) for each in both for kind in ("files of a checkpoint", "end of a save"))
+
+
+def test_rank_0_exchanges_one_message_with_each_node_in_a_save(on_ranks: OnRanks, folder: Path) -> None:
+    received = on_ranks(12, counted_messages, folder, nodes=4)
+    assert received[0] == 2 * (4 + 3 + 1), "from each node, from each rank of its own node, and its own of the end"
+    assert received[3] == 2 * (3 + 1 + 1), "from each rank of the node, from rank 0, and its own of the end"
+    assert received[4] == 2 * 1
 
 
 def writes_for_long(distributed: Distributed, folder: Path) -> int:
@@ -309,13 +338,16 @@ def writes_for_long(distributed: Distributed, folder: Path) -> int:
         context.begin(40, {f"rank-{distributed.rank}.pth": blocks})
         context.settled(wait=True)
     if distributed.is_chief:
-        return distributed.messages.arrivals("files of a checkpoint")
-    wait_for(lambda: distributed.messages.arrivals("end of a save") > 3)
-    return distributed.messages.arrivals("end of a save")
+        return distributed.node_messages.arrivals("files of a checkpoint")
+    wait_for(lambda: distributed.node_messages.arrivals("end of a save") > 3)
+    return distributed.node_messages.arrivals("end of a save")
 
 
-def test_ranks_that_write_for_long_report_to_rank_0_and_rank_0_to_all(on_ranks: OnRanks, folder: Path) -> None:
-    files_of_ranks, of_the_save = on_ranks(2, writes_for_long, folder)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_that_write_for_long_report_to_rank_0_and_rank_0_to_all(
+    on_ranks: OnRanks, folder: Path, nodes: int
+) -> None:
+    files_of_ranks, *of_the_save = on_ranks(2 * nodes, writes_for_long, folder, nodes=nodes)
     assert files_of_ranks >= 2 * 4, "one for each block, and then the files"
-    assert of_the_save >= 3 + 1, "one for each block of rank 0, and the commit"
+    assert min(of_the_save) >= 3 + 1, "one for each block of rank 0, and the commit"
     assert [each.steps for each in committed(folder)] == [40]

@@ -40,8 +40,8 @@ PRELOAD = [
 ]
 
 OnRanks = Callable[..., list[Any]]
-"""on_ranks(size, function, *arguments, deadline_s=DEADLINE_S, on_a_gpu=False): the results of `function(distributed,
-*arguments)` by rank.
+"""on_ranks(size, function, *arguments, deadline_s=DEADLINE_S, on_a_gpu=False, nodes=1): the results of
+`function(distributed, *arguments)` by rank.
 """
 
 
@@ -59,12 +59,18 @@ def on_ranks(_fork_server: None) -> OnRanks:
 
 
 def run_on_ranks(
-    size: int, function: Callable[..., Any], *arguments: Any, deadline_s: float = DEADLINE_S, on_a_gpu: bool = False
+    size: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    deadline_s: float = DEADLINE_S,
+    on_a_gpu: bool = False,
+    nodes: int = 1,
 ) -> list[Any]:
     """Return the results by rank. The first failure of a rank ends all ranks and fails the test with its traceback; at
     the deadline, the test fails with the stacks of the unfinished ranks.
 
-    `on_a_gpu`: all ranks use the first GPU, each as if it were a node, over gloo, because NCCL refuses that.
+    `on_a_gpu`: all ranks use the first GPU, each as if it were a node, over gloo, because NCCL refuses that. `nodes`:
+    the ranks are numbered as on so many nodes with equally many ranks.
     """
     context = multiprocessing.get_context("forkserver")
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -77,7 +83,7 @@ def run_on_ranks(
         for rank in range(size):
             ours, theirs = context.Pipe()
             process: BaseProcess = context.Process(
-                target=_rank, args=(rank, size, server.port, theirs, stacks, on_a_gpu, function, arguments)
+                target=_rank, args=(rank, size, nodes, server.port, theirs, stacks, on_a_gpu, function, arguments)
             )
             process.start()
             theirs.close()
@@ -123,6 +129,7 @@ def _stacks(process: BaseProcess, shown: Path) -> str:
 def _rank(
     rank: int,
     size: int,
+    nodes: int,
     port: int,
     line: Connection,
     stacks: Path,
@@ -139,7 +146,8 @@ def _rank(
     multiprocessing.set_start_method("fork", force=True)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     os.environ.update(HPC_DET_SECRET="the secret of these ranks")
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    local = size // nodes
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local))
     if on_a_gpu:
         os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     distributed = Distributed.from_env(os.environ)

@@ -20,12 +20,16 @@ from tests.facts import refused, unnamed
 from tests.listening import Listening, listening
 from tests.wait import wait_for
 
+LENGTHS = [0, 168, 169, 170, 20000]
+"""Lengths of texts below, at and above what fits into the first message of a broadcast, in characters of six bytes."""
+
 
 def collectives(distributed: Distributed) -> dict[str, Any]:
     rank = distributed.rank
     collected = {
         "gathered": distributed.gather_json({"rank": rank, "long": "x" * 1000 * rank, "umlaut": "ä"}),
         "broadcast": distributed.broadcast_json(["from", rank]),
+        "long broadcast": [distributed.broadcast_json("ä" * length)[:9] for length in LENGTHS],
         "sum": distributed.sum(torch.tensor([1.0, rank], dtype=torch.float64)).tolist(),
         "nothing": distributed.gather_json(None),
     }
@@ -38,6 +42,7 @@ def test_every_rank_gets_what_all_gave(on_ranks: OnRanks, size: int) -> None:
     expected = {
         "gathered": [{"rank": rank, "long": "x" * 1000 * rank, "umlaut": "ä"} for rank in range(size)],
         "broadcast": ["from", 0],
+        "long broadcast": [("ä" * length)[:9] for length in LENGTHS],
         "sum": [size, sum(range(size))],
         "nothing": [None] * size,
     }

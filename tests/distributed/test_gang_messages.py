@@ -230,3 +230,16 @@ def test_ranks_that_share_no_secret_are_told_so(on_ranks: OnRanks) -> None:
     zero, one = on_ranks(2, with_a_secret_of_its_own)
     assert unnamed(zero, "RankGone", "rank 1", "rank 0 at 127.0.0.1") == []
     assert unnamed(one, "UsageError", "rank 1", "rank 0", "secret") == []
+
+
+@pytest.mark.integration
+def test_rank_0_waits_for_some_ranks_and_sends_to_some() -> None:
+    with connected(4) as ranks:
+        ranks[2].to_rank_0("kind", "two")
+        ranks[0].to_rank_0("kind", "zero")
+        assert ranks[0].from_all("kind", "sent it", limit_s=DEADLINE_S, ranks=[0, 2]) == ["zero", "two"]
+        ranks[0].to_ranks([0, 2], "answer", 1)
+        ranks[0].to_all("end", None)
+        for each in ranks:
+            each.from_rank_0("end", "sent it", limit_s=DEADLINE_S, is_it=lambda value: True)
+            assert each.arrivals("answer") == (each.rank in (0, 2))

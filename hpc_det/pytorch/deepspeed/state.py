@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from deepspeed import PipelineEngine
 
-from hpc_det.checkpoint.content import load
+from hpc_det.checkpoint.node_folders import rank_file
+from hpc_det.checkpoint.rank_files import RankFiles
 from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.distributed.rng import rng_state
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.universal import engine_facts, load_engine
-from hpc_det.pytorch.state.state import open_state, rank_file, restore_open
+from hpc_det.pytorch.state.state import open_state, restore_open
 from hpc_det.pytorch.strategies.parameters import modes, set_modes
 from hpc_det.pytorch.strategies.strategy import reporting_ranks
 from hpc_det.pytorch.trial.callback import Callbacks
@@ -123,8 +124,9 @@ def rank_state(context: DeepSpeedTrialContext, callbacks: Callbacks, window: Met
 
 def stored_rank(folder: Path, context: DeepSpeedTrialContext) -> dict[str, Any]:
     """Return this rank's state, or rank 0's if the former gang did not have this rank."""
-    own = folder / rank_file(context.distributed.rank)
-    state: dict[str, Any] = load(own if own.exists() else folder / rank_file(0))
+    files = RankFiles(folder)
+    own = files.find(rank_file(context.distributed.rank))
+    state: dict[str, Any] = own.load() if own else files.load(rank_file(0))
     return state
 
 
@@ -148,7 +150,8 @@ def restore_rank(
         restore_open(context, window, own)
         _set_buffers(context, own["buffers"])
     elif gang.rank == reporting_ranks(gang.gather_json(context.mpu.should_report_metrics))[0]:
-        states = [load(folder / rank_file(rank)) for rank in range(ranks)]
+        files = RankFiles(folder)
+        states = [files.load(rank_file(rank)) for rank in range(ranks)]
         restore_open(context, window, *states)
     generators: dict[str, Any] = own["rng"]
     return generators if gang.rank < ranks else None

@@ -11,6 +11,7 @@ import torch
 
 from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.checkpoint.content import check_loadable
+from hpc_det.checkpoint.node_folders import contains, rank_file
 from hpc_det.core.progress import PROGRESS, Progress
 from hpc_det.distributed.metrics import MetricWindow, number_of
 from hpc_det.errors import UsageError
@@ -30,7 +31,6 @@ from hpc_det.pytorch.deepspeed.state import (
     tag,
 )
 from hpc_det.pytorch.loop.training_report import named
-from hpc_det.pytorch.state.state import rank_file
 from hpc_det.pytorch.strategies.strategy import ModelParallelUnit, Trained, numbered
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.trial import implements
@@ -173,8 +173,8 @@ class DeepSpeedStrategy:
         save_facts(self._context, folder)
 
     def reads(self, name: str) -> bool:
-        own = (PROGRESS, rank_file(self._context.distributed.rank))
-        return name in own or is_read_by(self.mpu.data_parallel_rank, name)
+        own = rank_file(self._context.distributed.rank)
+        return name == PROGRESS or contains(name, own) or is_read_by(self.mpu.data_parallel_rank, name)
 
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
         _ = facts(folder)  # raises for a checkpoint of another kind of trial

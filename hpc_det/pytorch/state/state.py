@@ -20,7 +20,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from hpc_det.checkpoint.content import load, read
+from hpc_det.checkpoint.content import read
+from hpc_det.checkpoint.node_folders import rank_file
+from hpc_det.checkpoint.rank_files import RankFiles
 from hpc_det.checkpoint.reading import is_in_memory
 from hpc_det.core.sharded_tensors import StoredShards, likes_of, part_like
 from hpc_det.core.state_dicts import load_model, restore
@@ -36,10 +38,6 @@ from hpc_det.pytorch.trial.trial_context import TrialContext
 STATE_DICT = "state_dict.pth"
 MODELS = "models_state_dict"
 GRADIENTS = "gradients"
-
-
-def rank_file(rank: int) -> str:
-    return f"rank-{rank}.pth"
 
 
 # --- files
@@ -195,7 +193,7 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
     gradients, as DDP would have computed it.
     """
     rank, size = context.distributed.rank, context.distributed.size
-    own = load(folder / rank_file(rank if rank < ranks else 0))
+    own = RankFiles(folder).load(rank_file(rank if rank < ranks else 0))
     set_modes(context.models, own)
     if rank < ranks:
         context.tensorboard.cut(own.get("tensorboard", {}))  # older checkpoints have neither this nor "fusion"
@@ -214,10 +212,10 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
 
 
 def _take_over(folder: Path, ranks: int, context: PyTorchTrialContext, window: MetricWindow) -> None:
-    states = []
+    states, files = [], RankFiles(folder)
     gradients: dict[str, torch.Tensor] = {}
     for rank in range(ranks):  # one file at a time, since each may be as large as a model
-        state = load(folder / rank_file(rank))
+        state = files.load(rank_file(rank))
         states.append({name: state[name] for name in ("window", "reducers", "stop_requested")})
         for name, gradient in state["gradients"].items():  # a rank without one counts as zero
             gradients[name] = gradients[name] + gradient if name in gradients else gradient

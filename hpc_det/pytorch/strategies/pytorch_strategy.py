@@ -14,8 +14,9 @@ import torch
 
 from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.checkpoint.content import check_loadable
+from hpc_det.checkpoint.node_folders import contains, rank_file, shard_file
 from hpc_det.core.progress import PROGRESS, Progress
-from hpc_det.core.sharded_tensors import own_part, shard_file, shards_in, without_shards
+from hpc_det.core.sharded_tensors import own_part, shards_in, without_shards
 from hpc_det.core.state_dicts import parameters_of
 from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.errors import UsageError
@@ -23,7 +24,6 @@ from hpc_det.pytorch.data import Evaluation, TrainingData
 from hpc_det.pytorch.state.state import (
     STATE_DICT,
     model_state,
-    rank_file,
     rank_state,
     restore_models,
     restore_rank,
@@ -258,7 +258,7 @@ class PyTorchStrategy:
         """Write nothing: `files` returns everything."""
 
     def reads(self, name: str) -> bool:
-        return name in (STATE_DICT, PROGRESS, rank_file(self._context.distributed.rank))
+        return name in (STATE_DICT, PROGRESS) or contains(name, rank_file(self._context.distributed.rank))
 
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
         state = stored_state(folder, self._context.models)

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint.rank_files import RankFiles
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch import PyTorchTrialContext, load_trial_from_checkpoint_path
@@ -100,6 +101,36 @@ def test_a_resume_is_exact_to_the_bit_and_a_damaged_shard_is_found(on_ranks: OnR
     for rank in (0, 1):
         offsets = [shard["offset"][0] for shard in undisturbed.newest[f"shard-{rank}.pth"].values()]
         assert set(offsets) == {rank * 4, rank}, "each rank has different rows"
+
+
+def test_a_resume_on_two_nodes_is_exact_to_the_bit_and_finds_its_parts_on_one_node(
+    on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    undisturbed, life = (begin(tmp_path / name, **AGGREGATED) for name in ("undisturbed", "stopped"))
+    assert (
+        on_ranks(2, attempts, (undisturbed, math.inf), (life, 10), nodes=2) == [[(0, "finished"), (0, "stopped")]] * 2
+    )
+    newest = committed(life.folder.checkpoints)[0]
+    assert sorted(newest.nodes) == ["ranks-0-0", "ranks-1-1"]
+    shutil.copytree(tmp_path / "stopped", tmp_path / "one node")
+    on_one = begin_again(life, tmp_path / "one node")
+    assert on_ranks(2, attempts, (life, math.inf), nodes=2) == [[(7, "finished")]] * 2
+    assert on_ranks(2, attempts, (on_one, math.inf)) == [[(7, "finished")]] * 2
+    for each in (life, undisturbed):
+        names = committed(each.folder.checkpoints)[0].whole.files
+        assert "ranks-1-1/small-files.zip" in names
+    assert weights_of(life, "zip") == weights_of(undisturbed, "zip") == weights_of(on_one, "top")
+
+
+def weights_of(life: Life, where: str) -> dict[str, list[Any]]:
+    """Return the parts of the model and its optimizer in all shards of the newest checkpoint."""
+    files = [*RankFiles(committed(life.folder.checkpoints)[0].path).every("shard-*.pth")]
+    assert [file.member is None for file in files] == [where == "top"] * 2
+    return {
+        f"{path} of {number}": part["part"].tolist()
+        for number, file in enumerate(files)
+        for path, part in file.load().items()
+    }
 
 
 def begin_again(life: Life, path: Path) -> Life:
