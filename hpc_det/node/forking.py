@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from hpc_det.node.frame_modules import modules_from_frames
 from hpc_det.node.process import ends_with_parent
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
@@ -42,8 +43,9 @@ def import_all(modules: Iterable[str]) -> None:
     # which each child would traverse them, and so copy the memory pages that it shares with its parent.
     gc.disable()
     try:
-        for module in modules:
-            import_module(module)
+        with modules_from_frames():
+            for module in modules:
+                import_module(module)
     finally:
         gc.freeze()
         gc.enable()
