@@ -9,6 +9,7 @@ import inspect
 import os
 import sys
 import types
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,12 @@ def _resolved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the paths that inspect resolves."""
     paths: list[str] = []
     real = os.path.realpath
-    monkeypatch.setattr(os.path, "realpath", lambda path, **options: paths.append(path) or real(path, **options))
+
+    def realpath(path: str) -> str:
+        paths.append(path)
+        return real(path)
+
+    monkeypatch.setattr(os.path, "realpath", realpath)
     monkeypatch.setattr(inspect, "modulesbyfile", {})
     monkeypatch.setattr(inspect, "_filesbymodname", {})
     return paths
@@ -51,11 +57,10 @@ def test_the_module_of_a_frame_is_found_without_resolving_any_path(
 
 
 def test_a_traceback_has_the_module_of_its_frame(resolved: list[str]) -> None:
+    with pytest.raises(ValueError, match="mine") as error:
+        raise ValueError("mine")
     with modules_from_frames():
-        try:
-            raise ValueError
-        except ValueError as error:
-            assert inspect.getmodule(error.__traceback__) is sys.modules[__name__]
+        assert inspect.getmodule(error.tb) is sys.modules[__name__]
     assert not resolved
 
 
@@ -102,11 +107,12 @@ def test_other_objects_get_the_answer_of_inspect() -> None:
 
 
 def test_inspect_has_its_own_function_again_after_an_error() -> None:
-    own = inspect.getmodule
-    with pytest.raises(ZeroDivisionError), modules_from_frames():
-        assert inspect.getmodule is not own
+    own, within = inspect.getmodule, []
+    with suppress(ZeroDivisionError), modules_from_frames():
+        within.append(inspect.getmodule)
         raise ZeroDivisionError
     assert inspect.getmodule is own
+    assert within != [own]
 
 
 def test_a_function_that_a_library_has_put_in_its_place_stays(monkeypatch: pytest.MonkeyPatch) -> None:
