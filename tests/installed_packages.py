@@ -32,13 +32,19 @@ class Site:
     @classmethod
     def make(cls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         """Install the packages, and put their folder on sys.path in place of the others."""
+        site = cls.install(tmp_path)
+        others = [folder for folder in sys.path if not folder.endswith("site-packages")]
+        monkeypatch.setattr(sys, "path", [*others, str(site.folder)])
+        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+        return site
+
+    @classmethod
+    def install(cls, tmp_path: Path) -> Site:
+        """Install the packages in a folder that is not on sys.path."""
         site = cls(tmp_path / "site-packages", tmp_path / "root" / ".bundles" / "here.bundle")
         for name, text in FILES.items():
             site.write(name, text)
         site.record("bundled", [*FILES])
-        others = [folder for folder in sys.path if not folder.endswith("site-packages")]
-        monkeypatch.setattr(sys, "path", [*others, str(site.folder)])
-        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
         return site
 
     def write(self, name: str, text: str) -> Path:

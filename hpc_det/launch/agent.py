@@ -30,6 +30,7 @@ from hpc_det.launch.startup_hook import StartupHook
 from hpc_det.launch.watch.supervisor import SupervisedGang, UnhealthyNode, supervisor_of_node
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.files import take_umask_of
+from hpc_det.node.import_bundle import VARIABLE as BUNDLE
 from hpc_det.node.network import limit_look_ups, own_address, variables
 from hpc_det.node.oom import OomWatch
 from hpc_det.node.process import (
@@ -286,6 +287,7 @@ def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scrat
     environment = {**given, **({"TMPDIR": scratch} if scratch else {}), **wanted, **attempt.to_env()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [plan.code, environment.get("PYTHONPATH")]))
     environment["HPC_DET_SLOT_TYPE"] = plan.slot_type
+    environment[BUNDLE] = plan.bundle
     environment[PRELOAD] = ",".join(plan.preload) if plan.nursery else NO_FORKS
     if plan.slot_type == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # the node may have GPUs that this gang did not request

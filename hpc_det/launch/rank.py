@@ -15,6 +15,7 @@ from hpc_det.distributed.rank_process import RankProcess, join_gang, note_error
 from hpc_det.errors import HpcDetError
 from hpc_det.node.forking import leave
 from hpc_det.node.frame_modules import modules_from_frames
+from hpc_det.node.import_bundle import import_from_bundle
 
 
 def main(trial_name: str) -> int:
@@ -29,6 +30,7 @@ def _run(trial_name: str, process: RankProcess) -> int:
         # Imported objects live as long as the process, so searching them for garbage is useless, and it would take a
         # fifth of the time to the first batch.
         gc.disable()
+        import_from_bundle(os.environ)
         with modules_from_frames():
             from hpc_det.pytorch.loop.harness import run_trial
 

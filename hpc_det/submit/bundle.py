@@ -35,6 +35,7 @@ from hpc_det.node.import_bundle import (
     state_of,
     usable_bundle,
 )
+from hpc_det.view.watch import say
 
 _SUFFIXES = [*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES]
 """In the order in which Python looks for them (importlib.machinery.FileFinder)."""
@@ -88,6 +89,17 @@ def is_current(path: Path) -> bool:
         )
     except UnusableBundle:
         return False
+
+
+def make_current(path: Path) -> None:
+    """Write the bundle if it is not current. If that fails, print a note: ranks will use the packages' own files."""
+    if is_current(path):
+        return
+    say(f"writing {path}, from which ranks import installed packages; later submissions use it again")
+    try:
+        write_bundle(path)
+    except OSError as error:
+        say(f"note: {path}: {error.strerror}; ranks will import from the packages' own files")
 
 
 def write_bundle(path: Path) -> Written:

@@ -24,6 +24,7 @@ from hpc_det.launch import rank as trial_rank
 from hpc_det.launch.launchers.arguments import is_for_python, is_trial
 from hpc_det.node.agent_socket import report_exit, say_hello
 from hpc_det.node.forking import leave
+from hpc_det.node.import_bundle import import_from_bundle
 from hpc_det.node.lines import connect_local
 from hpc_det.node.network import free_port
 from hpc_det.node.process import unblock_stop_signals
@@ -171,6 +172,7 @@ def main(command: list[str]) -> None:
     try:
         if not is_for_python(command):
             _exec(attempt, command)
+        import_from_bundle(os.environ)
         world = _world()
     except UsageError as error:
         _refuse(attempt, error)
