@@ -97,7 +97,7 @@ def open_bundle(path: str) -> Bundle:
     """Open a bundle of this Python version. Raises UnusableBundle."""
     descriptor = -1
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # does not wait for a FIFO's writer
         status = os.fstat(descriptor)
         _insist_on_owner(status, os.stat(os.path.dirname(path)))
         footer = os.pread(descriptor, FOOTER_BYTES, max(status.st_size - FOOTER_BYTES, 0)).split()
@@ -165,7 +165,8 @@ def _insist_on_installed(bundle: Bundle) -> None:
 def names_in(folder: str) -> set[str]:
     """Return the names in a folder of packages. Raises UnusableBundle."""
     try:
-        return {*os.listdir(folder)} - {"__pycache__"}  # which may come and go
+        # Without names that come and go: those of pip and NFS begin with a special character.
+        return {name for name in os.listdir(folder) if name[0].isalnum() or name[0] == "_"} - {"__pycache__"}
     except OSError as error:
         raise UnusableBundle(f"{folder}: {error.strerror}") from None
 
@@ -217,6 +218,8 @@ class BundledLoader(SourceFileLoader):
         try:
             self._pyc = self._bundle.read(*self._range)
         except OSError:  # it was replaced by a newer one, which on NFS ends access to the former file
+            self._pyc = None
+        if self._pyc and not self._pyc.startswith(importlib.util.MAGIC_NUMBER):  # the program has closed the descriptor
             self._pyc = None
         try:
             return super().get_code(fullname)

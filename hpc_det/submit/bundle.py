@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from importlib.util import MAGIC_NUMBER, cache_from_source
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -151,8 +152,10 @@ def _sizes_and_times(bundle: Bundle) -> dict[str, FileState]:
     """Return size and time of each source file in the bundle."""
     places = ((folder, place) for folder, modules in bundle.modules.items() for place in modules.values() if place)
     paths = [f"{folder}/{file}" for folder, (file, _, size) in places if size]
+    parts = [paths[begin : begin + _AT_ONCE] for begin in range(0, len(paths), _AT_ONCE)]
     with ThreadPoolExecutor(_READERS) as readers:
-        return dict(zip(paths, readers.map(state_of, paths, chunksize=_AT_ONCE), strict=True))
+        states = readers.map(lambda part: [*map(state_of, part)], parts)
+        return dict(zip(paths, chain.from_iterable(states), strict=True))
 
 
 # --- the installed packages

@@ -171,6 +171,20 @@ def test_a_bundle_that_ends_early_is_replaced_by_the_packages_own_files(bundle: 
     assert imported("bundled_package").value == "installed"
 
 
+def test_a_descriptor_that_the_program_has_given_to_another_file_is_not_read(site: Site, bundle: str) -> None:
+    import_from_bundle({VARIABLE: bundle})
+    descriptors = [int(number) for number in os.listdir("/proc/self/fd")]
+    opened = next(fd for fd in descriptors if os.path.exists(f"/proc/self/fd/{fd}") and _is(fd, bundle))
+    other = os.open("/dev/zero", os.O_RDONLY)
+    os.dup2(other, opened)
+    os.close(other)
+    assert imported("bundled_package").value == "installed"
+
+
+def _is(descriptor: int, path: str) -> bool:
+    return os.path.samestat(os.fstat(descriptor), os.stat(path))
+
+
 # --- which bundles are refused
 
 
@@ -235,6 +249,11 @@ def test_a_link_to_a_bundle_is_refused(bundle: str, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(bundle)
     assert refusal(str(link))
+
+
+def test_a_fifo_is_refused_without_waiting_for_its_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    assert refusal(str(tmp_path / "fifo")) == "it is not a file"
 
 
 def test_a_bundle_of_another_version_of_python_is_refused(bundle: str) -> None:
