@@ -68,6 +68,8 @@ INTERNAL = {
     "HPC_DET_THROUGHPUT": "Set by `hpc-det experiment tune-throughput` for its short trainings.",
     "HPC_DET_PRELOAD": "Set by the node agent from `launch`: the modules that are imported before ranks are forked; "
     "`-` if each rank is executed.",
+    "HPC_DET_BUNDLE": "Set by the node agent from `environment.bundle`: the file from which ranks import installed "
+    "packages; empty: none.",
     "HPC_DET_RESUME_CHECK": "Set by `hpc-det experiment verify-resume`: the batches at which the run is stopped.",
     "HPC_DET_HOSTS": "PBS, several gangs in a job: places of this gang's hosts in the allocation.",
     "HPC_DET_SLOTS": "PBS, several gangs on a node: places of this gang's GPUs.",

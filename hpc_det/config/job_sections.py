@@ -149,6 +149,11 @@ class Environment(Section):
         default=[], description="Ports that Determined's master forwards."
     )
     pod_spec: FreeMap | None = Field(default=None, description="Specification of a Kubernetes pod.")
+    bundle: Flag = Field(
+        default=False,
+        description="Import installed packages from one file, which is written at submission and then used again until "
+        "a package changes. It replaces thousands of accesses to a shared file system. No effect with `image`.",
+    )
 
     def variables(self, slot_type: str) -> list[str]:
         """Return the variables, as NAME=value, of ranks on slots of type "gpu" or "cpu"."""

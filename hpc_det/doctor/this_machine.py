@@ -14,7 +14,9 @@ import hpc_det
 from hpc_det.doctor import Finding, Verdict
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.watch.health import answers, folder_problem
+from hpc_det.node.import_bundle import UnusableBundle, usable_bundle
 from hpc_det.store.experiments import ExperimentStore, configured_root, danger
+from hpc_det.submit.bundle import bundle_path
 from hpc_det.view.formatting import count, size
 from hpc_det.view.state import ExperimentView
 
@@ -48,6 +50,7 @@ def findings(env: Mapping[str, str], *, has_nodes: bool) -> Iterator[Finding]:
     if silence := answers({name: partial(_seen, root)}, ANSWER_S):
         yield _finding("problem", silence[0].text, "repair its file system, or set HPC_DET_ROOT to another folder")
         return
+    yield from _imports(root, has_nodes)
     yield _place(name, root, "set HPC_DET_ROOT to a folder", has_nodes)
     if root.exists():
         yield from _root(root)
@@ -78,6 +81,20 @@ def _place(what: str, path: Path, action: str, has_nodes: bool) -> Finding:
         message = f"{what} is on a disk ({kind}), which nodes may or may not see"
         return _finding("note", message, f"unless all nodes see this path: {action} that they see")
     return _finding("problem", f"{what} is only on this machine ({kind})", f"{action} that all nodes see")
+
+
+def _imports(root: Path, has_nodes: bool) -> Iterator[Finding]:
+    """Yield how ranks import packages, if the Python environment is on a file system that nodes share."""
+    kind = file_system(Path(sys.prefix), MOUNTS.read_text())
+    if not has_nodes or _verdict(kind, Path(sys.prefix).resolve()) != "ok":
+        return
+    bundle = bundle_path(root)
+    try:
+        usable_bundle(str(bundle)).close()
+    except UnusableBundle:
+        yield _finding("ok", f"imports of each rank read thousands of files on {kind}; `environment.bundle` avoids it")
+    else:
+        yield _finding("ok", f"ranks with `environment.bundle` import packages from one file on {kind}, {bundle}")
 
 
 def _verdict(kind: str, path: Path) -> Verdict:

@@ -26,6 +26,7 @@ from hpc_det.launch.forked_ranks import modules_of
 from hpc_det.launch.launchers.arguments import asks_for_help, parse
 from hpc_det.node.fork_server import ForkServerProcess
 from hpc_det.node.forking import Forked
+from hpc_det.node.import_bundle import VARIABLE as BUNDLE
 from hpc_det.node.network import limit_look_ups, variables
 from hpc_det.node.process import ignore_stop_signals, spare
 from hpc_det.plan.container import of_the_job
@@ -205,6 +206,7 @@ def environment_of(plan: JobPlan, interface: str | None, scratch: str | None) ->
     environment = {**given, **({"TMPDIR": scratch} if scratch else {}), **wanted}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [plan.code, environment.get("PYTHONPATH")]))
     environment["HPC_DET_SLOT_TYPE"] = plan.slot_type
+    environment[BUNDLE] = plan.bundle
     environment[PRELOAD] = ",".join(plan.preload) if plan.nursery else NO_FORKS
     if plan.slot_type == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # the node may have GPUs that this gang did not request

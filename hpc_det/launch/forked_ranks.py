@@ -118,7 +118,9 @@ def start(command: Sequence[str], variables: Mapping[str, str], log: int, prepar
         write_through_to(log)
         os.environ.update(variables)
         if not is_trial(command):
-            return _run_script(command)
+            code = run_file(command)
+            end_like_a_script()
+            return code
         from hpc_det.launch import rank  # imported already
 
         return rank.main(command[2])
@@ -126,7 +128,7 @@ def start(command: Sequence[str], variables: Mapping[str, str], log: int, prepar
     return Forked(run)
 
 
-def _run_script(command: Sequence[str]) -> int:
+def run_file(command: Sequence[str]) -> int:
     """Run a Python file as the program of this process, as `python FILE ARGUMENTS...` does; return the exit code."""
     path = os.path.abspath(command[0])
     sys.argv = [*command]
@@ -149,7 +151,6 @@ def _run_script(command: Sequence[str]) -> int:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    end_like_a_script()
     return code
 
 

@@ -14,6 +14,8 @@ from contextlib import suppress
 from hpc_det.distributed.rank_process import RankProcess, join_gang, note_error
 from hpc_det.errors import HpcDetError
 from hpc_det.node.forking import leave
+from hpc_det.node.frame_modules import modules_from_frames
+from hpc_det.node.import_bundle import import_from_bundle
 
 
 def main(trial_name: str) -> int:
@@ -28,11 +30,13 @@ def _run(trial_name: str, process: RankProcess) -> int:
         # Imported objects live as long as the process, so searching them for garbage is useless, and it would take a
         # fifth of the time to the first batch.
         gc.disable()
-        from hpc_det.pytorch.loop.harness import run_trial
+        import_from_bundle(os.environ)
+        with modules_from_frames():
+            from hpc_det.pytorch.loop.harness import run_trial
 
-        gc.freeze()
-        gc.enable()
-        run_trial(trial_name, process, os.environ)
+            gc.freeze()
+            gc.enable()
+            run_trial(trial_name, process, os.environ)  # the first step of an optimizer imports torch._dynamo
     except BaseException as error:
         with suppress(OSError):  # the log may be on a full disk
             if isinstance(error, HpcDetError):

@@ -14,7 +14,7 @@ import sys
 from typing import NoReturn
 
 from hpc_det.launch.direct import run
-from hpc_det.launch.launchers.arguments import Launch, is_for_python, start
+from hpc_det.launch.launchers.arguments import Launch, for_python, is_for_python, start, with_bundle
 from hpc_det.node.network import allow_many_files
 from hpc_det.store.attempt import Attempt
 
@@ -22,9 +22,7 @@ from hpc_det.store.attempt import Attempt
 def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
     """Return the command line of torchrun, with flags as torch.distributed.run documents them."""
     return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
+        *for_python(["-m", "torch.distributed.run"]),
         f"--nnodes={attempt.nodes}",
         f"--nproc-per-node={attempt.ranks_per_node}",
         f"--node-rank={attempt.node_rank}",
@@ -35,7 +33,7 @@ def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
         "--signals-to-handle=SIGQUIT",
         *([] if is_for_python(launch.command) else ["--no-python"]),
         *launch.overrides,
-        *launch.command,
+        *with_bundle(launch.command),
     ]
 
 

@@ -20,6 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from hpc_det.node.frame_modules import modules_from_frames
+from hpc_det.node.import_bundle import import_from_bundle
 from hpc_det.node.process import ends_with_parent
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
@@ -41,9 +43,11 @@ def import_all(modules: Iterable[str]) -> None:
     # Imports make no garbage, so the collector is off meanwhile. gc.freeze exempts their objects from collections, in
     # which each child would traverse them, and so copy the memory pages that it shares with its parent.
     gc.disable()
+    import_from_bundle(os.environ)
     try:
-        for module in modules:
-            import_module(module)
+        with modules_from_frames():
+            for module in modules:
+                import_module(module)
     finally:
         gc.freeze()
         gc.enable()

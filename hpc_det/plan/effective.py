@@ -122,6 +122,7 @@ def effective(request: Request) -> Effective:
         notes=[
             *notes(merged.tree, by_hand, cluster.scheduler),
             *pool_notes(experiment, cluster),
+            *_bundle_notes(experiment, cluster),
             *batch_notes(tree, request.context),
             *log_notes(tree["hyperparameters"]),
             *constant_notes(tree["hyperparameters"], tree["searcher"]),
@@ -242,6 +243,11 @@ def _folders_in(folder: Path) -> list[str]:
     with suppress(OSError), os.scandir(folder) as entries:
         return [entry.name for entry in entries if entry.is_dir()]
     return []
+
+
+def _bundle_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
+    if experiment.environment.bundle and experiment.environment.image_for(cluster.slot_type):
+        yield "environment.bundle: has no effect with environment.image: ranks import the packages in the container"
 
 
 def _hook_notes(hooks: Sequence[Tree], context: Context, place: Callable[[str], str]) -> Iterator[str]:

@@ -171,6 +171,10 @@ class JobPlan:
     """
     preload: tuple[str, ...] = ()
     """More modules that it imports before it forks."""
+    bundle: str = ""
+    """The file from which ranks import installed packages (hpc_det.node.import_bundle); empty: none, as in plans of
+    older versions.
+    """
     scratch: str | None
     """Folder on each node's local disk; it may contain variables of the job, such as $SLURM_JOB_ID."""
 

@@ -118,9 +118,12 @@ def plan_jobs(
     *,
     python: str,
     startup_hook: bool = False,
+    bundle: str = "",
 ) -> JobPlan:
     """Return the plan. `cluster` is the profile in the experiment's pool. Raises UsageError for a folder that cannot be
     mounted.
+
+    `bundle`: the path of the environment's bundle, which is in the plan if the experiment uses it.
     """
     resources = experiment.resources
     box = container(experiment, cluster, str(folder.code))
@@ -171,6 +174,7 @@ def plan_jobs(
         startup_hook=startup_hook,
         nursery=experiment.launch.nursery,
         preload=tuple(experiment.launch.preload),
+        bundle=bundle if experiment.environment.bundle and not box else "",
         scratch=cluster.scratch,
     )
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_det.config.secrets import masked_lines, masked_variables
@@ -23,6 +24,7 @@ from hpc_det.store.attempt import HOOK
 from hpc_det.store.experiment_config import write_secrets
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Unsettled, note_call, record_job
+from hpc_det.submit.bundle import bundle_path, make_current
 from hpc_det.submit.render import render
 
 if TYPE_CHECKING:
@@ -65,13 +67,19 @@ def prepare_jobs(
             f"environment.image, or ask the site for `setup` lines in the profile"
         )
     place = placement(experiment, cluster, trials, worker)
-    plan = plan_jobs(experiment, cluster, folder, place, python=sys.executable, startup_hook=startup_hook)
+    bundle = str(bundle_path(folder.root()))
+    plan = plan_jobs(
+        experiment, cluster, folder, place, python=sys.executable, startup_hook=startup_hook, bundle=bundle
+    )
     arrays = dict(enumerate(place.arrays, start=script))
     return Jobs(plan, arrays, {n: render(plan, array, folder.script(n)) for n, array in arrays.items()})
 
 
 def write_jobs(jobs: Jobs, folder: ExperimentFolder) -> None:
-    """Write the plan, the scripts and the arrays to the experiment's folder. A copy of the plan has masked secrets."""
+    """Write the plan, the scripts and the arrays to the experiment's folder. A copy of the plan has masked secrets.
+
+    If the plan has a bundle, it is made current.
+    """
     shown = replace(
         jobs.plan,
         environment=tuple(masked_variables(jobs.plan.environment)),
@@ -81,6 +89,8 @@ def write_jobs(jobs: Jobs, folder: ExperimentFolder) -> None:
     for number, script in jobs.scripts.items():
         write_atomic(folder.script(number), script, private=True)
         write_json(folder.array(number), asdict(jobs.arrays[number]))
+    if jobs.plan.bundle:
+        make_current(Path(jobs.plan.bundle))
 
 
 def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal, queued: list[str]) -> None:

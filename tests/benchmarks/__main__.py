@@ -13,6 +13,7 @@ from tests.benchmarks import (
     deepspeed_save,
     gang_overhead,
     gpu,
+    imports,
     journal,
     long_metrics,
     loop_memory,
@@ -56,6 +57,7 @@ BENCHMARKS = {
     "long_metrics": long_metrics.main,
     "sweep": sweep.main,
     "gpu": gpu.main,
+    "imports": imports.main,
     "rendezvous": rendezvous.main,
     "report": report.main,
 }

@@ -83,6 +83,7 @@ def test_the_defaults_are_determineds() -> None:
             "ports": {},
             "proxy_ports": [],
             "pod_spec": None,
+            "bundle": False,
         },
         "bind_mounts": [],
         "slurm": {"slots_per_node": None, "gpu_type": None, "sbatch_args": []},

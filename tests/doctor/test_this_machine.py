@@ -11,9 +11,11 @@ import pytest
 from hpc_det.doctor import Finding, this_machine
 from hpc_det.doctor.this_machine import file_system, findings
 from hpc_det.launch.watch.health import NodeProblem
+from hpc_det.submit import bundle
 from tests.cli.life import Life
 from tests.doctor.sites import one
 from tests.facts import unnamed
+from tests.installed_packages import Site
 from tests.wait import DEADLINE_S
 
 pytestmark = pytest.mark.integration
@@ -61,6 +63,17 @@ def test_a_shared_private_folder_is_what_is_wanted(root: Path, monkeypatch: pyte
     assert one(found, "HPC_DET_ROOT").message == f"HPC_DET_ROOT {root} (nfs4)"
     assert one(found, "mode").message == f"{root} has mode 0700"
     assert one(found, " open").message == "0 experiments, 0 open"
+
+
+def test_imports_from_a_shared_file_system(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "thousands of files on nfs4" in one(told_of(root), "environment.bundle").message
+    site = Site.install(tmp_path)
+    monkeypatch.setattr(bundle, "site_folders", lambda: [str(site.folder)])
+    path = bundle.bundle_path(root)
+    bundle.write_bundle(path)
+    assert str(path) in one(told_of(root), "environment.bundle").message
+    mounted(monkeypatch, tmp_path, "ext4")
+    assert not any("environment.bundle" in finding.message for finding in told_of(root))
 
 
 def test_nothing_stays_behind(root: Path) -> None:

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 
 from hpc_det.config.entrypoint import split_overrides
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.import_bundle import VARIABLE as BUNDLE
 from hpc_det.store.attempt import Attempt, mistakes_noted
 
 WITHOUT_OVERRIDES = ("direct",)
 """Launchers that start the ranks themselves."""
+BUNDLED = "hpc_det.launch.bundled_program"
+"""The module that runs a Python program with imports from the bundle."""
 RANK = "hpc_det.launch.rank"
 """The module that runs a trial class as a rank."""
 HELP = ("-h", "--help")
@@ -57,7 +60,14 @@ def is_for_python(command: Sequence[str]) -> bool:
 
 def for_python(command: Sequence[str]) -> list[str]:
     """Return the arguments to execute: this Python for a file or module, other commands unchanged."""
-    return [sys.executable, *command] if is_for_python(command) else [*command]
+    return [sys.executable, *with_bundle(command)] if is_for_python(command) else [*command]
+
+
+def with_bundle(command: Sequence[str]) -> list[str]:
+    """Return the arguments of Python for a command that imports from the bundle, if the experiment has one."""
+    # The module of a trial's rank uses the bundle itself.
+    is_program = is_for_python(command) and not is_trial(command)
+    return ["-m", BUNDLED, *command] if os.environ.get(BUNDLE) and is_program else [*command]
 
 
 def is_trial(command: Sequence[str]) -> bool:

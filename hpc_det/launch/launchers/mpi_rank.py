@@ -24,6 +24,8 @@ from hpc_det.launch import rank as trial_rank
 from hpc_det.launch.launchers.arguments import is_for_python, is_trial
 from hpc_det.node.agent_socket import report_exit, say_hello
 from hpc_det.node.forking import leave
+from hpc_det.node.frame_modules import modules_from_frames
+from hpc_det.node.import_bundle import import_from_bundle
 from hpc_det.node.lines import connect_local
 from hpc_det.node.network import free_port
 from hpc_det.node.process import unblock_stop_signals
@@ -112,7 +114,8 @@ def _run(attempt: Attempt, command: Sequence[str]) -> int:
 def _run_script(attempt: Attempt, rank: int, command: Sequence[str]) -> int:
     """Run the script and return its exit code; note a failure."""
     try:
-        _as_main(command)
+        with modules_from_frames():
+            _as_main(command)
     except SystemExit as error:
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
@@ -171,6 +174,7 @@ def main(command: list[str]) -> None:
     try:
         if not is_for_python(command):
             _exec(attempt, command)
+        import_from_bundle(os.environ)
         world = _world()
     except UsageError as error:
         _refuse(attempt, error)
