@@ -2,6 +2,8 @@
 
     python3 -m hpc_det.launch.on_nodes (pbsdsh | pbs_tmrsh | mpiexec) FOLDER COMMAND... TRIAL_FOLDER ATTEMPT WORKER
 
+The arguments name the first attempt; the agents may stay for further ones (hpc_det.launch.orders).
+
 This process and the agents communicate through a temporary folder below FOLDER (hpc_det.schedulers.pbs.hosts). It exits
 with 0 if all agents did. Otherwise it ends the remaining agents and exits with 1.
 """
@@ -16,14 +18,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.orders import Order
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.schedulers.pbs.hosts import POLL_S, HostFolder, hosts_of, lines_of, start, start_commands
+from hpc_det.search.journal import SearchJournal
 from hpc_det.store.attempt import Failure, failure_now, note_failure
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
 
 START_S = 120.0
 """Seconds after which a host without an agent counts as lost.
@@ -37,7 +43,7 @@ LEAVE_S = 15.0
 
 
 class OnNodes:
-    """The agents of one attempt, and the commands that start them (starters)."""
+    """The agents of a gang, and the commands that start them (starters)."""
 
     def __init__(self, folder: HostFolder, hosts: int) -> None:
         self._folder = folder
@@ -136,9 +142,26 @@ def _lost(host: str, said: str, lost: int, hosts: int) -> Failure:
     return Failure(rank=None, host=host, time=time.time(), message=f"its agent {said}", node_lost=True)
 
 
+def present_attempt(first: Order) -> tuple[TrialFolder, int]:
+    """Return the attempt that the worker runs now, with its trial; the first one if none is open."""
+    trial = TrialFolder(Path(first.trial))
+    experiment = trial.experiment()
+    trials = [trial]
+    with suppress(OSError, HpcDetError):
+        state = SearchJournal(experiment).state()
+        work, last = state.open.get(first.worker), state.last_trial.get(first.worker)
+        trials += [experiment.trial(number) for number in (work.trial if work else None, last) if number]
+    for each in trials:
+        journal = Journal(each.journal)
+        job, number = journal.open_job(), journal.open_attempt()
+        if job and number and job[0] == first.worker:
+            return each, number
+    return trial, first.attempt
+
+
 def main(argv: list[str]) -> int:
     starter, parent, *command = argv
-    trial, attempt = TrialFolder(Path(command[-3])), int(command[-2])
+    order = Order.of(command[-3:])
     adopt_orphans()
     lines, hosts = lines_of(os.environ), hosts_of(os.environ)
     with tempfile.TemporaryDirectory(prefix=".nodes-", dir=parent) as path:
@@ -148,9 +171,10 @@ def main(argv: list[str]) -> int:
         try:
             code = gang.run(start_commands(starter, lines, hosts, script))
         except UsageError as error:
-            note_failure(trial, attempt, failure_now(None, str(error), user_error=True))
+            note_failure(*present_attempt(order), failure_now(None, str(error), user_error=True))
             code = 1
         lost = gang.without_code
+        trial, attempt = present_attempt(order)
         for rank in lost:
             said = f"exited without reporting a cause; see the messages of {starter} in {trial.job_log}"
             if rank in gang.not_begun:

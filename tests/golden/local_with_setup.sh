@@ -8,6 +8,6 @@ module load cuda/12.4 || exit
 ulimit -n 4096
 export PATH=/opt/venv/bin:"$PATH"
 
-# the job process starts one agent for each attempt
+# the job process starts one agent
 exec /opt/venv/bin/python -m hpc_det.launch.job '/home/a b/experiments/12' 1 -- \
   /opt/venv/bin/python -m hpc_det.launch.agent

@@ -25,7 +25,7 @@ ulimit -n 4096
 export NCCL_DEBUG=WARN
 export PATH=/opt/venv/bin:"$PATH"
 
-# the job process starts one agent per node, for each attempt
+# the job process starts one agent per node
 exec /opt/venv/bin/python -m hpc_det.launch.job '/home/a b/experiments/12' 1 -- \
   /opt/venv/bin/python -m hpc_det.launch.on_nodes pbs_tmrsh '/home/a b/experiments/12/jobs' \
   /opt/venv/bin/python -m hpc_det.launch.agent

@@ -18,7 +18,7 @@ trap '' TERM USR1 USR2
 
 export PATH=/opt/venv/bin:"$PATH"
 
-# the job process starts one agent per node, for each attempt
+# the job process starts one agent per node
 exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1 -- \
   srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 --wait=60 --export=ALL \
   /opt/venv/bin/python -m hpc_det.launch.agent

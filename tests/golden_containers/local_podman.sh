@@ -6,6 +6,6 @@ cd /home/ada/hpc_det/experiments/12 || exit
 
 export PATH=/opt/venv/bin:"$PATH"
 
-# the job process starts one agent for each attempt
+# the job process starts one agent
 exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1 -- \
   /opt/venv/bin/python -m hpc_det.launch.agent

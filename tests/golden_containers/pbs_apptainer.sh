@@ -17,7 +17,7 @@ cd /home/ada/hpc_det/experiments/12 || exit
 
 export PATH=/opt/venv/bin:"$PATH"
 
-# the job process starts one agent per node, for each attempt
+# the job process starts one agent per node
 exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1 -- \
   /opt/venv/bin/python -m hpc_det.launch.on_nodes pbsdsh /home/ada/hpc_det/experiments/12/jobs \
   /opt/venv/bin/python -m hpc_det.launch.agent

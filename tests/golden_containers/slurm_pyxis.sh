@@ -18,7 +18,7 @@ trap '' TERM USR1 USR2
 
 export PATH=/opt/venv/bin:"$PATH"
 
-# the job process starts one agent per node, for each attempt
+# the job process starts one agent per node
 exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1 -- \
   srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 --wait=60 --export=ALL --mpi=pmix '--container-image=nvcr.io#nvidia/pytorch:26.01-py3' '--container-mounts=/home/ada/hpc_det/experiments/12:/home/ada/hpc_det/experiments/12:rprivate,/PACKAGE:/opt/hpc-det/hpc_det:ro+rprivate,/scratch:/scratch:rprivate,/dev/infiniband:/dev/infiniband:rprivate,/data/my digits:/digits:ro+rprivate' --container-workdir=/home/ada/hpc_det/experiments/12/code --container-remap-root \
   env PYTHONPATH=/opt/hpc-det python3 -m hpc_det.launch.agent

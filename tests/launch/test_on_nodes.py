@@ -14,11 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.on_nodes import OnNodes
+from hpc_det.launch.on_nodes import OnNodes, present_attempt
+from hpc_det.launch.orders import Order
+from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.schedulers.pbs.hosts import HostFolder
+from hpc_det.search.journal import SearchJournal
+from hpc_det.search.method import Exit
 from hpc_det.store.attempt import first_failure
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.journal import Journal
 from tests.facts import unnamed
+from tests.launch.gang import Gang as JobGang
 from tests.launch.gang import children, is_there
 from tests.launch.watch.suspension import Suspension
 from tests.stub import Stub
@@ -215,3 +221,33 @@ def test_hosts_may_still_begin_after_a_suspension_of_the_job(tmp_path: Path, mon
     finally:
         gang._signals.close()
     assert gang.not_begun == []
+
+
+# --- the attempt to which a lost agent belongs
+
+
+def test_a_lost_agent_belongs_to_the_attempt_that_its_worker_runs_now(gang: JobGang) -> None:
+    first = Order(trial=str(gang.trial.path), attempt=1, worker=0)
+    gang.plan("true")
+    gang.journal.started(1, "7", worker=0)
+    assert present_attempt(first) == (gang.trial, 1)
+    gang.journal.ended(
+        1, AttemptEnd(cause=Cause.FAILED, steps=0), Decision(Action.RESTART, "failure 1"), None, nodes=[]
+    )
+    gang.journal.started(2, "7", worker=0)
+    assert present_attempt(first) == (gang.trial, 2)
+
+
+def test_a_lost_agent_belongs_to_the_trial_that_its_worker_trains_now(gang: JobGang) -> None:
+    gang.search_for(name="random", max_trials=4)
+    gang.plan("true")
+    search = SearchJournal(gang.experiment)
+    search.claim(0, "7", after=None)
+    first = search.state().open[0].trial
+    second = search.end(0, first, Exit.COMPLETED)
+    assert second is not None
+    trial = gang.experiment.trial(second.trial)
+    trial.create()
+    Journal(trial.journal).started(1, "7", worker=0)
+    found = present_attempt(Order(trial=str(gang.experiment.trial(first).path), attempt=1, worker=0))
+    assert (found[0].path, found[1]) == (trial.path, 1)
