@@ -20,7 +20,14 @@ from pathlib import Path
 
 from hpc_det.config.rank_variables import NO_FORKS, PRELOAD
 from hpc_det.launch.launchers.arguments import RANK, is_trial
-from hpc_det.node.forking import Forked, end_like_a_script, import_all, why_not_to_fork, write_through_to
+from hpc_det.node.forking import (
+    Forked,
+    end_like_a_script,
+    import_all,
+    prepare_to_compute,
+    why_not_to_fork,
+    write_through_to,
+)
 
 _COMPILER = "torch._dynamo"  # optimizers and DistributedDataParallel import it at their first step
 _OF_TRIALS = (RANK, "hpc_det.pytorch.loop.harness", _COMPILER)
@@ -117,6 +124,7 @@ def start(command: Sequence[str], variables: Mapping[str, str], log: int, prepar
         prepare()
         write_through_to(log)
         os.environ.update(variables)
+        prepare_to_compute()
         if not is_trial(command):
             code = run_file(command)
             end_like_a_script()

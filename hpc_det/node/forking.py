@@ -36,7 +36,7 @@ _BLAS_SETTERS = (
 
 def import_all(modules: Iterable[str]) -> None:
     """Import these modules for the children that will be forked."""
-    # numpy's OpenBLAS starts its threads at import. Children set the number that they would have had (`_set_blas`).
+    # numpy's OpenBLAS starts its threads at import. `prepare_to_compute` sets the number in children.
     limited = _BLAS_THREADS not in os.environ
     if limited:
         os.environ[_BLAS_THREADS] = "1"
@@ -70,8 +70,8 @@ def why_not_to_fork() -> str | None:
 def forked(run: Callable[[], int]) -> int:
     """Fork a process that calls `run` and exits with the code that it returns; return the process id.
 
-    The child is in a new session and ends with the thread that called this. Python's and numpy's global generators of
-    random numbers are seeded again in it.
+    The child is in a new session and ends with the thread that called this. If it computes, it has to call
+    `prepare_to_compute`.
     """
     flush_output()
     parent = os.getpid()
@@ -88,14 +88,18 @@ def _run_child(run: Callable[[], int], parent: int) -> NoReturn:
         if os.getppid() != parent:  # it had ended before
             os._exit(1)
         os.setsid()
-        _set_blas()
-        if numpy_random := sys.modules.get("numpy.random"):
-            numpy_random.seed()  # Python's own generator does so itself
         code = run()
     except BaseException:
         traceback.print_exc()
     finally:
         leave(code)
+
+
+def prepare_to_compute() -> None:
+    """Seed numpy's global generator of random numbers in this child, and give OpenBLAS its threads."""
+    _set_blas()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()  # Python's own generator does so itself
 
 
 def wait_for_code(pid: int) -> int:

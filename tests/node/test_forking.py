@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.node.fork_server import ForkServerProcess
-from hpc_det.node.forking import forked, wait_for_code, why_not_to_fork, write_through_to
+from hpc_det.node.forking import forked, prepare_to_compute, wait_for_code, why_not_to_fork, write_through_to
 from tests.forked_functions import FUNCTIONS
 from tests.wait import wait_for
 
@@ -61,6 +61,7 @@ def test_generators_of_forked_processes_draw_different_numbers(tmp_path: Path) -
     numpy = pytest.importorskip("numpy")
 
     def draw() -> int:
+        prepare_to_compute()
         (tmp_path / str(os.getpid())).write_text(f"{random.random()} {numpy.random.rand()}")
         return 0
 
@@ -95,7 +96,7 @@ def test_numpy_has_the_threads_in_a_fork_that_it_has_in_a_fresh_python(threads: 
     fresh = in_fresh_python(f"import os, numpy; print({count})", OMP_NUM_THREADS=threads)
     shared = in_fresh_python(
         "import os; from hpc_det.node.forking import *; import_all(['numpy']); "
-        f"wait_for_code(forked(lambda: print({count})))",
+        f"wait_for_code(forked(lambda: (prepare_to_compute(), print({count}))[1] or 0))",
         OMP_NUM_THREADS=threads,
     )
     assert shared == fresh

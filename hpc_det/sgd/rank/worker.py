@@ -37,7 +37,7 @@ from torch._C._distributed_c10d import PrefixStore
 from hpc_det.checkpoint.torch_layout import layout_of
 from hpc_det.distributed.collectives import closed_once_connected
 from hpc_det.distributed.rank_process import log_to
-from hpc_det.node.forking import leave
+from hpc_det.node.forking import leave, prepare_to_compute
 from hpc_det.node.frames import Message
 from hpc_det.node.heartbeat import Phase, Progress, place_of_main_thread
 from hpc_det.node.key import derived
@@ -356,6 +356,7 @@ def run(order: dict[str, Any]) -> int:
     log_to(Path(order["log"]))
     _ignore_stops()
     os.environ.update(_variables(order))
+    prepare_to_compute()
     # Without the driver, the rank exits at once, even if its main thread is in a collective.
     worker = RankWorker(order, on_end=lambda: leave(1))
     if order["rank"] == 0:
