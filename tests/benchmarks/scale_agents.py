@@ -15,10 +15,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
-from hpc_det.launch import agent
+from hpc_det.launch import agent, orders
+from hpc_det.launch.watch import health, supervisor
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.lines import Line
 
@@ -26,6 +27,8 @@ TABLE, NODES, FOLDER = "SCALE_TABLE", "SCALE_TABLE_NODES", "SCALE_TABLE_FOLDER"
 """Variables: the file with the table, the number of agents, and the folder whose operations are counted."""
 AT_A_TIME = 24
 """Agents that start at a time: a node has its own cores, these agents share two."""
+LONG_S = 120.0
+"""Seconds for connections and health checks."""
 PID, MESSAGES, BYTES, FILES, KNOWS, STOPPED, ENDED, WIDTH = range(8)
 """Columns: process id; messages and bytes sent; file operations; monotonic times at which the agent had the
 rendezvous, sent a stop to its ranks, and ended its attempt.
@@ -117,6 +120,9 @@ def main(arguments: list[str]) -> int:
     nodes = int(os.environ.pop(NODES))
     table = Table(os.environ.pop(TABLE), nodes)
     recorder = Recorder(table, os.environ.pop(FOLDER))
+    # Agents that share two cores take longer than the agents of nodes may.
+    supervisor.ANSWER_S = orders._CONNECT_S = health.ANSWER_S = LONG_S  # type: ignore[attr-defined]
+    agent.guarded = nullcontext  # type: ignore[assignment, attr-defined]  # a process per node that takes no part
     os.environ["SLURM_JOB_NODELIST"] = f"node[1-{nodes}]"
     agents = set()
     for node in range(nodes):
