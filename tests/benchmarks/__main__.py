@@ -10,6 +10,7 @@ from tests.benchmarks import (
     core,
     deepspeed_overhead,
     deepspeed_save,
+    ettr,
     gang_overhead,
     gpu,
     journal,
@@ -24,6 +25,7 @@ from tests.benchmarks import (
     report,
     restart,
     sampler_start,
+    scale,
     search,
     sgd,
     start,
@@ -53,6 +55,8 @@ BENCHMARKS = {
     "sweep": sweep.main,
     "gpu": gpu.main,
     "rendezvous": rendezvous.main,
+    "scale": scale.main,
+    "ettr": ettr.main,
     "report": report.main,
 }
 
