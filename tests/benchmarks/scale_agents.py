@@ -29,8 +29,8 @@ AT_A_TIME = 24
 """Agents that start at a time: a node has its own cores, these agents share two."""
 LONG_S = 120.0
 """Seconds for connections and health checks."""
-PID, MESSAGES, BYTES, FILES, KNOWS, STOPPED, ENDED, WIDTH = range(8)
-"""Columns: process id; messages and bytes sent; file operations; monotonic times at which the agent had the
+PID, MESSAGES, BYTES, FILES, LOGS, KNOWS, STOPPED, ENDED, WIDTH = range(9)
+"""Columns: process id; messages and bytes sent; file operations, those on logs separately; monotonic times at which the agent had the
 rendezvous, sent a stop to its ranks, and ended its attempt.
 """
 _BY_PATH = (
@@ -112,8 +112,8 @@ class Recorder:
 
     def _count_file(self, path: Any) -> None:
         with suppress(TypeError):  # a descriptor
-            if os.fsdecode(path).startswith(self._folder):
-                self._cells[self._row + FILES] += 1
+            if (name := os.fsdecode(path)).startswith(self._folder):
+                self._cells[self._row + (LOGS if "/logs/" in name else FILES)] += 1
 
 
 def main(arguments: list[str]) -> int:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from hpc_det.launch.job.agents import Agents
 from hpc_det.launch.orders import Order
+from hpc_det.node.frames import Unsealed
 from hpc_det.node.lines import Line
 from hpc_det.node.process import adopt_orphans
 from hpc_det.store.attempt import request_stop
@@ -30,6 +31,7 @@ from tests.benchmarks.scale_agents import (
     FILES,
     FOLDER,
     KNOWS,
+    LOGS,
     MESSAGES,
     NODES,
     PID,
@@ -52,7 +54,8 @@ HEADER = (
     "of node 0",
     "of another node",
     "file operations of node 0",
-    "of another node (mean, most)",
+    "of another node",
+    "looks at logs of another node",
     "CPU of the job [ms]",
     "of node 0 [ms]",
     "of another node [ms]",
@@ -65,6 +68,7 @@ class Counters:
 
     messages: list[float]
     files: list[float]
+    logs: list[float]
     cpu_s: list[float]
     """CPU time of each agent's process, without its children."""
     job_messages: int
@@ -113,8 +117,8 @@ class Measured:
 
     def _now(self) -> Counters:
         cpu_s = [_cpu_s(int(pid)) for pid in self.table.column(PID)]
-        messages, files = self.table.column(MESSAGES), self.table.column(FILES)
-        return Counters(messages, files, cpu_s, self.job_messages[0], self.job_cpu_s)
+        messages, files, logs = (self.table.column(column) for column in (MESSAGES, FILES, LOGS))
+        return Counters(messages, files, logs, cpu_s, self.job_messages[0], self.job_cpu_s)
 
 
 def main() -> None:
@@ -182,15 +186,15 @@ def _measured() -> Iterator[tuple[Gang, Measured, Path]]:
 @contextmanager
 def _counted(measured: Measured) -> Iterator[None]:
     """Count the messages that this process sends."""
-    plain = Line.send
+    plain = Line._put
 
-    def send(line: Line, *arguments: object) -> None:
+    def put(line: Line, unsealed: Unsealed) -> None:
         measured.job_messages[0] += 1
-        plain(line, *arguments)  # type: ignore[arg-type]
+        plain(line, unsealed)
 
-    Line.send = send  # type: ignore[method-assign, assignment]
+    Line._put = put  # type: ignore[method-assign]
     yield
-    Line.send = plain  # type: ignore[method-assign]
+    Line._put = plain  # type: ignore[method-assign]
 
 
 def _end_entrypoints(pipe: Path) -> None:
@@ -201,13 +205,15 @@ def _end_entrypoints(pipe: Path) -> None:
 def _differences(before: Counters, after: Counters) -> list[str]:
     messages = [now - then for then, now in zip(before.messages, after.messages, strict=True)]
     files = [now - then for then, now in zip(before.files, after.files, strict=True)]
+    logs = [now - then for then, now in zip(before.logs, after.logs, strict=True)]
     cpu_ms = [1000 * (now - then) for then, now in zip(before.cpu_s, after.cpu_s, strict=True)]
     return [
         str(after.job_messages - before.job_messages),
         f"{messages[0]:.0f}",
         f"{statistics.mean(messages[1:]):.2f}",
         f"{files[0]:.0f}",
-        f"{statistics.mean(files[1:]):.1f}, {max(files[1:]):.0f}",
+        f"{statistics.mean(files[1:]):.1f}",
+        f"{statistics.mean(logs[1:]):.1f}",
         f"{1000 * (after.job_cpu_s - before.job_cpu_s):.0f}",
         f"{cpu_ms[0]:.0f}",
         f"{statistics.median(cpu_ms[1:]):.1f}",
