@@ -27,7 +27,7 @@ from hpc_det.distributed.sealed import shared_secret
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import Event, TcpLineServer
-from hpc_det.node.lines import Line, Message, connect
+from hpc_det.node.lines import Line, Message, connect, send_to
 from hpc_det.node.network import own_address
 from hpc_det.node.suspension import AwakeClock
 
@@ -199,9 +199,7 @@ class RankZero(GangMessages):
 
     def to_all(self, kind: str, value: Any) -> None:
         super().to_all(kind, value)
-        body = json.dumps(value).encode()
-        for line in list(self._lines.values()):
-            line.send({"kind": kind}, body)
+        send_to(list(self._lines.values()), {"kind": kind}, json.dumps(value).encode())
 
     def close(self) -> None:
         super().close()

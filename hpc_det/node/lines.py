@@ -150,10 +150,10 @@ class Line:
 
 
 @uninterrupted()
-def send_to(lines: Iterable[Line], head: dict[str, Any]) -> None:
+def send_to(lines: Iterable[Line], head: dict[str, Any], body: Bytes = b"") -> None:
     """Send one message to several connections of a server, as `Line.send` does, but encode it only once."""
     # For thousands of connections this, and one change of the handler of Ctrl-C, halve the time or better.
-    unsealed = Unsealed(head, b"")
+    unsealed = Unsealed(head, body)
     for line in lines:
         line._put(unsealed)
 

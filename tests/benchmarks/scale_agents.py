@@ -30,8 +30,8 @@ AT_A_TIME = 24
 LONG_S = 120.0
 """Seconds for connections and health checks."""
 PID, MESSAGES, BYTES, FILES, LOGS, KNOWS, STOPPED, ENDED, WIDTH = range(9)
-"""Columns: process id; messages and bytes sent; file operations, those on logs separately; monotonic times at which the agent had the
-rendezvous, sent a stop to its ranks, and ended its attempt.
+"""Columns: process id; messages and bytes sent; file operations, those on logs separately; monotonic times at which the
+agent had the rendezvous, sent a stop to its ranks, and ended its attempt.
 """
 _BY_PATH = (
     "stat lstat listdir scandir mkdir rename replace unlink remove rmdir link symlink readlink access chmod utime"
