@@ -86,7 +86,7 @@ class Recorder:
             self._cells[self._row + BYTES] += len(unsealed._head) + len(unsealed.body) + 76
             plain(line, unsealed)
 
-        Line._put = put  # type: ignore[method-assign]
+        Line._put = put  # type: ignore[method-assign, assignment]
         self._note_time(agent.Agent, "_meet", KNOWS)
         self._note_time(AgentSocket, "send_stop", STOPPED)
         self._note_time(agent.Agent, "_end", ENDED)

@@ -192,7 +192,7 @@ def _counted(measured: Measured) -> Iterator[None]:
         measured.job_messages[0] += 1
         plain(line, unsealed)
 
-    Line._put = put  # type: ignore[method-assign]
+    Line._put = put  # type: ignore[method-assign, assignment]
     yield
     Line._put = plain  # type: ignore[method-assign]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hpc_det.distributed.gang_messages import RankZero
 from hpc_det.launch.watch.hang import HangJudge
@@ -211,7 +211,7 @@ def _rss_kb() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
-def _judged(phase: str, ranks: int) -> float:
+def _judged(phase: Literal["training", "setup"], ranks: int) -> float:
     """Return the seconds of one check for a hang, of ranks that are all in the same place."""
     judge = HangJudge(ranks, None)
     for rank in range(ranks):
