@@ -31,7 +31,7 @@ from hpc_det.distributed.sealed import shared_secret
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import Event, TcpLineServer
-from hpc_det.node.lines import Line, Message, connect
+from hpc_det.node.lines import Line, Message, connect, send_to
 from hpc_det.node.network import own_address
 from hpc_det.node.suspension import AwakeClock
 
@@ -221,10 +221,7 @@ class RankZero(GangMessages):
 
     def to_ranks(self, ranks: Collection[int], kind: str, value: Any) -> None:
         super().to_ranks(ranks, kind, value)
-        head, body = _encoded(kind, value)
-        for rank in ranks:
-            if line := self._lines.get(rank):
-                line.send(head, body)
+        send_to([self._lines[rank] for rank in ranks if rank in self._lines], *_encoded(kind, value))
 
     def close(self) -> None:
         super().close()

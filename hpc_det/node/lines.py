@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from hpc_det.node.frames import (
 )
 from hpc_det.node.key import derived
 from hpc_det.node.network import LONGEST_TRY_S, tries
+from hpc_det.node.process import uninterrupted
 
 if TYPE_CHECKING:
     from hpc_det.node.frames import Bytes, Reading
@@ -145,6 +147,15 @@ class Line:
     def _write(self, data: Bytes) -> None:
         with suppress(OSError):
             self.connection.sendall(data)
+
+
+@uninterrupted()
+def send_to(lines: Iterable[Line], head: dict[str, Any], body: Bytes = b"") -> None:
+    """Send one message to several connections of a server, as `Line.send` does, but encode it only once."""
+    # For thousands of connections this, and one change of the handler of Ctrl-C, halve the time or better.
+    unsealed = Unsealed(head, body)
+    for line in lines:
+        line._put(unsealed)
 
 
 def connect(

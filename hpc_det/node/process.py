@@ -306,18 +306,25 @@ def ignore_stop_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+_is_uninterrupted = False
+"""Whether the main thread is in a block of `uninterrupted`."""
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Delay a Ctrl-C until the end of the block, or of the decorated function."""
+    global _is_uninterrupted
     # Python runs signal handlers in the main thread only.
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or _is_uninterrupted:
         yield
         return
     came: list[int] = []
     former = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    _is_uninterrupted = True
     try:
         yield
     finally:
+        _is_uninterrupted = False
         signal.signal(signal.SIGINT, former)
         if came:
             signal.raise_signal(signal.SIGINT)

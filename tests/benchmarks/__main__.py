@@ -11,6 +11,7 @@ from tests.benchmarks import (
     create,
     deepspeed_overhead,
     deepspeed_save,
+    ettr,
     gang_overhead,
     gpu,
     imports,
@@ -27,6 +28,7 @@ from tests.benchmarks import (
     report,
     restart,
     sampler_start,
+    scale,
     search,
     sgd,
     start,
@@ -59,6 +61,8 @@ BENCHMARKS = {
     "gpu": gpu.main,
     "imports": imports.main,
     "rendezvous": rendezvous.main,
+    "scale": scale.main,
+    "ettr": ettr.main,
     "report": report.main,
 }
 

@@ -224,7 +224,7 @@ def test_a_folder_of_many_files_is_flushed_by_one_call_if_possible(
         (tmp_path / name).touch()
     flushed = list[str]()
     monkeypatch.setattr(files, "MANY_FILES", 2)
-    monkeypatch.setattr(files.disk, "flush_file_system", lambda folder: flushes_at_once)
+    monkeypatch.setattr(disk, "flush_file_system", lambda folder: flushes_at_once)
     monkeypatch.setattr(files, "flush_file", lambda path: flushed.append(path.name))
     files.flush_tree(tmp_path)
     assert sorted(flushed) == ([] if flushes_at_once else ["a", "b"])

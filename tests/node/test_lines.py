@@ -20,7 +20,7 @@ from hpc_det.node import lines
 from hpc_det.node.frames import Seals, Unsealed
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import TcpLineServer
-from hpc_det.node.lines import Line, Message, connect
+from hpc_det.node.lines import Line, Message, connect, send_to
 from tests.facts import refused, unnamed
 from tests.node.line_board import GENERATION, KEY, Board, echoed, open_files
 from tests.wait import DEADLINE_S
@@ -48,6 +48,14 @@ def test_the_driver_speaks_and_a_rank_listens(board: Board) -> None:
     line.close()
     assert client.receive() is None
     assert board.event().kind == "gone"
+
+
+def test_one_message_to_several_ranks_is_sealed_for_each(board: Board) -> None:
+    pairs = [board.line(rank) for rank in range(3)]
+    pairs[0][0].send({"n": 1})
+    send_to([line for line, _ in pairs], {"n": 2})
+    assert pairs[0][1].receive() == Message({"n": 1}, b"")
+    assert [client.receive() for _, client in pairs] == [Message({"n": 2}, b"")] * 3
 
 
 def test_ctrl_c_breaks_no_message(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:

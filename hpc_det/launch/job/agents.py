@@ -19,7 +19,7 @@ from typing import Any
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.orders import LOST_S, ORDERS, Order, key_of
 from hpc_det.node.line_server import Event, TcpLineServer
-from hpc_det.node.lines import Line
+from hpc_det.node.lines import Line, send_to
 from hpc_det.node.network import allow_files, own_address
 from hpc_det.node.process import STOP_SIGNALS, end_other_sessions, ends_with_parent
 from hpc_det.node.suspension import AwakeClock
@@ -76,8 +76,7 @@ class Agents:
         can_print = self._order is not None and (self._order.trial == order.trial or self._plan.nodes == 1)
         self._order, self._codes, self._rendezvous, self._since_failure = order, {}, None, None
         if can_print and self._all_are_here:
-            for line in self._lines.values():
-                line.send(order.message())
+            send_to(self._lines.values(), order.message())
         else:
             self.dismiss()
             self._start(order)
@@ -203,8 +202,7 @@ class Agents:
         elif "rendezvous" in message:
             if node == 0 and self._order and message["attempt"] == self._order.attempt:
                 self._rendezvous = message
-                for other in self._lines.keys() - {0}:
-                    self._lines[other].send(message)
+                send_to((line for other, line in self._lines.items() if other), message)
         elif message.get("signal") in signal.Signals.__members__:
             heard = signal.Signals[message["signal"]]
             self._heard += [heard] if heard in STOP_SIGNALS else []

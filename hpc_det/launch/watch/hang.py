@@ -243,23 +243,23 @@ class HangJudge:
 
     def _patience_s(self) -> float:
         """Return the longest limit of the ranks that are furthest behind."""
-        last = min(rank.steps for rank in self._ranks.values())
-        return max(self._patience_of(rank) for rank in self._ranks.values() if rank.steps == last)
+        steps = [rank.steps for rank in self._ranks.values()]
+        last, others_are_ahead = min(steps), max(steps) > min(steps)
+        return max(self._patience_of(rank, others_are_ahead) for rank in self._ranks.values() if rank.steps == last)
 
-    def _patience_of(self, rank: Progress) -> float:
-        """Return the seconds for which this rank may make no progress."""
+    def _patience_of(self, rank: Progress, others_are_ahead: bool) -> float:
+        """Return the seconds for which this rank, one of those furthest behind, may make no progress."""
         if rank.phase in _FUNCTIONS:
-            return self._patience_with_function(rank)
+            return self._patience_with_function(rank, others_are_ahead)
         if rank.warm:
             return self.limit_s
         return max(self.limit_s, _PATIENCE_S[rank.phase]) if rank.phase in _PATIENCE_S else float("inf")
 
-    def _patience_with_function(self, rank: Progress) -> float:
+    def _patience_with_function(self, rank: Progress, others_are_ahead: bool) -> float:
         """Return the limit of a rank inside a function of the user's."""
         if self._fixed_s:
             return self._fixed_s
-        has_been_done = rank.warm or any(other.steps > rank.steps for other in self._ranks.values())
-        return max(self.limit_s, _FUNCTION_S) if has_been_done else float("inf")
+        return max(self.limit_s, _FUNCTION_S) if rank.warm or others_are_ahead else float("inf")
 
 
 def last_first(ranks: Mapping[int, RankPosition]) -> list[tuple[RankPosition, list[int]]]:

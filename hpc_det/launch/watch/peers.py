@@ -22,7 +22,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.frames import Head
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import Event, TcpLineServer
-from hpc_det.node.lines import Line, connect
+from hpc_det.node.lines import Line, connect, send_to
 from hpc_det.node.network import Rendezvous, allow_files
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.schedulers.scheduler import NoAnswer, run_command, scheduler
@@ -119,9 +119,7 @@ class Peers:
 
     def tell(self, message: Head, node: int | None = None) -> None:
         """Send a message to one node, or to all."""
-        lines = [self._lines[node]] if node is not None else list(self._lines.values())
-        for line in lines:
-            line.send(message)
+        send_to([self._lines[node]] if node is not None else list(self._lines.values()), message)
 
     def poll(self) -> None:
         """Handle what has arrived; called when the server is readable, and at least once a second."""

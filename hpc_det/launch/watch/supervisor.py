@@ -56,6 +56,8 @@ _STACKS_S = 3.0
 """Seconds after which a rank that has not sent its stacks is forced by a signal to write them."""
 _WRITE_S = 1.0
 """Seconds for writing these stacks, until the ranks are reported as silent, after which node 0 may end the gang."""
+_LOOK_EVERY_S = 0.5
+"""Seconds between two looks for nodes that have not connected."""
 _SEND_EVERY_S = 0.5
 """Seconds between two reports of heartbeats to node 0."""
 
@@ -200,6 +202,8 @@ class SupervisorOfNode0(Supervisor):
         """The nodes that are ready to start their ranks."""
         self._arrivals: Arrivals | None = None
         """None once all nodes have reported."""
+        self._look_at = 0.0
+        """Seconds on the clock of the next look for missing nodes."""
         self._done_at: float | None = None
         """Seconds on the clock when the ranks of this node were done."""
         self._lost: list[Failure] = []
@@ -270,11 +274,15 @@ class SupervisorOfNode0(Supervisor):
         self._ready.add(node)
         # Without health checks, node 0 does not insist on a connection to each node.
         insists = self.gang.plan.health_checks
-        present = self._peers.present if self._peers else ()
-        if self._ready.issuperset(range(self.gang.plan.nodes) if insists else {0, *present}):
+        if len(self._ready) == self.gang.plan.nodes or (not insists and self._ready.issuperset({0, *self._present})):
             if self._peers:
                 self._peers.tell({"start": True})
             self.on_all_ready()
+
+    @property
+    def _present(self) -> set[int]:
+        """The other nodes that have connected."""
+        return self._peers.present if self._peers else set()
 
     @property
     def awaits_nodes(self) -> bool:
@@ -333,6 +341,11 @@ class SupervisorOfNode0(Supervisor):
 
     def _await_nodes(self, arrivals: Arrivals) -> None:
         """Check for missing nodes; when none is left, record the hosts and check the clocks."""
+        # Every message of a node causes a poll, and a list of thousands of nodes for each would be quadratic.
+        now = self._clock.seconds()
+        if len(self._offsets) < self.gang.plan.nodes and now < self._look_at:
+            return
+        self._look_at = now + _LOOK_EVERY_S
         missing = [node for node in range(self.gang.plan.nodes) if node not in self._offsets]
         if not missing:
             self._arrivals = None

@@ -93,7 +93,7 @@ def test_an_agent_that_was_killed_is_replaced(gang: Gang) -> None:
 
 def test_an_agent_that_cannot_reach_the_job_runs_its_first_attempt(gang: Gang) -> None:
     gang.plan("touch trained", ranks_per_node=1)
-    assert gang.start_agent(**{ORDERS: "127.0.0.1:9:0"}).wait(60) == 0
+    assert gang.start_agent(1, HPC_DET_ORDERS="127.0.0.1:9:0").wait(60) == 0
     assert (gang.code / "trained").exists()
 
 
@@ -133,7 +133,12 @@ class TwoNodes:
     def until_done(self, *calls: Callable[[], T]) -> list[T]:
         """Make these calls in threads while the job handles messages; return their results."""
         futures = [self._pool.submit(call) for call in calls]
-        wait_for(lambda: self.agents.turn() or all(future.done() for future in futures))
+
+        def are_done() -> bool:
+            self.agents.turn()
+            return all(future.done() for future in futures)
+
+        wait_for(are_done)
         return [future.result() for future in futures]
 
     def connect(self, node: int) -> ToJob:

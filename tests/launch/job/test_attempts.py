@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.launch.job import attempts
+from hpc_det.launch.job.agents import LOOK_S, Agents
 from hpc_det.node.json_files import write_json
 from hpc_det.node.process import SignalPipe, start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
@@ -689,15 +690,15 @@ def test_a_second_job_of_a_trial_that_runs_already_starts_nothing(gang: Gang) ->
 def test_after_a_node_was_lost_the_time_in_which_the_job_is_suspended_does_not_count(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gang.plan("true")
+    agents = Agents([], gang.plan("true"), has_queue=False)
     suspension = Suspension(monkeypatch)
-    tried = attempts.Attempts(gang.trial, 0, [], SignalPipe(()), [])
+    tried = attempts.Attempts(gang.trial, 0, agents, SignalPipe(()), [])
     assert not tried._waits_in_vain(1)
     note_failure(gang.trial, 1, failure_now(None, "lost", node_lost=True))
     assert not tried._waits_in_vain(1)
     suspension.lasts()
     assert not tried._waits_in_vain(1)
     for _ in range(4):
-        suspension.lasts(2 * attempts.LOOK_S)  # longer than usual, but this process ran
+        suspension.lasts(2 * LOOK_S)  # longer than usual, but this process ran
         left = tried._waits_in_vain(1)
     assert left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -98,6 +99,15 @@ def test_what_the_first_step_took_is_no_measure() -> None:
     gang.hung_within(1000)
     gang.say([training(6)])
     assert gang.judge.limit_s == LEAST_S
+
+
+def test_a_check_of_ranks_that_are_all_in_a_function_takes_time_in_proportion_to_their_number() -> None:
+    judge = HangJudge(20_000, None)
+    for rank in range(20_000):
+        judge.take(rank, Progress("setup", 7))
+    began = time.process_time()
+    assert not judge.is_hung(1.0)
+    assert time.process_time() - began < 5  # 10 ms; with a comparison of each pair of ranks, a minute
 
 
 def test_the_ranks_furthest_behind_come_first_and_like_ones_together() -> None:
