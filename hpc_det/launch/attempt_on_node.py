@@ -87,7 +87,7 @@ class AttemptOnNode:
         self._ranks.on_signal = self._on_stop_signal
         gang = SupervisedGang(trial, plan, number, own_scheduler.hosts(os.environ), kept.job)
         self._supervisor = supervisor_of_node(gang, self._node_rank, self._selector, self._ranks, end=self._end)
-        self._supervisor.on_stop = self._obey
+        self._supervisor.on_stop = self._on_stop
         self._hook = (
             StartupHook(gang, self._node_rank, kept.folders.private, self._selector) if plan.startup_hook else None
         )
@@ -203,14 +203,19 @@ class AttemptOnNode:
                 self._on_stop_signal(number.name)
 
     def _on_stop_signal(self, name: str) -> None:
-        deadline = self._plan.end_of_grace(name)
-        self._ask_to_stop("signal", deadline)
-        source = f"{name} on {socket.gethostname()}"
-        with suppress(OSError):  # if this disk is full, the ranks may still save on another one
-            request = request_stop(
-                self._trial.stop, attempt=self._number, reason="signal", source=source, deadline=deadline
-            )
-            self._obey(request.reason, request.deadline)
+        self._on_stop("signal", self._plan.end_of_grace(name), f"{name} on {socket.gethostname()}")
+
+    def _on_stop(self, reason: str, deadline: float | None, source: str) -> None:
+        """Handle a stop request of a signal to this node, or one that another node has passed on."""
+        self._ask_to_stop(reason, deadline, source)
+        # One writer for all nodes: the scheduler may signal thousands of them at once.
+        if reason == "signal" and self._supervisor.polls_for_stops:
+            with suppress(OSError):  # if this disk is full, the ranks may still save on another one
+                request = request_stop(
+                    self._trial.stop, attempt=self._number, reason="signal", source=source, deadline=deadline
+                )
+                reason = request.reason
+        self._obey(reason, deadline, source)
 
     def _poll_run_folder(self) -> None:
         if time.monotonic() < self._next_poll:
@@ -218,21 +223,21 @@ class AttemptOnNode:
         self._next_poll = time.monotonic() + POLL_S
         request = read_stop(self._trial.stop, self._number) if self._supervisor.polls_for_stops else None
         if request:
-            self._obey(request.reason, request.deadline)
+            self._obey(request.reason, request.deadline, request.source)
         if os.getppid() != self._kept.parent:  # the parent has died, so no process waits for the result
             self._end()
 
-    def _obey(self, reason: str, deadline: float | None) -> None:
+    def _obey(self, reason: str, deadline: float | None, source: str) -> None:
         """Stop the ranks, or end them."""
         # Before the end of the hooks no rank has anything to save.
         if reason == "kill" or (self._hook and not self._hook.is_over):
             self._end()
         else:
-            self._ask_to_stop(reason, deadline)
+            self._ask_to_stop(reason, deadline, source)
 
-    def _ask_to_stop(self, reason: str, deadline: float | None) -> None:
+    def _ask_to_stop(self, reason: str, deadline: float | None, source: str) -> None:
         self._ranks.send_stop(reason, deadline)
-        self._supervisor.pass_on_stop(reason, deadline)
+        self._supervisor.pass_on_stop(reason, deadline, source)
 
     def _on_lost(self, rank: int) -> None:
         """Note a rank that has ended without reporting an exit code as lost, and end the attempt on this node."""

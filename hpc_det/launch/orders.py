@@ -25,8 +25,8 @@ ORDERS = "HPC_DET_ORDERS"
 """The variable with the job's address and the secret of this line: HOST:PORT:SECRET."""
 LOST_S = 15.0
 """Seconds without an answer from a host after which its end of the line is lost."""
-_CONNECT_S = 5.0
-"""Seconds in which an agent must reach the job."""
+_CONNECT_S = 20.0
+"""Seconds in which an agent must reach the job, which accepts thousands of agents in 2 s of CPU time."""
 
 
 @dataclass(frozen=True, kw_only=True)

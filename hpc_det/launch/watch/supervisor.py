@@ -9,8 +9,8 @@ last.
 Other nodes send {"hello": true}, {"time": ..., "problems": [...]}, {"ready": true} after a startup
 hook, then {"ranks": [messages of heartbeats]}. Node 0 sends {"start": true} when all nodes are ready, {"ask":
 "progress" | "stacks"}, and {"noted": true} to an unhealthy node. Both send {"exit": EXIT CODE} at their end, and
-{"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL} for a stop request, which node 0 passes on to all: only
-node 0 polls the run folder.
+{"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL, "source": ORIGIN} for a stop request, which node 0 passes
+on to all: only node 0 polls the run folder, and only node 0 writes the request there.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Supervisor:
         self.heartbeats = HeartbeatServer(socket)
         self.on_all_ready: Callable[[], None] = lambda: None
         """Called when all nodes are ready to start their ranks."""
-        self.on_stop: Callable[[str, float | None], None] = lambda reason, deadline: None
-        """Called with the reason and the deadline of a stop request that another node has passed on."""
+        self.on_stop: Callable[[str, float | None, str], None] = lambda reason, deadline, source: None
+        """Called with the reason, deadline and source of a stop request that another node has passed on."""
         self._stop: Head | None = None
         """The stop request as a message; None before there was one."""
         self._clock = AwakeClock()
@@ -116,14 +116,14 @@ class Supervisor:
         """Return whether this agent must poll the run folder for stop requests, as no other node passes them on."""
         return True
 
-    def pass_on_stop(self, reason: str, deadline: float | None) -> None:
+    def pass_on_stop(self, reason: str, deadline: float | None, source: str) -> None:
         """Pass a stop request on to the other nodes. Later calls do nothing."""
         if self._stop is None:
-            self._stop = {"stop": reason, "deadline": deadline}
+            self._stop = {"stop": reason, "deadline": deadline, "source": source}
             self._tell(self._stop)
 
     def _take_stop(self, message: Head) -> None:
-        self.on_stop(str(message["stop"]), message["deadline"])
+        self.on_stop(str(message["stop"]), message["deadline"], str(message["source"]))
 
     def _tell(self, message: Head) -> None:
         """Send a message to node 0; on node 0 to all others."""

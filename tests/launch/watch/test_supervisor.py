@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +24,15 @@ from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.json_files import read_json, read_map
 from hpc_det.node.lines import Line, connect
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.store.attempt import Failure, failure_now, failures, first_failure, note_failure
+from hpc_det.store.attempt import (
+    Failure,
+    failure_now,
+    failures,
+    first_failure,
+    note_failure,
+    read_stop,
+    request_stop,
+)
 from tests.facts import each_names, unnamed
 from tests.launch.gang import Gang
 from tests.launch.watch.suspension import Suspension
@@ -460,3 +469,28 @@ def _is_closed(connection: socket.socket) -> bool:
         return False
     except ConnectionResetError:
         return True
+
+
+# --- stop requests
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_signal_to_one_node_stops_all_and_is_recorded_with_its_source(gang: Gang, node: int) -> None:
+    agents = start_agents(gang, "exec $PYTHON rank.py $HPC_DET_NODE_RANK --trial")
+    gang.wait_for_ranks(0, 1)
+    agents[node].send_signal(signal.SIGUSR1)
+    assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [0, 0]
+    assert gang.saved() == {"0": "signal", "1": "signal"}
+    request = read_stop(gang.trial.stop, 1)
+    assert request is not None
+    assert (request.reason, request.source) == ("signal", f"SIGUSR1 on {socket.gethostname()}")
+
+
+@pytest.mark.integration
+def test_a_stop_request_in_the_run_folder_reaches_all_nodes(gang: Gang) -> None:
+    agents = start_agents(gang, "exec $PYTHON rank.py $HPC_DET_NODE_RANK --trial")
+    gang.wait_for_ranks(0, 1)
+    request_stop(gang.trial.stop, attempt=1, reason="pause", source="a user")
+    assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [0, 0]
+    assert gang.saved() == {"0": "pause", "1": "pause"}
