@@ -189,3 +189,37 @@ def test_ranks_under_srun_see_what_the_startup_hook_of_their_own_node_exports(tm
     assert seen == [[str(rank), nodes[rank], only[rank]] for rank in range(6)], story.logged
     lines = {f"[node{node + 1}] hook of {node}" for node in range(3)}
     assert lines <= set(story.logged.splitlines())
+
+
+RESTARTS = """
+import os, signal, time
+import torch, torch.distributed as dist
+rank, attempt = os.environ["RANK"], os.environ["HPC_DET_NUMBER"]
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+pid = os.getppid()
+while b"hpc_det.launch.agent" not in open(f"/proc/{pid}/cmdline", "rb").read():
+    pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+with open(f"agents-{attempt}-{rank}", "w") as file:
+    file.write(f"{pid} {time.monotonic()}")
+dist.barrier()
+if attempt == "1" and rank == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+elif attempt == "1":
+    time.sleep(60)
+"""
+
+
+def test_a_gang_that_lost_a_rank_is_restarted_by_the_same_agents_on_the_same_nodes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RESTARTS)
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "{name: restarts, entrypoint: python3 -m hpc_det.launch.direct train.py, max_restarts: 1,"
+        " resources: {slots_per_trial: 4}, searcher: {name: single, metric: loss, max_length: {batches: 1}}}"
+    )
+    hpc_det("experiment", "create", config, tmp_path, "--cluster", "lab", "--follow", check=False)
+    (experiment,) = (Path(os.environ["HPC_DET_ROOT"]) / "experiments").iterdir()
+    agents = {path.name: path.read_text().split()[0] for path in (experiment / "code").glob("agents-*")}
+    assert len(agents) == 8
+    assert len({*agents.values()}) == 2
+    assert all(agents[f"agents-1-{rank}"] == agents[f"agents-2-{rank}"] for rank in range(4))
