@@ -64,10 +64,12 @@ class Agents:
         self._selector = selector
         if self._board:
             selector.register(self._board, selectors.EVENT_READ)
-        yield
-        if self._board:
-            selector.unregister(self._board)
-        self._selector = None
+        try:
+            yield
+        finally:
+            if self._board:
+                selector.unregister(self._board)
+            self._selector = None
 
     def begin(self, order: Order) -> None:
         """Have all agents run this attempt; start them if they do not wait for it."""
