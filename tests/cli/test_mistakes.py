@@ -1018,7 +1018,7 @@ def interrupt(*_: object) -> JobState:
 INTERRUPTED = [
     Mistake(
         name="Ctrl-C while the code is copied",
-        given=lambda user: user.patch.setattr("hpc_det.submit.snapshot.shutil.copy2", interrupt),
+        given=lambda user: user.patch.setattr("hpc_det.submit.snapshot._copy", interrupt),
         code=130,
         what=["interrupted"],
         where=["experiment 1"],
