@@ -24,14 +24,15 @@ from tests.store.test_attempt import ATTEMPT
 
 RANKS = 6
 ROUNDS = {"a line of Python": 15, "a batch with torch": 5}
-RANK = """
-import os, sys, time
-if sys.argv[1] == "torch":
-    import torch, torch.distributed as dist
-    dist.init_process_group("gloo")
-    model = torch.nn.Linear(32, 10)
-    model(torch.randn(32, 32)).sum().backward()
-    dist.all_reduce(model.weight.grad)
+TRAINS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.Linear(32, 10)
+model(torch.randn(32, 32)).sum().backward()
+dist.all_reduce(model.weight.grad)
+"""
+NOTES_THE_TIME = """
+import os, time
 with open(f"began-{os.environ['RANK']}", "w") as file:
     file.write(str(time.monotonic()))
 os._exit(0)
@@ -63,7 +64,7 @@ def _row(values: list[float], plain: list[float]) -> tuple[str, str, str]:
 def _seconds(start: Callable[[Gang, str], None], work: str) -> float:
     with tempfile.TemporaryDirectory() as state, tempfile.TemporaryDirectory() as tmp:
         gang = Gang(Path(state), Path(tmp))
-        (gang.code / "train.py").write_text(RANK)
+        (gang.code / "train.py").write_text((TRAINS if work == "torch" else "") + NOTES_THE_TIME)
         began = time.monotonic()
         start(gang, work)
         return max(float((gang.code / f"began-{rank}").read_text()) for rank in range(RANKS)) - began
