@@ -8,7 +8,6 @@ entrypoints are executed.
 from __future__ import annotations
 
 import os
-import select
 import selectors
 import shutil
 import signal
@@ -104,27 +103,31 @@ class Starter:
         if self._server is None:
             return Forked(lambda: _run_direct(argument))
         self._number += 1
-        self._forked = _Forked(self._server, self._number, argument, execute, self._lose, selector)
+        # After a failure of the imports or the gate, `prepare` does not try the same again.
+        ends = self.close if self._is_ready else self._end_server
+        self._forked = _Forked(self._server, self._number, argument, execute, ends, selector)
         if self._is_ready:
             self._forked.begin()
         return self._forked
 
     def forget(self) -> None:
         """Forget the entrypoint, and end the fork server if it has not forked it yet and so would do it later."""
-        if self._forked and not self._forked.has_begun():
+        if self._forked and not self._forked.has_begun:
             self.close()
-        self._is_ready = self._server is not None
+        elif self._forked:
+            self._is_ready = self._server is not None
         self._forked = None
 
     def close(self) -> None:
-        """End the fork server."""
-        if self._server:
-            self._lose(self._server)
+        """End the fork server; the next `prepare` starts a new one."""
+        self._end_server()
+        self._modules, self._environment = (), {}
 
-    def _lose(self, server: ForkServerProcess) -> None:
-        server.line.connection.close()
-        server.process.kill()  # with it the kernel ends the processes that it has forked
-        server.process.wait()
+    def _end_server(self) -> None:
+        if self._server:
+            self._server.line.connection.close()
+            self._server.process.kill()  # with it the kernel ends the processes that it has forked
+            self._server.process.wait()
         self._server, self._is_ready = None, False
 
 
@@ -137,7 +140,7 @@ class _Forked:
         number: int,
         argument: dict[str, Any],
         execute: Callable[[], Entrypoint],
-        on_lost: Callable[[ForkServerProcess], None],
+        on_lost: Callable[[], None],
         selector: _SELECTOR,
     ) -> None:
         self.pid = server.process.pid
@@ -158,10 +161,9 @@ class _Forked:
         """Request the process from the fork server."""
         self._server.fork(self._number, f"{_DIRECT}:forked", self._argument)
 
+    @property
     def has_begun(self) -> bool:
-        """Return whether the fork server has forked the entrypoint."""
-        if not self._is_forked and not self._executed and select.select([self._server.line.connection], [], [], 0)[0]:
-            self._on_messages()
+        """Return whether the entrypoint was forked or executed."""
         return self._is_forked or self._executed is not None
 
     def poll(self) -> int | None:
@@ -187,7 +189,7 @@ class _Forked:
     def _lose_server(self) -> None:
         """Execute the entrypoint if the fork server cannot fork it; else the kernel has ended both."""
         self._selector.unregister(self._server.line.connection)
-        self._on_lost(self._server)
+        self._on_lost()
         if self._is_forked:
             self.returncode = -signal.SIGKILL
         else:
