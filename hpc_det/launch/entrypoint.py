@@ -103,9 +103,7 @@ class Starter:
         if self._server is None:
             return Forked(lambda: _run_direct(argument))
         self._number += 1
-        # After a failure of the imports or the gate, `prepare` does not try the same again.
-        ends = self.close if self._is_ready else self._end_server
-        self._forked = _Forked(self._server, self._number, argument, execute, ends, selector)
+        self._forked = _Forked(self._server, self._number, argument, execute, self._lose, selector)
         if self._is_ready:
             self._forked.begin()
         return self._forked
@@ -122,6 +120,13 @@ class Starter:
         """End the fork server; the next `prepare` starts a new one."""
         self._end_server()
         self._modules, self._environment = (), {}
+
+    def _lose(self, has_forked: bool) -> None:
+        """Clean up after a fork server that has ended. `has_forked`: whether it had forked the present entrypoint."""
+        if has_forked or self._is_ready:
+            self.close()
+        else:  # `prepare` does not try the same imports again
+            self._end_server()
 
     def _end_server(self) -> None:
         if self._server:
@@ -140,7 +145,7 @@ class _Forked:
         number: int,
         argument: dict[str, Any],
         execute: Callable[[], Entrypoint],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[bool], None],
         selector: _SELECTOR,
     ) -> None:
         self.pid = server.process.pid
@@ -189,7 +194,7 @@ class _Forked:
     def _lose_server(self) -> None:
         """Execute the entrypoint if the fork server cannot fork it; else the kernel has ended both."""
         self._selector.unregister(self._server.line.connection)
-        self._on_lost()
+        self._on_lost(self._is_forked)
         if self._is_forked:
             self.returncode = -signal.SIGKILL
         else:

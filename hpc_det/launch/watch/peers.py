@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from hpc_det.errors import HpcDetError
+from hpc_det.launch.orders import LOST_S as LOST_S
 from hpc_det.node.frames import Head
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import Event, TcpLineServer
@@ -31,8 +32,6 @@ ARRIVE_S = 600.0
 """Seconds for all nodes to connect; they may start minutes apart because of prologs and cold file systems."""
 ASK_EVERY_S = 10.0
 """Seconds between two queries of the scheduler for missing nodes."""
-LOST_S = 15.0
-"""Seconds without an answer from a node's kernel after which the node is lost."""
 OTHER_FILES = 256
 """Number of files that node 0's agent may have open besides its connections."""
 ANSWER_S = 5.0
