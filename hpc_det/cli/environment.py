@@ -14,7 +14,7 @@ from hpc_det.view.formatting import count, size
 
 @click.group(cls=Group)
 def environment() -> None:
-    """Prepare the Python environment of hpc-det, which is that of the ranks, for jobs."""
+    """Prepare the Python environment of the ranks for jobs."""
 
 
 @environment.command()

@@ -21,9 +21,7 @@ COMMANDS = (
     LazyCommand("tensorboard", "tensorboard", "Show experiments or trials in TensorBoard."),
     LazyCommand("cluster", "cluster", "Show cluster profiles, and write one for your site."),
     LazyCommand("doctor", "doctor", "Check what hpc_det needs of this machine and its cluster."),
-    LazyCommand(
-        "environment", "environment", "Prepare the Python environment of hpc-det, which is that of the ranks, for jobs."
-    ),
+    LazyCommand("environment", "environment", "Prepare the Python environment of the ranks for jobs."),
     LazyCommand("config", "config", "Check experiment files, and import those of Determined."),
     LazyCommand("schema", "schema", "Print the JSON schema of experiment files."),
     LazyCommand("run", "run", "Create an experiment from a Hydra command line."),
