@@ -24,7 +24,7 @@ from hpc_det.launch import direct
 from hpc_det.launch.forked_ranks import modules_of
 from hpc_det.launch.launchers.arguments import asks_for_help, parse
 from hpc_det.node.fork_server import ForkServerProcess
-from hpc_det.node.forking import Forked
+from hpc_det.node.forking import Forked, close_files_of_parent
 from hpc_det.node.import_bundle import VARIABLE as BUNDLE
 from hpc_det.node.network import limit_look_ups, variables
 from hpc_det.node.process import ignore_stop_signals, spare
@@ -254,7 +254,7 @@ def executed(command: Sequence[str], environment: Mapping[str, str], code: str) 
 
 def _run_direct(argument: dict[str, Any]) -> int:
     """Be the launcher `direct` in a process that was forked from the agent."""
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the agent's connections and pipes
+    close_files_of_parent()
     return direct.forked(argument)
 
 

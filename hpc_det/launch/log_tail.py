@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from signal import SIGKILL
 
-from hpc_det.launch.printed_causes import cause_line, failed_rank
 from hpc_det.node.process import signal_name
 from hpc_det.store.log_lines import LogTimes
 
@@ -44,6 +43,8 @@ def last_line(log: Path, begin: int) -> str:
 
     See `cause_line`.
     """
+    from hpc_det.launch.printed_causes import cause_line
+
     return shortened(cause_line(written_since(log, begin)))
 
 
@@ -73,6 +74,8 @@ def how_it_ended(code: int, log: Path, begin: int, killer: str = "", programs: s
     `code`: as subprocess returns it, below 0 for a signal. `killer`: what is known about the sender of a SIGKILL.
     `programs`: which programs it ran, of which one may have been killed.
     """
+    from hpc_det.launch.printed_causes import failed_rank
+
     last_printed, reported = last_line(log, begin), failed_rank(written_since(log, begin))
     said = f" after {last_printed!r}" if last_printed else ""
     by_rank = f"; {reported.sentence()}" if reported else ""

@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import time
-import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -135,7 +134,7 @@ def copy_content(source: IO[Any], target: Path) -> None:
 
 def temporary_beside(path: Path) -> Path:
     """Return an unused name in the folder of `path`, for a file that a rename or a link will turn into `path`."""
-    return path.with_name(f".{path.name}.{_MARK}{process_namespace()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    return path.with_name(f".{path.name}.{_MARK}{process_namespace()}-{os.getpid()}-{os.urandom(4).hex()}")
 
 
 def remove_abandoned(folders: Iterable[Path]) -> None:

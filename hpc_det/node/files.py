@@ -19,7 +19,6 @@ import pwd
 import stat
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -277,6 +276,8 @@ def flush_tree(folder: Path) -> None:
     # For a few files, syncfs(2) could wait longer, because it also writes what other users have not flushed yet.
     if len(files) >= MANY_FILES and disk.flush_file_system(folder):
         return
+    from concurrent.futures import ThreadPoolExecutor  # most processes that import this module never flush a folder
+
     with ThreadPoolExecutor(FLUSHES) as threads:  # a flush is mostly waiting
         list(threads.map(flush_file, map(Path, files)))
         list(threads.map(flush_folder, map(Path, folders)))

@@ -11,10 +11,12 @@ import ctypes
 import gc
 import io
 import os
+import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +26,8 @@ from hpc_det.node.frame_modules import modules_from_frames
 from hpc_det.node.import_bundle import import_from_bundle
 from hpc_det.node.process import ends_with_parent
 
+_WAIT_S = 0.005
+"""Seconds between two looks at whether a process has exited."""
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _BLAS_SETTERS = (
     "scipy_openblas_set_num_threads64_",
@@ -67,32 +71,46 @@ def why_not_to_fork() -> str | None:
     return None
 
 
-def forked(run: Callable[[], int]) -> int:
+def forked(run: Callable[[], int], shown_as: Sequence[str] = ()) -> int:
     """Fork a process that calls `run` and exits with the code that it returns; return the process id.
 
     The child is in a new session and ends with the thread that called this. If it computes, it has to call
-    `prepare_to_compute`.
+    `prepare_to_compute`. `shown_as`: the command line that ps(1) shows for it; none: that of this process.
     """
     flush_output()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _run_child(run, parent)
+        _run_child(run, parent, shown_as)
     return pid
 
 
-def _run_child(run: Callable[[], int], parent: int) -> NoReturn:
+def _run_child(run: Callable[[], int], parent: int, shown_as: Sequence[str]) -> NoReturn:
     code = 1
     try:
         ends_with_parent()
         if os.getppid() != parent:  # it had ended before
             os._exit(1)
         os.setsid()
+        if shown_as:
+            show_as(shown_as)
         code = run()
     except BaseException:
         traceback.print_exc()
     finally:
         leave(code)
+
+
+def show_as(words: Sequence[str]) -> None:
+    """Have /proc/self/cmdline, and so ps(1), show this command line; what exceeds the length of the present one is cut.
+
+    The kernel reads it from the memory of the process (proc(5), arg_start and arg_end of /proc/PID/stat).
+    """
+    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    if start:  # 0: the process may not see its own addresses
+        line = b"\0".join(map(os.fsencode, words))[: end - start - 1]
+        ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
 
 
 def prepare_to_compute() -> None:
@@ -120,11 +138,24 @@ def flush_output() -> None:
             stream.flush()
 
 
-def write_through_to(descriptor: int) -> None:
-    """Send all output to `descriptor`, unbuffered as with PYTHONUNBUFFERED, and give this process an empty stdin."""
+def close_files_of_parent() -> None:
+    """Close all files of this child but its output, and give it an empty stdin."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2:
+            with suppress(OSError):  # that of the listing itself
+                os.close(number)
+    _empty_stdin()
+
+
+def _empty_stdin() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+
+
+def write_through_to(descriptor: int) -> None:
+    """Send all output to `descriptor`, unbuffered as with PYTHONUNBUFFERED, and give this process an empty stdin."""
+    _empty_stdin()
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -139,17 +170,27 @@ def write_through_to(descriptor: int) -> None:
 class Forked:
     """A forked process, with the part of subprocess.Popen's interface that launchers use."""
 
-    def __init__(self, run: Callable[[], int]) -> None:
-        self.pid = forked(run)
+    def __init__(self, run: Callable[[], int], shown_as: Sequence[str] = ()) -> None:
+        """Fork the process: see `forked`."""
+        self.pid = forked(run, shown_as)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         """Return the exit code, -N after signal N; None while the process runs."""
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # another part of this process has killed and reaped it
+                self.returncode = -signal.SIGKILL
+            else:
+                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the process has exited, for at most this many seconds."""
+        end = time.monotonic() + timeout_s
+        while self.poll() is None and time.monotonic() < end:
+            time.sleep(_WAIT_S)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:

@@ -1,4 +1,7 @@
-"""Creates the search that an effective configuration names: its method, and the sampler of its hyperparameters."""
+"""Creates the search that an effective configuration names: its method, and the sampler of its hyperparameters.
+
+The modules of a method are imported when it is named: most jobs train a single trial, and start sooner without them.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_det.search.adaptive import adaptive_asha
-from hpc_det.search.asha import AsyncHalving, rung_lengths
-from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import FixedSearch, SearchMethod
-from hpc_det.search.population import Population
 from hpc_det.search.sample import GridSampler, PointsSampler, Sampler, Space, SpaceSampler
 
 
@@ -24,6 +23,8 @@ def search_of(
     """
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
     if searcher["name"] == "population":
+        from hpc_det.search.population import Population
+
         first = sampler(searcher, config["hyperparameters"], seed)
         return Population(searcher, config["hyperparameters"], first, seed), first
     if not points:
@@ -64,14 +65,20 @@ def search_method(
             assert points is not None, searcher
             return FixedSearch(points, _max_length(searcher))
         case "async_halving":
+            from hpc_det.search.asha import AsyncHalving, rung_lengths
+
             return AsyncHalving(
                 rung_lengths(searcher["num_rungs"], searcher["divisor"], _required_length(searcher)),
                 searcher["max_trials"],
                 **_halving(searcher),
             )
         case "adaptive_asha":
+            from hpc_det.search.adaptive import adaptive_asha
+
             return adaptive_asha(searcher, _required_length(searcher), **_halving(searcher))
         case "custom":
+            from hpc_det.search.custom import CustomSearch
+
             assert code is not None, searcher
             names = ("max_trials", "smaller_is_better", "settings")
             max_trials, smaller_is_better, settings = (searcher[name] for name in names)

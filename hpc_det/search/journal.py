@@ -6,18 +6,20 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_det.errors import HpcDetError
 from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import Exit, Work
-from hpc_det.search.optuna_study import OptunaStudy
 from hpc_det.search.sample import Sample, first_sample
 from hpc_det.search.state import RULES, Entry, SearchState, check
 from hpc_det.store.experiment_config import read_for_search, read_secrets
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
+
+if TYPE_CHECKING:
+    from hpc_det.search.optuna_study import OptunaStudy
 
 
 class SearchJournal:
@@ -90,6 +92,8 @@ class SearchJournal:
 
     def _ask_optuna(self, trial: int) -> Entry:
         if self._study is None:
+            from hpc_det.search.optuna_study import OptunaStudy  # other searches need none of its imports
+
             searcher, space = self._config["searcher"], self._config["hyperparameters"]
             seed = self._config["reproducibility"]["experiment_seed"] or 0
             self._study = OptunaStudy(self._folder, searcher, space, seed, self._code)

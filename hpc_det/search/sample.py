@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from itertools import repeat
 from typing import Any, Protocol
@@ -211,16 +210,16 @@ def _point(spec: Any, place: int) -> Any:
     count, low, width = _count(spec), spec["minval"], spec["maxval"] - spec["minval"]
     step, steps = (place, count - 1) if count > 1 else (1, 2)
     if kind == "int":
-        return _rounded(low + Fraction(step * width, steps))
+        return _rounded(low * steps + step * width, steps)
     point = low + step * width / steps
     return float(point) if kind == "double" else base_of(spec) ** point
 
 
-def _rounded(value: Fraction) -> int:
-    """Return the nearest integer; halves are rounded away from zero."""
+def _rounded(numerator: int, denominator: int) -> int:
+    """Return the integer that is nearest to the quotient; halves are rounded away from zero. `denominator` > 0."""
     # As math.Round of Go, in which Determined is written; Python's round() rounds halves to even numbers.
-    size = math.floor(abs(value) + Fraction(1, 2))
-    return size if value >= 0 else -size
+    size = (2 * abs(numerator) + denominator) // (2 * denominator)
+    return size if numerator >= 0 else -size
 
 
 # --- the form of a hyperparameter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -13,9 +14,19 @@ from pathlib import Path
 import pytest
 
 from hpc_det.node.fork_server import ForkServerProcess
-from hpc_det.node.forking import forked, prepare_to_compute, wait_for_code, why_not_to_fork, write_through_to
+from hpc_det.node.forking import (
+    Forked,
+    close_files_of_parent,
+    forked,
+    prepare_to_compute,
+    wait_for_code,
+    why_not_to_fork,
+    write_through_to,
+)
+from hpc_det.node.process import end_descendants
 from tests.forked_functions import FUNCTIONS
-from tests.wait import wait_for
+from tests.processes import words
+from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -41,6 +52,46 @@ def test_a_forked_process_has_a_session_of_its_own(tmp_path: Path) -> None:
     pid = forked(lambda: (tmp_path / "session").write_text(str(os.getsid(0))))
     wait_for_code(pid)
     assert (tmp_path / "session").read_text() == str(pid)
+
+
+def waits() -> int:
+    signal.pause()
+    return 0
+
+
+def test_a_forked_process_is_shown_as_the_command_line_that_it_was_given() -> None:
+    process = Forked(waits, shown_as=["python", "-m", "a.b"])
+    try:
+        wait_for(lambda: words(process.pid, "cmdline")[:3] == ["python", "-m", "a.b"])
+        assert not any(words(process.pid, "cmdline")[3:])
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(DEADLINE_S)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_shown_command_line_is_cut_to_the_length_of_that_of_the_parent(tmp_path: Path) -> None:
+    own, long = Path("/proc/self/cmdline"), "x" * 10_000
+    wait_for_code(forked(lambda: (tmp_path / "shown").write_bytes(own.read_bytes()), shown_as=[long]))
+    assert (tmp_path / "shown").read_text() == long[: len(own.read_bytes()) - 1] + "\0"
+
+
+def test_a_forked_process_that_another_part_of_the_parent_has_killed_counts_as_killed() -> None:
+    process = Forked(waits)
+    end_descendants()
+    assert process.poll() == -signal.SIGKILL
+
+
+def test_a_forked_process_keeps_only_its_output_of_the_files_of_its_parent(tmp_path: Path) -> None:
+    def run() -> int:
+        close_files_of_parent()
+        (tmp_path / "files").write_text(" ".join(sorted(os.listdir("/proc/self/fd"))))
+        return os.stat(0).st_rdev != os.stat(os.devnull).st_rdev
+
+    with open(os.devnull):
+        assert wait_for_code(forked(run)) == 0
+    # 3 is the listing itself.
+    assert (tmp_path / "files").read_text().split()[:4] in (["0", "1", "2", "3"], ["0", "1", "2"])
 
 
 def test_output_of_a_forked_process_is_in_its_file_when_it_is_killed(tmp_path: Path) -> None:

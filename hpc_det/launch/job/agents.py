@@ -12,12 +12,15 @@ import secrets
 import selectors
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.orders import LOST_S, ORDERS, Order, key_of
+from hpc_det.node.forking import Forked, close_files_of_parent
 from hpc_det.node.line_server import Event, TcpLineServer
 from hpc_det.node.lines import Line, send_to
 from hpc_det.node.network import allow_files, own_address
@@ -34,16 +37,19 @@ LEAVE_S = 10.0
 OTHER_FILES = 256
 """Number of files that the job may have open besides its connections to agents."""
 
+_OWN_AGENT = [sys.executable, "-m", "hpc_det.launch.agent"]
+"""The command of an agent on this node, in this Python: it is forked from this process and not executed."""
+
 
 class Agents:
     """The agents of one worker, and the process that has started them (the launcher): srun, on_nodes, or one agent."""
 
     def __init__(self, command: Sequence[str], plan: JobPlan, *, has_queue: bool) -> None:
         """`command`: starts one agent on each node, with an order's arguments appended."""
-        self._command = command
+        self._command = [*command]
         self._plan = plan
         self._has_queue = has_queue
-        self._launcher: subprocess.Popen[bytes] | None = None
+        self._launcher: subprocess.Popen[bytes] | Forked | None = None
         self._board: TcpLineServer | None = None
         self._selector: selectors.BaseSelector | None = None
         """The selector that the board wakes, if any."""
@@ -119,7 +125,7 @@ class Agents:
     def terminate(self) -> None:
         """Send SIGTERM to the launcher, which passes it on."""
         if self._launcher:
-            self._launcher.terminate()
+            self._launcher.send_signal(signal.SIGTERM)
 
     def dismiss(self, within_s: float = LEAVE_S) -> None:
         """End the agents, and kill those that have not exited after this many seconds."""
@@ -147,13 +153,18 @@ class Agents:
         environment = dict(os.environ)
         with suppress(HpcDetError):
             environment[ORDERS] = self._listen()
+        command = [*self._command, *order.arguments]
+        # A thread may hold a lock, which stays locked in a forked process.
+        if self._command == _OWN_AGENT and threading.active_count() == 1:
+            self._launcher = Forked(lambda: _run_agent(order, environment), shown_as=command)
+            return
         # A separate session, because Ctrl-C at a terminal is meant for the job, and an agent would take it for a
         # preemption. Commands that a thread of the job runs in this session, such as sbatch, survive the gang.
         #
         # An agent ends when its parent does, but only once it has looked up its parent's id. If the parent dies before
         # that, the scheduler ends the agent, and without a queue the kernel has to.
         self._launcher = subprocess.Popen(
-            [*self._command, *order.arguments],
+            command,
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -208,3 +219,12 @@ class Agents:
         elif message.get("signal") in signal.Signals.__members__:
             heard = signal.Signals[message["signal"]]
             self._heard += [heard] if heard in STOP_SIGNALS else []
+
+
+def _run_agent(order: Order, environment: Mapping[str, str]) -> int:
+    """Be the agent, in a process that was forked from the job's."""
+    close_files_of_parent()
+    os.environ.update(environment)
+    from hpc_det.launch.agent import main  # the job does not wait for its imports
+
+    return main(order.arguments)

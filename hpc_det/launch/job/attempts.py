@@ -13,9 +13,9 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from hpc_det.launch.job.agents import LOOK_S, Agents
-from hpc_det.launch.job.causes import AttemptFacts, matches
 from hpc_det.launch.job.limits import JobClock, Space
 from hpc_det.launch.job.resubmit import Exclusions
 from hpc_det.launch.log_tail import size_of, written_since
@@ -31,6 +31,9 @@ from hpc_det.store.attempt import Failure, Reason, failure_now, first_failure, n
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.log_lines import say, say_attempt_begins
+
+if TYPE_CHECKING:
+    from hpc_det.launch.job.causes import AttemptFacts
 
 HANDOVER_POLL_S = 0.5
 """Seconds between two polls of the journal and the signals while the job waits."""
@@ -197,12 +200,16 @@ class Attempts:
         return self._end(number, facts.cause(code, failure), failure or facts.unexplained(code))
 
     def _facts(self, number: int) -> AttemptFacts:
+        from hpc_det.launch.job.causes import AttemptFacts
+
         return AttemptFacts(self._trial, self._plan, number)
 
     def _run_agents(self, number: int) -> int:
         """Have the agents run the attempt, wait until it has ended on all nodes, and return its exit code."""
         self._since_loss = None
         self._agents.begin(Order(trial=str(self._trial.path), attempt=number, worker=self._worker))
+        import hpc_det.launch.job.causes  # noqa: F401  for the end of the attempt, while the ranks start
+
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
         while not self._agents.have_ended and not self._waits_in_vain(number):
             until_it_rings_s = clock.timeout_s()
@@ -343,6 +350,8 @@ class Attempts:
         rank_logs = dict.fromkeys(sorted(self._trial.rank_log(number, 0).parent.glob("*.log")), 0)
         own_log = {self._trial.job_log: self._log_began} if self._trial.job_log.exists() else {}
         policies = (read_json(self._trial.trial) or {"config": {}})["config"].get("log_policies", [])
+        from hpc_det.launch.job.causes import matches
+
         found = matches(policies, rank_logs | own_log)
         for match in found:
             problem = f"log policy {match.policy!r}: {match.line}"

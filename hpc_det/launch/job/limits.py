@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpc_det.checkpoint.committed import committed
-from hpc_det.checkpoint.staging import clear_leftovers
 from hpc_det.node import full_disk
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
@@ -108,6 +106,9 @@ class Space:
         `rests` waits for a number of seconds and returns False if the job has to exit. It is called at least once. No
         rank may be running.
         """
+        from hpc_det.checkpoint.committed import committed  # before the ranks start, no job needs these modules
+        from hpc_det.checkpoint.staging import clear_leftovers
+
         # Half-written checkpoints of dead ranks take space, too.
         clear_leftovers(self._checkpoints)
         needed = next((checkpoint.size_bytes for checkpoint in committed(self._checkpoints)), 0)

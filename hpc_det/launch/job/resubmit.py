@@ -28,7 +28,6 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.files import make_private
 from hpc_det.node.json_files import DamagedFile, made, read_json, read_map, write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan
-from hpc_det.schedulers.own_jobs import found_successor
 from hpc_det.schedulers.scheduler import (
     CommandError,
     JobState,
@@ -136,6 +135,8 @@ class Resubmission:
         noted = read_json(self._file) or {"jobs": []}
         queued: list[str] = noted["jobs"]
         if noted.get("submitting"):  # the submitting job was killed or had no answer, so the new id is not recorded
+            from hpc_det.schedulers.own_jobs import found_successor
+
             queued += found_successor(self._experiment, self._plan.scheduler, self._file)
             self._note({"jobs": queued})
         return queued[queued.index(self._job_id) + 1 :] if self._job_id in queued else []

@@ -2,7 +2,8 @@
 
     python3 -m hpc_det.launch.job.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
 
-A unit of work is a stretch of one trial, up to the point at which the search decides again.
+A unit of work is a stretch of one trial, up to the point at which the search decides again. Imports that only some
+workers need, or all of them after the start of the ranks, are made there.
 """
 
 from __future__ import annotations
@@ -12,18 +13,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from hpc_det.checkpoint.committed import newest_good
-from hpc_det.checkpoint.storage import collect
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.job.agents import Agents
 from hpc_det.launch.job.attempts import Attempts
 from hpc_det.node import full_disk
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants
-from hpc_det.notify.change import hooks_told
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState, run_command, scheduler
@@ -95,7 +93,7 @@ class Worker:
     def _work_and_tell(self) -> int:
         """Work, call the notification hooks, and record an unexpected end; return the exit code."""
         try:
-            with hooks_told(self._experiment, self._say) as beginning_told:
+            with self._hooks_told() as beginning_told:
                 return self._work(beginning_told)
         except Overtaken as error:
             self._say(str(error))
@@ -109,6 +107,14 @@ class Worker:
             raise
         finally:
             self._agents.dismiss()
+
+    def _hooks_told(self) -> AbstractContextManager[Callable[[], None]]:
+        """Call the experiment's notification hooks, if it has any, at the beginning and the end of the block."""
+        if not (read_json(self._experiment.effective) or {}).get("notify"):
+            return nullcontext(lambda: None)
+        from hpc_det.notify.change import hooks_told
+
+        return hooks_told(self._experiment, self._say)
 
     def _close_interrupted(self) -> None:
         """Record the end of an attempt that this worker, in this job or a former one, could not record."""
@@ -148,6 +154,8 @@ class Worker:
         # Before `leave`, so that the experiment does not look finished yet. Workers that still save do the same later.
         if not search.finished or search.open:
             return
+        from hpc_det.checkpoint.storage import collect
+
         try:
             gone = collect(self._experiment)
         except (HpcDetError, OSError) as error:
@@ -286,6 +294,8 @@ def _weights(trial: TrialFolder, source: int | None) -> Path | None:
     if source is None:
         chosen = read_json(trial.experiment().warm_start)
         return Path(chosen["checkpoint"]) if chosen else None
+    from hpc_det.checkpoint.committed import newest_good
+
     other = trial.experiment().trial(source)
     end = time.monotonic() + LONGEST_SAVE_S
     while Journal(other.journal).open_attempt() is not None and time.monotonic() < end:

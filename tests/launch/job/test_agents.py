@@ -15,9 +15,10 @@ import pytest
 
 from hpc_det.launch.job.agents import Agents
 from hpc_det.launch.orders import ORDERS, Order, ToJob
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.network import Rendezvous
 from tests.launch.gang import Gang, is_there
-from tests.processes import agents
+from tests.processes import agents, ancestors, words
 from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.integration
@@ -46,6 +47,31 @@ def test_one_agent_runs_all_attempts_of_a_job(gang: Gang) -> None:
     assert gang.ends() == [("failed", "restart"), ("failed", "restart"), ("failed", "give up")]
     assert len(lines(gang.code / "agents")) == 3
     assert len({*lines(gang.code / "agents")}) == 1
+
+
+def test_the_agent_of_a_job_on_one_node_is_forked_from_it(gang: Gang) -> None:
+    gang.plan("exec sleep 600")
+    job = gang.start_job()
+    wait_for(lambda: agents(gang.trial.path))
+    (agent,) = agents(gang.trial.path)
+    assert ancestors(agent)[0] == job.pid
+    assert not was_executed(agent)
+
+
+def test_a_job_with_threads_executes_its_agent(gang: Gang) -> None:
+    # A hook that the job calls in a thread when it starts.
+    hook = {"command": ["sleep", "600"], "webhook": None, "mail": None, "states": ["RUNNING"]}
+    write_json(gang.experiment.effective, {**(read_json(gang.experiment.effective) or {}), "notify": [hook]})
+    gang.plan("exec sleep 600")
+    gang.start_job()
+    wait_for(lambda: agents(gang.trial.path))
+    (agent,) = agents(gang.trial.path)
+    assert was_executed(agent)
+
+
+def was_executed(agent: int) -> bool:
+    """Return whether an agent was executed: the environment that Linux shows is that of the last execution."""
+    return any(word.startswith(f"{ORDERS}=") for word in words(agent, "environ"))
 
 
 def test_one_fork_server_imports_torch_for_all_attempts(gang: Gang) -> None:
