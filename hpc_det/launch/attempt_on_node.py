@@ -12,6 +12,7 @@ import os
 import selectors
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,9 @@ from hpc_det.launch.log_tail import LogWatch, how_it_ended, last_line, size_of, 
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.orders import Order, ToJob
 from hpc_det.launch.startup_hook import StartupHook
-from hpc_det.launch.watch.supervisor import SupervisedGang, supervisor_of_node
+from hpc_det.launch.watch.node_0 import SupervisorOfNode0
+from hpc_det.launch.watch.other_node import SupervisorOfOtherNode
+from hpc_det.launch.watch.supervisor import SupervisedGang, Supervisor
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.network import own_address
 from hpc_det.node.oom import OomWatch
@@ -283,3 +286,12 @@ class AttemptOnNode:
         """Return which programs the entrypoint ran last, for a message; "" if it ran none."""
         newest = [f"process {pid} ({program})" for pid, program in self._programs.items()]
         return f"it ran {', '.join(newest[:2])}" if newest else ""
+
+
+def supervisor_of_node(
+    gang: SupervisedGang, node: int, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
+) -> Supervisor:
+    """Return the supervisor for node `node`. `end`: ends the attempt on this node, and with it the gang."""
+    if node == 0:
+        return SupervisorOfNode0(gang, selector, socket, end)
+    return SupervisorOfOtherNode(gang, selector, socket, end, node)

@@ -106,7 +106,7 @@ ENDS = Time(("hpc_det.pytorch.loop.run:train", "hpc_det.distributed.collectives:
 IN_RANKS = (STARTS, TRAINS, VALIDATES, SAVES, COMMITS)
 
 IN_AGENT = Time(
-    ("hpc_det.launch.watch.supervisor:supervisor_of_node", "hpc_det.store.attempt:Attempt.to_env"), rank=NO_RANK
+    ("hpc_det.launch.attempt_on_node:supervisor_of_node", "hpc_det.store.attempt:Attempt.to_env"), rank=NO_RANK
 )
 JOB_BEGINS = Time(("hpc_det.search.journal:SearchJournal.claim",), rank=NO_RANK)
 ATTEMPT_BEGINS = Time(

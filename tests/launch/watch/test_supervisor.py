@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.watch import peers, supervisor
+from hpc_det.launch.watch import node_0 as supervision
+from hpc_det.launch.watch import peers
 from hpc_det.launch.watch.peers import key_of
+from hpc_det.launch.watch.supervisor import SupervisedGang
 from hpc_det.node import line_server
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.json_files import read_json, read_map
@@ -197,8 +199,8 @@ class Node0:
         self.socket = AgentSocket(f"{private}/agent", self.selector)
         self.ended, self.is_open = False, True
         hosts = [f"node{number + 1}" for number in range(nodes)]
-        watched = supervisor.SupervisedGang(gang.trial, JobPlan.of(gang.experiment), 1, hosts)
-        self.supervisor = supervisor.SupervisorOfNode0(watched, self.selector, self.socket, self._end)
+        watched = SupervisedGang(gang.trial, JobPlan.of(gang.experiment), 1, hosts)
+        self.supervisor = supervision.SupervisorOfNode0(watched, self.selector, self.socket, self._end)
         self.rendezvous = self.supervisor.open("127.0.0.1")
 
     def _end(self) -> None:
@@ -331,7 +333,7 @@ def test_node_0_does_not_stay_for_ever_for_one_that_does_not_leave(
 ) -> None:
     lines = [arrives(node_0, 1), arrives(node_0, 2)]
     assert node_0.supervisor.awaits_nodes
-    monkeypatch.setattr(supervisor, "LINGER_S", 0.0)
+    monkeypatch.setattr(supervision, "LINGER_S", 0.0)
     assert not node_0.supervisor.awaits_nodes
     for line in lines:
         line.close()
