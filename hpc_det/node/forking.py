@@ -35,7 +35,11 @@ _BLAS_SETTERS = (
 
 
 def import_all(modules: Iterable[str]) -> None:
-    """Import these modules for the children that will be forked."""
+    """Import these modules for the children that will be forked, which have the CPU affinity that this process has now.
+
+    Raises OSError if none of its present CPUs is available after the imports.
+    """
+    cpus = os.sched_getaffinity(0)
     # numpy's OpenBLAS starts its threads at import. `prepare_to_compute` sets the number in children.
     limited = _BLAS_THREADS not in os.environ
     if limited:
@@ -53,6 +57,8 @@ def import_all(modules: Iterable[str]) -> None:
         gc.enable()
         if limited:
             del os.environ[_BLAS_THREADS]
+        # With OMP_PROC_BIND or OMP_PLACES, libgomp binds the thread that loads it, here for all ranks to the same CPU.
+        os.sched_setaffinity(0, cpus)
 
 
 def why_not_to_fork() -> str | None:
