@@ -35,7 +35,7 @@ class FolderWatch:
             raise
 
     def written(self) -> set[Path] | None:
-        """Return the files written since the last call; None if there were so many writes that it may be any."""
+        """Return the files written since the last call; None if there were too many writes to know which."""
         try:
             events = os.read(self.fd, _QUEUE_BYTES)
         except BlockingIOError:

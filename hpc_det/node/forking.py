@@ -88,17 +88,14 @@ def forked(run: Callable[[], int]) -> int:
 
 
 def _run_child(run: Callable[[], int], parent: int) -> NoReturn:
-    code = 1
-    try:
+    def begin() -> int:
         ends_with_parent()
         if os.getppid() != parent:  # it had ended before
-            os._exit(1)
+            return 1
         os.setsid()
-        code = run()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        leave(code)
+        return run()
+
+    leave_with(begin)
 
 
 def prepare_to_compute() -> None:
@@ -111,6 +108,17 @@ def prepare_to_compute() -> None:
 def wait_for_code(pid: int) -> int:
     """Wait for the end of a child; return its exit code, or -N after signal N."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def leave_with(run: Callable[[], int]) -> NoReturn:
+    """Call `run` and exit with the code that it returns; after an error, print its traceback and exit with 1."""
+    code = 1
+    try:
+        code = run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        leave(code)
 
 
 def leave(code: int) -> NoReturn:
