@@ -8,9 +8,9 @@ lost, the agent ends all ranks, writes the newest snapshot to disk if it is that
 if that is temporary), and exits. If it cannot connect, it writes the reason to the run (hpc_det.sgd.elastic.check_in)
 and fails. If a scheduler suspends its job, its ranks are suspended and continued with it.
 
-One child, the fork server (hpc_det.node.fork_server), imports torch, and the ranks are forked from it, or executed where
-that is unsafe. The agent owns the memory of the snapshots, so that a snapshot survives the death of a rank; the memory is freed when the agent
-exits.
+One child, the fork server (hpc_det.node.fork_server), imports torch, and the ranks are forked from it, or executed
+where that is unsafe. The agent owns the memory of the snapshots, so that a snapshot survives the death of a rank; the
+memory is freed when the agent exits.
 
 driver -> agent: {"do": "fork", "generation", "size", "ranks": [[rank, local rank], ...]}, {"do": "end", "generation"},
 {"do": "hold", "number", "buffer", "progress", "own": SIZES, "is_writer", "keep"} with the ranks' own parts, {"do":
