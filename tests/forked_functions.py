@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +17,27 @@ def write_and_exit(argument: tuple[str, int]) -> int:
     path, code = argument
     Path(path).write_text(json.dumps({"parent": os.getppid(), "pid": os.getpid()}))
     return code
+
+
+def write_what_it_is(argument: tuple[str, str, int]) -> int:
+    """Write what this process is to a file: `argument` is [PATH, MODULE, DESCRIPTOR]."""
+    path, module, descriptor = argument
+    found = {
+        "has module": module in sys.modules,
+        "threads": len(os.listdir("/proc/self/task")),
+        "command": Path("/proc/self/cmdline").read_text().split("\0"),
+        "variable": os.environ.get("OF_THE_TEST"),
+        "session": os.getsid(0) == os.getpid(),
+        "parent": os.getppid(),
+        "inherited": os.pread(descriptor, 100, 0).decode(),
+        "sockets": sum(os.readlink(f"/proc/self/fd/{name}").startswith("socket:") for name in _descriptors()),
+    }
+    Path(path).write_text(json.dumps(found))
+    return 5
+
+
+def _descriptors() -> list[str]:
+    return [name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")]
 
 
 def write_and_wait(path: str) -> int:

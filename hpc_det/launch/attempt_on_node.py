@@ -48,6 +48,7 @@ from hpc_det.store.attempt import (
     request_stop,
 )
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.log_lines import note_time
 
 POLL_S = 1.0
 """Seconds between two checks for a stop request in the run folder, which may come without a signal to this node."""
@@ -101,7 +102,9 @@ class AttemptOnNode:
         self._next_poll = 0.0
         self._log_began = size_of(trial.job_log)
         """Bytes in the trial's log before this attempt; the log is one file for all attempts."""
-        self._log_watch = LogWatch(self._logs())
+        if self._node_rank == 0:
+            note_time(trial.job_log)  # LogWatch records what is printed from now on
+        self._log_watch = LogWatch(self._logs(), self._selector)
         self._oom = OomWatch()
         self._programs: dict[int, str] = {}
         """The newest children of the entrypoint with their programs, keyed by process id."""

@@ -6,13 +6,18 @@ time.
 
 from __future__ import annotations
 
+import math
 import re
+import selectors
 import signal
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL
 
+from hpc_det.node.files import make_folder
+from hpc_det.node.folder_watch import FolderWatch
 from hpc_det.node.process import signal_name
 from hpc_det.store.log_lines import LogTimes
 
@@ -23,14 +28,14 @@ message.
 torchrun's report has 300 bytes for each rank of the node, and the exception is above it.
 """
 LOOK_S = 0.2
-"""Seconds between two polls while logs grow.
+"""Shortest time in seconds between two looks at a log.
 
-An agent takes 0.15 % of a core while all of 8 ranks print, 0.03 % while none does, and 0.02 % without these polls
-(measured). On NFS, a poll also makes this node send what its ranks have written to the server, so that other nodes see
-it.
+On NFS, a look also makes this node send what its ranks have written to the server, so that other nodes see it.
 """
 LONGEST_PAUSE_S = 1.0
-"""Longest pause in seconds between two polls while no log grows; the time recorded is still that of the last write."""
+"""Without inotify: longest pause in seconds between two looks while no log grows; the time recorded is still that of
+the last write.
+"""
 
 
 def size_of(log: Path) -> int:
@@ -108,33 +113,70 @@ def _remedy(code: int, last_printed: str) -> str:
 
 
 class LogWatch:
-    """Records when each of several logs grows."""
+    """Records when each of several logs grows from now on.
 
-    def __init__(self, logs: Iterable[Path]) -> None:
-        """`logs` need not exist yet."""
-        self._times = [LogTimes(log) for log in logs]
+    It looks at a log after the kernel has reported a write to it; where the kernel cannot, at all logs regularly.
+    """
+
+    def __init__(self, logs: Iterable[Path], selector: selectors.BaseSelector) -> None:
+        """Create the folders of `logs`, which need not exist yet. `selector`: is woken by a write to a log."""
+        self._times = {log: LogTimes(log) for log in logs}
+        self._selector = selector
+        self._writes = _folder_watch(self._times)
         self._pause_s = LOOK_S
+        self._looked_at = -math.inf
         self._next_look = 0.0
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the next look is due."""
+        """Seconds until the next look is due; infinity if a write has to come first."""
         return max(self._next_look - time.monotonic(), 0)
 
     def poll(self) -> None:
         """Look at the logs if a look is due."""
-        if not self.pause_s:
-            has_grown = self._look()
-            self._pause_s = LOOK_S if has_grown else min(2 * self._pause_s, LONGEST_PAUSE_S)
-            self._next_look = time.monotonic() + self._pause_s
+        if self.pause_s:
+            return
+        if self._look():
+            self._pause_s = LOOK_S
+        elif self._writes:
+            self._pause_s = math.inf
+            self._selector.register(self._writes.fd, selectors.EVENT_READ, self._on_write)
+        else:
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._looked_at = time.monotonic()
+        self._next_look = self._looked_at + self._pause_s
 
     def close(self) -> None:
         """Look a last time, at what the ranks wrote before they exited, and close the records."""
         self._look()
-        for times in self._times:
+        for times in self._times.values():
             times.close()
+        if self._writes:
+            self._ignore_writes()
+            self._writes.close()
+
+    def _on_write(self) -> None:
+        self._ignore_writes()  # else each line of a rank that goes on printing would wake this process
+        self._next_look = self._looked_at + LOOK_S
+
+    def _ignore_writes(self) -> None:
+        assert self._writes
+        with suppress(KeyError):  # it waits for the next look
+            self._selector.unregister(self._writes.fd)
 
     def _look(self) -> bool:
         """Return whether a log has grown since the last look."""
-        grown = [times.look() for times in self._times]
+        written = self._writes.written() if self._writes else None
+        due = self._times.keys() if written is None else written & self._times.keys()
+        grown = [self._times[log].look() for log in due]
         return any(grown)
+
+
+def _folder_watch(logs: Iterable[Path]) -> FolderWatch | None:
+    """Create the folders of the logs, and return a watch of them; None if that fails, as at the limit of watches."""
+    folders = dict.fromkeys(log.parent for log in logs)
+    with suppress(OSError):
+        for folder in folders:
+            make_folder(folder)
+        return FolderWatch(folders)
+    return None

@@ -9,11 +9,14 @@ owner -> fork server: {"fork": KEY, "call": "module:function", "with": ARGUMENT}
 fork server -> owner: {"ready": REASON} once after the imports, where REASON is why forked processes may not work, or
 null; {"forked": KEY, "pid": PID}, {"exited": KEY, "code": CODE}, {"ended": N}.
 
-KEY is any value that identifies the process for the owner. `function` takes ARGUMENT and returns the exit code.
+KEY is any value that identifies the process for the owner. `function` takes ARGUMENT and returns the exit code. If
+there is a REASON, each process executes a fresh Python, which has none of the modules and the environment in which the
+fork server was started.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -24,11 +27,15 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
-from hpc_det.node.forking import forked, import_all, why_not_to_fork
+from hpc_det.node import disk
+from hpc_det.node.forking import forked, import_all, leave_with, why_not_to_fork
 from hpc_det.node.lines import Line, line_over
 from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, ends_with_parent, ignore_stop_signals
+
+_CALL = "call"
+"""In place of FD: this is a fresh Python, and the next argument is the descriptor of the file with its call."""
 
 
 @dataclass
@@ -66,7 +73,7 @@ class ForkServerProcess:
         return cls(process, line_over(own))
 
     def fork(self, key: Any, call: str, argument: Any) -> None:
-        """Request a process that calls the function `call`, "module:function", with `argument`."""
+        """Request a process that calls the function `call`, "module:function", with `argument`, a value of JSON."""
         self.line.send({"fork": key, "call": call, "with": argument})
 
 
@@ -79,8 +86,10 @@ def _begins() -> None:
 class ForkServer:
     """Forks processes on request of the owner, reports their exits, and ends them."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, fresh: Mapping[str, str] | None) -> None:
+        """`fresh`: if it is unsafe to fork from this process, the environment of Pythons that are executed instead."""
         self._line = line
+        self._fresh = fresh
         self._children: dict[int, Any] = {}
         """The keys of the processes that were forked and have not exited, by process id."""
         self._signals = SignalPipe([signal.SIGCHLD])
@@ -111,8 +120,8 @@ class ForkServer:
             self._signals.close()
             self._selector.close()
             self._line.connection.close()
-            module, _, function = order["call"].partition(":")
-            return int(getattr(import_module(module), function)(order["with"]))
+            call = order["call"], order["with"]
+            return _called(*call) if self._fresh is None else _execute(*call, self._fresh)
 
         pid = forked(run)
         self._children[pid] = order["fork"]
@@ -136,13 +145,40 @@ class ForkServer:
                     self._line.send({"exited": self._children.pop(pid), "code": code})
 
 
+def _called(call: str, argument: Any) -> int:
+    """Call the function `call`, "module:function", and return the exit code."""
+    module, _, function = call.partition(":")
+    return int(getattr(import_module(module), function)(argument))
+
+
+def _execute(call: str, argument: Any, environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a fresh Python that makes the call."""
+    # Not on the command line, which other users can read, and the argument may contain a key.
+    descriptor = os.memfd_create("call", 0)
+    disk.write_all(descriptor, json.dumps([call, argument]).encode())
+    words = [sys.executable, "-m", "hpc_det.node.fork_server", _CALL, str(descriptor)]
+    os.execve(sys.executable, words, environment)
+
+
+def _executed(descriptor: int) -> int:
+    """Make the call that `_execute` has written, and return the exit code."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, encoding="utf-8") as file:
+        call, argument = json.load(file)
+    import_all([call.partition(":")[0]])
+    return _called(call, argument)
+
+
 def main(argv: list[str]) -> int:
     """Run the fork server: `argv` is [FD, MODULE...]. Return the exit code."""
+    if argv[0] == _CALL:
+        leave_with(lambda: _executed(int(argv[1])))
     adopt_orphans()
-    line = line_over(socket.socket(fileno=int(argv[0])))
+    line, environment = line_over(socket.socket(fileno=int(argv[0]))), {**os.environ}
     import_all(argv[1:])
-    line.send({"ready": why_not_to_fork()})
-    return ForkServer(line).run()
+    why = why_not_to_fork()
+    line.send({"ready": why})
+    return ForkServer(line, environment if why else None).run()
 
 
 if __name__ == "__main__":

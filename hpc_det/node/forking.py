@@ -39,7 +39,11 @@ _BLAS_SETTERS = (
 
 
 def import_all(modules: Iterable[str]) -> None:
-    """Import these modules for the children that will be forked."""
+    """Import these modules for the children that will be forked, which have the CPU affinity that this process has now.
+
+    Raises OSError if none of its present CPUs is available after the imports.
+    """
+    cpus = os.sched_getaffinity(0)
     # numpy's OpenBLAS starts its threads at import. `prepare_to_compute` sets the number in children.
     limited = _BLAS_THREADS not in os.environ
     if limited:
@@ -57,6 +61,8 @@ def import_all(modules: Iterable[str]) -> None:
         gc.enable()
         if limited:
             del os.environ[_BLAS_THREADS]
+        # With OMP_PROC_BIND or OMP_PLACES, libgomp binds the thread that loads it, here for all ranks to the same CPU.
+        os.sched_setaffinity(0, cpus)
 
 
 def why_not_to_fork() -> str | None:
@@ -86,19 +92,16 @@ def forked(run: Callable[[], int], shown_as: Sequence[str] = ()) -> int:
 
 
 def _run_child(run: Callable[[], int], parent: int, shown_as: Sequence[str]) -> NoReturn:
-    code = 1
-    try:
+    def begin() -> int:
         ends_with_parent()
         if os.getppid() != parent:  # it had ended before
-            os._exit(1)
+            return 1
         os.setsid()
         if shown_as:
             show_as(shown_as)
-        code = run()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        leave(code)
+        return run()
+
+    leave_with(begin)
 
 
 def show_as(words: Sequence[str]) -> None:
@@ -123,6 +126,17 @@ def prepare_to_compute() -> None:
 def wait_for_code(pid: int) -> int:
     """Wait for the end of a child; return its exit code, or -N after signal N."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def leave_with(run: Callable[[], int]) -> NoReturn:
+    """Call `run` and exit with the code that it returns; after an error, print its traceback and exit with 1."""
+    code = 1
+    try:
+        code = run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        leave(code)
 
 
 def leave(code: int) -> NoReturn:

@@ -19,6 +19,7 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 from hpc_det.launch import agent, orders
+from hpc_det.launch.attempt_on_node import AttemptOnNode
 from hpc_det.launch.watch import health, supervisor
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.lines import Line
@@ -87,9 +88,9 @@ class Recorder:
             plain(line, unsealed)
 
         Line._put = put  # type: ignore[method-assign, assignment]
-        self._note_time(agent.Agent, "_meet", KNOWS)
+        self._note_time(AttemptOnNode, "_meet", KNOWS)
         self._note_time(AgentSocket, "send_stop", STOPPED)
-        self._note_time(agent.Agent, "_end", ENDED)
+        self._note_time(AttemptOnNode, "_end", ENDED)
 
     def _note_time(self, owner: type, method: str, column: int) -> None:
         """Record the time of the first call of a method after the column was cleared."""

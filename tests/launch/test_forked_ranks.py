@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +49,23 @@ print((numpy.random.rand(300, 300) @ numpy.random.rand(300, 300)).sum().hex(), t
 """
 
 
-def run(gang: Gang, text: str, *arguments: str, ranks: int = 2, forked: bool = True, **changes: Any) -> list[list[str]]:
-    """Run the script as a gang of one node, and return the lines of each rank's log."""
+def run(
+    gang: Gang,
+    text: str,
+    *arguments: str,
+    ranks: int = 2,
+    forked: bool = True,
+    through: Sequence[str] = (),
+    **changes: Any,
+) -> list[list[str]]:
+    """Run the script as a gang of one node, and return the lines of each rank's log.
+
+    `through`: a command that executes the agent.
+    """
     (gang.code / "train.py").write_text(text)
     command = [sys.executable, "-m", "hpc_det.launch.direct", "train.py", *arguments]
     gang.plan(command, ranks_per_node=ranks, nursery=forked, **changes)
-    gang.start_agent().wait(timeout=DEADLINE_S)
+    gang.start_agent(through=through).wait(timeout=DEADLINE_S)
     logs = [gang.trial.rank_log(1, rank) for rank in range(ranks)]
     lines = [log.read_text().splitlines() for log in logs]
     for log in logs:
@@ -201,3 +214,30 @@ def test_a_module_that_cannot_be_imported_is_noted_and_the_ranks_are_executed(ga
     shows = "import os, torch\nprint('train.py' in open('/proc/self/cmdline').read())\n"
     assert {lines[0] for lines in run(gang, shows, preload=("missing_module",))} == {"True"}
     assert "missing_module" in gang.printed.read_text()
+
+
+CPUS = sorted(os.sched_getaffinity(0))
+SHOWS_CPUS = "import os\nprint(sorted(os.sched_getaffinity(0)), flush=True)\nos._exit(0)\nimport torch\n"
+ONE_CPU = ["taskset", "-c", str(CPUS[-1])]
+
+
+@integration
+@pytest.mark.skipif(len(CPUS) < 2, reason="a machine with one CPU")
+@pytest.mark.parametrize(
+    ("variable", "through"),
+    [("OMP_PROC_BIND=true", []), ("OMP_PLACES=cores", []), (f"GOMP_CPU_AFFINITY={CPUS[0]}", ONE_CPU)],
+)
+def test_forked_ranks_start_with_the_cpus_of_their_agent_as_executed_ones_do(
+    gang: Gang, variable: str, through: list[str]
+) -> None:
+    forked, executed = (
+        run(gang, SHOWS_CPUS, forked=each, through=through, environment=[variable]) for each in (True, False)
+    )
+    assert forked == executed == [[str(CPUS[-1:] if through else CPUS)]] * 2
+
+
+@integration
+@pytest.mark.skipif(len(CPUS) < 2, reason="a machine with one CPU")
+def test_a_preloaded_module_that_binds_its_process_does_not_bind_the_ranks(gang: Gang) -> None:
+    (gang.code / "binds.py").write_text("import os\nos.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])\n")
+    assert run(gang, SHOWS_CPUS, preload=("binds",)) == [[str(CPUS)]] * 2

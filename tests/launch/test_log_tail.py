@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import os
+import selectors
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from hpc_det.store.log_lines import moments_after
 from hpc_det.view.logs.merged import TrialLogs
 from hpc_det.view.logs.selection import Wanted
 from tests.facts import unnamed
+from tests.file_calls import file_calls
 from tests.launch.gang import Gang
 
 
@@ -87,14 +92,101 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_logs_are_looked_at_often_while_they_grow_and_ever_less_otherwise(tmp_path: Path, now: list[float]) -> None:
+@pytest.fixture
+def selector() -> Iterator[selectors.BaseSelector]:
+    with selectors.DefaultSelector() as selector:
+        yield selector
+
+
+@pytest.fixture
+def no_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folders: Iterable[Path]) -> None:
+        raise OSError(errno.EMFILE, "no more watches")
+
+    monkeypatch.setattr("hpc_det.launch.log_tail.FolderWatch", fail)
+
+
+def append(log: Path, text: str = "a line\n") -> None:
+    with log.open("a") as file:
+        file.write(text)
+
+
+def turn(watch: LogWatch, selector: selectors.BaseSelector) -> None:
+    """Do what the agent does in a turn of its loop, without waiting."""
+    for key, _ in selector.select(0) if selector.get_map() else ():
+        key.data()
+    watch.poll()
+
+
+def test_logs_without_a_write_cost_no_file_operation_and_a_written_one_costs_one(
+    tmp_path: Path, selector: selectors.BaseSelector, now: list[float]
+) -> None:
+    logs = [tmp_path / "attempt-1" / f"rank-{rank}.log" for rank in range(8)]
+    watch = LogWatch(logs, selector)
+    turn(watch, selector)
+    with file_calls(tmp_path) as calls:
+        for _ in range(100):
+            now[0] += 1
+            turn(watch, selector)
+        assert not calls
+    for size in (7, 14):  # its index is created at the first growth
+        append(logs[3])
+        with file_calls(tmp_path) as calls:
+            turn(watch, selector)
+        assert [moment.size for moment in moments_after(logs[3], 0)][-1] == size
+        now[0] += 1
+    assert calls == {"stat": 1}
+    with file_calls(tmp_path) as calls:  # not even for a write to the index
+        turn(watch, selector)
+        now[0] += 1
+        turn(watch, selector)
+    assert not calls
+    watch.close()
+
+
+def test_a_log_that_grows_all_the_time_is_looked_at_after_pauses_and_wakes_nobody_meanwhile(
+    tmp_path: Path, selector: selectors.BaseSelector, now: list[float]
+) -> None:
     log = tmp_path / "rank-0.log"
-    watch = LogWatch([log, tmp_path / "rank-1.log"])
+    watch = LogWatch([log], selector)
+    turn(watch, selector)
+    for size in (7, 14, 21):
+        append(log)
+        now[0] += LOOK_S
+        turn(watch, selector)
+        assert [moment.size for moment in moments_after(log, 0)][-1] == size
+        assert round(watch.pause_s, 3) == LOOK_S
+        assert not selector.get_map()
+    now[0] += LOOK_S
+    turn(watch, selector)
+    assert watch.pause_s == math.inf
+    watch.close()
+
+
+def test_after_more_writes_than_the_kernel_reports_all_logs_are_looked_at(
+    tmp_path: Path, selector: selectors.BaseSelector
+) -> None:
+    logs = [tmp_path / f"rank-{rank}.log" for rank in range(3)]
+    watch = LogWatch(logs, selector)
+    turn(watch, selector)
+    for _ in range(1500):
+        for log in logs:
+            append(log)
+    turn(watch, selector)
+    watch.close()
+    assert [[moment.size for moment in moments_after(log, 0)] for log in logs] == [[7 * 1500]] * 3
+
+
+@pytest.mark.usefixtures("no_inotify")
+def test_without_inotify_logs_are_looked_at_often_while_they_grow_and_ever_less_otherwise(
+    tmp_path: Path, selector: selectors.BaseSelector, now: list[float]
+) -> None:
+    log = tmp_path / "rank-0.log"
+    watch = LogWatch([log, tmp_path / "rank-1.log"], selector)
     assert watch.pause_s == 0
     pauses = []
     for is_quiet in (False, False, True, True, True, True, False):
-        with log.open("a") as file:
-            file.write("" if is_quiet else "a line\n")
+        append(log, "" if is_quiet else "a line\n")
         watch.poll()
         pauses.append(round(watch.pause_s, 3))
         now[0] += watch.pause_s
@@ -103,26 +195,40 @@ def test_logs_are_looked_at_often_while_they_grow_and_ever_less_otherwise(tmp_pa
     assert [moment.size for moment in moments_after(log, 0)] == [7, 14, 21]
 
 
-def test_between_looks_nothing_is_done_but_the_last_words_are_noted(tmp_path: Path, now: list[float]) -> None:
+@pytest.mark.parametrize("has_inotify", [True, False])
+def test_between_looks_nothing_is_done_but_the_last_words_are_noted(
+    tmp_path: Path,
+    selector: selectors.BaseSelector,
+    now: list[float],
+    has_inotify: bool,
+    request: pytest.FixtureRequest,
+) -> None:
+    if not has_inotify:
+        request.getfixturevalue("no_inotify")
     log = tmp_path / "rank-0.log"
-    watch = LogWatch([log])
+    watch = LogWatch([log], selector)
     watch.poll()
     log.write_text("last words\n")
     watch.poll()
     assert not times_of(log).exists()
     watch.close()
     assert [moment.size for moment in moments_after(log, 0)] == [11]
+    assert not selector.get_map()
 
 
-def test_a_look_at_the_logs_of_a_node_costs_its_ranks_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_inotify", [True, False])
+def test_a_look_at_the_logs_of_a_node_costs_its_ranks_nothing(
+    tmp_path: Path, selector: selectors.BaseSelector, has_inotify: bool, request: pytest.FixtureRequest
+) -> None:
     """Measured: 40 to 80 us of the agent's CPU time, five times a second. The bound is far above that."""
+    if not has_inotify:
+        request.getfixturevalue("no_inotify")
     logs = [tmp_path / f"rank-{rank}.log" for rank in range(8)]
     spent_s = 0.0
     for _ in range(50):
+        watch = LogWatch(logs, selector)
         for log in logs:
-            with log.open("a") as file:
-                file.write("a line\n")
-        watch = LogWatch(logs)
+            append(log)
         before = time.process_time()
         watch.poll()
         spent_s += time.process_time() - before

@@ -191,3 +191,54 @@ def test_processes_end_with_the_owner_of_the_fork_server(tmp_path: Path) -> None
     server.line.connection.close()
     assert server.process.wait() == 0
     assert not Path(f"/proc/{(tmp_path / 'up').read_text()}").exists()
+
+
+STARTS_A_THREAD = """
+import os, threading, time
+threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+os.environ["OF_THE_TEST"] = "changed"
+"""
+
+
+def test_where_imports_have_started_a_thread_the_fork_server_executes_fresh_processes(tmp_path: Path) -> None:
+    (tmp_path / "starts_a_thread.py").write_text(STARTS_A_THREAD)
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path, "OF_THE_TEST": "as given"}
+    shared = os.memfd_create("shared")
+    os.write(shared, b"a buffer")
+    server = ForkServerProcess.start(["starts_a_thread"], files=[shared], environment=environment)
+    server.fork("a", f"{FUNCTIONS}:write_what_it_is", [str(tmp_path / "found"), "starts_a_thread", shared])
+    ready, forked, exited = (message.head for message in (server.line.receive() for _ in range(3)) if message)
+    os.close(shared)
+    found = json.loads((tmp_path / "found").read_text())
+    command = found.pop("command")
+    server.line.connection.close()
+    assert server.process.wait() == 0
+    assert "1 threads" in ready["ready"]
+    assert exited == {"exited": "a", "code": 5}
+    assert found == {
+        "has module": False,
+        "threads": 1,
+        "variable": "as given",
+        "session": True,
+        "parent": server.process.pid,
+        "inherited": "a buffer",
+        "sockets": 0,
+    }
+    assert "starts_a_thread" not in command, "another program than the fork server's"
+    assert not [word for word in command if str(tmp_path) in word], "arguments may be secrets"
+    assert forked["pid"] > 0
+
+
+def test_executed_processes_report_errors_and_end_with_the_owner(tmp_path: Path) -> None:
+    (tmp_path / "starts_a_thread.py").write_text(STARTS_A_THREAD)
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    server = ForkServerProcess.start(["starts_a_thread"], environment={**os.environ, "PYTHONPATH": path})
+    server.fork("wrong", "missing_module:function", None)
+    heads = [message.head for message in (server.line.receive() for _ in range(3)) if message]
+    assert heads[2] == {"exited": "wrong", "code": 1}
+    server.fork("a", f"{FUNCTIONS}:write_and_wait", str(tmp_path / "up"))
+    wait_for((tmp_path / "up").exists)
+    server.line.connection.close()
+    assert server.process.wait() == 0
+    assert not Path(f"/proc/{(tmp_path / 'up').read_text()}").exists()

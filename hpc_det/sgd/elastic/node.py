@@ -8,9 +8,9 @@ lost, the agent ends all ranks, writes the newest snapshot to disk if it is that
 if that is temporary), and exits. If it cannot connect, it writes the reason to the run (hpc_det.sgd.elastic.check_in)
 and fails. If a scheduler suspends its job, its ranks are suspended and continued with it.
 
-One child, the fork server (hpc_det.node.fork_server), imports torch, and the ranks are forked from it. The agent
-owns the memory of the snapshots, so that a snapshot survives the death of a rank; the memory is freed when the agent
-exits.
+One child, the fork server (hpc_det.node.fork_server), imports torch, and the ranks are forked from it, or executed
+where that is unsafe. The agent owns the memory of the snapshots, so that a snapshot survives the death of a rank; the
+memory is freed when the agent exits.
 
 driver -> agent: {"do": "fork", "generation", "size", "ranks": [[rank, local rank], ...]}, {"do": "end", "generation"},
 {"do": "hold", "number", "buffer", "progress", "own": SIZES, "is_writer", "keep"} with the ranks' own parts, {"do":
@@ -212,7 +212,8 @@ class NodeAgent:
         elif "ended" in message:
             self._driver.send(message)
         elif message.get("ready"):
-            print(f"hpc-det: note: forked ranks may hang: {message['ready']}", file=sys.stderr, flush=True)
+            why = message["ready"]
+            print(f"hpc-det: note: each rank imports torch separately: {why}", file=sys.stderr, flush=True)
 
     def _lose_fork_server(self, lost: ForkServerProcess) -> None:
         """Clean up after a fork server that has failed, and report its ranks as exited."""

@@ -48,6 +48,30 @@ def test_ranks_share_the_cpus_of_their_node(monkeypatch: pytest.MonkeyPatch) -> 
         assert its.apply_all_workers(torch.get_num_threads) == [max(len(os.sched_getaffinity(0)) // 2, 1)] * 2
 
 
+def is_executed() -> bool:
+    """Return whether this rank is a program other than the fork server's, which names its modules."""
+    return "torch._dynamo" not in Path("/proc/self/cmdline").read_text().split("\0")
+
+
+def test_where_a_thread_runs_before_the_fork_ranks_are_executed_and_train_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trainer(executor="local") as forked:
+        assert forked.apply_all_workers(is_executed) == [False, False]
+        expected = forked.train()
+        expected_weights = weights(forked)
+    starts = "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
+    (tmp_path / "sitecustomize.py").write_text(starts)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with trainer(executor="local") as executed:
+        assert executed.apply_all_workers(is_executed) == [True, True]
+        assert executed.train() == expected
+        found = weights(executed)
+        notes = [log.read_text().count("threads") for log in Path(executed.logs).glob("node-*.log")]
+        assert notes == [1]
+    assert all(torch.equal(found[name], value) for name, value in expected_weights.items())
+
+
 def test_a_killed_rank_changes_no_bit_of_what_is_trained(tmp_path: Path) -> None:
     with trainer() as undisturbed:
         expected = [undisturbed.train() for _ in range(3)]
