@@ -16,6 +16,7 @@ import hpc_det
 from hpc_det.doctor import Finding, Verdict
 from hpc_det.errors import HpcDetError
 from hpc_det.launch import staged
+from hpc_det.launch.mounted_image import MOUNTERS
 from hpc_det.launch.watch.health import answers, folder_problem
 from hpc_det.node import mounts
 from hpc_det.node.import_bundle import UnusableBundle, usable_bundle
@@ -104,7 +105,7 @@ def _staging(kind: str) -> Finding:
     base = staged.folders("")[0]
     if why := staged.why_unsuitable(base, 0):
         return _finding("ok", f"{cost}; if the nodes are like this machine, `environment.stage` has no effect: {why}")
-    mounter = next(filter(None, map(shutil.which, staged.MOUNTERS)), None)
+    mounter = next(filter(None, map(shutil.which, MOUNTERS)), None)
     image = f"`image` mounts with {mounter}" if mounter else "`image` needs squashfuse or apptainer, which are missing"
     return _finding("ok", f"{cost}; `environment.stage: tar` copies them to {base} on each node, and {image} here")
 

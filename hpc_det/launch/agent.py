@@ -19,9 +19,9 @@ from pathlib import Path
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt_on_node import AttemptOnNode, Kept
 from hpc_det.launch.entrypoint import Starter
+from hpc_det.launch.mounted_image import until_the_end
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, empty, node_folders
 from hpc_det.launch.orders import Order, ToJob
-from hpc_det.launch.staged import until_the_end
 from hpc_det.launch.watch.supervisor import UnhealthyNode
 from hpc_det.node.environment_archive import shared_python
 from hpc_det.node.files import take_umask_of

@@ -9,8 +9,8 @@ mounted. If that is impossible, one line says why, and the module runs in the en
 
     hpc-det-stage-UID/             belongs to the user, mode 0700
         ENVIRONMENT.lock           locked while a copy is made or chosen
-        ENVIRONMENT-DIGEST/        a copy; complete, because it gets its name at last
-            .hpc-det-origin        the path of the environment; locked (shared) by each agent that uses the copy
+        ENVIRONMENT-DIGEST/        a copy; complete, because it gets its name at last; locked by agents that use it
+            .hpc-det-origin        the path of the environment
             env/, env-scripts/     the environment, and its scripts that start its interpreter
             image, mount-KEY/      instead of env/: the image, and where the agent KEY has mounted it
 """
@@ -31,8 +31,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
+from hpc_det.launch.mounted_image import detach, last_line, mount, until_the_end
 from hpc_det.node import mounts
 from hpc_det.node.environment_archive import (
     ORIGIN,
@@ -43,10 +43,8 @@ from hpc_det.node.environment_archive import (
     insist_on_installed,
     read_archive,
 )
-from hpc_det.node.process import STOP_SIGNALS, ends_with_parent, ignore_stop_signals, spare
+from hpc_det.node.process import STOP_SIGNALS, ends_with_parent
 
-MOUNT = "HPC_DET_MOUNT"
-"""The variable with the process and the folder of a mounted image, PID:FOLDER."""
 LIMIT_S = 240.0
 """Seconds for making a copy; less than other nodes wait for this one (hpc_det.node.network.WAIT_S)."""
 _POLL_S = 0.05
@@ -54,7 +52,6 @@ _SCRIPT = b"""#!/bin/sh
 '''exec' "%s" "$0" "$@"
 ' '''
 """
-MOUNTERS = ("squashfuse_ll", "squashfuse", "/usr/libexec/apptainer/bin/squashfuse_ll")
 
 
 def staged(archive_path: str, scratch: str, key: str) -> str:
@@ -123,10 +120,16 @@ class _Copies:
             if not self._is_whole():
                 self._remove_unused()
                 self._make()
-            mark = os.open(self._folder / ORIGIN, os.O_RDONLY)
-            fcntl.flock(mark, fcntl.LOCK_SH)
-            os.set_inheritable(mark, True)
-        return self._mounted(key) if self._archive.is_image else str(self._folder / "env")
+            # This lock also keeps systemd from removing old files in /tmp (tmpfiles.d(5)).
+            lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            os.set_inheritable(lock, True)
+        if not self._archive.is_image:
+            return str(self._folder / "env")
+        env = str(self._folder / f"mount-{key}")
+        mount(str(self._folder / "image"), env, lambda: self._wait("mounting the image"))
+        _write_scripts(env, env)
+        return env
 
     def _insist(self, needed_bytes: int) -> None:
         if why := why_unsuitable(self._base, needed_bytes):
@@ -157,6 +160,7 @@ class _Copies:
     def _is_whole(self) -> bool:
         """Return whether the copy exists, and has all its files: sites remove old ones in /tmp."""
         try:
+            os.stat(self._folder / ORIGIN)
             if self._archive.is_image:
                 return os.stat(self._folder / "image").st_size == self._archive.size_bytes
             return digest_of(files_of(str(self._folder / "env"))) == self._archive.digest
@@ -166,13 +170,15 @@ class _Copies:
     def _remove_unused(self) -> None:
         """Remove the copies of this environment that no agent uses. Raises NotStaged if this one is in use."""
         for folder in [*self._home.glob(f"{self._environment}-*"), *self._home.glob(f".{self._environment}-*")]:
-            with suppress(OSError), open(folder / ORIGIN) as mark:
-                try:
-                    fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if folder == self._folder:
-                        raise NotStaged(f"files in {folder} were changed, and another job uses it") from None
-                    continue
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if folder == self._folder:
+                    raise NotStaged(f"files in {folder} were changed, and another job uses it") from None
+                continue
+            finally:
+                os.close(lock)
             for mounted in folder.glob("mount-*"):
                 detach(str(mounted))
             shutil.rmtree(folder)
@@ -215,69 +221,7 @@ class _Copies:
                 process.kill()
                 process.wait()
             if process.returncode:
-                raise NotStaged(f"{command[0]} failed: {_last_line(said)}")
-
-    def _mounted(self, key: str) -> str:
-        """Mount the image, and return the path of the environment. Raises NotStaged."""
-        target = self._folder / f"mount-{key}"
-        detach(str(target))  # of a killed agent
-        target.mkdir(exist_ok=True)
-        why = "neither squashfuse nor apptainer is installed on this node"
-        for program in filter(None, map(shutil.which, MOUNTERS)):
-            with tempfile.TemporaryFile() as said:
-                process = subprocess.Popen(
-                    [program, "-f", str(self._folder / "image"), str(target)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
-                    start_new_session=True,
-                    preexec_fn=_serves,
-                )
-                with suppress(NotStaged):
-                    while process.poll() is None:
-                        if _is_mounted(str(target)):
-                            os.environ[MOUNT] = f"{process.pid}:{target}"
-                            _write_scripts(str(target), str(target))
-                            return str(target)
-                        self._wait(f"{program} was mounting the image")
-                process.kill()
-                process.wait()
-                why = f"{program} failed: {_last_line(said)}"
-        raise NotStaged(f"{why}; use `environment.stage: tar`")
-
-
-def _serves() -> None:
-    """Prepare the process of a mounted image."""
-    ignore_stop_signals()  # Slurm sends them to all processes of a step, and the ranks still have to save
-    # Except this one, after which it unmounts the image: the kernel sends it if the agent is killed.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    ends_with_parent(signal.SIGHUP)
-
-
-def _is_mounted(folder: str) -> bool:
-    mounted = mounts.MOUNTS.read_text().splitlines()
-    return any(line.split()[1].replace(r"\040", " ") == folder for line in mounted)
-
-
-def detach(folder: str) -> None:
-    """Unmount the image from this folder, if it is mounted; processes that use its files can still read them."""
-    for command in (["fusermount3", "-uz"], ["fusermount", "-uz"], ["umount", "-l"]):
-        if _is_mounted(folder) and shutil.which(command[0]):
-            subprocess.run([*command, folder], stdin=subprocess.DEVNULL, capture_output=True)
-
-
-@contextmanager
-def until_the_end() -> Iterator[None]:
-    """Within the block, use the environment that this process runs in; at its end unmount it, if it is mounted."""
-    pid, _, folder = os.environ.pop(MOUNT, "").partition(":")
-    if pid:
-        spare(int(pid))
-    try:
-        yield
-    finally:
-        if pid:
-            detach(folder)
+                raise NotStaged(f"{command[0]} failed: {last_line(said)}")
 
 
 def _write_scripts(env: str, place: str) -> None:
@@ -295,12 +239,6 @@ def _write_scripts(env: str, place: str) -> None:
                         # Written as by pip, because older kernels read only 127 bytes of the first line (execve(2)).
                         script.write_bytes(_SCRIPT % python + file.read())
                         script.chmod(0o700)
-
-
-def _last_line(said: IO[bytes]) -> str:
-    said.seek(0)
-    lines = said.read()[-4096:].decode(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 def _say(text: str) -> None:
@@ -331,7 +269,7 @@ def main(argv: list[str]) -> None:
         _insist_on_start(copied, env)
         python = copied
         os.environ["PATH"] = os.pathsep.join([f"{env}-scripts", os.path.dirname(python), os.environ.get("PATH", "")])
-    except NotStaged as why:
+    except Exception as why:  # the module runs without a copy, too
         with until_the_end():
             _say(f"note: processes use {sys.prefix} on the shared file system: {why}")
     os.execv(python, [python, "-m", module, *arguments])

@@ -23,7 +23,7 @@ from hpc_det.node.import_bundle import FileState, UnusableBundle, insist_on_owne
 
 FOOTER_BYTES = 128
 ORIGIN = ".hpc-det-origin"
-"""File beside a local copy, with the path of the environment that was copied."""
+"""File beside a local copy with the path of the environment that was copied."""
 _FORMAT = b"hpc-det-stage 1"
 _READERS = 32
 """Threads that look at files, most of whose time is the wait for a file server."""
@@ -127,7 +127,7 @@ def _look(top: str, part: str) -> tuple[dict[str, FileState], list[str]]:
             else:
                 status = entry.stat(follow_symlinks=False)
                 # A squashfs image has whole seconds.
-                files[path] = status.st_size, 0 if stat.S_ISLNK(status.st_mode) else int(status.st_mtime)
+                files[path] = status.st_size, 0 if stat.S_ISLNK(status.st_mode) else status.st_mtime_ns // 10**9
     return files, folders
 
 

@@ -8,13 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from hpc_det.launch import staged
 from hpc_det.launch.agent import with_own_python
+from hpc_det.launch.mounted_image import MOUNTERS
 from hpc_det.node import environment_archive, mounts
 from hpc_det.node.environment_archive import ORIGIN, on_any_node, shared_python
 from hpc_det.submit.stage import archive_path, write_archive
@@ -42,7 +44,7 @@ PRINTS = ["timeit", "-n1", "-r1", "import sys; print(sys.prefix)"]
 needs_images = pytest.mark.skipif(
     not (
         shutil.which("mksquashfs")
-        and any(map(shutil.which, staged.MOUNTERS))
+        and any(map(shutil.which, MOUNTERS))
         and os.access("/dev/fuse", os.R_OK | os.W_OK)
         and any(map(shutil.which, ("fusermount3", "fusermount", "umount")))
     ),
@@ -94,6 +96,15 @@ def _node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(environment, tmp_path / "root", disk)
 
 
+@contextmanager
+def in_use(copy: Path) -> Iterator[None]:
+    """Lock a copy within the block, as an agent does."""
+    lock = os.open(copy, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    yield
+    os.close(lock)
+
+
 def run_job(gang: Gang, node: Node, entrypoint: Sequence[str] | str) -> int:
     (gang.code / "train.py").write_text(SHOWS)
     gang.plan(entrypoint, python=node.environment.python, stage=str(node.archive), scratch=str(node.disk))
@@ -141,7 +152,7 @@ def test_two_jobs_at_once_make_one_copy(node: Node) -> None:
     assert sum("copied" in said for _, said in ends) == 1
 
 
-@pytest.mark.parametrize("change", ["removed", "added", "edited"])
+@pytest.mark.parametrize("change", ["removed", "added", "edited", "without its mark"])
 def test_a_copy_whose_files_were_changed_is_made_again(node: Node, change: str) -> None:
     node.write()
     node.run()
@@ -151,6 +162,8 @@ def test_a_copy_whose_files_were_changed_is_made_again(node: Node, change: str) 
             module.unlink()
         case "added":
             module.with_name("installed_by_a_hook.py").touch()
+        case "without its mark":
+            (node.copy / ORIGIN).unlink()
         case "edited":
             module.write_text("")
     assert "copied" in node.run()[1]
@@ -172,8 +185,7 @@ def test_a_copy_of_a_former_archive_is_removed_unless_a_job_uses_it(node: Node) 
     node.write()
     node.run()
     former = node.copy
-    with open(former / ORIGIN) as mark:
-        fcntl.flock(mark, fcntl.LOCK_SH)
+    with in_use(former):
         node.environment.install("later")
         node.write()
         assert node.run()[0].startswith(str(node.disk))
@@ -188,8 +200,7 @@ def test_a_damaged_copy_that_a_job_uses_is_left_alone(node: Node) -> None:
     node.write()
     node.run()
     next(node.copy.rglob("staged_package.py")).unlink()
-    with open(node.copy / ORIGIN) as mark:
-        fcntl.flock(mark, fcntl.LOCK_SH)
+    with in_use(node.copy):
         prefix, said = node.run()
     assert prefix == str(node.environment.prefix)
     assert "another job uses it" in said
