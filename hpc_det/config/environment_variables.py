@@ -70,6 +70,8 @@ INTERNAL = {
     "`-` if each rank is executed.",
     "HPC_DET_BUNDLE": "Set by the node agent from `environment.bundle`: the file from which ranks import installed "
     "packages; empty: none.",
+    "HPC_DET_MOUNT": "Set on a node for its agent, if `environment.stage` has mounted an image: the process that "
+    "serves it, and its folder.",
     "HPC_DET_RESUME_CHECK": "Set by `hpc-det experiment verify-resume`: the batches at which the run is stopped.",
     "HPC_DET_HOSTS": "PBS, several gangs in a job: places of this gang's hosts in the allocation.",
     "HPC_DET_SLOTS": "PBS, several gangs on a node: places of this gang's GPUs.",

@@ -202,6 +202,7 @@ AboveZero: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False), Expect
 Divisor: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False), Expected("a number above 1")]
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535), Expected("a port from 1 to 65535")]
 Flag: TypeAlias = Annotated[bool, Expected("true or false")]
+Stage: TypeAlias = Annotated[Literal["image", "tar", "none"], Expected("image, tar or none")]
 Text: TypeAlias = Annotated[str, Field(min_length=1, pattern=r"\S"), Expected("a non-empty string")]
 Prefix: TypeAlias = Annotated[
     str | None,

@@ -21,6 +21,7 @@ from hpc_det.config.fields import (
     Propagation,
     SbatchArgs,
     Size,
+    Stage,
     Text,
     Texts,
     TimeLimit,
@@ -153,6 +154,11 @@ class Environment(Section):
         default=False,
         description="Import installed packages from one file, which is written at submission and then used again until "
         "a package changes. It replaces thousands of accesses to a shared file system. No effect with `image`.",
+    )
+    stage: Stage = Field(
+        default="none",
+        description="Copy the Python environment to each node's local disk, once per node, and run agents and ranks "
+        "from there: `tar` unpacks a tar file, `image` mounts a squashfs image. No effect with `image`, the container.",
     )
 
     def variables(self, slot_type: str) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import stat
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,10 +15,13 @@ from pathlib import Path
 import hpc_det
 from hpc_det.doctor import Finding, Verdict
 from hpc_det.errors import HpcDetError
+from hpc_det.launch import staged
+from hpc_det.launch.mounted_image import MOUNTERS
 from hpc_det.launch.watch.health import answers, folder_problem
+from hpc_det.node import mounts
 from hpc_det.node.import_bundle import UnusableBundle, usable_bundle
 from hpc_det.store.experiments import ExperimentStore, configured_root, danger
-from hpc_det.submit.bundle import bundle_path
+from hpc_det.submit.bundle import bundle_path, site_folders
 from hpc_det.view.formatting import count, size
 from hpc_det.view.state import ExperimentView
 
@@ -26,12 +31,10 @@ ANSWER_S = 5.0
 GIB = 2**30
 LEAST_FREE, LITTLE_FREE = GIB, 20 * GIB
 """Bytes of free space below which there is a problem or a note."""
+IMPORT_CALLS = 15_000
+"""Calls to look at files until a rank's first step (docs/reference/performance.md, `getmodule` from frames)."""
 LOOKED_AT = 100
 """Number of newest experiments whose journals are read."""
-MOUNTS = Path("/proc/self/mounts")
-# A login node may export its disk to other nodes, which cannot be detected here: so a disk is only worth a note.
-_MEMORY = ("tmpfs", "ramfs", "overlay", "rootfs", "squashfs")
-_DISKS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
 _TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # separate on each node
 
 _finding = partial(Finding, SUBJECT)
@@ -63,17 +66,8 @@ def _seen(root: Path) -> None:
     os.path.exists(root)
 
 
-def file_system(path: Path, mounts: str) -> str:
-    """Return the type of the file system of `path`. `mounts`: the content of /proc/self/mounts."""
-    rows = [line.split() for line in mounts.splitlines() if line.count(" ") > 2]
-    # of two mounts at one point, the later one is visible
-    points = {Path(row[1].replace(r"\040", " ")): row[2] for row in rows}
-    resolved = path.resolve()
-    return next((points[parent] for parent in (resolved, *resolved.parents) if parent in points), "unknown")
-
-
 def _place(what: str, path: Path, action: str, has_nodes: bool) -> Finding:
-    kind = file_system(path, MOUNTS.read_text())
+    kind = mounts.file_system(path, mounts.MOUNTS.read_text())
     verdict = _verdict(kind, path.resolve()) if has_nodes else "ok"
     if verdict == "ok":
         return _finding("ok", f"{what} ({kind})")
@@ -85,7 +79,7 @@ def _place(what: str, path: Path, action: str, has_nodes: bool) -> Finding:
 
 def _imports(root: Path, has_nodes: bool) -> Iterator[Finding]:
     """Yield how ranks import packages, if the Python environment is on a file system that nodes share."""
-    kind = file_system(Path(sys.prefix), MOUNTS.read_text())
+    kind = mounts.file_system(Path(sys.prefix), mounts.MOUNTS.read_text())
     if not has_nodes or _verdict(kind, Path(sys.prefix).resolve()) != "ok":
         return
     bundle = bundle_path(root)
@@ -95,11 +89,30 @@ def _imports(root: Path, has_nodes: bool) -> Iterator[Finding]:
         yield _finding("ok", f"imports of each rank read thousands of files on {kind}; `environment.bundle` avoids it")
     else:
         yield _finding("ok", f"ranks with `environment.bundle` import packages from one file on {kind}, {bundle}")
+    yield _staging(kind)
+
+
+def _staging(kind: str) -> Finding:
+    """Return whether this machine could use `environment.stage`, and what it costs not to."""
+    began = time.monotonic()
+    records = [record for site in site_folders() for record in Path(site).glob("*.dist-info/RECORD")]
+    for record in records:
+        record.stat()
+    call_s = (time.monotonic() - began) / max(len(records), 1)
+    files = sum(record.read_bytes().count(b"\n") for record in records)
+    cost = f"{files:,} files of packages on {kind}, {call_s * 1e3:.2g} ms to look at one: an import of torch takes "
+    cost += f"about {call_s * IMPORT_CALLS:.2g} s longer"
+    base = staged.folders("")[0]
+    if why := staged.why_unsuitable(base, 0):
+        return _finding("ok", f"{cost}; if the nodes are like this machine, `environment.stage` has no effect: {why}")
+    mounter = next(filter(None, map(shutil.which, MOUNTERS)), None)
+    image = f"`image` mounts with {mounter}" if mounter else "`image` needs squashfuse or apptainer, which are missing"
+    return _finding("ok", f"{cost}; `environment.stage: tar` copies them to {base} on each node, and {image} here")
 
 
 def _verdict(kind: str, path: Path) -> Verdict:
-    is_disk = kind in _DISKS
-    if kind in _MEMORY or (is_disk and any(folder in (path, *path.parents) for folder in _TEMPORARY)):
+    is_disk = kind in mounts.DISKS  # a login node may export it to other nodes, which cannot be detected here
+    if kind in mounts.MEMORY or (is_disk and any(folder in (path, *path.parents) for folder in _TEMPORARY)):
         return "problem"
     return "note" if is_disk else "ok"
 

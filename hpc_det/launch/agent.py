@@ -13,14 +13,17 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt_on_node import AttemptOnNode, Kept
 from hpc_det.launch.entrypoint import Starter
+from hpc_det.launch.mounted_image import until_the_end
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, empty, node_folders
 from hpc_det.launch.orders import Order, ToJob
 from hpc_det.launch.watch.supervisor import UnhealthyNode
+from hpc_det.node.environment_archive import shared_python
 from hpc_det.node.files import take_umask_of
 from hpc_det.node.network import limit_look_ups
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, outlives_parent
@@ -38,6 +41,7 @@ class Agent:
     def __init__(self, plan: JobPlan, folders: NodeFolders, job: ToJob | None) -> None:
         self._plan = plan
         self._kept = Kept(folders, SignalPipe((*STOP_SIGNALS, signal.SIGCHLD)), Starter(), os.getppid(), job)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # hpc_det.launch.staged blocks them
         # The parent's end must not kill this process before it has ended the ranks; the agent checks for it.
         outlives_parent()
 
@@ -82,15 +86,26 @@ def main(argv: list[str]) -> int:
     order = Order.of(argv)
     trial = TrialFolder(Path(order.trial))
     take_umask_of(trial.path)
-    plan = JobPlan.of(trial.experiment())
+    plan = with_own_python(JobPlan.of(trial.experiment()))
     own_scheduler = scheduler(plan.scheduler)
     adopt_orphans()
     limit_look_ups(os.environ)
     job = ToJob.connected(os.environ, own_scheduler.node_rank(os.environ))
     # Only schedulers suspend jobs, so without one no guardian is needed.
-    with _noted(order), guarded() if own_scheduler.has_queue else nullcontext(), node_folders(plan) as folders:
+    guard = guarded() if own_scheduler.has_queue else nullcontext()
+    with until_the_end(), _noted(order), guard, node_folders(plan) as folders:
         return Agent(plan, folders, job).run(order)
     return 1
+
+
+def with_own_python(plan: JobPlan) -> JobPlan:
+    """Return the plan for an agent that may run in a local copy of the Python environment (hpc_det.launch.staged)."""
+    if shared_python() == sys.executable:
+        return plan
+    first, *rest = plan.entrypoint
+    # Of the bundle, a venv uses Python's own modules, of which there is no copy.
+    bundle = "" if os.__file__.startswith(sys.prefix) else plan.bundle
+    return replace(plan, entrypoint=(sys.executable if first == plan.python else first, *rest), bundle=bundle)
 
 
 if __name__ == "__main__":

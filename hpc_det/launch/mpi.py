@@ -24,6 +24,7 @@ from hpc_det.errors import UsageError
 from hpc_det.launch.launchers.arguments import Launch, is_for_python, start
 from hpc_det.launch.launchers.nodes import host_name, run_gang
 from hpc_det.launch.srun import step_command
+from hpc_det.node.environment_archive import on_any_node
 from hpc_det.node.process import block_stop_signals
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Attempt
@@ -122,13 +123,13 @@ def rank_command(command: Sequence[str]) -> list[str]:
     """Return the command line of a rank. Raises UsageError if it is a Python script and mpi4py is missing."""
     entry = ["-m", "hpc_det.launch.launchers.mpi_rank", *command]
     if not is_for_python(command):
-        return [sys.executable, *entry]
+        return [*on_any_node(sys.executable), *entry]
     if importlib.util.find_spec("mpi4py") is None:
         raise UsageError(
             f"mpi4py is not installed for {sys.executable}; run `{sys.executable} -m pip install 'hpc_det[mpi]'`"
         )
     # Under -m mpi4py an exception aborts the world; otherwise the other ranks would wait for this one in MPI_Finalize.
-    return [sys.executable, "-m", "mpi4py", *entry]
+    return [*on_any_node(sys.executable), "-m", "mpi4py", *entry]
 
 
 def _write_agent(attempt: Attempt) -> str:

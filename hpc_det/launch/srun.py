@@ -17,6 +17,7 @@ from hpc_det.errors import UsageError
 from hpc_det.launch.launchers.arguments import Launch, start
 from hpc_det.launch.launchers.nodes import run_gang
 from hpc_det.launch.launchers.rank import as_rank
+from hpc_det.node.environment_archive import on_any_node
 from hpc_det.node.process import block_stop_signals
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Attempt
@@ -42,7 +43,7 @@ def step_command(srun: Sequence[str], plan: JobPlan, overrides: Sequence[str]) -
     """Return the command line up to the rank's own command. Raises UsageError if srun is not on the PATH."""
     if shutil.which(srun[0]) is None:
         raise UsageError(f"{srun[0]}: command not found on this node; this launcher needs Slurm")
-    rank = [sys.executable, "-m", "hpc_det.launch.launchers.rank", "srun"]
+    rank = [*on_any_node(sys.executable), "-m", "hpc_det.launch.launchers.rank", "srun"]
     return [*srun, *step_flags(plan, os.environ), *overrides, *rank]
 
 

@@ -99,7 +99,7 @@ def open_bundle(path: str) -> Bundle:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # does not wait for a FIFO's writer
         status = os.fstat(descriptor)
-        _insist_on_owner(status, os.stat(os.path.dirname(path)))
+        insist_on_owner(status, os.stat(os.path.dirname(path)))
         footer = os.pread(descriptor, FOOTER_BYTES, max(status.st_size - FOOTER_BYTES, 0)).split()
         if footer[:-2] != python_key().split():
             raise UnusableBundle("it belongs to another version of Python or hpc_det, or is damaged")
@@ -131,7 +131,7 @@ def state_of(path: str) -> FileState:
     return found.st_size, found.st_mtime_ns
 
 
-def _insist_on_owner(file: os.stat_result, folder: os.stat_result) -> None:
+def insist_on_owner(file: os.stat_result, folder: os.stat_result) -> None:
     """Raise UnusableBundle if another user, except root, can have written the file or replaced it in its folder."""
     if not stat.S_ISREG(file.st_mode):
         raise UnusableBundle("it is not a file")

@@ -48,9 +48,9 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def ends_with_parent() -> None:
-    """Have the kernel send SIGKILL to this process when the thread that started it ends. For Popen's `preexec_fn`."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def ends_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send a signal to this process when the thread that started it ends. For Popen's `preexec_fn`."""
+    _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def outlives_parent() -> None:

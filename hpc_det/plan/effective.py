@@ -246,8 +246,11 @@ def _folders_in(folder: Path) -> list[str]:
 
 
 def _bundle_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    if experiment.environment.bundle and experiment.environment.image_for(cluster.slot_type):
-        yield "environment.bundle: has no effect with environment.image: ranks import the packages in the container"
+    environment = experiment.environment
+    if environment.image_for(cluster.slot_type):
+        for key, is_set in (("bundle", environment.bundle), ("stage", environment.stage != "none")):
+            if is_set:
+                yield f"environment.{key}: has no effect with environment.image: ranks use the container's packages"
 
 
 def _hook_notes(hooks: Sequence[Tree], context: Context, place: Callable[[str], str]) -> Iterator[str]:

@@ -175,6 +175,8 @@ class JobPlan:
     """The file from which ranks import installed packages (hpc_det.node.import_bundle); empty: none, as in plans of
     older versions.
     """
+    stage: str = ""
+    """The archive of the Python environment, of which nodes make local copies (hpc_det.launch.staged); empty: none."""
     scratch: str | None
     """Folder on each node's local disk; it may contain variables of the job, such as $SLURM_JOB_ID."""
 

@@ -119,11 +119,13 @@ def plan_jobs(
     python: str,
     startup_hook: bool = False,
     bundle: str = "",
+    stage: str = "",
 ) -> JobPlan:
     """Return the plan. `cluster` is the profile in the experiment's pool. Raises UsageError for a folder that cannot be
     mounted.
 
-    `bundle`: the path of the environment's bundle, which is in the plan if the experiment uses it.
+    `bundle`: the path of the environment's bundle, which is in the plan if the experiment uses it. `stage`: that
+    of the archive of the environment that the experiment uses; empty: none.
     """
     resources = experiment.resources
     box = container(experiment, cluster, str(folder.code))
@@ -175,6 +177,7 @@ def plan_jobs(
         nursery=experiment.launch.nursery,
         preload=tuple(experiment.launch.preload),
         bundle=bundle if experiment.environment.bundle and not box else "",
+        stage=stage if not box else "",
         scratch=cluster.scratch,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from hpc_det.config.secrets import masked_lines, masked_variables
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.job.resubmit import excluded_hosts
+from hpc_det.node.environment_archive import shared_python
 from hpc_det.node.files import write_atomic
 from hpc_det.node.json_files import write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan
@@ -24,6 +24,7 @@ from hpc_det.store.attempt import HOOK
 from hpc_det.store.experiment_config import write_secrets
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Unsettled, note_call, record_job
+from hpc_det.submit import stage
 from hpc_det.submit.bundle import bundle_path, make_current
 from hpc_det.submit.render import render
 
@@ -58,7 +59,8 @@ def prepare_jobs(
     Uses neither scheduler nor disk. Raises UsageError if no such job is possible.
     """
     check_path("HPC_DET_ROOT", str(folder.path))
-    check_path("the Python that runs hpc-det", sys.executable)
+    python = shared_python()
+    check_path("the Python that runs hpc-det", python)
     experiment, cluster = effective.experiment, effective.cluster
     if startup_hook and not cluster.startup_hook:
         raise UsageError(
@@ -67,9 +69,10 @@ def prepare_jobs(
             f"environment.image, or ask the site for `setup` lines in the profile"
         )
     place = placement(experiment, cluster, trials, worker)
-    bundle = str(bundle_path(folder.root()))
+    bundle, kind = str(bundle_path(folder.root())), experiment.environment.stage
+    archive = "" if kind == "none" else str(stage.archive_path(folder.root(), kind))
     plan = plan_jobs(
-        experiment, cluster, folder, place, python=sys.executable, startup_hook=startup_hook, bundle=bundle
+        experiment, cluster, folder, place, python=python, startup_hook=startup_hook, bundle=bundle, stage=archive
     )
     arrays = dict(enumerate(place.arrays, start=script))
     return Jobs(plan, arrays, {n: render(plan, array, folder.script(n)) for n, array in arrays.items()})
@@ -78,7 +81,7 @@ def prepare_jobs(
 def write_jobs(jobs: Jobs, folder: ExperimentFolder) -> None:
     """Write the plan, the scripts and the arrays to the experiment's folder. A copy of the plan has masked secrets.
 
-    If the plan has a bundle, it is made current.
+    If the plan has a bundle or an archive of the environment, it is made current.
     """
     shown = replace(
         jobs.plan,
@@ -91,6 +94,8 @@ def write_jobs(jobs: Jobs, folder: ExperimentFolder) -> None:
         write_json(folder.array(number), asdict(jobs.arrays[number]))
     if jobs.plan.bundle:
         make_current(Path(jobs.plan.bundle))
+    if jobs.plan.stage:
+        stage.make_current(Path(jobs.plan.stage))
 
 
 def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal, queued: list[str]) -> None:

@@ -33,7 +33,10 @@ def agent_command(plan: JobPlan) -> str:
     """Return the command line of the node agent, without the trial, attempt and worker, which its starter appends."""
     in_container = plan.container and not plan.container.starts_entrypoint
     python = ["env", f"PYTHONPATH={HPC_DET}", "python3"] if in_container else [plan.python]
-    return shlex.join([*python, "-m", "hpc_det.launch.agent"])
+    agent = "hpc_det.launch.agent"
+    # Each node's first process makes the local copy and becomes the agent.
+    module = ["hpc_det.launch.staged", plan.stage, plan.scratch or "", agent] if plan.stage else [agent]
+    return shlex.join([*python, "-m", *module])
 
 
 def render_template(name: str, variables: dict[str, object]) -> str:

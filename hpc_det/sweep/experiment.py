@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import Request, find
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.environment_archive import shared_python
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.sweep.files import SweepFiles
@@ -23,7 +23,7 @@ from hpc_det.sweep.status import points, why_not_completed
 from hpc_det.view.trials import TrialState
 
 # Runs hpc_det.sweep.app on each slot, with torchrun's variables.
-ENTRYPOINT = [sys.executable, "-m", "hpc_det.launch.torch_distributed", "-m", "hpc_det.sweep.app"]
+ENTRYPOINT = [shared_python(), "-m", "hpc_det.launch.torch_distributed", "-m", "hpc_det.sweep.app"]
 
 
 @dataclass(frozen=True, kw_only=True)

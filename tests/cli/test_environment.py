@@ -1,4 +1,4 @@
-"""hpc-det environment bundle, and `environment.bundle` of experiments that are submitted."""
+"""hpc-det environment, and the keys `environment.bundle` and `environment.stage` of experiments that are submitted."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.submit import bundle
+from hpc_det.submit import bundle, stage
 from tests.cli.conftest import Command
 from tests.installed_packages import Site
+from tests.small_environment import Environment
 
 integration = pytest.mark.integration
 
@@ -92,3 +93,53 @@ def test_a_full_disk_is_noted_and_the_experiment_is_created(
     created = hpc_det("experiment", "create", config, code, *PAUSED, *WITH_BUNDLE)
     assert (created.code, created.out) == (0, "Created experiment 1\n")
     assert "No space left" in created.err
+
+
+@integration
+def test_the_command_writes_the_archive_once(
+    hpc_det: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = Environment.make(tmp_path / "venv", monkeypatch)
+    assert hpc_det("environment", "stage").succeeds("Wrote", environment.prefix, "tar file")
+    assert hpc_det("environment", "stage").succeeds("already")
+    environment.install("later")
+    assert hpc_det("environment", "stage").succeeds("Wrote")
+    assert [path.suffix for path in bundles(root)] == [".tar"]
+    (environment.prefix / "pyvenv.cfg").unlink()
+    assert hpc_det("environment", "stage").fails(1, "neither a venv nor a conda environment")
+
+
+@integration
+def test_a_submission_writes_the_archive_and_its_agents_start_from_a_copy(
+    hpc_det: Command, root: Path, config: Path, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Environment.make(tmp_path / "venv", monkeypatch)
+    with_stage = ("--config", "environment.stage=tar")
+    created = hpc_det("experiment", "create", config, code, *PAUSED, *with_stage)
+    (written,) = bundles(root)
+    assert created.code == 0
+    assert str(written) in created.err
+    assert plan_of(root).stage == str(written)
+    assert stage.is_current(written)
+    assert f"hpc_det.launch.staged {written} '' hpc_det.launch.agent" in plan_script(root)
+    assert hpc_det("experiment", "create", config, code, *PAUSED, *with_stage).err == ""
+    hpc_det("experiment", "create", config, code, *PAUSED)
+    assert plan_of(root, 3).stage == ""
+    assert "hpc_det.launch.staged" not in plan_script(root, 3)
+
+
+def plan_script(root: Path, experiment: int = 1) -> str:
+    """Return the job script of an experiment."""
+    return ExperimentFolder(root / "experiments" / str(experiment)).script().read_text()
+
+
+@integration
+def test_an_environment_that_cannot_be_archived_is_noted_and_the_experiment_is_created(
+    hpc_det: Command, root: Path, config: Path, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = Environment.make(tmp_path / "venv", monkeypatch)
+    (environment.prefix / "pyvenv.cfg").unlink()
+    created = hpc_det("experiment", "create", config, code, *PAUSED, "--config", "environment.stage=image")
+    assert (created.code, created.out) == (0, "Created experiment 1\n")
+    assert "neither a venv nor a conda environment" in created.err
+    assert bundles(root) == []

@@ -84,6 +84,7 @@ def test_the_defaults_are_determineds() -> None:
             "proxy_ports": [],
             "pod_spec": None,
             "bundle": False,
+            "stage": "none",
         },
         "bind_mounts": [],
         "slurm": {"slots_per_node": None, "gpu_type": None, "sbatch_args": []},

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from hpc_det.doctor import Finding, this_machine
-from hpc_det.doctor.this_machine import file_system, findings
+from hpc_det.doctor.this_machine import findings
 from hpc_det.launch.watch.health import NodeProblem
+from hpc_det.node import mounts
+from hpc_det.node.mounts import file_system
 from hpc_det.submit import bundle
 from tests.cli.life import Life
 from tests.doctor.sites import one
@@ -47,7 +51,7 @@ def mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
     """Make the whole machine one file system of this type."""
     file = tmp_path / "mounts"
     file.write_text(f"something / {kind} rw 0 0\n")
-    monkeypatch.setattr(this_machine, "MOUNTS", file)
+    monkeypatch.setattr(mounts, "MOUNTS", file)
 
 
 def told_of(root: Path, has_nodes: bool = True) -> list[Finding]:
@@ -74,6 +78,26 @@ def test_imports_from_a_shared_file_system(root: Path, tmp_path: Path, monkeypat
     assert str(path) in one(told_of(root), "environment.bundle").message
     mounted(monkeypatch, tmp_path, "ext4")
     assert not any("environment.bundle" in finding.message for finding in told_of(root))
+
+
+def test_whether_this_machine_could_make_a_copy_of_the_environment_and_what_the_shared_file_system_costs(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site.install(tmp_path)
+    monkeypatch.setattr(this_machine, "site_folders", lambda: [str(site.folder)])
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    told = one(told_of(root), "environment.stage").message
+    assert unnamed(told, "7 files", "nfs4", "ms", f"{disk} is not on a local disk") == []
+    with (tmp_path / "mounts").open("a") as file:
+        file.write(f"disk {disk} xfs rw 0 0\n")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    told = one(told_of(root), "environment.stage").message
+    assert unnamed(told, f"copies them to {disk}", "squashfuse or apptainer, which are missing") == []
+    monkeypatch.setattr(shutil, "which", lambda name: f"/opt/{name}")
+    assert "mounts with /opt/squashfuse_ll" in one(told_of(root), "environment.stage").message
 
 
 def test_nothing_stays_behind(root: Path) -> None:

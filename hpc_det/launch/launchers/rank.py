@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from hpc_det.launch.launchers.arguments import for_python, is_trial
 from hpc_det.launch.launchers.nodes import environment_of
 from hpc_det.node.agent_socket import report_exit, say_hello
+from hpc_det.node.environment_archive import on_any_node
 from hpc_det.node.lines import Line, connect_local
 from hpc_det.node.oom import OomWatch
 from hpc_det.node.process import (
@@ -41,8 +42,9 @@ _MODULE = "hpc_det.launch.launchers.rank"
 def as_rank(command: Sequence[str]) -> list[str]:
     """Return the command line of a rank: of a trial class, or of a script with its parent process."""
     if is_trial(command):
-        return [sys.executable, *command]
-    return [sys.executable, "-m", _MODULE, "script", *for_python(command)]
+        return [*on_any_node(sys.executable), *command]
+    program, *rest = for_python(command)
+    return [*on_any_node(sys.executable), "-m", _MODULE, "script", *on_any_node(program), *rest]
 
 
 # --- ranks that srun has started
