@@ -8,6 +8,7 @@ entrypoints are executed.
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -33,6 +34,8 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Attempt
 
 _DIRECT = "hpc_det.launch.direct"
+_NO_SHELL = re.compile(r"[\w@%+=:,./ -]+", re.ASCII)
+"""A command line that means the same words to a shell and to `str.split`."""
 _SELECTOR = selectors.BaseSelector
 
 
@@ -91,10 +94,11 @@ class Starter:
         def execute() -> Entrypoint:
             return executed(command, environment, code)
 
-        if _words_of_direct(command, environment) is None:
+        words = _words_of_direct(command, environment)
+        if words is None:
             return execute()
         argument = {
-            "arguments": [*command[3:]],
+            "arguments": [*words],
             "environment": {**environment},
             "folder": code,
             "log": str(log) if log else None,
@@ -260,7 +264,8 @@ def _run_direct(argument: dict[str, Any]) -> int:
 
 def _words_of_direct(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str] | None:
     """Return the arguments of the launcher `direct`; None if the command is another one, or in another Python."""
-    python, *words = command
+    is_for_shell = [*command[:2]] == ["/bin/sh", "-c"] and _NO_SHELL.fullmatch(command[2])
+    python, *words = command[2].split() if is_for_shell else command
     path = shutil.which(python, path=environment.get("PATH"))
     is_this_python = path is not None and os.path.dirname(path) == os.path.dirname(sys.executable)
     return words[2:] if words[:2] == ["-m", _DIRECT] and is_this_python else None
