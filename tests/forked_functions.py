@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +17,11 @@ def write_and_exit(argument: tuple[str, int]) -> int:
     path, code = argument
     Path(path).write_text(json.dumps({"parent": os.getppid(), "pid": os.getpid()}))
     return code
+
+
+def has_imported(modules: list[str]) -> int:
+    """Return how many of these modules this process has imported, as the exit code."""
+    return len(sys.modules.keys() & {*modules})
 
 
 def write_and_wait(path: str) -> int:

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 from hpc_det.config.rank_variables import DETERMINED, NO_FORKS, PRELOAD, compat_packages, with_compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch import direct
-from hpc_det.launch.forked_ranks import modules_of
-from hpc_det.launch.launchers.arguments import asks_for_help, parse
+from hpc_det.launch.forked_ranks import LATER, modules_of
+from hpc_det.launch.launchers.arguments import RANK, asks_for_help, parse
 from hpc_det.node.fork_server import ForkServerProcess
 from hpc_det.node.forking import Forked
 from hpc_det.node.import_bundle import VARIABLE as BUNDLE
@@ -79,7 +79,10 @@ class Starter:
         self.close()
         self._modules, self._environment = modules, environment
         if modules:
-            self._server = ForkServerProcess.start([*modules, _DIRECT], environment=environment, folder=code)
+            later = LATER if RANK in modules else ()
+            self._server = ForkServerProcess.start(
+                [*modules, _DIRECT], later=later, environment=environment, folder=code
+            )
             spare(self._server.process.pid)
 
     def start(
