@@ -2,8 +2,8 @@
 
 64 trials of async_halving on one slot each, in one allocation of tests/labs (`SEARCH_SLOTS`, default 2). A batch waits
 for 0.2 s instead of computing, like a process whose GPU computes, so that the cores of this machine do not limit the
-search. A trial takes 10 s, and one of the best quarter 20 s, in two attempts. An attempt trains from the beginning of its
-first batch to the end of its last batch or validation.
+search. A trial takes 10 s, and one of the better half 20 s. An attempt trains from the beginning of its first batch to
+the end of its last batch or validation.
 """
 
 from __future__ import annotations
