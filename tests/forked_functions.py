@@ -40,6 +40,11 @@ def _descriptors() -> list[str]:
     return [name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")]
 
 
+def has_imported(modules: list[str]) -> int:
+    """Return how many of these modules this process has imported, as the exit code."""
+    return len(sys.modules.keys() & {*modules})
+
+
 def write_and_wait(path: str) -> int:
     """Write the process id to a file, and wait until this process is killed."""
     Path(f"{path}.part").write_text(str(os.getpid()))

@@ -8,6 +8,7 @@ entrypoints are executed.
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -21,8 +22,8 @@ from typing import Any, Protocol
 from hpc_det.config.rank_variables import DETERMINED, NO_FORKS, PRELOAD, compat_packages, with_compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch import direct
-from hpc_det.launch.forked_ranks import modules_of
-from hpc_det.launch.launchers.arguments import asks_for_help, parse
+from hpc_det.launch.forked_ranks import LATER, modules_of
+from hpc_det.launch.launchers.arguments import RANK, asks_for_help, parse
 from hpc_det.node.fork_server import ForkServerProcess
 from hpc_det.node.forking import Forked, close_files_of_parent
 from hpc_det.node.import_bundle import VARIABLE as BUNDLE
@@ -33,6 +34,8 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Attempt
 
 _DIRECT = "hpc_det.launch.direct"
+_NO_SHELL = re.compile(r"[\w@%+=:,./ -]+", re.ASCII)
+"""A command line that means the same words to a shell and to `str.split`."""
 _SELECTOR = selectors.BaseSelector
 
 
@@ -76,7 +79,10 @@ class Starter:
         self.close()
         self._modules, self._environment = modules, environment
         if modules:
-            self._server = ForkServerProcess.start([*modules, _DIRECT], environment=environment, folder=code)
+            later = LATER if RANK in modules else ()
+            self._server = ForkServerProcess.start(
+                [*modules, _DIRECT], later=later, environment=environment, folder=code
+            )
             spare(self._server.process.pid)
 
     def start(
@@ -91,10 +97,11 @@ class Starter:
         def execute() -> Entrypoint:
             return executed(command, environment, code)
 
-        if _words_of_direct(command, environment) is None:
+        words = _words_of_direct(command, environment)
+        if words is None:
             return execute()
         argument = {
-            "arguments": [*command[3:]],
+            "arguments": [*words],
             "environment": {**environment},
             "folder": code,
             "log": str(log) if log else None,
@@ -260,7 +267,8 @@ def _run_direct(argument: dict[str, Any]) -> int:
 
 def _words_of_direct(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str] | None:
     """Return the arguments of the launcher `direct`; None if the command is another one, or in another Python."""
-    python, *words = command
+    is_for_shell = [*command[:2]] == ["/bin/sh", "-c"] and _NO_SHELL.fullmatch(command[2])
+    python, *words = command[2].split() if is_for_shell else command
     path = shutil.which(python, path=environment.get("PATH"))
     is_this_python = path is not None and os.path.dirname(path) == os.path.dirname(sys.executable)
     return words[2:] if words[:2] == ["-m", _DIRECT] and is_this_python else None

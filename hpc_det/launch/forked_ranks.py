@@ -31,6 +31,8 @@ from hpc_det.node.forking import (
 
 _COMPILER = "torch._dynamo"  # optimizers and DistributedDataParallel import it at their first step
 _OF_TRIALS = (RANK, "hpc_det.pytorch.loop.harness", _COMPILER)
+LATER = ("torch.utils.tensorboard", "torch.utils.serialization.config")
+"""Modules that the rank of a trial imports at its first report and its first save."""
 _OF_SCRIPTS = ("torch", _COMPILER)
 _USES_TORCH = re.compile(
     r"^[ \t]*(?:from[ \t]+|import[ \t]+(?:[\w. \t]+,[ \t]*)*)"

@@ -1,13 +1,15 @@
 """The fork server: a process that has imported modules and forks processes that use them.
 
-    python3 -m hpc_det.node.fork_server FD MODULE...
+    python3 -m hpc_det.node.fork_server FD MODULE... -- MODULE...
 
-It imports the modules and constructs nothing (hpc_det.node.forking). FD is the socket to the process that has started
-it, its owner; it exits with that connection.
+It imports the modules and constructs nothing (hpc_det.node.forking). Those after `--` are imported once it has forked
+the first process, for the ones that follow; one that cannot be imported is left out. FD is the socket to the process
+that has started it, its owner; it exits with that connection.
 
 owner -> fork server: {"fork": KEY, "call": "module:function", "with": ARGUMENT}, {"end": N};
 fork server -> owner: {"ready": REASON} once after the imports, where REASON is why forked processes may not work, or
-null; {"forked": KEY, "pid": PID}, {"exited": KEY, "code": CODE}, {"ended": N}.
+null; the same in answer to "fork", if the modules after `--` are such a reason; {"forked": KEY, "pid": PID},
+{"exited": KEY, "code": CODE}, {"ended": N}.
 
 KEY is any value that identifies the process for the owner. `function` takes ARGUMENT and returns the exit code. If
 there is a REASON, each process executes a fresh Python, which has none of the modules and the environment in which the
@@ -23,7 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -50,11 +52,12 @@ class ForkServerProcess:
         cls,
         modules: Iterable[str],
         *,
+        later: Sequence[str] = (),
         files: Iterable[int] = (),
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> ForkServerProcess:
-        """Start a fork server that imports `modules`.
+        """Start a fork server that imports `modules`, and those of `later` once it has forked the first process.
 
         `files`: descriptors that its processes inherit. `environment`, `folder`: its environment and working
         directory; None: those of this process.
@@ -62,7 +65,7 @@ class ForkServerProcess:
         own, its = socket.socketpair()
         with its:
             process = subprocess.Popen(
-                [sys.executable, "-m", "hpc_det.node.fork_server", str(its.fileno()), *modules],
+                [sys.executable, "-m", "hpc_det.node.fork_server", str(its.fileno()), *modules, "--", *later],
                 pass_fds=[its.fileno(), *files],
                 cwd=folder,
                 env=environment,
@@ -86,10 +89,16 @@ def _begins() -> None:
 class ForkServer:
     """Forks processes on request of the owner, reports their exits, and ends them."""
 
-    def __init__(self, line: Line, fresh: Mapping[str, str] | None) -> None:
-        """`fresh`: if it is unsafe to fork from this process, the environment of Pythons that are executed instead."""
+    def __init__(self, line: Line, fresh: Mapping[str, str] | None, later: Sequence[str] = ()) -> None:
+        """`fresh`: if it is unsafe to fork from this process, the environment of Pythons that are executed instead.
+
+        `later`: modules to import once the first process is forked.
+        """
         self._line = line
         self._fresh = fresh
+        self._later = later
+        self._why_not: str | None = None
+        """Why processes that are forked now may not work, because of the modules of `later`; or None."""
         self._children: dict[int, Any] = {}
         """The keys of the processes that were forked and have not exited, by process id."""
         self._signals = SignalPipe([signal.SIGCHLD])
@@ -110,8 +119,11 @@ class ForkServer:
         orders = self._line.receive_some()
         self._is_over = orders is None
         for order in orders or []:
-            if "fork" in order.head:
+            if "fork" in order.head and self._why_not:
+                self._line.send({"ready": self._why_not})
+            elif "fork" in order.head:
                 self._fork(order.head)
+                self._import_later()
             else:
                 self._end(order.head["end"])
 
@@ -126,6 +138,14 @@ class ForkServer:
         pid = forked(run)
         self._children[pid] = order["fork"]
         self._line.send({"forked": order["fork"], "pid": pid})
+
+    def _import_later(self) -> None:
+        later, self._later = self._later, ()
+        for module in later:
+            with suppress(Exception):  # the process that imports it itself reports this
+                import_all([module])
+        if later:
+            self._why_not = why_not_to_fork()
 
     def _end(self, number: int) -> None:
         """End all processes and their descendants, and report each process as killed; `number`: that of the answer."""
@@ -170,15 +190,16 @@ def _executed(descriptor: int) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Run the fork server: `argv` is [FD, MODULE...]. Return the exit code."""
+    """Run the fork server: `argv` is [FD, MODULE..., "--", MODULE...]. Return the exit code."""
     if argv[0] == _CALL:
         leave_with(lambda: _executed(int(argv[1])))
     adopt_orphans()
     line, environment = line_over(socket.socket(fileno=int(argv[0]))), {**os.environ}
-    import_all(argv[1:])
+    border = argv.index("--")
+    import_all(argv[1:border])
     why = why_not_to_fork()
     line.send({"ready": why})
-    return ForkServer(line, environment if why else None).run()
+    return ForkServer(line, environment if why else None, argv[border + 1 :]).run()
 
 
 if __name__ == "__main__":

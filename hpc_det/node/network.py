@@ -123,9 +123,9 @@ def free_port() -> int:
 def _candidates() -> Iterable[int]:
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     # Between this choice and the rank's bind, the kernel could give an ephemeral port to another connection.
-    ports = [port for port in range(_LOWEST_PORT, 65536) if not first <= port <= last]
-    _own_dice().shuffle(ports)
-    return ports
+    ports = [*range(_LOWEST_PORT, first), *range(max(last + 1, _LOWEST_PORT), 65536)]
+    begin = int(_own_dice().random() * len(ports))  # shuffling 38,000 ports would take 20 ms
+    return ports[begin:] + ports[:begin]
 
 
 def _own_dice() -> random.Random:

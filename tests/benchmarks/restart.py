@@ -3,6 +3,8 @@
 Each rank trains one batch with an all-reduce and notes the time; then rank 1 kills itself. The first restart counts as
 well as the later ones. torchrun's own `--max-restarts` is no peer here: with torch 2.13 most restarted gangs of this
 script hang, because gloo connects to the addresses of the former workers.
+
+Where the Slurm of tests/labs can run, a row shows the same gang as a job on two of its nodes.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.benchmarks.lab import run_experiment, running_lab
 from tests.benchmarks.start import LIMITS
 from tests.benchmarks.table import show
+from tests.labs.slurm import available
 from tests.launch.gang import Gang
 
 RANKS = 4
@@ -41,12 +45,20 @@ if rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(60)
 """
+ON_SLURM = """
+name: restarts
+entrypoint: python3 -m hpc_det.launch.direct train.py {restarts}
+max_restarts: {restarts}
+resources: {{slots_per_trial: {ranks}}}
+searcher: {{name: single, metric: loss, max_length: {{batches: 1}}}}
+"""
 
 
 def main() -> None:
     rows = []
     for name, start in STARTS.items():
-        seconds = start()
+        if not (seconds := start()):
+            continue
         rows.append((name, f"{seconds[0]:.2f}", f"{min(seconds):.2f}", f"{statistics.median(seconds):.2f}"))
     show(
         f"{RANKS} ranks, {RESTARTS} restarts: seconds from the kill of a rank to the next batch of the last rank",
@@ -60,7 +72,17 @@ def _job(*, nursery: bool = True) -> list[float]:
         words = [sys.executable, "-m", "hpc_det.launch.direct", "train.py", str(RESTARTS)]
         gang.plan(words, ranks_per_node=RANKS, max_restarts=RESTARTS, nursery=nursery)
         assert gang.start_job().wait() == 0, gang.trial.job_log.read_text()
-        return _seconds(gang)
+        return _seconds(gang.code)
+
+
+def _on_slurm() -> list[float]:
+    """Return the same for a job on two nodes of the lab; an empty list if it cannot run."""
+    if reason := available():
+        print(f"a job on two nodes of Slurm: not measured: {reason}")
+        return []
+    with running_lab() as lab:
+        config = ON_SLURM.format(ranks=RANKS, restarts=RESTARTS)
+        return _seconds(Path(run_experiment(lab, config, "train.py", RANK).code))
 
 
 def _torchrun() -> list[float]:
@@ -69,7 +91,7 @@ def _torchrun() -> list[float]:
         once = f"{sys.executable} -m torch.distributed.run {options} train.py {RESTARTS}"
         loop = ["bash", "-c", f"until {once}; do :; done"]
         subprocess.run(loop, cwd=gang.code, env=os.environ | LIMITS, check=True, stderr=subprocess.DEVNULL)
-        return _seconds(gang)
+        return _seconds(gang.code)
 
 
 @contextmanager
@@ -80,10 +102,10 @@ def _gang() -> Iterator[Gang]:
         yield gang
 
 
-def _seconds(gang: Gang) -> list[float]:
-    """Return the seconds from each kill to the next batch of the last rank."""
-    killed = _times(gang.code / "killed")
-    began = [_times(gang.code / f"began-{rank}") for rank in range(RANKS)]
+def _seconds(code: Path) -> list[float]:
+    """Return the seconds from each kill to the next batch of the last rank; `code`: the folder of its script."""
+    killed = _times(code / "killed")
+    began = [_times(code / f"began-{rank}") for rank in range(RANKS)]
     return [max(each[number + 1] for each in began) - at for number, at in enumerate(killed)]
 
 
@@ -94,6 +116,7 @@ def _times(path: Path) -> list[float]:
 STARTS = {
     "a job": _job,
     "a job, launch.nursery: false": lambda: _job(nursery=False),
+    "a job on two nodes of Slurm": _on_slurm,
     "torchrun, started again by `until`": _torchrun,
 }
 

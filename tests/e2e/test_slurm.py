@@ -197,11 +197,12 @@ import torch, torch.distributed as dist
 rank, attempt = os.environ["RANK"], os.environ["HPC_DET_NUMBER"]
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
-pid = os.getppid()
-while b"hpc_det.launch.agent" not in open(f"/proc/{pid}/cmdline", "rb").read():
-    pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
-with open(f"agents-{attempt}-{rank}", "w") as file:
-    file.write(f"{pid} {time.monotonic()}")
+above = [os.getppid()]
+while b"hpc_det.launch.agent" not in open(f"/proc/{above[-1]}/cmdline", "rb").read():
+    above.append(int(open(f"/proc/{above[-1]}/stat").read().rpartition(")")[2].split()[1]))
+launcher, *kept = above
+with open(f"kept-{attempt}-{rank}", "w") as file:
+    file.write(" ".join(map(str, kept)))
 dist.barrier()
 if attempt == "1" and rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -210,7 +211,7 @@ elif attempt == "1":
 """
 
 
-def test_a_gang_that_lost_a_rank_is_restarted_by_the_same_agents_on_the_same_nodes(tmp_path: Path) -> None:
+def test_a_gang_that_lost_a_rank_is_restarted_by_the_same_agents_and_fork_servers(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RESTARTS)
     config = tmp_path / "config.yaml"
     config.write_text(
@@ -219,7 +220,8 @@ def test_a_gang_that_lost_a_rank_is_restarted_by_the_same_agents_on_the_same_nod
     )
     hpc_det("experiment", "create", config, tmp_path, "--cluster", "lab", "--follow", check=False)
     (experiment,) = (Path(os.environ["HPC_DET_ROOT"]) / "experiments").iterdir()
-    agents = {path.name: path.read_text().split()[0] for path in (experiment / "code").glob("agents-*")}
-    assert len(agents) == 8
-    assert len({*agents.values()}) == 2
-    assert all(agents[f"agents-1-{rank}"] == agents[f"agents-2-{rank}"] for rank in range(4))
+    kept = {path.name: tuple(path.read_text().split()) for path in (experiment / "code").glob("kept-*")}
+    assert len(kept) == 8
+    assert {len(processes) for processes in kept.values()} == {2}  # the fork server, and the agent that started it
+    assert len({*kept.values()}) == 2
+    assert all(kept[f"kept-1-{rank}"] == kept[f"kept-2-{rank}"] for rank in range(4))

@@ -27,6 +27,7 @@ class Node:
         (code / "torch" / "_dynamo.py").touch()
         (code / "train.py").write_text("import torch\n")
         self.code, self.log = code, code / "log"
+        self.command = COMMAND
         self.environment = {**os.environ, "PYTHONPATH": f"{code}:{os.environ.get('PYTHONPATH', '')}"}
         self.starter = Starter()
 
@@ -36,10 +37,10 @@ class Node:
         return self.starter._server.process.pid if self.starter._server else None
 
     def prepare(self) -> None:
-        self.starter.prepare(COMMAND, self.environment, str(self.code))
+        self.starter.prepare(self.command, self.environment, str(self.code))
 
     def start(self, selector: selectors.BaseSelector) -> Entrypoint:
-        return self.starter.start(COMMAND, self.environment, str(self.code), self.log, selector)
+        return self.starter.start(self.command, self.environment, str(self.code), self.log, selector)
 
     def run(self) -> int:
         """Run an attempt, and return how often the launcher has run in it."""
@@ -71,6 +72,15 @@ def test_attempts_share_a_fork_server(node: Node) -> None:
     assert server
     assert node.run() == 1
     assert node.server == server
+
+
+@pytest.mark.parametrize(("ending", "is_forked"), [("", True), ("; exit 3", False)])
+def test_a_command_line_is_forked_unless_it_needs_a_shell(node: Node, ending: str, is_forked: bool) -> None:
+    node.command = ["/bin/sh", "-c", " ".join(COMMAND) + ending]
+    node.prepare()
+    assert (node.server is not None) is is_forked
+    if is_forked:
+        assert node.run() == 1
 
 
 def test_an_attempt_that_ended_before_its_entrypoint_leaves_the_imports_to_the_next(node: Node) -> None:

@@ -173,6 +173,31 @@ def test_the_fork_server_forks_calls_and_reports_their_exit_codes(tmp_path: Path
     assert server.process.wait() == 0
 
 
+def test_the_fork_server_imports_more_modules_after_the_first_fork() -> None:
+    server = ForkServerProcess.start([FUNCTIONS], later=["no_such_module", "wave"])
+    for number in range(2):
+        server.fork(number, f"{FUNCTIONS}:has_imported", ["wave"])
+    heads = [message.head for message in (server.line.receive() for _ in range(5)) if message]
+    server.line.connection.close()
+    assert {head["exited"]: head["code"] for head in heads if "exited" in head} == {0: 0, 1: 1}
+    assert server.process.wait() == 0
+
+
+def test_the_fork_server_says_if_later_imports_make_its_forks_unsafe(tmp_path: Path) -> None:
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    server = ForkServerProcess.start([FUNCTIONS], later=["starts_a_thread"], environment=environment)
+    for number in range(2):
+        server.fork(number, f"{FUNCTIONS}:has_imported", [])
+    heads = [message.head for message in (server.line.receive() for _ in range(4)) if message]
+    server.line.connection.close()
+    assert [head["forked"] for head in heads if "forked" in head] == [0]
+    assert [bool(head["ready"]) for head in heads if "ready" in head] == [False, True]
+    assert server.process.wait() == 0
+
+
 def test_the_fork_server_ends_all_processes_on_request(tmp_path: Path) -> None:
     server = ForkServerProcess.start([FUNCTIONS])
     server.fork("a", f"{FUNCTIONS}:write_and_wait", str(tmp_path / "up"))
