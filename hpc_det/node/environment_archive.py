@@ -16,7 +16,6 @@ import os
 import stat
 import sys
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from hpc_det.node.import_bundle import FileState, UnusableBundle, insist_on_owner, names_in, state_of
@@ -104,6 +103,8 @@ def files_of(folder: str, left_out: Collection[str] = ()) -> dict[str, FileState
 
     `left_out`: names in the folder that do not count. Python writes byte code whenever it imports a module.
     """
+    from concurrent.futures import ThreadPoolExecutor  # agents import this module, and few make a copy
+
     found: dict[str, FileState] = {}
     folders = [""]
     with ThreadPoolExecutor(_READERS) as readers:
