@@ -34,14 +34,14 @@ class NotStaged(Exception):
 
 @dataclass(frozen=True)
 class Archive:
-    """What an archive contains."""
+    """The index of an archive."""
 
     is_image: bool
     """Whether it is a squashfs image; else a tar file."""
     prefix: str
     """The path of the environment, sys.prefix."""
     digest: str
-    """Of `files_of` the environment."""
+    """Identifies the state of all files (`digest_of`)."""
     files: int
     names: Mapping[str, list[str]]
     """The names in the folder of packages, keyed by its path."""
