@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
@@ -58,33 +59,35 @@ class MetricWindow:
         """Raises UsageError if a value of `reducer` is not a Reducer."""
         self._reducer = _checked(reducer)
         self._is_validation = is_validation
+        self._only_sums = reducer in (Reducer.AVG, Reducer.SUM)
         self._kept: list[MetricWindow] | None = [] if keep_batches else None
         self._totals: dict[str, Total] = {}
         self._folds: dict[str, Fold] = {}
         self.batches = 0
 
-    def add(self, metrics: Mapping[str, Any]) -> None:
-        """Add one batch. Raises UsageError if the names differ from the previous batch's."""
-        totals, folds = self._totals, self._folds
-        if metrics.keys() != totals.keys():
+    def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
+        """Add one batch: metrics by name, or a loss. Raises UsageError if names differ from the previous batch."""
+        if type(metrics) is not dict:
+            metrics = named(metrics)
+        totals = self._totals
+        if len(metrics) != len(totals):
             self._begin(metrics)
         for name, value in metrics.items():
+            if name not in totals:
+                self._begin(metrics)
             total = totals[name]
-            # A loss on the CPU, the usual case, in fewer steps: each takes time in every batch.
+            # The sum of a loss on the CPU, the usual case, in few steps: each takes time in every batch.
             if (
-                type(value) is torch.Tensor
+                self._only_sums
                 and type(total) is float
-                and folds[name] is _sum
+                and type(value) is Tensor
                 and value.is_cpu
                 and not value.ndim
                 and type(loss := value.item()) is float
             ):
                 totals[name] = total + loss
-                continue
-            number = number_of(value)
-            if number is None and self._is_validation and not isinstance(value, (torch.Tensor, np.ndarray)):
-                raise UsageError(_no_number(name, value))
-            totals[name] = None if number is None or total is None else folds[name](total, number)
+            else:
+                totals[name] = self._folded_in(name, value)
         self.batches += 1
         if self._kept is not None:
             self._kept.append(_window_of(metrics))
@@ -138,6 +141,12 @@ class MetricWindow:
         self._folds = {name: self._fold(name) for name in self._totals}
         if self._kept is not None:
             self._kept = [_window_restored(batch) for batch in _aligned([state["kept"] for state in states])]
+
+    def _folded_in(self, name: str, value: Any) -> Total:
+        number, total = number_of(value), self._totals[name]
+        if number is None and self._is_validation and not isinstance(value, (torch.Tensor, np.ndarray)):
+            raise UsageError(_no_number(name, value))
+        return None if number is None or total is None else self._folds[name](total, number)
 
     def _begin(self, metrics: Mapping[str, Any]) -> None:
         if self.batches:
@@ -209,6 +218,15 @@ def _aligned(by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[Mappi
 
 
 # --- one value
+
+
+def named(metrics: Any) -> dict[str, Any]:
+    """Return the result of `train_batch` as a dict. Raises UsageError unless it is a dict or a tensor."""
+    if isinstance(metrics, dict):
+        return metrics
+    if not isinstance(metrics, torch.Tensor):
+        raise UsageError(f"train_batch returned {type(metrics).__name__}; return the loss or a dict of metrics")
+    return {"loss": metrics}
 
 
 def scalar(value: Any) -> float | None:

@@ -76,8 +76,8 @@ class StopAgreement:
 
     def should_stop(self) -> bool:
         """Return whether to stop now. Every rank calls this at the same points and gets the same answer at each."""
-        self._tick += 1
-        return self._tick >= self._stop_at and self._verdict()
+        self._tick = tick = self._tick + 1
+        return tick >= self._stop_at and self._verdict()
 
     @contextmanager
     def steps(self, phase: Phase, first: int = 0) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,8 +87,9 @@ def reported(distributed: Distributed, averages: bool) -> tuple[float, bool, boo
     """Return the metric, whether the sums of this rank were read, and whether rank 1's request to stop arrived."""
     context = new_context(distributed, average_training_metrics=averages)
     context.set_stop_requested(distributed.rank == 1)
-    report = TrainingReport(context, make_data_parallel_mpu(distributed), [0, 1], Callbacks({}))
-    report.add({"rank": torch.tensor(float(distributed.rank))}, records=1)
+    strategy: Any = SimpleNamespace(mpu=make_data_parallel_mpu(distributed), records=1)
+    report = TrainingReport(context, strategy, [0, 1], Callbacks({}))
+    report.add({"rank": torch.tensor(float(distributed.rank))})
     sums, asked = report.window.sums, []
     report.window.sums = lambda: asked.append(True) or sums()  # type: ignore[method-assign, func-returns-value]
     metrics, _, stops = report.close()

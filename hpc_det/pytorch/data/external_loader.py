@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 from hpc_det.core.external_loader import ExternalLoader, length_of
@@ -23,17 +23,19 @@ class _OfTrial(ExternalLoader):
     """ "training" or "validation"."""
 
     def _endless(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Yield the iterator's batches, then iterate the loader again, endlessly."""
+        """Return the iterator's batches, then those of further iterations of the loader, endlessly."""
+        return chain.from_iterable(self._passes(iterator))  # one call of Python less per batch than a generator
+
+    def _passes(self, iterator: Iterator[Any]) -> Iterator[Iterator[Any]]:
         again = ""
         while True:
-            empty = True
-            for batch in iterator:
-                empty = False
-                yield batch
-            if empty:
+            first = [*islice(iterator, 1)]
+            if not first:
                 raise self._problem(
                     f"gives no batch{again}; return a loader that can be iterated repeatedly, or that never ends"
                 )
+            yield iter([first.pop()])  # `first` must not keep the batch's memory
+            yield iterator
             iterator = self._begin()
             again = " when it is iterated again"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +13,7 @@ from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.checkpoint.content import check_loadable
 from hpc_det.checkpoint.node_folders import contains, rank_file
 from hpc_det.core.progress import PROGRESS, Progress
-from hpc_det.distributed.metrics import MetricWindow, number_of
+from hpc_det.distributed.metrics import MetricWindow, named, number_of
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import Counted, Evaluation, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
@@ -30,7 +30,6 @@ from hpc_det.pytorch.deepspeed.state import (
     stored_rank,
     tag,
 )
-from hpc_det.pytorch.loop.training_report import named
 from hpc_det.pytorch.strategies.strategy import ModelParallelUnit, Trained, numbered
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.trial import implements
@@ -55,6 +54,8 @@ class DeepSpeedStrategy:
         self._context = context
         self._evaluate = numbered(trial.evaluate_batch)
         self._counted: Counted | None = None
+        self.records = 0
+        self.batch_ends: list[Callable[[int], None]] = []
 
     @property
     def mpu(self) -> ModelParallelUnit:
@@ -92,22 +93,27 @@ class DeepSpeedStrategy:
     def begin(self, data: TrainingData, batches: Iterator[Any] | None, progress: Progress) -> Counted | None:
         context = self._context
         self._calls = self.micro_batches if context.auto_grad_accumulation else 1
-        self._records = self.micro_batches * context.get_train_micro_batch_size_per_gpu()
+        self._records_of_batch = self.micro_batches * context.get_train_micro_batch_size_per_gpu()
         self._numbers = _numbers if self.mpu.should_report_metrics else _nothing
         self._accumulating = [] if context.use_pipeline_parallel else context.models
         for engine in context.models:
             engine.train()
+        self.batch_ends.append(self.end_batch)
         if batches is not None:
             self._counted = Counted(batches, self.micro_batches if data.is_shared_out else None)
         return self._counted
 
-    def train_batch(self, batches: Any, epoch: int, number: int) -> tuple[Any, int]:
+    def train_batch(self, batches: Any, epoch: int, number: int) -> Any:
         train_batch, numbers = self._trial.train_batch, self._numbers
         if self._calls == 1:
-            return train_batch(batches, epoch, number), self._records
-        return mean([numbers(train_batch(batches, epoch, number)) for _ in range(self._calls)]), self._records
+            metrics = train_batch(batches, epoch, number)
+        else:
+            metrics = mean([numbers(train_batch(batches, epoch, number)) for _ in range(self._calls)])
+        self.records += self._records_of_batch
+        return metrics
 
     def end_batch(self, number: int) -> None:
+        """Raise UsageError for a batch whose engines were not used as their configuration says."""
         if self._counted:
             self._counted.end_batch(number)
         if thawed := sum(parameter.requires_grad for parameter in self._context.settled):

@@ -171,6 +171,9 @@ class Loop:
         self._callbacks.call("on_training_start")
         self._context.profiler.start()
         stack.callback(self._context.profiler.stop)
+        self._batch_ends = [*self._strategy.batch_ends]
+        if self._context.profiler.running:
+            self._batch_ends.append(lambda number: self._context.profiler.step())
         stack.callback(self._context.tensorboard.close)
         # Last, since everything before may draw random numbers, and an uninterrupted run draws those only once.
         if generators:
@@ -232,7 +235,7 @@ class Loop:
             reporting=reporting,
             limit=self._schedule.validation_batches,
         )
-        self._open_report = TrainingReport(self._context, strategy.mpu, reporting, self._callbacks)
+        self._open_report = TrainingReport(self._context, strategy, reporting, self._callbacks)
         self._saver = CheckpointSaver(
             TrialContent(strategy, self._portable, self._callbacks, self._open_report.window),
             self._checkpointing,
@@ -326,17 +329,15 @@ class Loop:
         At least one is trained, since the caller has checked for a stop.
         """
         context, add, should_stop = self._context, self._open_report.add, self._stop.should_stop
-        train_batch, end_batch = self._strategy.train_batch, self._strategy.end_batch
-        profiler = context.profiler if context.profiler.running else None
+        train_batch, batch_ends = self._strategy.train_batch, self._batch_ends
         for number in range(first, first + count):
             if number > first and should_stop():
                 return number - first
             context.batch = number
             # The metrics get no name here: it would keep their memory, which the next batch needs.
-            add(*train_batch(batches, epoch, number))
-            end_batch(number)
-            if profiler:
-                profiler.step()
+            add(train_batch(batches, epoch, number))
+            for end in batch_ends:
+                end(number)
         return count
 
     def _report_training(self) -> None:

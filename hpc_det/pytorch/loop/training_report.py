@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from hpc_det.distributed.metrics import MetricWindow
-from hpc_det.errors import UsageError
-from hpc_det.pytorch.strategies.strategy import ModelParallelUnit
+from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.reducer import joined
 from hpc_det.pytorch.trial.trial_context import TrialContext
@@ -20,29 +17,19 @@ class TrainingReport:
     """Collects the metrics of training batches on one rank, and reduces them at each report."""
 
     def __init__(
-        self, context: TrialContext, mpu: ModelParallelUnit, reporting: Sequence[int], callbacks: Callbacks
+        self, context: TrialContext, strategy: Strategy, reporting: Sequence[int], callbacks: Callbacks
     ) -> None:
         """`reporting`: the ranks whose metrics count."""
         self._context = context
-        self._mpu = mpu
+        self._strategy = strategy
         self._callbacks = callbacks
         self._keeps_batches = callbacks.overrides("on_training_workload_end")
-        self._reports = mpu.should_report_metrics
         self._reporting = reporting if _averages(context) else reporting[:1]
         context.reducers.reset(training=True)
         self.window = MetricWindow(keep_batches=self._keeps_batches)
-        self.records = 0
-        """Records that this rank has trained since its process started."""
-        self._reported, self._began = 0, time.monotonic()
-
-    def add(self, metrics: Any, records: int) -> None:
-        """Add the result of `train_batch` for `records` records: metrics by name, or the loss.
-
-        The metrics of ranks whose metrics do not count are ignored.
-        """
-        if self._reports:
-            self.window.add(metrics if type(metrics) is dict else named(metrics))
-        self.records += records
+        self.add: Callable[[Any], None] = self.window.add if strategy.mpu.should_report_metrics else _ignored
+        """Adds the result of `train_batch`: metrics by name, or the loss."""
+        self._reported, self._began = strategy.records, time.monotonic()
 
     def close(self) -> tuple[dict[str, Any], dict[str, float], bool]:
         """Return the metrics, facts about the report, and whether any rank asks for a stop; then start the next report.
@@ -68,9 +55,9 @@ class TrainingReport:
     def _samples_per_second(self) -> float:
         """Return the records per second of all ranks, extrapolated from this rank."""
         now = time.monotonic()
-        records = (self.records - self._reported) * self._mpu.data_parallel_world_size
+        records = (self._strategy.records - self._reported) * self._strategy.mpu.data_parallel_world_size
         rate = records / max(now - self._began, 1e-9)
-        self._reported, self._began = self.records, now
+        self._reported, self._began = self._strategy.records, now
         return rate
 
 
@@ -82,10 +69,5 @@ def _averages(context: TrialContext) -> bool:
     return bool(context.get_experiment_config().get("optimizations", {}).get("average_training_metrics", True))
 
 
-def named(metrics: Any) -> dict[str, Any]:
-    """Return the result of `train_batch` as a dict. Raises UsageError unless it is a dict or a tensor."""
-    if isinstance(metrics, dict):
-        return metrics
-    if not isinstance(metrics, torch.Tensor):
-        raise UsageError(f"train_batch returned {type(metrics).__name__}; return the loss or a dict of metrics")
-    return {"loss": metrics}
+def _ignored(metrics: Any) -> None:
+    """Drop the metrics of a rank whose metrics do not count."""

@@ -54,7 +54,7 @@ class Measurements:
         context.move = timer.timed("to_device", context.move)
         timer.time(report.window, "sums", "from_device")
         _replace(validation, "run", timer.timed_as_a_whole("validation", validation.run))
-        self._report, self._shares = report, strategy.mpu.data_parallel_world_size
+        self._strategy, self._shares = strategy, strategy.mpu.data_parallel_world_size
         if isinstance(context, PyTorchTrialContext):
             if context.scheduled_steps:
                 timer.time(strategy, "end_batch", "step_lr_schedulers")
@@ -64,21 +64,15 @@ class Measurements:
         models = [model for model in context.wrapped_models if isinstance(model, DataParallel)]
         if not models:
             return
-        exchange, end_batch = Exchange(models, context.aggregation_frequency), strategy.end_batch
-
-        def end(number: int) -> None:
-            exchange.end_batch(number)
-            end_batch(number)
-
-        self._exchange = exchange
-        _replace(strategy, "end_batch", end)
+        self._exchange = Exchange(models, context.aggregation_frequency)
+        strategy.batch_ends.insert(0, self._exchange.end_batch)
 
     def at(self, progress: Progress) -> float:
         """Note that training has reached a batch, and return the number of batches at which measuring starts or ends
         next.
         """
         if self._timings:
-            self._timings.at(progress, self._report.records)
+            self._timings.at(progress, self._strategy.records)
         if self._first <= progress.steps < self._end:
             if not self._timings:
                 self._begin(progress)
@@ -93,12 +87,12 @@ class Measurements:
         self._timings = Timings(self._timer, self._exchange, timings, self._facts, self._shares)
         if self._distributed.local_rank == 0:
             self._system = SystemMetrics(BufferedLines(self._trial.system_metrics(rank // local_size)), self._facts)
-        self._timings.begin(progress, self._report.records)
+        self._timings.begin(progress, self._strategy.records)
 
     def end(self, progress: Progress) -> None:
         """Write everything, if measuring has started."""
         if self._timings:
-            self._timings.end(progress, self._report.records)
+            self._timings.end(progress, self._strategy.records)
         if self._system:
             self._system.close()
         self._timings = self._system = None

@@ -48,7 +48,7 @@ class ResumeTrace:
         self._drawn = 0
         self._replace(built.strategy, "begin", self._begin)
         self._replace(built.strategy, "train_batch", self._train_batch)
-        self._replace(built.strategy, "end_batch", self._end_batch)
+        self._batch_ends = built.strategy.batch_ends
         for what in ("callbacks", "training_data_loader", "validation_data_loader"):
             self._replace(built.trial, f"build_{what}", self._noted(what))
 
@@ -72,7 +72,9 @@ class ResumeTrace:
         return build
 
     def _begin(self, original: Any, data: Any, batches: Iterator[Any] | None, progress: Any) -> Any:
-        return original(data, batches and self._seen(batches), progress)
+        begun = original(data, batches and self._seen(batches), progress)
+        self._batch_ends.append(self._end_batch)
+        return begun
 
     def _seen(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, recording their data. A training batch may consist of several batches of the loader."""
@@ -83,12 +85,11 @@ class ResumeTrace:
 
     def _train_batch(self, original: Any, batches: Any, epoch: int, number: int) -> Any:
         state, self._data, self._drawn = self._state.texts(), {}, 0
-        metrics, records = original(batches, epoch, number)
+        metrics = original(batches, epoch, number)
         self._file.write(number, state=state, data=self._data, metrics=texts_of("", metrics))
-        return metrics, records
+        return metrics
 
-    def _end_batch(self, original: Any, number: int) -> None:
-        original(number)
+    def _end_batch(self, number: int) -> None:
         if number + 1 in self._stops:
             self._stop.force()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hpc_det.errors import UsageError
 
@@ -32,7 +33,7 @@ class ToDevice:
         if self._on_cpu and (kind is tuple or kind is list):
             for value in data:
                 # Comparing a tensor's device with another takes several times as long as `is_cpu`.
-                if type(value) is not torch.Tensor or not value.is_cpu:
+                if type(value) is not Tensor or not value.is_cpu:
                     break
             else:
                 return data  # the usual case, without walking the data
@@ -68,8 +69,6 @@ def data_length(data: Any) -> int:
     Raises UsageError if the first element of the nested data is neither, or has no dimension.
     """
     first = data
-    if type(data) in (list, tuple) and data and type(data[0]) is torch.Tensor:
-        first = data[0]  # the usual case: `isinstance` of a tuple and Tensor takes long
     while not isinstance(first, torch.Tensor):
         if isinstance(first, (list, tuple)) and first:
             first = first[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.checkpoint.content import check_loadable
@@ -33,7 +34,6 @@ from hpc_det.pytorch.state.state import (
     trained_state,
 )
 from hpc_det.pytorch.strategies.ddp import DataParallel, share_buffers
-from hpc_det.pytorch.strategies.device import data_length
 from hpc_det.pytorch.strategies.parameters import is_sharded, reshard
 from hpc_det.pytorch.strategies.strategy import Trained, make_data_parallel_mpu, numbered
 from hpc_det.pytorch.trial.callback import Callbacks
@@ -61,6 +61,8 @@ class PyTorchStrategy:
         self._trial = trial
         self._context = context
         self._evaluate = numbered(trial.evaluate_batch)
+        self.records = 0
+        self.batch_ends: list[Callable[[int], None]] = []
 
     @property
     def evaluation(self) -> Evaluation:
@@ -118,28 +120,40 @@ class PyTorchStrategy:
     def begin(self, data: TrainingData, batches: Iterator[Any] | None, progress: Progress) -> Iterator[Any]:
         self._data, self._progress = data, progress
         context = self._context
+        self._aggregation = context.aggregation_frequency
         context.begin_fusion()
         from hpc_det.pytorch.trial.trial import PyTorchTrial  # which imports this module
 
-        # One call less per batch, unless the trial has its own rule.
-        is_default = type(self._trial).get_batch_length is PyTorchTrial.get_batch_length
-        self._batch_length = data_length if is_default else self._trial.get_batch_length
-        self._ends_steps = bool(context.precision.scales_losses or context.scheduled_steps or context.fusion)
+        self._has_own_length = type(self._trial).get_batch_length is not PyTorchTrial.get_batch_length
+        if context.precision.scales_losses or context.scheduled_steps or context.fusion:
+            self.batch_ends.append(self.end_batch)
         self._set_training_mode(True)
         if batches is None:
             raise UsageError("build_training_data_loader returned None; every rank of a PyTorchTrial loads its share")
         return batches
 
-    def train_batch(self, batches: Iterator[Any], epoch: int, number: int) -> tuple[Any, int]:
-        trial, context = self._trial, self._context
+    def train_batch(self, batches: Iterator[Any], epoch: int, number: int) -> Any:
         batch = next(batches)
-        if (number + 1) % context.aggregation_frequency:
-            with context.keeping_gradients():
-                return trial.train_batch(batch, epoch, number), self._batch_length(batch)
-        return trial.train_batch(batch, epoch, number), self._batch_length(batch)
+        kind = type(batch)
+        # The usual case without a call. Before the training, while the processor's cache has the tensor's attributes.
+        if (
+            (kind is tuple or kind is list)
+            and not self._has_own_length
+            and batch
+            and type(first := batch[0]) is Tensor
+            and (shape := first.shape)
+        ):
+            self.records += shape[0]
+        else:
+            self.records += self._trial.get_batch_length(batch)
+        if self._aggregation > 1 and (number + 1) % self._aggregation:
+            with self._context.keeping_gradients():
+                return self._trial.train_batch(batch, epoch, number)
+        return self._trial.train_batch(batch, epoch, number)
 
     def end_batch(self, number: int) -> None:
-        if not self._ends_steps or (number + 1) % self._context.aggregation_frequency:
+        """Step the schedulers, and update the loss scale and the size of DDP's buckets, after an optimizer step."""
+        if (number + 1) % self._context.aggregation_frequency:
             return
         if self._context.precision.scales_losses:
             self._context.precision.end_batch()

@@ -45,6 +45,10 @@ class Strategy(Protocol):
     context_class: ClassVar[type[TrialContext]]
     saves_on_every_rank: ClassVar[bool]
     """True if each rank saves its own models and callbacks; otherwise rank 0 saves for all."""
+    records: int
+    """Records that this rank has trained since its process started."""
+    batch_ends: list[Callable[[int], None]]
+    """Called in turn with the number of each batch, after its metrics were taken; complete from `begin` on."""
 
     @staticmethod
     def explained() -> AbstractContextManager[None]:
@@ -90,12 +94,8 @@ class Strategy(Protocol):
         """
         ...
 
-    def train_batch(self, batches: Any, epoch: int, number: int) -> tuple[Any, int]:
-        """Train batch `number`, and return the trial's result and the records on this rank."""
-        ...
-
-    def end_batch(self, number: int) -> None:
-        """Finish a batch, after its metrics were taken."""
+    def train_batch(self, batches: Any, epoch: int, number: int) -> Any:
+        """Train batch `number`, count its records, and return the trial's result."""
         ...
 
     # --- validation

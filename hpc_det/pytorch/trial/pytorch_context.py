@@ -266,25 +266,29 @@ class PyTorchTrialContext(TrialContext):
             UsageError: The optimizer is not wrapped, or `auto_zero_grads` is False and the aggregation frequency is
                 above 1.
         """
-        if not auto_zero_grads and self.aggregation_frequency > 1:
-            raise UsageError(
-                f"step_optimizer: auto_zero_grads=False cannot be combined with optimizations.aggregation_frequency "
-                f"{self.aggregation_frequency}, which sums gradients over batches until the step; leave one of them out"
-            )
-        if id(optimizer) not in self._averages:
+        if optimizer not in self.optimizers:
             raise UsageError(
                 f"step_optimizer: this {type(optimizer).__name__} is not wrapped, so checkpoints would not contain its "
                 f"state; call context.wrap_optimizer in __init__, and step the optimizer that it returns"
             )
-        if not self._steps_now:
-            return
         if self.aggregation_frequency > 1:
+            if not auto_zero_grads:
+                raise UsageError(
+                    f"step_optimizer: auto_zero_grads=False cannot be combined with optimizations."
+                    f"aggregation_frequency {self.aggregation_frequency}, which sums gradients over batches until the "
+                    f"step; leave one of them out"
+                )
+            if not self._steps_now:
+                return
             self._average_gradients(optimizer)
         if clip_grads is not None:
             # A threshold on scaled gradients would depend on the current loss scale.
             self.precision.unscale(optimizer, scaler)
             clip_grads(iter(parameters_of(optimizer)))
-        self.precision.step(optimizer, scaler)
+        if scaler is None and not self.precision.scales_losses:
+            optimizer.step()
+        else:
+            self.precision.step(optimizer, scaler)
         if auto_zero_grads:
             optimizer.zero_grad()
 
