@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hpc_det.launch.entrypoint import Entrypoint, Starter, environment_of, executed, of_attempt
+from hpc_det.launch.entrypoint import Entrypoint, Starter, environment_of, executed, of_attempt, without_torchrun
 from hpc_det.launch.log_tail import LogWatch, how_it_ended, last_line, size_of, written_since
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.orders import Order, ToJob
@@ -170,11 +170,12 @@ class AttemptOnNode:
         address, interface = own_address(plan.nodes, plan.network_interface)
         environment = environment_of(plan, interface, self._kept.folders.scratch)
         is_plain = not self._hook and not self._container
+        command = without_torchrun(plan.entrypoint) if plan.world_size == 1 else plan.entrypoint
         if is_plain:
-            self._kept.starter.prepare(plan.entrypoint, environment, code)  # it imports while the nodes meet
+            self._kept.starter.prepare(command, environment, code)  # it imports while the nodes meet
         environment = of_attempt(environment, self._meet(address), interface)
         if is_plain:
-            return self._kept.starter.start(plan.entrypoint, environment, code, self._log, self._selector)
+            return self._kept.starter.start(command, environment, code, self._log, self._selector)
         if self._container:
             environment["PYTHONPATH"] = inside(environment["PYTHONPATH"])
         plan = replace(plan, entrypoint=self._hook.command(environment)) if self._hook else plan

@@ -1,8 +1,8 @@
 """The start of the entrypoint on a node, and its environment.
 
 The launcher `direct` is forked from a fork server, which has imported torch and stays between the attempts, so that the
-ranks of a next attempt need not import it; and if its ranks do not share torch, from the agent itself. All other
-entrypoints are executed.
+ranks of a next attempt need not import it; and if its ranks do not share torch, from the agent itself. A gang of one
+rank has `direct` in place of torchrun. All other entrypoints are executed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Attempt
 
 _DIRECT = "hpc_det.launch.direct"
+_TORCHRUN = "hpc_det.launch.torch_distributed"
 _NO_SHELL = re.compile(r"[\w@%+=:,./ -]+", re.ASCII)
 """A command line that means the same words to a shell and to `str.split`."""
 _SELECTOR = selectors.BaseSelector
@@ -244,6 +245,18 @@ def of_attempt(environment: dict[str, str], attempt: Attempt, interface: str | N
     return environment
 
 
+def without_torchrun(command: Sequence[str]) -> Sequence[str]:
+    """Return the command of a gang of one rank with `direct` instead of torchrun without overrides, which would do the
+    same (hpc_det.launch.torch_distributed); another command is returned unchanged.
+    """
+    python, *words = _plain_words(command)
+    if words[:2] == ["-m", _TORCHRUN] and not asks_for_help(words[2:], "torch_distributed"):
+        with suppress(HpcDetError):  # the launcher reports it
+            if not parse(words[2:], "torch_distributed").overrides:
+                return [python, "-m", _DIRECT, *words[2:]]
+    return command
+
+
 def executed(command: Sequence[str], environment: Mapping[str, str], code: str) -> subprocess.Popen[bytes]:
     """Execute a command in the folder `code`. Raises UsageError if that fails."""
     try:
@@ -265,10 +278,15 @@ def _run_direct(argument: dict[str, Any]) -> int:
     return direct.forked(argument)
 
 
+def _plain_words(command: Sequence[str]) -> Sequence[str]:
+    """Return the words of a command line for a shell if it needs none; else the command."""
+    is_for_shell = [*command[:2]] == ["/bin/sh", "-c"] and _NO_SHELL.fullmatch(command[2])
+    return command[2].split() if is_for_shell else command
+
+
 def _words_of_direct(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str] | None:
     """Return the arguments of the launcher `direct`; None if the command is another one, or in another Python."""
-    is_for_shell = [*command[:2]] == ["/bin/sh", "-c"] and _NO_SHELL.fullmatch(command[2])
-    python, *words = command[2].split() if is_for_shell else command
+    python, *words = _plain_words(command)
     path = shutil.which(python, path=environment.get("PATH"))
     is_this_python = path is not None and os.path.dirname(path) == os.path.dirname(sys.executable)
     return words[2:] if words[:2] == ["-m", _DIRECT] and is_this_python else None

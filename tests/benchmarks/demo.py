@@ -25,7 +25,7 @@ ONE_EPOCH = ["--config", "searcher.max_length.epochs=1"]
 
 
 def main() -> None:
-    taken = [(_torch(), _demo()) for _ in range(ROUNDS + 1)][1:]  # the first round warms the machine
+    taken = rounds(ROUNDS)
     imports, starts = zip(*taken, strict=True)
     ratios = [start / imported for imported, start in taken]
     show(
@@ -37,6 +37,11 @@ def main() -> None:
             ("ratio in one round", *_row(ratios)),
         ],
     )
+
+
+def rounds(number: int) -> list[tuple[float, float]]:
+    """Return the seconds of the import and of the command, for each round after one that warms the machine."""
+    return [(_torch(), _demo()) for _ in range(number + 1)][1:]
 
 
 def _torch() -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.entrypoint import Entrypoint, Starter
+from hpc_det.launch.entrypoint import _TORCHRUN, Entrypoint, Starter, without_torchrun
 from tests.wait import wait_for
 
 pytestmark = pytest.mark.integration
@@ -81,6 +81,25 @@ def test_a_command_line_is_forked_unless_it_needs_a_shell(node: Node, ending: st
     assert (node.server is not None) is is_forked
     if is_forked:
         assert node.run() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        (["--trial", "model_def:MyTrial"], True),
+        (["--", "train.py", "--", "x"], True),
+        (["--max-restarts=1", "--", "train.py"], False),
+        (["--help"], False),
+        ([], False),
+    ],
+)
+def test_one_rank_needs_torchrun_only_for_overrides(arguments: list[str], changed: bool) -> None:
+    for command in (
+        ["python3", "-m", _TORCHRUN, *arguments],
+        ["/bin/sh", "-c", f"python3 -m {_TORCHRUN} {' '.join(arguments)}"],
+    ):
+        expected = ["python3", "-m", "hpc_det.launch.direct", *arguments] if changed else command
+        assert without_torchrun(command) == expected
 
 
 def test_an_attempt_that_ended_before_its_entrypoint_leaves_the_imports_to_the_next(node: Node) -> None:

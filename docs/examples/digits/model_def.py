@@ -1,7 +1,6 @@
 """A small convolutional network on real handwritten digits: 1797 images of 8 x 8, shipped with scikit-learn."""
 
-from importlib.util import find_spec
-from pathlib import Path
+from importlib.metadata import distribution
 
 import numpy as np
 import torch
@@ -14,8 +13,8 @@ from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchTrial, PyTorchTrialC
 def digits(*, training: bool) -> Dataset:
     """Return pairs (image 1 x 8 x 8 in 0..1, digit). Every fifth image is for validation."""
     # The file that load_digits reads: importing scikit-learn takes longer than the first epochs.
-    package = Path(find_spec("sklearn").origin).parent
-    table = torch.from_numpy(np.loadtxt(package / "datasets" / "data" / "digits.csv.gz", delimiter=","))
+    file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    table = torch.from_numpy(np.loadtxt(str(file), delimiter=","))
     images = table[:, :-1].float().reshape(-1, 1, 8, 8) / 16
     labels = table[:, -1].long()
     chosen = (torch.arange(len(labels)) % 5 != 0) == training
