@@ -23,7 +23,6 @@ from hpc_det.node.forking import (
     why_not_to_fork,
     write_through_to,
 )
-from hpc_det.node.process import end_descendants
 from tests.forked_functions import FUNCTIONS
 from tests.processes import words
 from tests.wait import DEADLINE_S, wait_for
@@ -78,7 +77,8 @@ def test_a_shown_command_line_is_cut_to_the_length_of_that_of_the_parent(tmp_pat
 
 def test_a_forked_process_that_another_part_of_the_parent_has_killed_counts_as_killed() -> None:
     process = Forked(waits)
-    end_descendants()
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)
     assert process.poll() == -signal.SIGKILL
 
 
