@@ -15,7 +15,7 @@ def restore(owner: Any, content: dict[str, Any]) -> None:
     elif isinstance(owner, torch.optim.Optimizer):
         owner.load_state_dict(content)  # copies tensors to the GPU; on the CPU it keeps those of `content`
         for state in owner.state.values():
-            state.update({name: _copied(value) for name, value in state.items() if not _is_on_gpu(value)})
+            state.update({name: copy.deepcopy(value) for name, value in state.items() if not _is_on_gpu(value)})
         keep_types(owner, content.get("state", {}))
     else:
         owner.load_state_dict(copy.deepcopy(content))
@@ -29,14 +29,6 @@ def load_model(model: torch.nn.Module, content: dict[str, Any]) -> None:
     own = copy.copy(content)  # keeps `_metadata`, the versions of the modules, which a new dict would lack
     own.update(kept)
     model.load_state_dict(own)
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy. Ordinary tensors are copied by all of torch's threads, which `deepcopy` is not."""
-    is_plain = type(value) is torch.Tensor and value.layout is torch.strided and value.is_contiguous()
-    if not is_plain or value.requires_grad or vars(value):
-        return copy.deepcopy(value)
-    return torch.empty_like(value).copy_(value)
 
 
 def _is_on_gpu(value: Any) -> bool:
