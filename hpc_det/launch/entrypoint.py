@@ -280,8 +280,9 @@ def _run_direct(argument: dict[str, Any]) -> int:
 
 def _plain_words(command: Sequence[str]) -> Sequence[str]:
     """Return the words of a command line for a shell if it needs none; else the command."""
-    is_for_shell = [*command[:2]] == ["/bin/sh", "-c"] and _NO_SHELL.fullmatch(command[2])
-    return command[2].split() if is_for_shell else command
+    if len(command) == 3 and [*command[:2]] == ["/bin/sh", "-c"] and _NO_SHELL.fullmatch(command[2]):
+        return command[2].split()
+    return command
 
 
 def _words_of_direct(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str] | None:
