@@ -104,6 +104,8 @@ def test_ranks_with_small_files_make_no_call_to_the_file_system(on_ranks: OnRank
     assert found[2][0] == {}, "neither the first rank of a node, nor one with a large file"
     assert found[4][0] == {}
     of_4_nodes = on_ranks(8, save, folder, True, nodes=4)
+    for calls in (of_4_nodes[0][0], found[0][0]):
+        del calls["mkdir"]  # as for "stat": it depends on which first rank of a node makes the common folder
     assert of_4_nodes[0][0] == found[0][0], "rank 0 makes the same calls, whatever the number of nodes and ranks"
     assert found[3][0]["open"] == found[3][0]["fsync"] == 4, "two files, the manifest and the folder"
 

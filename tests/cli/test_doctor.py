@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.doctor import examination, launchers, this_machine
+from hpc_det.doctor import examination, launchers
+from hpc_det.node import mounts
 from hpc_det.schedulers.scheduler import run_command
 from tests.cli.conftest import Command
 from tests.facts import each_names, unnamed
@@ -48,7 +49,7 @@ def shared_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine whose folders are all shared and which has an address; it may be slow."""
     monkeypatch.setattr(examination, "TIMEOUT_S", DEADLINE_S)
     (tmp_path / "mounts").write_text("server:/ / nfs4 rw 0 0\n")
-    monkeypatch.setattr(this_machine, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(mounts, "MOUNTS", tmp_path / "mounts")
     monkeypatch.setattr(launchers, "own_address", lambda nodes, wanted: ("10.0.0.7", None))
 
 

@@ -31,7 +31,7 @@ def test_an_experiment_trains_to_its_end_and_leaves_what_it_promises(undisturbed
 
 BUILT_WITH_CUDA = """
 import os
-if "HPC_DET_SOCKET" in os.environ:
+if "HPC_DET_SLOT_TYPE" in os.environ:
     import torch
     torch.backends.cuda.is_built = lambda: print("built with CUDA") or True
 """

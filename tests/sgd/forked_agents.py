@@ -73,4 +73,4 @@ def _fork_server(agents: socket.socket, its: socket.socket, modules: Sequence[st
     signal.set_wakeup_fd(-1)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    raise SystemExit(fork_server.main([str(its.detach()), *modules]))
+    raise SystemExit(fork_server.main([str(its.detach()), *modules, "--"]))

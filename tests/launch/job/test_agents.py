@@ -25,6 +25,7 @@ pytestmark = pytest.mark.integration
 
 T = TypeVar("T")
 FOUR = {"name": "random", "max_trials": 4}
+WAITS = "until [ -e done ]; do sleep 0.05; done"
 WRITES_ITS_AGENT = "echo $PPID >>agents"
 WRITES_ITS_FORK_SERVER = """
 import os, torch
@@ -50,23 +51,28 @@ def test_one_agent_runs_all_attempts_of_a_job(gang: Gang) -> None:
 
 
 def test_the_agent_of_a_job_on_one_node_is_forked_from_it(gang: Gang) -> None:
-    gang.plan("exec sleep 600")
+    gang.plan(WAITS)
     job = gang.start_job()
     wait_for(lambda: agents(gang.trial.path))
     (agent,) = agents(gang.trial.path)
     assert ancestors(agent)[0] == job.pid
     assert not was_executed(agent)
+    (gang.code / "done").touch()
+    assert job.wait(timeout=DEADLINE_S) == 0
 
 
 def test_a_job_with_threads_executes_its_agent(gang: Gang) -> None:
     # A hook that the job calls in a thread when it starts.
-    hook = {"command": ["sleep", "600"], "webhook": None, "mail": None, "states": ["RUNNING"]}
+    waits = ["sh", "-c", f"cd {gang.code}; {WAITS}"]
+    hook = {"command": waits, "webhook": None, "mail": None, "states": ["RUNNING"]}
     write_json(gang.experiment.effective, {**(read_json(gang.experiment.effective) or {}), "notify": [hook]})
-    gang.plan("exec sleep 600")
-    gang.start_job()
+    gang.plan(WAITS)
+    job = gang.start_job()
     wait_for(lambda: agents(gang.trial.path))
     (agent,) = agents(gang.trial.path)
     assert was_executed(agent)
+    (gang.code / "done").touch()
+    assert job.wait(timeout=DEADLINE_S) == 0
 
 
 def was_executed(agent: int) -> bool:
