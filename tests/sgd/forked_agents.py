@@ -75,5 +75,5 @@ def _fork_server(agents: socket.socket, its: socket.socket, modules: Sequence[st
         signal.signal(number, signal.SIG_DFL)
     # The parent has imported more than a node's fork server does, and a torch that is built with CUDA may have queried
     # the GPUs, which the ranks of these tests do not use.
-    fork_server.why_not_to_fork = lambda: None
+    fork_server.why_not_to_fork = lambda: None  # type: ignore[attr-defined]
     raise SystemExit(fork_server.main([str(its.detach()), *modules, "--"]))
