@@ -18,8 +18,8 @@ import os
 import pwd
 import stat
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -258,6 +258,29 @@ def take_umask_of(folder: Path) -> None:
     """
     if is_shared(folder):
         os.umask(0o777 & ~SHARED_FOLDER)
+
+
+@contextmanager
+def replacement_of(path: Path) -> Iterator[tuple[Path, int]]:
+    """Yield a new private file beside `path` and its descriptor, to which writes are appended.
+
+    At the end of the block the file is flushed and replaces `path`; after an error it is removed. The folder is made
+    private, and what killed processes have left in it is removed.
+    """
+    make_private(path.parent)
+    disk.remove_abandoned([path.parent])
+    partial = disk.temporary_beside(path)
+    descriptor = disk.open_descriptor(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, PRIVATE_FILE)
+    try:
+        yield partial, descriptor
+        disk.flush(descriptor)
+        disk.replace(partial, path)
+    except BaseException:
+        disk.unlink(partial, missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    disk.flush_folder(path.parent)
 
 
 def flush_file(path: Path) -> None:

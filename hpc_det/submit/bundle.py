@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hpc_det.node import disk
-from hpc_det.node.files import PRIVATE_FILE, make_private
+from hpc_det.node.files import replacement_of
 from hpc_det.node.import_bundle import (
     FOOTER_BYTES,
     Bundle,
@@ -108,21 +108,8 @@ def write_bundle(path: Path) -> Written:
 
     Processes that use the former one keep it open, or load from the packages' own files.
     """
-    make_private(path.parent)
-    disk.remove_abandoned([path.parent])
-    partial = disk.temporary_beside(path)
-    descriptor = disk.open_descriptor(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
-    try:
-        written = _write(_installed(), descriptor)
-        disk.flush(descriptor)
-        disk.replace(partial, path)
-    except BaseException:
-        disk.unlink(partial, missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
-    disk.flush_folder(path.parent)
-    return written
+    with replacement_of(path) as (_, descriptor):
+        return _write(_installed(), descriptor)
 
 
 def _write(installed: _Installed, descriptor: int) -> Written:

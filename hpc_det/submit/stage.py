@@ -24,7 +24,7 @@ from hpc_det.node.environment_archive import (
     read_archive,
     shared_prefix,
 )
-from hpc_det.node.files import PRIVATE_FILE, make_private
+from hpc_det.node.files import replacement_of
 from hpc_det.node.import_bundle import UnusableBundle, names_in, state_of
 from hpc_det.view.watch import say
 
@@ -74,23 +74,11 @@ def write_archive(path: Path) -> Archive:
     the environment itself.
     """
     archive = _installed(is_image=_is_image(path))
-    make_private(path.parent)
-    disk.remove_abandoned([path.parent])
-    partial = disk.temporary_beside(path)
-    descriptor = disk.open_descriptor(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, PRIVATE_FILE)
-    try:
+    with replacement_of(path) as (partial, descriptor):
         ended = subprocess.run(_command(archive, partial), stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if ended.returncode:
             raise NotStaged(f"{ended.args[0]} failed: {ended.stderr.strip()[-300:]}")
         disk.write_all(descriptor, archive.trailer(os.fstat(descriptor).st_size))
-        disk.flush(descriptor)
-        disk.replace(partial, path)
-    except BaseException:
-        disk.unlink(partial, missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
-    disk.flush_folder(path.parent)
     return read_archive(str(path))
 
 
