@@ -16,6 +16,7 @@ from hpc_det.submit import bundle
 from tests.docs.cli_page import Entry, entries, examples, shown
 from tests.docs.test_pages import commands, marked, name_of
 from tests.docs.world import environment, make, point_to_a_sweep, populate, queue_on_paper
+from tests.small_environment import Environment
 
 ON_A_TERMINAL = ("hpc-det top", "hpc-det tensorboard")
 """Commands that run until they are stopped: tests/cli/top and tests/cli/test_tensorboard.py execute them."""
@@ -72,7 +73,9 @@ def test_an_example_works(
     if " job " in line or "set priority" in line:
         queue_on_paper(fresh / "hpc_det", monkeypatch)
     if " environment " in line:
-        monkeypatch.setattr(bundle, "site_folders", list)  # not hundreds of MB of packages
+        # Not hundreds of MB of packages.
+        monkeypatch.setattr(bundle, "site_folders", list)
+        Environment.make(fresh / "venv", monkeypatch)
     program, *arguments = shlex.split(line)
     code = main(arguments)
     captured = capfd.readouterr()
