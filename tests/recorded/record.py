@@ -186,7 +186,8 @@ def is_text(name: str) -> bool:
 def place(recorded: Path, home: Path) -> None:
     """Extract an archive to `home`, with the names of this machine, its Python and the folder `home`."""
     with tarfile.open(recorded) as tar:
-        tar.extractall(home, filter="fully_trusted")
+        tar.extraction_filter = lambda member, _folder: member  # our own archive; Python 3.11.2 has no argument for it
+        tar.extractall(home)
     replaced = {str(HOME): str(home), str(PYTHON): sys.executable, "node1": socket.gethostname()}
     replaced[str(PYTHON.parent)] = str(Path(sys.executable).parent)
 

@@ -17,6 +17,7 @@ import pytest
 from hpc_det.cli.main import main
 from hpc_det.cli.top.experiments import Answers, Experiments
 from hpc_det.client import get
+from hpc_det.node.format_version import KEY
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.metrics import read_reports
 from tests.cli.conftest import umask as umask  # which the command line changes
@@ -147,6 +148,18 @@ def driven(home: Path) -> dict[int, float]:
 
 def state(number: int) -> str:
     return get(number).state.value
+
+
+def test_every_json_file_of_the_newest_recording_has_its_format(tmp_path: Path) -> None:
+    place(HERE / f"{ARCHIVES[-1]}.tar.gz", tmp_path)
+    missing = set()
+    for path in (tmp_path / "hpc_det").rglob("*.json*"):
+        first = path.read_text().splitlines()[0]
+        is_list, is_later_entry = first.startswith("["), path.parent.name == "search" and int(path.stem) > 0
+        is_in_checkpoint = path.parent.parent.name == "checkpoints" and path.name != "manifest.json"
+        if not (is_list or is_later_entry or is_in_checkpoint) and KEY not in path.read_text():
+            missing.add(path.relative_to(tmp_path))
+    assert not missing
 
 
 STARTED = {"hpc_det.launch.staged", "hpc_det.launch.direct", "hpc_det.launch.mpi", "hpc_det.launch.srun"}
