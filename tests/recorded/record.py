@@ -56,7 +56,7 @@ LEFT_OUT = re.compile(
     r"/(tensorboard|submitit|\.scheduler|__pycache__|\.bundles|\.hydra|snapshots/2)(/|$)"
     r"|/(\.index\.json|hill\.log|rendezvous\.json|import_path|[^/]*\.pkl)$"
 )
-"""What is large, short-lived, or depends on the version of Python."""
+"""Files that are large or short-lived, or depend on the version of Python."""
 LONGEST_S = 120.0
 
 

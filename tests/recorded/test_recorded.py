@@ -163,6 +163,7 @@ def test_every_json_file_of_the_newest_recording_has_its_format(tmp_path: Path) 
 
 
 STARTED = {"hpc_det.launch.staged", "hpc_det.launch.direct", "hpc_det.launch.mpi", "hpc_det.launch.srun"}
+STARTED |= {"hpc_det.launch.on_nodes"}
 STARTED |= {"hpc_det.launch.deepspeed", "hpc_det.launch.horovod", "hpc_det.launch.autohorovod", "hpc_det.compat"}
 STARTED |= {"hpc_det.sgd.elastic.node", "hpc_det.submit.submitit_pbs.in_job", "hpc_det.submit.submitit_pbs.on_node"}
 """Modules that queued jobs start besides those in the recordings: other launchers, agents, submitit's jobs on PBS."""
