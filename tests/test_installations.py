@@ -93,11 +93,7 @@ def test_whatever_uses_torch_passes_its_unit_tests(bin_folder: Path) -> None:
 
 def test_a_remedy_installs_an_extra_without_the_checkout(bin_folder: Path, tmp_path: Path) -> None:
     """pip finds the requirements of the extra in the installed package, whatever it was installed from."""
-    command = [
-        bin_folder / "python",
-        "-c",
-        "from hpc_det.errors import pip_install; print(pip_install('hpc_det[mpi]'))",
-    ]
-    remedy = run(*command, cwd=tmp_path).strip().strip("`")
+    code = "from hpc_det.errors import pip_install; print(pip_install('hpc_det[mpi]'))"
+    remedy = run(bin_folder / "python", "-c", code, cwd=tmp_path).strip().strip("`")
     run("bash", "-c", f"{remedy} --quiet", cwd=tmp_path)
     run(bin_folder / "python", "-c", "import importlib.metadata as m; m.version('mpi4py')", cwd=tmp_path)
