@@ -148,7 +148,7 @@ appended to the message about it.
 
 
 def committed(checkpoints: Path) -> list[Committed]:
-    """Return all committed checkpoints, newest first."""
+    """Return all committed checkpoints, newest first. Raises NewerFormat."""
     return newest_first(found for found in map(committed_at, folders(checkpoints)) if found)
 
 
@@ -219,7 +219,7 @@ def node_manifest(entries: Mapping[str, FileEntry]) -> str:
 def entries_in(text: bytes) -> dict[str, FileEntry]:
     """Return the entries in the manifest of a node; {} if it is not one."""
     try:
-        files = {name: FileEntry(**entry) for name, entry in FORMAT.parsed(text)["files"].items()}
+        files = {name: FileEntry(**entry) for name, entry in FORMAT.parsed(text, Path())["files"].items()}
     except (OddManifest, LookupError, TypeError, AttributeError):
         return {}
     return {} if [*_odd_entries(files)] else files
@@ -239,11 +239,11 @@ def checksum(path: Path) -> FileEntry:
 
 
 def parsed(manifest: bytes, folder: Path) -> Committed:
-    """Return the checkpoint with this manifest in `folder`. Raises OddManifest.
+    """Return the checkpoint with this manifest in `folder`. Raises OddManifest, NewerFormat.
 
     The folder may have another name than the uuid in the manifest, as a copy does.
     """
-    return _from_manifest(FORMAT.parsed(manifest), folder)
+    return _from_manifest(FORMAT.parsed(manifest, folder), folder)
 
 
 def _from_manifest(manifest: Mapping[str, Any], folder: Path) -> Committed:
@@ -333,12 +333,15 @@ def _is_inside(name: str) -> bool:
 
 
 def read_manifest(folder: Path) -> Committed:
-    """Return the checkpoint in `folder`. Raises OddManifest, and OSError if its manifest is missing or unreadable."""
+    """Return the checkpoint in `folder`.
+
+    Raises OddManifest, NewerFormat, and OSError if its manifest is missing or unreadable.
+    """
     return _from_manifest(FORMAT.read(folder), folder)
 
 
 def committed_at(folder: Path) -> Committed | None:
-    """Return the checkpoint in `folder`, or None if its manifest is missing or invalid."""
+    """Return the checkpoint in `folder`, or None if its manifest is missing or invalid. Raises NewerFormat."""
     try:
         return read_manifest(folder)
     except (OddManifest, OSError):

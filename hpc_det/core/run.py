@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,7 +116,8 @@ class Run:
             process.heartbeat.progress = lambda: stop.progress
             if distributed.is_chief:
                 keep_code(attempt.trial.experiment().code)  # before the trial is imported, which may change the folder
-            spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
+            spec = read_json(attempt.trial.trial)
+            assert spec is not None  # the worker wrote it before it started the gang
             log = RunLog(attempt.trial, spec, attempt.number, chief=distributed.is_chief, shown=False)
             run = cls(
                 spec=spec,

@@ -15,8 +15,8 @@ from typing import Literal
 
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.secrets import masked
-from hpc_det.errors import HpcDetError
-from hpc_det.node.json_files import Count, DamagedFile, Moment, Shape, checked, made, read_map
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.json_files import Count, DamagedFile, Moment, NewerFormat, Shape, checked, made, read_map
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
 from hpc_det.search.journal import SearchJournal
@@ -53,6 +53,10 @@ class ExperimentState(str, enum.Enum):
     def has_job(self) -> bool:
         """True if a job has nodes now."""
         return self in (ExperimentState.RUNNING, ExperimentState.SUSPENDED)
+
+
+class NewerExperiment(UsageError):
+    """A newer hpc_det wrote a file of the experiment, in a format that this one does not know."""
 
 
 _NOT_FINAL = {
@@ -287,6 +291,8 @@ def _readable(folder: ExperimentFolder) -> Iterator[None]:
     """Raise errors of reading files in this block as HpcDetError, with the number of the experiment."""
     try:
         yield
+    except NewerFormat as error:
+        raise NewerExperiment(f"experiment {folder.id}: {error}") from None
     except DamagedFile as error:
         raise HpcDetError(f"experiment {folder.id}: {error}") from None
     except OSError as error:

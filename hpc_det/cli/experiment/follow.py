@@ -180,7 +180,7 @@ class MetricsReader:
 
     def read(self) -> list[Record]:
         """Return the reports that are new since the last call."""
-        lines = [record for line in self._tail.lines() if (record := parse_line(line))]
+        lines = [record for line in self._tail.lines() if (record := parse_line(line, self._trial.metrics))]
         reports = reports_of(lines)
         if len(reports) < len(lines):  # one line is the start of an attempt, which may make earlier reports void
             self.metrics = Metrics.read(self._trial, self._searcher)

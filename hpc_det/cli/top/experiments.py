@@ -18,7 +18,7 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view import experiments
 from hpc_det.view.metric_history import Curve
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.summary import DAMAGED, UNREADABLE, Summary, summary
+from hpc_det.view.summary import UNREADABLE, Summary, summary, unreadable
 from hpc_det.view.trial_facts import TrialFacts
 from hpc_det.view.watch import NO_NEWS
 
@@ -82,8 +82,8 @@ class Experiments:
             try:
                 job_ids = experiment.view.job_ids()
                 rows.append(experiment.row(self._answers.of(job_ids)))
-            except UNREADABLE:  # one damaged experiment must not hide the others
-                rows += _damaged(experiment.view.folder)
+            except UNREADABLE as error:  # one damaged experiment must not hide the others
+                rows += _unreadable(experiment.view.folder, error)
             jobs += in_queue(number, job_ids, self._answers.of(job_ids))
             for job in experiment.view.jobs[:1]:  # all jobs of an experiment have the same scheduler
                 asked.setdefault(job.scheduler, []).extend(job_ids)
@@ -148,10 +148,9 @@ class UnderWay:
             self._losses.append(batches, float(loss))
 
 
-def _damaged(folder: ExperimentFolder) -> list[Row]:
-    """Return the row of an experiment with damaged files, or nothing if it was deleted meanwhile."""
-    damaged = Summary(id=folder.id, name=DAMAGED, state=ExperimentState.ERROR)
-    return [Row(summary=damaged)] if folder.config.exists() else []
+def _unreadable(folder: ExperimentFolder, error: Exception) -> list[Row]:
+    """Return the row of an experiment whose files cannot be read, or nothing if it was deleted meanwhile."""
+    return [Row(summary=unreadable(folder, error))] if folder.config.exists() else []
 
 
 def _ranks(view: ExperimentView) -> int:

@@ -312,7 +312,11 @@ def main(argv: list[str]) -> int:
     folder, number, separator, *start_agents = argv
     assert separator == "--"
     adopt_orphans()
-    return Worker(ExperimentFolder(Path(folder)), int(number), start_agents).run()
+    try:
+        return Worker(ExperimentFolder(Path(folder)), int(number), start_agents).run()
+    except HpcDetError as error:
+        say_of_worker(int(number), str(error))
+        return GAVE_UP
 
 
 if __name__ == "__main__":

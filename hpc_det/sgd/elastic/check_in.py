@@ -6,7 +6,6 @@ while it waits for agents.
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Collection
 from contextlib import suppress
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.json_files import made, write_json
+from hpc_det.node.json_files import made, read_json, write_json
 from hpc_det.node.network import interface_of, routed_from
 from hpc_det.store.run_folder import RunFolder
 
@@ -63,7 +62,7 @@ def failed(run: RunFolder, besides: Collection[str] = ()) -> dict[str, CheckIn]:
     for path in sorted(_files(run), key=_changed, reverse=True):
         if path.name not in besides:
             with suppress(OSError, ValueError, HpcDetError):  # being replaced, or written by something else
-                found[path.name] = made(CheckIn, json.loads(path.read_bytes()), path)
+                found[path.name] = made(CheckIn, read_json(path), path)
     return {name: each for name, each in found.items() if each.error}
 
 
