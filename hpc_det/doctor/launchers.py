@@ -14,12 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from hpc_det.config.cluster_choice import Which
 from hpc_det.doctor import Finding
 from hpc_det.errors import pip_install
 from hpc_det.launch.mpi import vendor
 from hpc_det.node.network import own_address
 from hpc_det.schedulers.scheduler import CommandError, Run
-from hpc_det.schedulers.site import Which
 
 SUBJECT = "launchers"
 RUNTIMES = ("apptainer", "podman")

@@ -14,12 +14,12 @@ import click
 
 from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.client.lookup import store
+from hpc_det.config.cluster_choice import schedulers_here
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers import local
 from hpc_det.schedulers.queue import Queue, QueuedJob, queue, this_user
 from hpc_det.schedulers.scheduler import CommandError, JobState, run_command
-from hpc_det.schedulers.site import schedulers_here
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import NONE, date_and_time, iso
 
