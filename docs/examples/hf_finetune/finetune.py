@@ -1,4 +1,4 @@
-"""Fine-tune a causal language model with the Trainer of Hugging Face on a text file; the last tenth is for evaluation."""
+"""Fine-tune a causal language model with the Trainer of Hugging Face on a text file; a tenth is for evaluation."""
 
 from pathlib import Path
 
