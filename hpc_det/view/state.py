@@ -250,9 +250,10 @@ class ExperimentView:
         if not blamed:
             return "the jobs exited without reporting a cause, and some trials were never started"
         why = why_not_completed(self.folder.trial(blamed[0]))
-        return f"{self._not_done()}; trial {blamed[0]}: {why}"
+        return f"{self.not_done()}; trial {blamed[0]}: {why}"
 
-    def _not_done(self) -> str:
+    def not_done(self) -> str:
+        """Return how many trials of an unsuccessful search failed or were not done."""
         counts = counted(self.search, is_running=False)
         if self.search.finished:
             return f"{counts.failed + counts.invalid} of {counts.created} trials failed"

@@ -20,7 +20,8 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Input, RichLog, Static
 
-from hpc_det.errors import HpcDetError, visible
+from hpc_det.cli.output import styled
+from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder
 
 AGAIN_S = 5.0  # seconds between two updates of the details
@@ -118,7 +119,7 @@ class Details(ModalScreen[None]):
         self.post_message(Told(told))
 
     def on_told(self, event: Told) -> None:
-        self.query_one("#text", Static).update(visible(event.text))
+        self.query_one("#text", Static).update(styled(event.text))
         self.set_timer(AGAIN_S, self._look)  # after the answer, so that slow reads do not overlap
 
 

@@ -232,8 +232,7 @@ def test_the_best_metric_is_whole_while_another_column_has_room(root: Path, life
 def test_a_question_mark_shows_all_keys(root: Path, life: Life) -> None:
     async def story(seen: Seen) -> None:
         await seen.press("question_mark")
-        for key, _, _ in app.KEYS:
-            await seen.until(lambda key=key: re.search(rf"│ +{re.escape(key)} ", seen.text))
+        await seen.until(lambda: all(re.search(rf"│ +{re.escape(key)} ", seen.text) for key, _, _ in app.KEYS))
         await seen.press("escape")
         await seen.until(lambda: "p pause" in seen.text)
 
