@@ -201,6 +201,15 @@ def own_jobs(job_id: str, jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
     return found
 
 
+def own_waiting_jobs() -> list[QueuedJob]:
+    """Return the user's waiting jobs of all pools in scheduling order, each once.
+
+    Raises UsageError without a scheduler, CommandError if it does not answer.
+    """
+    jobs = [job for job in queue_to_change().jobs(run_command) if job.waits and job.user == this_user()]
+    return list({job.named: job for job in jobs}.values())  # a job that waits in two pools is listed in both
+
+
 def waiting(job_id: str, found: Sequence[QueuedJob]) -> list[QueuedJob]:
     """Return the jobs of `found` that wait in the queue; raise UsageError if none does, because all of them run."""
     if waits := [job for job in found if job.waits]:
