@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import re
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -64,6 +66,15 @@ class Problem(NamedTuple):
     """The dotted path of the setting, such as resources.slots_per_trial."""
     what: str
     remedy: str = ""
+
+
+def pip_install(*requirements: str) -> str:
+    """Return the command that installs packages for this Python, such as "hpc_det[mpi]".
+
+    With an extra of hpc_det, pip reads the requirements of the installed hpc_det: no matter whether that came from a
+    checkout, a wheel or an index.
+    """
+    return f"`{shlex.join([sys.executable, '-m', 'pip', 'install', *requirements])}`"
 
 
 def shown(value: Any) -> str:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.labs import pbs_real, slurm
-from tests.labs.isolation import forget_other_schedulers
+from tests.labs.isolation import forget_commands, forget_other_schedulers
 from tests.labs.pbs_fixture import any_pbs as any_pbs
 from tests.labs.pbs_fixture import pbs_lab as pbs_lab
 from tests.leaks import LeakCheck
@@ -24,6 +24,9 @@ from tests.machine import busy
 from tests.tiers import STARTERS, held_to_its_tier
 
 forget_other_schedulers(os.environ, keep_pbs=pbs_real.ASKED_FOR)
+if not pbs_real.ASKED_FOR:
+    links = tempfile.TemporaryDirectory(prefix="hpc_det-path-")
+    forget_commands(os.environ, Path(links.name))
 
 # Without this, a rank that runs alone takes one thread per core; where other processes use the cores, those threads
 # mostly spin.

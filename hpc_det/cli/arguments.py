@@ -127,6 +127,15 @@ experiment_argument = _argument("experiment", "ID", own_experiment, _completed_i
 any_experiment_argument = _argument("experiment", "[OWNER:]ID", any_experiment, _completed_ids)
 experiments_argument = _argument("experiments", "IDS", own_experiments, _completed_ids)
 any_experiments_argument = _argument("experiments", "[OWNER:]IDS", any_experiments, _completed_ids)
+several_experiments_argument = click.argument(
+    "experiments",
+    metavar="[OWNER:]IDS...",
+    nargs=-1,
+    required=True,
+    type=any_experiments,
+    callback=lambda context, param, given: list({each.path: each for part in given for each in part}.values()),
+    shell_complete=_completed_ids,
+)
 trial_argument = _argument("trial", "EXPERIMENT/TRIAL", own_trial, _completed_trials)
 any_trial_argument = _argument("trial", "[OWNER:]EXPERIMENT/TRIAL", any_trial, _completed_trials)
 jobs_argument = click.argument("jobs", metavar="JOB[,JOB...]", type=job_ids)
@@ -136,7 +145,7 @@ def completed_names(group: str) -> Callable[[click.Context, click.Parameter, str
     """Return a shell completion for the names in `group`: "cluster" or "template"."""
 
     def complete(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        from hpc_det.config.request import group_files
+        from hpc_det.config.conf_files import group_files
 
         return [name for name in sorted(group_files(group, os.environ)) if name.startswith(incomplete)]
 
@@ -176,6 +185,10 @@ class Choices:
         if self.local and self.shared:
             raise UsageError("--local: creates no experiment that could be shared; remove --shared")
 
+    def cluster(self, named: str | None) -> str | None:
+        """Return the cluster profile that is named; with --local it is this machine unless another one is named."""
+        return "local" if self.local and named is None else named
+
 
 include_option = click.option(
     "-i",
@@ -208,9 +221,19 @@ def _only_one(context: click.Context, param: click.Parameter, values: tuple[str,
     return values[0] if values else None
 
 
-request_options = bundle(
-    "request",
-    _request,
+def _request_later(
+    config: Path,
+    context_dir: Path | None,
+    template: str | None,
+    overrides: tuple[str, ...],
+    cluster: str | None,
+    includes: tuple[Path, ...],
+) -> Callable[[Choices], Request]:
+    """Return a function that makes the request when the command's choices are known."""
+    return lambda choices: _request(config, context_dir, template, overrides, choices.cluster(cluster), includes)
+
+
+_REQUEST_OPTIONS = (
     click.argument("config", type=click.Path(path_type=Path)),
     click.argument("context_dir", required=False, type=click.Path(path_type=Path)),
     click.option(
@@ -228,11 +251,14 @@ request_options = bundle(
         multiple=True,
         callback=_only_one,
         shell_complete=completed_names("cluster"),
-        help="Cluster profile; default: local, this machine.",
+        help="Cluster profile; default: HPC_DET_CLUSTER, the site's, the only one found, or this machine.",
     ),
     include_option,
 )
+request_options = bundle("request", _request, *_REQUEST_OPTIONS)
 """Decorator: the command receives `request`, made from the experiment file and these options."""
+later_request_options = bundle("request_of", _request_later, *_REQUEST_OPTIONS)
+"""Decorator: the command receives `request_of`, a function that makes the request from the command's `Choices`."""
 
 
 choices_options = bundle(

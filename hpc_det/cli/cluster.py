@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hpc_det.cli.commands import Group
-from hpc_det.cli.output import Output, column, output_options
+from hpc_det.cli.output import Column, Output, column, output_options
+from hpc_det.config.cluster_choice import chosen_cluster, schedulers_here
+from hpc_det.config.conf_files import find, group_files
 from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.config.request import find, group_files
 from hpc_det.errors import UsageError
 from hpc_det.node.files import write_atomic
 from hpc_det.schedulers.scheduler import run_command
-from hpc_det.schedulers.site import ask, to_yaml
+from hpc_det.schedulers.site import NO_SCHEDULER, Site, ThisMachine, ask, to_yaml
 from hpc_det.store.experiments import state_root
+from hpc_det.view.watch import say
 
 
 @click.group(cls=Group)
@@ -37,15 +40,26 @@ def cluster() -> None:
 def detect(scheduler: str | None, name: str | None, write: bool, output: Path | None, force: bool) -> None:
     """Query this machine's scheduler and print a cluster profile made from its answers.
 
+    Without a scheduler the profile describes this machine: its GPUs and CPUs.
+
     \b
     Example:
       hpc-det cluster detect --name dawn --write
     """
     if write and output:
         raise UsageError("--write: conflicts with --output; give one of them")
-    site = ask(run_command, shutil.which, scheduler)
-    called = _checked(name or site.name)
-    text = to_yaml(site, called)
+    site: Site | ThisMachine
+    if scheduler or schedulers_here(shutil.which):
+        site = ask(run_command, shutil.which, scheduler)
+        called = _checked(name or site.name)
+        text = to_yaml(site, called)
+    else:
+        site = ThisMachine.look(os.environ)
+        called = _checked(name or site.name)
+        text = site.to_yaml(called)
+        say(f"note: {NO_SCHEDULER}: the profile is for this machine alone; for a cluster, run this on its login node")
+        if site.problem:
+            say(f"note: {site.problem}")
     target = state_root(os.environ) / "conf" / "cluster" / f"{called}.yaml" if write else output
     if target is None:
         click.echo(text, nl=False)
@@ -57,19 +71,51 @@ def detect(scheduler: str | None, name: str | None, write: bool, output: Path | 
 @cluster.command("list")
 @output_options
 def list_(output: Output) -> None:
-    """List the profiles that --cluster accepts.
+    """List the profiles that --cluster accepts, and the one that is used without it.
 
     \b
     Example:
-      hpc-det cluster list
+      hpc-det cluster list --json
+      [{"name": "dawn", "scheduler": "slurm", "default": true,
+        "file": "/home/me/hpc_det/conf/cluster/dawn.yaml", "problem": null}]
+    `problem` is why the file cannot be read.
     """
+    default, why = _default()
     # the first file of a name is in use and hides the others
     files = {name: found[0][1] for name, found in sorted(group_files("cluster", os.environ).items())}
-    records = [
-        {"name": name, "scheduler": str(load_yaml(file).get("scheduler", "")), "file": str(file)}
-        for name, file in files.items()
-    ]
-    output.table(records, [column(key.upper(), key) for key in ("name", "scheduler", "file")])
+    records = [_listed(name, file, is_default=name == default) for name, file in files.items()]
+    output.table(records, COLUMNS)
+    if output.is_for_people:
+        for record in records:
+            if record["problem"]:
+                say(f"note: {record['problem']}")
+        say(why)
+
+
+COLUMNS = (
+    column("NAME", "name"),
+    column("SCHEDULER", "scheduler", missing="cannot be read"),
+    Column("DEFAULT", lambda record: "yes" if record["default"] else ""),
+    column("FILE", "file"),
+)
+
+
+def _default() -> tuple[str | None, str]:
+    """Return the name of the profile that is used without --cluster, None if one must be named; and the reason."""
+    try:
+        chosen = chosen_cluster(None, os.environ)
+    except UsageError as error:
+        return None, f"no default: {error}"
+    return chosen.name, f"default: {chosen.name} ({chosen.reason or 'this machine'})"
+
+
+def _listed(name: str, file: Path, *, is_default: bool) -> dict[str, Any]:
+    scheduler, problem = None, None
+    try:
+        scheduler = str(load_yaml(file).get("scheduler", ""))
+    except UsageError as error:
+        problem = str(error)
+    return {"name": name, "scheduler": scheduler, "default": is_default, "file": str(file), "problem": problem}
 
 
 @cluster.command()

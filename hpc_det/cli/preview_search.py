@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import SearchMethod
 from hpc_det.search.sample import Sample
 from hpc_det.search.simulate import at_random, simulate
-from hpc_det.view.formatting import count
+from hpc_det.view.formatting import count, setting
 
 SHOWN_TRIALS = 5  # the first trials, whose hyperparameters are shown
 
@@ -125,6 +124,6 @@ def _first_trials(record: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield f"Hyperparameters with reproducibility.experiment_seed {record['experiment_seed']}:"
     for row in record["first"]:
-        yield f"  trial {row['trial']}: {json.dumps(row['hparams'], ensure_ascii=False)}"
+        yield f"  trial {row['trial']}: {setting(row['hparams'])}"
     if record["trials"] > len(record["first"]):
         yield "  ..."

@@ -45,4 +45,4 @@ def run(overrides: tuple[str, ...], includes: tuple[Path, ...], choices: Choices
     from hpc_det.cli.experiment.create import submit_or_show
     from hpc_det.config.request import from_hydra
 
-    submit_or_show(add_includes(from_hydra(overrides, os.environ)), choices)
+    submit_or_show(add_includes(from_hydra(overrides, os.environ, choices.cluster(None))), choices)

@@ -13,7 +13,7 @@ from hpc_det.cli.commands import Group
 from hpc_det.cli.experiment.download import copy, of_one_trial, output_dir
 from hpc_det.cli.experiment.list_checkpoints import best_option, show_checkpoints
 from hpc_det.cli.experiment.logs import LogChoices, log_options, print_trial
-from hpc_det.cli.output import Column, Output, Record, column, output_options, rows, show
+from hpc_det.cli.output import Column, Output, Record, column, output_options, rows, show, show_description
 from hpc_det.client.stopping import kill_trial
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
@@ -71,7 +71,7 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
         return
     found = describe_trial.of(trial)
     if output.is_for_people:
-        show(describe_trial.in_words(found))
+        show_description(describe_trial.in_words(found))
     else:
         output.details([describe_trial.as_json(found)])
 

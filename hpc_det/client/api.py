@@ -39,7 +39,8 @@ def create(
 
     The arguments are those of `hpc-det experiment create`. `config`: a YAML file or its content. `context_dir`: the
     folder of the code; default: the `context_dir` of `config`, or the current directory. `cluster`: name of a cluster
-    profile; default: "local", this machine. `overrides`: {"a.b": value} or ["a.b=value"]. `paused`: submit jobs only
+    profile; default: the first of HPC_DET_CLUSTER, the site's default, the only profile found and this machine.
+    `overrides`: {"a.b": value} or ["a.b=value"]. `paused`: submit jobs only
     when `Experiment.activate` is called. `test`: train one batch. `shared`: True or the name of a group that may view
     and fork the experiment.
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from hpc_det.config.conf_files import find
 from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.config.request import Request, find
+from hpc_det.config.request import Request
 from hpc_det.errors import UsageError
 from hpc_det.schedulers.shared_answers import ASK_S
 from hpc_det.store.experiment_config import write_about

@@ -72,7 +72,9 @@ def submit_new(
 
 
 def say_notes(found: Effective) -> None:
-    """Print the notes of the configuration on stderr."""
+    """Print the choice of the cluster and the notes of the configuration on stderr."""
+    if found.choice:
+        say(f"cluster: {found.choice}")
     for note in found.notes:  # not on stdout, so that the output of a dry run remains a script
         say(f"note: {note}")
 

@@ -21,7 +21,7 @@ def store(owner: str | None = None) -> ExperimentStore:
     """
     if not owner:
         return ExperimentStore(state_root(os.environ))
-    found = ExperimentStore(root_of(owner))
+    found = ExperimentStore(root_of(owner, os.environ))
     try:
         found.folder(1).path.parent.stat()  # the folder of all experiments, which the first one creates
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpc_det.compat.aliases import missing
 from hpc_det.launch.determined_variables import latest_checkpoint, newest_checkpoint
+from hpc_det.node.gpus import NvmlError, cuda_devices
 from hpc_det.node.json_files import read_json
 from hpc_det.store.attempt import Attempt
 
@@ -81,7 +82,9 @@ class ClusterInfo:
     @property
     def gpu_uuids(self) -> list[str]:
         """UUIDs of the GPUs that this process sees; [] without GPUs."""
-        return _gpu_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        with suppress(NvmlError):
+            return [device.uuid for device in cuda_devices(os.environ)]
+        return []
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(missing(f"determined.ClusterInfo.{name}"))
@@ -98,22 +101,6 @@ def _addresses(attempt: Attempt) -> list[str]:
     hosts = read_json(attempt.trial.nodes(attempt.number)) or []
     known = {attempt.node_rank: attempt.address, 0: attempt.master_addr}
     return [known.get(node) or (hosts[node] if node < len(hosts) else f"node-{node}") for node in range(attempt.nodes)]
-
-
-def _gpu_uuids(visible: str | None) -> list[str]:
-    try:
-        import pynvml  # here: only few scripts ask for it
-    except ImportError:
-        return []
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        found = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in found]
-        if visible is None:
-            return uuids
-        names = [name.strip() for name in visible.split(",") if name.strip()]
-        return [uuids[int(name)] if name.isdecimal() else name for name in names]
-    return []
 
 
 def get_cluster_info() -> ClusterInfo | None:

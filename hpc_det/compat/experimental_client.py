@@ -7,7 +7,6 @@ and the ID of a trial is a text such as "12/7". Other names of Determined's clas
 from __future__ import annotations
 
 import enum
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,8 +39,6 @@ __all__ = [
     "login",
 ]
 
-CLUSTER = "HPC_DET_CLUSTER"
-"""The environment variable with the cluster profile of `create_experiment`, since Determined has no such argument."""
 _MODULE = "determined.experimental.client"
 
 
@@ -68,15 +65,10 @@ def create_experiment(
 ) -> Experiment:
     """Create an experiment and return it at once.
 
-    `cluster`: name of a cluster profile; default: $HPC_DET_CLUSTER. Raises UsageError with all problems.
+    `cluster`: name of a cluster profile; default: as `hpc_det.client.create` chooses it, for example from
+    HPC_DET_CLUSTER. Raises UsageError with all problems.
     """
-    where = cluster or os.environ.get(CLUSTER)
-    if not where:
-        raise UsageError(
-            f"create_experiment: no cluster is chosen; set {CLUSTER} to the name of a cluster profile, such as slurm, "
-            f"or to local to train on this machine"
-        )
-    return Experiment(client.create(config, model_dir, includes=includes or (), template=template, cluster=where))
+    return Experiment(client.create(config, model_dir, includes=includes or (), template=template, cluster=cluster))
 
 
 def get_experiment(experiment_id: int) -> Experiment:

@@ -83,9 +83,13 @@ class Cluster(Section):
         description="slurm, pbs, or local (this machine, without a queue)."
     )
     slots_per_node: Positive = Field(
-        description="Number of slots of a node: its GPUs, or the ranks to run on a node without GPUs."
+        description="Number of slots of a node: its GPUs, or the ranks to run on a node without GPUs. With `scheduler: "
+        "local`, if unset: the GPUs of this machine, or 2 ranks on CPUs if a trial has more slots than there are GPUs."
     )
-    slot_type: SlotType = Field(description="Kind of a slot: gpu or cpu.")
+    slot_type: SlotType = Field(
+        description="Kind of a slot: gpu or cpu. With `scheduler: local`, if unset: gpu if there are as many GPUs as a "
+        "trial has slots, else cpu."
+    )
     max_nodes: MaxNodes | None = Field(default=None, description="Most nodes that a job can have; null: not checked.")
     resource_pool: OptionalText = Field(
         default=None,

@@ -6,11 +6,11 @@ Only commands that take Hydra overrides import this module; all others run witho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
 import hydra
 import yaml
@@ -23,15 +23,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.cluster_choice import LOCAL, ChosenCluster
+from hpc_det.config.conf_files import conf_folders, unknown_choice
 from hpc_det.config.interpolation import Resolved, problem_of, resolved, texts
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.plain_yaml import load_yaml, refuse_bombs, yaml_problem
 from hpc_det.config.problems import unknown_key
-from hpc_det.config.request import unknown_choice
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import Section, keys_at
 from hpc_det.errors import UsageError
 
+Choose: TypeAlias = Callable[[], ChosenCluster]
+_DEFAULT_CLUSTER = "hpc_det.default_cluster"
+"""The interpolation that conf/config.yaml has in place of a cluster."""
 _GROUPS = ("cluster", "template", "experiment")
 _ONE_OF = ("cluster", "template")
 """The groups of which one file is chosen."""
@@ -51,21 +55,23 @@ class Composed:
     template_name: str | None
     is_linked: bool
     """True if a value may depend on other keys through an interpolation."""
+    chosen: ChosenCluster | None
+    """The cluster profile, if no override or file names one."""
 
 
-def compose(overrides: Sequence[str], folders: Sequence[Path]) -> Composed:
-    """Return the tree that these overrides compose.
+def compose(overrides: Sequence[str], env: Mapping[str, str], choose: Choose) -> Composed:
+    """Return the tree that these overrides compose; `choose` returns the cluster if nothing names one.
 
-    `folders` are searched for groups in this order; the last one is the project's own, which contains `config.yaml`.
     Raises UsageError.
     """
-    with opened(folders) as composer:
+    with opened(env, choose) as composer:
         return composer.compose(overrides)
 
 
 @contextmanager
-def opened(folders: Sequence[Path]) -> Iterator[Composer]:
-    """Return a context with Hydra initialized on these folders."""
+def opened(env: Mapping[str, str], choose: Choose) -> Iterator[Composer]:
+    """Return a context with Hydra initialized on the folders of configuration files, the project's being the last."""
+    folders = [folder.path for folder in conf_folders(env)]
     *own, project = folders
     # Hydra's own YAML parser has no bound on aliases.
     refuse_bombs(file for folder in folders for file in sorted(folder.rglob("*.yaml")))
@@ -73,7 +79,42 @@ def opened(folders: Sequence[Path]) -> Iterator[Composer]:
         loader = GlobalHydra.instance().config_loader()
         for folder in own:
             loader.get_search_path().prepend(provider="user", path=f"file://{folder}", anchor="main")
-        yield Composer(loader, folders)
+        default = _DefaultCluster(choose)
+        OmegaConf.register_new_resolver(_DEFAULT_CLUSTER, default.name, replace=True)
+        try:
+            yield Composer(loader, folders, default)
+        finally:
+            OmegaConf.clear_resolver(_DEFAULT_CLUSTER)
+
+
+class _DefaultCluster:
+    """Chooses the cluster when Hydra reads its place in config.yaml, which it does only if nothing else names one."""
+
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
+        self._result: ChosenCluster | UsageError | None = None
+
+    def name(self) -> str:
+        try:
+            self._result = self._choose()
+        except UsageError as error:  # Hydra would word it as an error of its own
+            self._result = error
+            return LOCAL
+        return self._result.name
+
+    @contextmanager
+    def refused(self) -> Iterator[None]:
+        """Raise the UsageError of the choice after the block, and instead of an error of the block."""
+        self._result = None
+        try:
+            yield
+        finally:
+            if isinstance(self._result, UsageError):
+                raise self._result from None
+
+    @property
+    def chosen(self) -> ChosenCluster | None:
+        return None if isinstance(self._result, UsageError) else self._result
 
 
 @dataclass(frozen=True)
@@ -82,17 +123,23 @@ class Composer:
 
     _loader: ConfigLoader
     _folders: Sequence[Path]
+    _default: _DefaultCluster
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         _refuse_own_package(self.parse(overrides), self._folders)
-        with _usage_errors(overrides):
+        with self._default.refused(), _usage_errors(overrides):
             composed = hydra.compose("config", [*overrides, _READ_SEARCH_PATH], return_hydra_config=True)
             choices = composed.hydra.runtime.choices
             _refuse_several(choices)
             _refuse_base_60({group: choices[group] for group in _GROUPS if choices.get(group)}, self._folders)
             visible = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
             written = cast(Tree, OmegaConf.to_container(visible, resolve=False, throw_on_missing=True))
-        return Composed(found=resolved(written), template_name=choices.get("template"), is_linked=is_linked(written))
+        return Composed(
+            found=resolved(written),
+            template_name=choices.get("template"),
+            is_linked=is_linked(written),
+            chosen=self._default.chosen,
+        )
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         with _usage_errors(overrides):

@@ -9,14 +9,15 @@ OWN_PREFIX = "HPC_DET_"
 
 FOR_USERS = {
     "HPC_DET_ROOT": "Folder of all experiments and of your own configuration, on a file system that login and compute "
-    "nodes share. Default: `~/hpc_det`.",
-    "HPC_DET_SITE_CONF": "Folders of the site's configuration (`cluster/`, `template/`), separated by colons. A file "
-    "of the same name in `$HPC_DET_ROOT/conf` takes precedence, then the site's, then the package's.",
+    "nodes share. Default: `root` of the site's `site.yaml`, or `~/hpc_det`.",
+    "HPC_DET_SITE_CONF": "Folders of the site's configuration (`cluster/`, `template/`, `site.yaml`), separated by "
+    "colons. Each must exist. A file of the same name in `$HPC_DET_ROOT/conf` takes precedence, then the site's, then "
+    "the package's.",
     "HPC_DET_COMPAT": "`determined`, `ray` or `determined,ray`: imports of these packages load hpc_det's classes; with "
     "`determined`, ranks have Determined's variables `DET_*`, too. Set it in `environment.environment_variables` of an "
     "experiment, or in the shell for `--local` and for `python3 -m hpc_det.compat`.",
-    "HPC_DET_CLUSTER": "Name of the cluster profile for `create_experiment` of `determined.experimental.client`, which "
-    "has no argument for it.",
+    "HPC_DET_CLUSTER": "Name of the cluster profile that is used if neither an option nor an argument names one. "
+    "Default: `default_cluster` of the site's `site.yaml`, the only profile found, or `local`.",
     "NCCL_TIMEOUT_S": "Timeout of a collective in seconds, for a `TorchTrainer` with GPUs, as in RaySGD. It overrides "
     "the argument `timeout_s`.",
     "DS_ACCELERATOR": "The accelerator that DeepSpeed uses, `cpu` or `cuda`. hpc_det sets it by the slot type "

@@ -7,24 +7,24 @@ Cluster profiles and templates are files `conf/cluster/NAME.yaml` and `conf/temp
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from hpc_det.config.cluster_choice import ChosenCluster, chosen_cluster
+from hpc_det.config.conf_files import find
 from hpc_det.config.entrypoint import Context
-from hpc_det.config.interpolation import Resolved, resolved
+from hpc_det.config.interpolation import resolved
 from hpc_det.config.merge import Tree, join, value_at
 from hpc_det.config.plain_yaml import load_yaml, parse_map, parse_yaml, read_text
 from hpc_det.config.secrets import shown_at
-from hpc_det.errors import UsageError, nearest, or_else
-from hpc_det.resources import data_path
-from hpc_det.store.experiments import state_root
+from hpc_det.errors import UsageError
 
-DEFAULT_CLUSTER = "local"
-SITE_CONF = "HPC_DET_SITE_CONF"
-Owner: TypeAlias = Literal["user", "site", "hpc_det"]
+if TYPE_CHECKING:
+    from hpc_det.config.compose import Composed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,8 @@ class Request:
     """The interpolation that each value was written with, by path, with `template.` or `cluster.` before the keys of a
     lower layer.
     """
+    chosen: ChosenCluster | None = None
+    """The choice of the cluster; None if Hydra's overrides name it, or an existing experiment has it."""
 
     @property
     def context(self) -> Context:
@@ -90,7 +92,8 @@ def from_tree(
     config = deepcopy(config)
     for override in overrides:
         apply_override(config, override)
-    profile = load_yaml(find("cluster", DEFAULT_CLUSTER if cluster is None else cluster, env))
+    chosen = chosen_cluster(cluster, env)
+    profile = chosen.profile()
     if not config and template is None and not profile.get("experiment"):
         raise UsageError(f"{named}: is empty; expected at least an entrypoint and a searcher with its metric")
     below = None if template is None else _template(load_yaml(find("template", template, env)), template)
@@ -107,19 +110,22 @@ def from_tree(
         context_dir=_context_dir(context_dir or found.tree.get("context_dir")),
         config_keys=_keys_of(overrides),
         sources=found.sources,
+        chosen=chosen,
     )
 
 
-def from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Request:
-    """Return the request that `conf/config.yaml` and Hydra's `overrides` compose."""
+def from_hydra(overrides: Sequence[str], env: Mapping[str, str], cluster: str | None = None) -> Request:
+    """Return the request that `conf/config.yaml` and Hydra's `overrides` compose. `cluster`: the profile's name, unless
+    the overrides have one.
+    """
     from hpc_det.config.compose import compose  # no other command needs hydra
 
-    composed = compose(overrides, [folder.path for folder in conf_folders(env)])
-    return of_composed(composed.found, composed.template_name)
+    return of_composed(compose(overrides, env, partial(chosen_cluster, cluster, env)))
 
 
-def of_composed(found: Resolved, template_name: str | None) -> Request:
+def of_composed(composed: Composed) -> Request:
     """Return the request of a tree that Hydra composed."""
+    found, template_name = composed.found, composed.template_name
     config = dict(found.tree)
     cluster, template = config.pop("cluster", None) or {}, config.pop("template", None)
     return Request(
@@ -130,6 +136,7 @@ def of_composed(found: Resolved, template_name: str | None) -> Request:
         # `data` and `hyperparameters` are empty maps in conf/config.yaml, so that overrides can add keys to them.
         config={key: value for key, value in config.items() if value != {}},
         sources=found.sources,
+        chosen=composed.chosen,
     )
 
 
@@ -232,49 +239,6 @@ def _set(tree: Tree, keys: Sequence[str], value: Any, named: str) -> None:
 
 def _keys_of(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(override.partition("=")[0] for override in overrides)
-
-
-class ConfFolder(NamedTuple):
-    """A folder with groups of configuration files, and its owner."""
-
-    owner: Owner
-    path: Path
-
-
-def conf_folders(env: Mapping[str, str]) -> list[ConfFolder]:
-    """Return the existing folders with groups of configuration files, in the order of precedence."""
-    site = [Path(folder).expanduser().absolute() for folder in env.get(SITE_CONF, "").split(os.pathsep) if folder]
-    folders = [
-        ConfFolder("user", state_root(env) / "conf"),
-        *(ConfFolder("site", folder) for folder in site),
-        ConfFolder("hpc_det", data_path("conf")),
-    ]
-    return [folder for folder in folders if folder.path.is_dir()]
-
-
-def group_files(group: str, env: Mapping[str, str]) -> dict[str, list[tuple[Owner, Path]]]:
-    """Return the files of each name in a group; the first one is used and hides the others."""
-    found: dict[str, list[tuple[Owner, Path]]] = {}
-    for owner, folder in conf_folders(env):
-        for file in sorted((folder / group).glob("*.yaml")):
-            found.setdefault(file.stem, []).append((owner, file))
-    return found
-
-
-def find(group: str, name: str, env: Mapping[str, str]) -> Path:
-    """Return the file of `name` in the group "cluster" or "template". Raises UsageError that names the known ones."""
-    found = group_files(group, env)
-    if name not in found:
-        raise unknown_choice(group, name, found)
-    (_owner, file), *_hidden = found[name]
-    return file
-
-
-def unknown_choice(group: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a name without a file in its group."""
-    names = sorted(known)
-    known = or_else(nearest(name, names), f"known: {', '.join(names)}")
-    return UsageError(f"{group}: no {group} is called {name!r}; {known}")
 
 
 def _template(tree: Tree, name: str) -> Tree:

@@ -10,12 +10,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hpc_det.config.checks import searcher_name, space_problems, text_problems
+from hpc_det.config.conf_files import Owner, group_files, unknown_choice
 from hpc_det.config.determined_keys import in_todays_names
 from hpc_det.config.interpolation import texts
 from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import load_yaml, parse_map, read_text
 from hpc_det.config.problems import render, schema_problems
-from hpc_det.config.request import Owner, group_files, unknown_choice
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import MISSING, Problem, UsageError
 from hpc_det.node.files import write_atomic

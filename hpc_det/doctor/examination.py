@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
+from hpc_det.config.cluster_choice import Which, schedulers_here
 from hpc_det.doctor import Finding, launchers, pbs, profiles, slurm, this_machine
 from hpc_det.doctor.profiles import Profile
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.schedulers.pbs.answers import check_is_pbs
 from hpc_det.schedulers.scheduler import CommandError, Run, outside_any_job, run_command
-from hpc_det.schedulers.site import Site, Which, ask, scheduler_here, schedulers_here
+from hpc_det.schedulers.site import NO_SCHEDULER, Site, ask, scheduler_here
 
 AT_ONCE = 16
 """Number of commands that run in parallel."""
 TIMEOUT_S = 20.0
 """Time limit of each command, in seconds."""  # a healthy controller answers in 0.1 s; a busy login node takes longer
-NO_SCHEDULER = Finding("scheduler", "note", "neither Slurm nor PBS is on PATH", "run this on a login node")
+NO_QUEUE = Finding(
+    "scheduler",
+    "note",
+    f"{NO_SCHEDULER}: jobs are processes of this machine",
+    "to use a cluster, run this on its login node",
+)
 _SUBJECTS = {"slurm": slurm, "pbs": pbs}
+T = TypeVar("T")
 _STRANGE = (HpcDetError, OSError, ValueError, LookupError, TypeError, AttributeError)
 """Exceptions that parsing the output of an unknown version or site may raise."""
 
@@ -34,7 +42,8 @@ def examine(cluster: str | None, env: Mapping[str, str], run: Run, which: Which)
     Raises UsageError if the profile does not exist.
     """
     scheduler = scheduler_here(which)
-    read = list(profiles.read(cluster, env, scheduler))
+    profiles_read = profiles.read(cluster, env, scheduler)
+    read = list(profiles_read if cluster else _readable(profiles.SUBJECT, profiles_read))
     found = [each for each in read if isinstance(each, Profile)]
     if cluster and found:
         scheduler = _scheduler_of(found[0], scheduler, which)
@@ -44,7 +53,7 @@ def examine(cluster: str | None, env: Mapping[str, str], run: Run, which: Which)
     with AskedOnce(run) as asked:
         asked.begin(_commands(scheduler, found, mpi_launchers, which))
         only = scheduler if cluster and found else None  # None: the first that answers
-        site = _site(scheduler, asked, which, only) if scheduler else NO_SCHEDULER
+        site = _site(scheduler, asked, which, only) if scheduler else NO_QUEUE
         if isinstance(site, Site):
             its = _SUBJECTS[site.scheduler]
             yield from _readable(its.SUBJECT, its.findings(site, asked, which))
@@ -52,6 +61,8 @@ def examine(cluster: str | None, env: Mapping[str, str], run: Run, which: Which)
             yield site
         yield from (each for each in read if isinstance(each, Finding))
         yield from _profiles(found, site if isinstance(site, Site) else None, asked, which, is_named=bool(cluster))
+        if not cluster:
+            yield profiles.default(env)
         yield from _readable(launchers.SUBJECT, launchers.findings(mpi_launchers, asked, which))
 
 
@@ -98,10 +109,12 @@ def _site(scheduler: str, asked: Run, which: Which, only: str | None) -> Site | 
         return _strange(subject, error)
 
 
-def _readable(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield `findings`; an error of a command or of parsing its output ends them with a finding."""
+def _readable(subject: str, findings: Iterable[T]) -> Iterator[T | Finding]:
+    """Yield `findings`; an error of the configuration, of a command or of its output ends them with a finding."""
     try:
         yield from findings
+    except UsageError as error:
+        yield Finding(subject, "problem", str(error), "correct that, or ask the site")
     except CommandError as error:
         yield _silent(subject, error)
     except _STRANGE as error:

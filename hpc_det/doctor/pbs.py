@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from hpc_det.config.cluster_choice import Which
 from hpc_det.doctor import Finding
 from hpc_det.schedulers.pbs.detect import QUEUES, SCHEDULER, SERVER, answer, parse_scheduler, priority_note
 from hpc_det.schedulers.pbs.hosts import NODES, STARTERS
 from hpc_det.schedulers.scheduler import CommandError, Run
-from hpc_det.schedulers.site import Site, Which, starters, why_not_mpiexec
+from hpc_det.schedulers.site import Site, starters, why_not_mpiexec
 
 SUBJECT = "PBS"
 VERSION = ("qstat", "--version")

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.cluster_choice import Which, chosen_cluster, own_profiles
+from hpc_det.config.conf_files import find
 from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.config.request import find, group_files
 from hpc_det.doctor import Finding, slurm
 from hpc_det.errors import UsageError, nearest
 from hpc_det.plan.effective import valid_profile
 from hpc_det.plan.planner import resume_mode
 from hpc_det.plan.pool import cluster_notes
 from hpc_det.schedulers.scheduler import CommandError, Run
-from hpc_det.schedulers.site import FoundPool, Site, Which
+from hpc_det.schedulers.site import FoundPool, Site
 
 SUBJECT = "profiles"
 WAYS = {
@@ -41,14 +42,22 @@ def read(name: str | None, env: Mapping[str, str], scheduler: str | None) -> Ite
     if name:
         yield _read(name, env)
         return
-    # without the profiles that hpc_det brings
-    owned = [name for name, files in sorted(group_files("cluster", env).items()) if files[0][0] != "hpc_det"]
-    found = [_read(name, env) for name in owned]
+    found = [_read(name, env) for name in own_profiles(env)]
     yield from found
     if scheduler and not any(isinstance(each, Finding) or each.cluster.scheduler == scheduler for each in found):
         yield Finding(
             SUBJECT, "note", "none of your profiles is for this scheduler", "hpc-det cluster detect --name NAME --write"
         )
+
+
+def default(env: Mapping[str, str]) -> Finding:
+    """Return a finding on the profile of commands without --cluster."""
+    try:
+        chosen = chosen_cluster(None, env)
+    except UsageError as error:
+        problem, _, remedy = str(error).partition("; ")
+        return Finding(SUBJECT, "note", problem, remedy or "name a profile with --cluster")
+    return Finding(SUBJECT, "ok", f"without --cluster: {chosen.name} ({chosen.reason or 'this machine'})")
 
 
 def _read(name: str, env: Mapping[str, str]) -> Profile | Finding:

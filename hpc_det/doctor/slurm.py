@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.cluster_choice import Which
 from hpc_det.config.fields import time_limit_min
 from hpc_det.doctor import Finding
 from hpc_det.schedulers.scheduler import CommandError, Run
-from hpc_det.schedulers.site import Site, Which
+from hpc_det.schedulers.site import Site
 from hpc_det.schedulers.slurm.detect import CONFIG, PARTITIONS, SINFO, SRUN_HELP, parse_config
 from hpc_det.schedulers.slurm.scheduler import gpu_flags
 

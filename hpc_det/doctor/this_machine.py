@@ -20,7 +20,8 @@ from hpc_det.launch.mounted_image import MOUNTERS
 from hpc_det.launch.watch.health import answers, folder_problem
 from hpc_det.node import mounts
 from hpc_det.node.import_bundle import UnusableBundle, usable_bundle
-from hpc_det.store.experiments import ExperimentStore, configured_root, danger
+from hpc_det.schedulers.site import ThisMachine
+from hpc_det.store.experiments import VARIABLE, ExperimentStore, configured_root, danger
 from hpc_det.submit.bundle import bundle_path, site_folders
 from hpc_det.view.formatting import count, size
 from hpc_det.view.state import ExperimentView
@@ -47,8 +48,10 @@ def findings(env: Mapping[str, str], *, has_nodes: bool) -> Iterator[Finding]:
     package = Path(hpc_det.__file__).parent
     if Path(sys.prefix) not in package.parents:
         yield _place(f"hpc_det in {package}", package, "install it in a folder", has_nodes)
-    root = configured_root(env)
-    name = f"HPC_DET_ROOT {root}" + ("" if "HPC_DET_ROOT" in env else " (the default)")
+    if not has_nodes:
+        yield from _devices(ThisMachine.look(env))
+    root, origin = configured_root(env)
+    name = f"HPC_DET_ROOT {root}" + ("" if origin == VARIABLE else f" ({origin})")
     # answers() uses a child process: a call to a file server that does not answer cannot be interrupted
     if silence := answers({name: partial(_seen, root)}, ANSWER_S):
         yield _finding("problem", silence[0].text, "repair its file system, or set HPC_DET_ROOT to another folder")
@@ -59,6 +62,12 @@ def findings(env: Mapping[str, str], *, has_nodes: bool) -> Iterator[Finding]:
         yield from _root(root)
     else:
         yield _new_root(root)
+
+
+def _devices(machine: ThisMachine) -> Iterator[Finding]:
+    yield _finding("ok", machine.in_words)
+    if machine.problem:
+        yield _finding("problem", machine.problem, "until it answers, trials without a cluster train on CPUs")
 
 
 def _seen(root: Path) -> None:

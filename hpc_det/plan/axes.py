@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override, QuotedString, Transformer
 
+from hpc_det.config.cluster_choice import chosen_cluster
 from hpc_det.config.compose import Composed, Composer, is_linked, opened
 from hpc_det.config.interpolation import Resolved, texts
 from hpc_det.config.merge import Tree
@@ -55,11 +56,11 @@ _Choice = tuple[int, ...]
 """For each axis, the index of the value."""
 
 
-def points(overrides: Sequence[str], folders: Sequence[Path]) -> list[Point]:
+def points(overrides: Sequence[str], env: Mapping[str, str]) -> list[Point]:
     """Return the points in the order of Hydra's own sweeper: the last axis varies fastest. Raises UsageError with every
     problem.
     """
-    with opened(folders) as composer:
+    with opened(env, partial(chosen_cluster, None, env)) as composer:
         return _Points(composer, _axes(composer, overrides)).all()
 
 
@@ -169,12 +170,13 @@ class _Points:
         if isinstance(base, UsageError):  # all points of these groups have it
             raise base
         if is_first or base.is_plain:
-            found = base.composed.found
+            found = base.composed
             if base.is_plain:
-                found = Resolved(tree=self._with_values(found.tree, choice), sources=found.sources)
+                tree = self._with_values(found.found.tree, choice)
+                found = replace(found, found=Resolved(tree=tree, sources=found.found.sources))
         else:
-            found = self._compose(choice).found
-        return of_composed(found, base.composed.template_name)
+            found = self._compose(choice)
+        return of_composed(found)
 
     def _base(self, choice: _Choice) -> _Base | UsageError:
         try:

@@ -25,12 +25,14 @@ from hpc_det.config.checks import (
     text_problems,
 )
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.cluster_choice import LOCAL, ChosenCluster
 from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determined_keys import in_todays_names, notes
 from hpc_det.config.determined_uses import Uses, missing_uses
 from hpc_det.config.entrypoint import Context, trial_name
 from hpc_det.config.idle_script import idle_script_note
 from hpc_det.config.interpolation import unresolved_notes
+from hpc_det.config.local_slots import with_local_slots
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
 from hpc_det.config.plain_yaml import key_lines
 from hpc_det.config.problems import render, schema_problems
@@ -67,6 +69,10 @@ class Effective:
     notes: list[str]
     """A line for each explicit key that has no effect here, and other notes for the user."""
     context_dir: Path
+    profile: Tree = field(default_factory=dict)
+    """The cluster profile with all its pools, and with the slots of this machine if it is for this machine."""
+    choice: str = ""
+    """The cluster and why it is used, in words; empty if the user has named it and nothing was found out."""
     includes: tuple[Path, ...] = ()
     points: list[Tree] = field(default_factory=list)
     """For each trial of a multirun or sweep, the sections that differ from the experiment's, and always
@@ -90,7 +96,8 @@ def effective(request: Request) -> Effective:
     variables.
     """
     problems: list[Problem] = []
-    profile, cluster = _profile(request.cluster, problems)
+    local = with_local_slots(request.cluster, _slots_per_trial(request), os.environ)
+    profile, cluster = _profile(local.profile, problems)
     # The keys of an invalid profile may have any type, so they are not merged; its problems are reported anyway.
     site = merge(_site_defaults(request.cluster, problems), {} if problems else _of_every_job(profile))
     layers = [("cluster", site), ("template", request.template or {}), ("config", request.config), *request.overrides]
@@ -119,7 +126,10 @@ def effective(request: Request) -> Effective:
         cluster=cluster,
         tree=tree,
         origins=origins,
+        profile=profile,
+        choice=_choice(request.chosen, local.devices),
         notes=[
+            *filter(None, [local.note]),
             *notes(merged.tree, by_hand, cluster.scheduler),
             *pool_notes(experiment, cluster),
             *_bundle_notes(experiment, cluster),
@@ -139,10 +149,24 @@ def effective(request: Request) -> Effective:
     )
 
 
+def _slots_per_trial(request: Request) -> int:
+    """Return the slots that the layers request for a trial; 1 if none is a number, which the schema reports."""
+    layers = [request.cluster.get("experiment"), request.template, request.config]
+    layers += [tree for _name, tree in request.overrides]
+    sections = (layer.get("resources") for layer in reversed(layers) if isinstance(layer, dict))
+    found = (section.get("slots_per_trial") for section in sections if isinstance(section, dict))
+    return next((slots for slots in found if type(slots) is int), 1)
+
+
+def _choice(chosen: ChosenCluster | None, devices: str) -> str:
+    reasons = ", ".join(filter(None, [chosen.reason if chosen else "", f"with {devices}" if devices else ""]))
+    return f"{chosen.name if chosen else LOCAL} ({reasons})" if reasons else ""
+
+
 def valid_profile(tree: Tree) -> Cluster:
     """Return a cluster profile, validated alone. Raises UsageError with every problem."""
     problems: list[Problem] = []
-    _tree, cluster = _profile(tree, problems)
+    _tree, cluster = _profile(with_local_slots(tree, 1, os.environ).profile, problems)
     _site_defaults(tree, problems)
     if problems or cluster is None:
         raise UsageError(render(problems, lambda path: None))

@@ -15,7 +15,7 @@ from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determined_keys import in_todays_names
 from hpc_det.config.merge import Tree, leaves, merge_layers
 from hpc_det.config.problems import render
-from hpc_det.config.request import Request, conf_folders
+from hpc_det.config.request import Request
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError, printable
 from hpc_det.plan.effective import Effective, effective
@@ -85,7 +85,7 @@ def multirun_from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Mul
     """Return the points of `hpc-det run -m` in the order of Hydra's sweeper. Raises UsageError with every problem."""
     from hpc_det.plan.axes import points  # no other command needs hydra
 
-    return Multirun(points=points(overrides, [folder.path for folder in conf_folders(env)]))
+    return Multirun(points=points(overrides, env))
 
 
 def effective_multirun(multirun: Multirun) -> Effective:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.errors import printable
+from hpc_det.node import gpus
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.priority import USUAL
@@ -85,9 +86,11 @@ class Local:
         """Return CUDA_VISIBLE_DEVICES for the gang at this place; empty for CPU slots."""
         if plan.slot_type != "gpu":
             return {}
-        # Without a scheduler, nothing else divides the GPUs among gangs.
-        first = place * plan.ranks_per_node
-        return {"CUDA_VISIBLE_DEVICES": ",".join(str(first + slot) for slot in range(plan.ranks_per_node))}
+        # Without a scheduler, nothing else divides the GPUs among gangs: those of the shell that submitted the job.
+        first, last = place * plan.ranks_per_node, (place + 1) * plan.ranks_per_node
+        visible = os.environ.get(gpus.VISIBLE)
+        mine = map(str, range(first, last)) if visible is None else gpus.names(visible)[first:last]
+        return {gpus.VISIBLE: ",".join(mine)}
 
     def node_rank(self, env: Mapping[str, str]) -> int:
         return 0

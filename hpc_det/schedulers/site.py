@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
+from hpc_det.config.cluster_choice import COMMANDS, Which, schedulers_here
+from hpc_det.config.local_slots import CPU_RANKS, in_words
 from hpc_det.errors import UsageError
+from hpc_det.node.gpus import Device, NvmlError, cuda_devices
 from hpc_det.schedulers.pbs.hosts import STARTERS
 from hpc_det.schedulers.scheduler import CommandError, Run
 
-Which = Callable[[str], str | None]
-"""A function that returns the path of a command on PATH; None if it is not found."""
-
-# Slurm is first: it may bring wrappers named like the commands of PBS, which cannot print JSON.
-_COMMANDS = {"slurm": "sinfo", "pbs": "pbsnodes"}
-"""The command whose presence shows that a scheduler is installed, by scheduler; the one to try first is first."""
+NO_SCHEDULER = "neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +74,53 @@ def scheduler_here(which: Which) -> str | None:
     return next(iter(schedulers_here(which)), None)
 
 
-def schedulers_here(which: Which) -> list[str]:
-    """Return the schedulers whose commands are installed, the likelier first. Their daemons may not be running."""
-    return [kind for kind, command in _COMMANDS.items() if which(command)]
+class ThisMachine(NamedTuple):
+    """What a machine without a scheduler has."""
+
+    name: str
+    gpus: tuple[Device, ...]
+    """The GPUs that CUDA shows."""
+    cpus: int
+    """The CPUs that this process may use."""
+    problem: str = ""
+    """Why the NVIDIA driver could not be queried; empty if it answered, or is not installed."""
+
+    @classmethod
+    def look(cls, env: Mapping[str, str]) -> ThisMachine:
+        """Return this machine, with the GPUs that processes with this environment see."""
+        name = socket.gethostname().partition(".")[0]
+        cpus = len(os.sched_getaffinity(0))
+        try:
+            return cls(name, tuple(cuda_devices(env)), cpus)
+        except NvmlError as error:
+            return cls(name, (), cpus, f"the NVIDIA driver does not answer ({error}); run nvidia-smi")
+
+    @property
+    def in_words(self) -> str:
+        """Its GPUs and CPUs, such as "2 GPUs, NVIDIA H200, 141 GiB each, and 16 CPUs"."""
+        sizes = dict.fromkeys(f"{device.memory / 2**30:.0f} GiB each" for device in self.gpus if device.memory)
+        gpus = ", ".join([in_words(self.gpus), *sizes]) if self.gpus else "no NVIDIA GPU"
+        return f"{gpus}, and {self.cpus} CPUs"
+
+    def to_yaml(self, name: str) -> str:
+        """Return the text of a profile called `name` for this machine."""
+        slots = len(self.gpus) or CPU_RANKS
+        lines = [
+            f"# Written by `hpc-det cluster detect`. This machine has no scheduler; it has {self.in_words}.",
+            f"name: {_value(name)}",
+            "scheduler: local",
+            "max_nodes: 1",
+            f"slots_per_node: {slots}",
+            f"slot_type: {'gpu' if self.gpus else 'cpu'}",
+            f"cpus_per_slot: {max(self.cpus // slots, 1)}",
+            "",
+            "containers:",
+            "  runtime: null  # apptainer or podman, for experiments that name an image",
+            "",
+            "# scratch: /scratch/$USER     # a folder on a fast disk, for $TMPDIR",
+            "# setup: [ulimit -n 65536]    # shell lines, run in the job",
+        ]
+        return "".join(f"{line}\n" for line in lines)
 
 
 def ask(run: Run, which: Which, only: str | None = None) -> Site:
@@ -86,13 +131,13 @@ def ask(run: Run, which: Which, only: str | None = None) -> Site:
     here = [kind for kind in schedulers_here(which) if only in (None, kind)]
     if only and not here:
         raise UsageError(
-            f"cluster detect: --scheduler {only}: {_COMMANDS[only]} is not on PATH; run this on a login node of the "
+            f"cluster detect: --scheduler {only}: {COMMANDS[only]} is not on PATH; run this on a login node of the "
             "cluster, or choose the other scheduler"
         )
     if not here:
         raise UsageError(
-            "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run this on a login node of the "
-            "cluster, or write a profile by hand: see docs/how-to/set-up-a-cluster.md"
+            f"{NO_SCHEDULER}; run this on a login node of the cluster, or write a profile by hand: see "
+            "docs/how-to/set-up-a-cluster.md"
         )
     # A PBS site may also have the commands of a Slurm that does not run, so a scheduler that does not answer is
     # skipped.

@@ -8,30 +8,50 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hpc_det.errors import UsageError
 from hpc_det.node import disk
 from hpc_det.node.files import PRIVATE_FOLDER, flush_folder, make_private, others_may_write, share
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
+from hpc_det.store.site_settings import root_for, site_settings, user_name
 
 _DELETED = ".deleted-"
 FOLDER = "hpc_det"
 """Name of the default state root in the user's home folder."""
+VARIABLE = "HPC_DET_ROOT"
 
 
 def state_root(env: Mapping[str, str]) -> Path:
-    """Return `$HPC_DET_ROOT`, or `~/hpc_det`. Raises UsageError if other users can change files that jobs run."""
+    """Return the folder of all experiments of this user. Raises UsageError if other users can change files that jobs
+    run.
+    """
     root = configured_root(env)
-    if problem := danger(root):
-        raise UsageError(f"HPC_DET_ROOT: {root} {': '.join(problem)}")
-    return root
+    if problem := danger(root.path):
+        raise UsageError(f"{root.origin}: {root.path} {': '.join(problem)}")
+    return root.path
 
 
-def configured_root(env: Mapping[str, str]) -> Path:
-    """Return `$HPC_DET_ROOT`, or `~/hpc_det`, without checking the folder."""
-    configured = env.get("HPC_DET_ROOT")
-    return Path(configured).expanduser().absolute() if configured else Path.home() / FOLDER
+class Root(NamedTuple):
+    """A state root, and what sets it."""
+
+    path: Path
+    origin: str
+    """HPC_DET_ROOT, the site's file, or "the default"."""
+
+
+def configured_root(env: Mapping[str, str]) -> Root:
+    """Return `$HPC_DET_ROOT`, or the root that the site sets, or `~/hpc_det`, without checking the folder.
+
+    Raises UsageError if the site's settings are wrong.
+    """
+    if configured := env.get(VARIABLE):
+        return Root(Path(configured).expanduser().absolute(), VARIABLE)
+    if setting := site_settings(env).root:
+        root = root_for(setting, user_name(env), str(Path.home()), env, remedy=f"set it, or set {VARIABLE}")
+        return Root(root, f"{setting.file}: root")
+    return Root(Path.home() / FOLDER, "the default")
 
 
 def danger(root: Path) -> tuple[str, str] | None:
@@ -50,17 +70,22 @@ def danger(root: Path) -> tuple[str, str] | None:
     return f"has mode {mode:04o}, so others may change what your jobs run", remedy
 
 
-def root_of(owner: str) -> Path:
-    """Return the state root of another user. `owner`: the name of the user, or the path of the state root.
+def root_of(owner: str, env: Mapping[str, str]) -> Path:
+    """Return the state root of another user, unless they have set HPC_DET_ROOT. `owner`: the name of the user, or the
+    path of the state root.
 
-    Raises UsageError if the user does not exist.
+    Raises UsageError if the user does not exist, or if the site's root depends on other variables of that user.
     """
     if "/" in owner:
         return Path(owner).expanduser().absolute()
     try:
-        return Path(pwd.getpwnam(owner).pw_dir) / FOLDER
+        home = pwd.getpwnam(owner).pw_dir
     except KeyError:
         raise UsageError(f"{owner}: unknown user; give the name of a user, or the path of their HPC_DET_ROOT") from None
+    setting = site_settings(env).root
+    if setting is None:
+        return Path(home) / FOLDER
+    return root_for(setting, owner, home, {}, remedy=f"in place of {owner}, give the path of their {VARIABLE}")
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 
+from hpc_det.config.cluster_choice import chosen_cluster
 from hpc_det.config.merge import Tree
-from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.config.request import Request, find
+from hpc_det.config.request import Request
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.environment_archive import shared_python
 from hpc_det.plan.effective import Effective, effective
@@ -32,7 +32,7 @@ class Settings:
 
     scheduler: str
     """Scheduler of the launcher, which the cluster profile must have, too."""
-    cluster: str
+    cluster: str | None
     slots: int
     time_limit: str | int | None
     resource_pool: str | None
@@ -52,14 +52,20 @@ class Settings:
         `name`: name of the experiment; `folder`: the folder in which the app was started. Raises UsageError with every
         problem.
         """
-        cluster = load_yaml(find("cluster", self.cluster, env))
+        chosen = chosen_cluster(self.cluster, env, self.scheduler)
+        cluster = chosen.profile()
         if cluster.get("scheduler") != self.scheduler:
             raise UsageError(
-                f"hydra.launcher.cluster: {self.cluster!r} has the scheduler {cluster.get('scheduler')}, this launcher "
+                f"hydra.launcher.cluster: {chosen.name!r} has the scheduler {cluster.get('scheduler')}, this launcher "
                 f"is for {self.scheduler}; choose hydra/launcher=hpc_{cluster.get('scheduler')}, or another cluster"
             )
         request = Request(
-            cluster=cluster, template=None, template_name=None, config=self._config(name), context_dir=folder
+            cluster=cluster,
+            template=None,
+            template_name=None,
+            config=self._config(name),
+            context_dir=folder,
+            chosen=chosen,
         )
         found = effective(request)
         points: list[Tree] = [{"hyperparameters": dict(map(_split, point))} for point in overrides]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -20,10 +21,10 @@ LONGEST_VALUE = 60
 
 
 def number(value: Any) -> str:
-    """Return a number with five significant digits; text as it is, other values as JSON, both cut to LONGEST_VALUE."""
+    """Return a number with five significant digits; text as it is, other values as `setting`, cut to LONGEST_VALUE."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{value:.5g}"
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else setting(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
@@ -35,6 +36,29 @@ def number_if_known(value: Any) -> str:
 def values_in_words(values: Mapping[str, Any]) -> str:
     """Return a text such as `loss 0.25, accuracy 0.9`."""
     return ", ".join(f"{name} {number(value)}" for name, value in values.items())
+
+
+def settings(values: Mapping[str, Any]) -> str:
+    """Return a map as text such as `width: 64, optimizer: {name: adam}`; see `setting`."""
+    return ", ".join(f"{setting(name)}: {setting(value)}" for name, value in values.items())
+
+
+def setting(value: Any) -> str:
+    """Return a value of JSON as one line of YAML, with floats of five significant digits."""
+    if isinstance(value, Mapping):
+        return f"{{{settings(value)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(setting, value))}]"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, str) and _NEEDS_NO_QUOTES.fullmatch(value) and value.casefold() not in _NOT_TEXT:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+_NEEDS_NO_QUOTES = re.compile(r"[^\W\d]\w*(?:[ ./+@-]+\w+)*")
+_NOT_TEXT = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
+"""Words that YAML does not read as text."""
 
 
 def percent(share: float | None) -> str:

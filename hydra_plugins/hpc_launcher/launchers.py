@@ -27,13 +27,14 @@ class HpcLocalLauncher(SweepLauncher):
 class HpcLauncherConf:
     """The fields of `hydra.launcher`, which all three launchers have."""
 
-    cluster: str
-    """Name of a cluster profile, as `hpc-det cluster list` shows it."""
+    cluster: Optional[str] = None  # noqa: UP045  # OmegaConf 2.3 reads no other spelling with Python 3.10
+    """Name of a cluster profile, as `hpc-det cluster list` shows it; None chooses one as `hpc-det experiment create`
+    does, among the profiles of the launcher's scheduler."""
     slots: int = 1
     """Number of ranks of each point."""
     time_limit: Any = None
     """Time limit of a job: minutes or "HH:MM:SS" (quoted in YAML); None uses the cluster profile's."""
-    resource_pool: Optional[str] = None  # noqa: UP045  # OmegaConf 2.3 reads no other spelling with Python 3.10
+    resource_pool: Optional[str] = None  # noqa: UP045
     """Partition or queue; None uses the cluster profile's."""
     array_parallelism: int = 0
     """Largest number of points that run at the same time; 0: no limit."""
@@ -54,19 +55,17 @@ class HpcLauncherConf:
 @dataclass
 class HpcSlurmConf(HpcLauncherConf):
     _target_: str = "hydra_plugins.hpc_launcher.launchers.HpcSlurmLauncher"
-    cluster: str = "slurm"
 
 
 @dataclass
 class HpcPbsConf(HpcLauncherConf):
     _target_: str = "hydra_plugins.hpc_launcher.launchers.HpcPbsLauncher"
-    cluster: str = "pbs"
 
 
 @dataclass
 class HpcLocalConf(HpcLauncherConf):
     _target_: str = "hydra_plugins.hpc_launcher.launchers.HpcLocalLauncher"
-    cluster: str = "local"
+    cluster: Optional[str] = "local"  # noqa: UP045
     poll_s: float = 0.2
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.plan.effective import valid_profile
 from tests.cli.conftest import Command
 from tests.facts import unnamed
+from tests.nvml import Nvml, installed
 from tests.schedulers.recorded_sites import HERE
 
 SAYS = {
@@ -46,7 +50,7 @@ def test_a_profile_that_was_written_is_found_by_its_name(hpc_det: Command, slurm
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert hpc_det("cluster", "show", "atlas").out == file.read_text()
     rows = [line.split() for line in hpc_det("cluster", "list").out.splitlines()]
-    assert rows[:2] == [["NAME", "SCHEDULER", "FILE"], ["atlas", "slurm", str(file)]]
+    assert rows[:2] == [["NAME", "SCHEDULER", "DEFAULT", "FILE"], ["atlas", "slurm", "yes", str(file)]]
     assert [row[0] for row in rows[2:]] == ["local", "pbs", "slurm"]
 
 
@@ -72,12 +76,52 @@ def test_two_places_to_write_to_are_refused(hpc_det: Command, tmp_path: Path) ->
     assert not unnamed(hpc_det("cluster", "detect", "--write", "-o", tmp_path / "file").err, "--write", "--output")
 
 
-def test_without_a_scheduler_there_is_nothing_to_detect(
-    hpc_det: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_scheduler_the_profile_is_for_this_machine(
+    hpc_det: Command, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    refused = hpc_det("cluster", "detect")
-    assert not unnamed(refused.err, "Slurm", "sinfo", "PBS", "pbsnodes", "PATH")
+    installed(monkeypatch, Nvml("GPU-a", "GPU-b", "GPU-c"))
+    found = hpc_det("cluster", "detect", "--name", "desk", "--write")
+    assert not unnamed(found.err, "Slurm", "sinfo", "PBS", "pbsnodes", "PATH")
+    tree = load_yaml(root / "conf" / "cluster" / "desk.yaml")
+    assert tree["cpus_per_slot"] == max(len(os.sched_getaffinity(0)) // 3, 1)
+    assert (tree["name"], tree["scheduler"], tree["slots_per_node"], tree["slot_type"]) == ("desk", "local", 3, "gpu")
+    assert valid_profile(tree).max_nodes == 1
+    assert json.loads(hpc_det("cluster", "list", "--json").out)[0]["default"]
+
+
+def test_a_machine_without_gpus_has_a_profile_with_ranks_on_cpus(hpc_det: Command) -> None:
+    found = hpc_det("cluster", "detect", "--name", "desk")
+    assert not unnamed(found.out, "slot_type: cpu", "slots_per_node: 2", "no NVIDIA GPU")
+
+
+def test_a_driver_that_does_not_answer_is_told(hpc_det: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, Nvml())
+    found = hpc_det("cluster", "detect", "--name", "desk")
+    assert "slot_type: cpu" in found.out
+    assert not unnamed(found.err, "NVIDIA driver", "nvidia-smi")
+
+
+def test_a_named_scheduler_that_is_not_here_is_not_replaced_by_this_machine(hpc_det: Command) -> None:
+    assert hpc_det("cluster", "detect", "--scheduler", "pbs").fails(2, "--scheduler pbs", "pbsnodes", "PATH")
+
+
+def test_a_broken_profile_is_named_and_the_others_are_listed(hpc_det: Command, root: Path) -> None:
+    folder = root / "conf" / "cluster"
+    folder.mkdir(parents=True)
+    (folder / "atlas.yaml").write_text("name: [")
+    shown = hpc_det("cluster", "list")
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["NAME", "atlas", "local", "pbs", "slurm"]
+    assert not unnamed(shown.err, folder / "atlas.yaml")
+    (atlas, *others) = json.loads(hpc_det("cluster", "list", "--json").out)
+    assert (atlas["name"], atlas["scheduler"], atlas["default"]) == ("atlas", None, True)
+    assert atlas["problem"]
+    assert [other["problem"] for other in others] == [None, None, None]
+
+
+def test_the_list_says_why_none_is_the_default(hpc_det: Command, slurm: None, root: Path) -> None:
+    shown = hpc_det("cluster", "list")
+    assert "yes" not in shown.out.split()
+    assert not unnamed(shown.err, "Slurm", "hpc-det cluster detect", "--cluster local")
 
 
 def test_an_unknown_profile_is_told_with_the_known_ones(hpc_det: Command) -> None:

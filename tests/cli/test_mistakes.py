@@ -476,7 +476,7 @@ LAST = [
         given=lambda user: user.patch.setattr("hpc_det.submit.submission.find_spec", lambda name: None),
         what=["'s3'", "s3fs"],
         where=["checkpoint_storage.type", sys.executable],
-        remedy=["-m pip install 'hpc_det[cloud]'"],
+        remedy=["-m pip install 'hpc_det[s3]'"],
     ),
     Mistake(
         name="The state folder is a file",

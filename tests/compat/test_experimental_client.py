@@ -16,15 +16,11 @@ from tests.cli.life import FakeScheduler, Life
 from tests.facts import refused
 
 
-def test_create_experiment_needs_a_cluster_and_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_experiment_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.delenv("HPC_DET_CLUSTER", raising=False)
     monkeypatch.setattr("hpc_det.client.api.create", lambda *args, **options: given.append((args, options)))
     monkeypatch.setattr(client, "Experiment", lambda own: own)
-    with refused(UsageError, "HPC_DET_CLUSTER"):
-        client.create_experiment("const.yaml", "model")
-    monkeypatch.setenv("HPC_DET_CLUSTER", "atlas")
-    client.create_experiment("const.yaml", "model", includes=["data"], template="small")
+    client.create_experiment("const.yaml", "model", includes=["data"], template="small", cluster="atlas")
     assert given == [(("const.yaml", "model"), {"includes": ["data"], "template": "small", "cluster": "atlas"})]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.plan.effective import Effective
+from hpc_det.plan.effective import Effective, valid_profile
 from hpc_det.resources import data_path
 from tests.facts import each_names, golden, unnamed
 
@@ -45,10 +45,10 @@ def test_an_unknown_pool_changes_nothing() -> None:
     assert cluster().in_pool("nowhere") == cluster()
 
 
-@pytest.mark.parametrize("name", ["local", "slurm"])
+@pytest.mark.parametrize("name", ["local", "slurm", "pbs"])
 def test_the_profiles_that_come_along_are_valid(name: str) -> None:
     tree = load_yaml(data_path("conf") / "cluster" / f"{name}.yaml")
-    assert Cluster.model_validate(tree).name == name
+    assert valid_profile(tree).name == name
 
 
 WRONG_PROFILES: list[tuple[dict[str, Any], list[object]]] = [

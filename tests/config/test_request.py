@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.request import Request, apply_override, conf_folders, find, for_test, from_file, on_one_slot
+from hpc_det.config.conf_files import conf_folders, find
+from hpc_det.config.request import Request, apply_override, for_test, from_file, on_one_slot
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import effective
 from hpc_det.resources import data_path

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hpc_det.config.request import find, from_hydra
+from hpc_det.config.conf_files import find
+from hpc_det.config.request import from_hydra
 from hpc_det.config.templates import problems_of, remove_template, set_template, template, templates
 from hpc_det.errors import UsageError
 from hpc_det.resources import data_path
@@ -21,7 +22,9 @@ SMALL = data_path("conf") / "template/small.yaml"
 @pytest.fixture
 def site_file(tmp_path: Path, env: dict[str, str]) -> UserFile:
     """Return a function that writes a file into a conf folder of the site; "one" takes precedence over "two"."""
-    env["HPC_DET_SITE_CONF"] = os.pathsep.join(str(tmp_path / folder) for folder in ("one", "two", "gone"))
+    env["HPC_DET_SITE_CONF"] = os.pathsep.join(str(tmp_path / folder) for folder in ("one", "two"))
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
 
     def write(name: str, tree: Any) -> Path:
         file = tmp_path / name

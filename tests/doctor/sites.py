@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.cluster_choice import Which
 from hpc_det.doctor import Finding
 from hpc_det.schedulers.pbs import detect as pbs
 from hpc_det.schedulers.scheduler import CommandError, Run
-from hpc_det.schedulers.site import Which
 from hpc_det.schedulers.slurm import detect as slurm
 from tests.facts import unnamed
 from tests.schedulers.recorded_sites import PBS, SLURM, replay, said

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from hpc_det.config.cluster_choice import Which
 from hpc_det.doctor import Finding
 from hpc_det.doctor.pbs import findings
 from hpc_det.schedulers.pbs.detect import detect
-from hpc_det.schedulers.site import Which
 from tests.doctor.sites import everything, on_path, one, pbs_site, verdicts
 from tests.facts import golden, unnamed
 

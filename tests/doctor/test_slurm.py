@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from hpc_det.config.cluster_choice import Which
 from hpc_det.doctor import Finding
 from hpc_det.doctor.slurm import findings, requeue_delay_s, try_submission
 from hpc_det.schedulers.scheduler import CommandError
-from hpc_det.schedulers.site import Which
 from hpc_det.schedulers.slurm.detect import detect
 from tests.doctor.sites import ATLAS, LAB, cluster, everything, on_path, one, slurm_site, verdicts
 from tests.facts import golden, unnamed

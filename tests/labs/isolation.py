@@ -36,6 +36,14 @@ def forget_other_schedulers(env: MutableMapping[str, str], *, keep_pbs: bool) ->
             del env[name]
 
 
+def forget_commands(env: MutableMapping[str, str], folder: Path) -> None:
+    """Remove the commands of this machine's schedulers from PATH, so that it is no login node of a cluster.
+
+    `folder`: for links to its other commands.
+    """
+    env["PATH"] = path_without((*SLURM_COMMANDS, *PBS_COMMANDS), env["PATH"], folder)
+
+
 def path_with_only(scheduler: Path, path: str, folder: Path) -> str:
     """Return `path` with the commands of `scheduler` first, and without those of others; unchanged if it already has
     them.

@@ -276,13 +276,13 @@ def test_the_sources_of_the_outputs_are_recorded_once(tmp_path: Path) -> None:
 
 def test_the_guide_shows_the_example() -> None:
     docs = Path(__file__).parents[2] / "docs"
-    example = docs / "examples" / "digits_inference"
+    example = docs / "examples" / "batch_inference"
     shown = {
         Path(step.path).name: step.text
         for step in Page.read(docs / "how-to" / "batch-inference.md").steps()
         if isinstance(step, File)
     }
-    for name in ("infer.py", "digits_inference.yaml"):
+    for name in ("infer.py", "tiny.yaml"):
         assert (example / name).read_text().endswith(shown[name].partition("\n")[2])
 
 

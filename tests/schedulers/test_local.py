@@ -144,9 +144,12 @@ def test_a_job_of_another_host_is_no_news_and_is_not_killed_here() -> None:
         Local().cancel(elsewhere, run_command)
 
 
-def test_gangs_that_share_this_machine_have_gpus_of_their_own() -> None:
+def test_gangs_that_share_this_machine_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     plan = job_plan(scheduler="local", ranks_per_node=2)
     assert [Local().share(plan, place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == ["0,1", "2,3", "4,5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,GPU-b2, 3,0")
+    assert [Local().share(plan, place)["CUDA_VISIBLE_DEVICES"] for place in range(2)] == ["7,GPU-b2", "3,0"]
     assert Local().share(job_plan(slot_type="cpu"), 1) == {}
 
 

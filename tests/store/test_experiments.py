@@ -37,7 +37,7 @@ def test_a_root_that_others_can_write_is_refused_with_the_remedy(root: Path, mod
     root.chmod(mode)
     with refused(UsageError, root, f"{mode:04o}", remedy):
         state_root(env(root))
-    assert configured_root(env(root)) == root
+    assert configured_root(env(root)).path == root
 
 
 @pytest.mark.parametrize("alone", [True, False])

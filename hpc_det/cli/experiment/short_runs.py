@@ -174,10 +174,11 @@ class ShortRuns(Generic[W, F]):
 
 
 def effective_of(request: Request, config: Tree) -> Effective:
-    """Return the effective configuration of a short training, given its `config`."""
+    """Return the effective configuration of a short training, given its `config`; `request` has the profile of the
+    experiment's own effective configuration.
+    """
     # `config` was made from an effective configuration, in which template and overrides are already merged
-    cluster = {key: value for key, value in request.cluster.items() if key != "experiment"}
-    return effective(replace(request, cluster=cluster, template=None, template_name=None, config=config, overrides=()))
+    return effective(replace(request, template=None, template_name=None, config=config, overrides=()))
 
 
 def once(wanted: W) -> Series[W, F]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -91,6 +91,7 @@ class Tuning:
         if wrong := list(problems(found)):
             raise UsageError(wrong)
         say_notes(found)
+        request = replace(request, cluster=found.profile)  # a training with other slots uses the same kind of them
         tuning = cls(request, found, batches, variations(found.tree, found.cluster, most_slots))
         tuning._check()
         return tuning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -155,6 +155,7 @@ class Check:
         if wrong:
             raise UsageError(wrong)
         say_notes(found)
+        request = replace(request, cluster=found.profile)
         return cls(request, found, batches, places(batches, stops, seed), seed)
 
     def run(self, *, keep: bool) -> Comparison:

@@ -14,12 +14,12 @@ import click
 
 from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.client.lookup import store
+from hpc_det.config.cluster_choice import schedulers_here
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers import local
 from hpc_det.schedulers.queue import Queue, QueuedJob, queue, this_user
 from hpc_det.schedulers.scheduler import CommandError, JobState, run_command
-from hpc_det.schedulers.site import schedulers_here
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import NONE, date_and_time, iso
 
@@ -199,6 +199,15 @@ def own_jobs(job_id: str, jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
                 f"job {job_id}: belongs to {job.user}; only {job.user} and the site's operators may change it"
             )
     return found
+
+
+def own_waiting_jobs() -> list[QueuedJob]:
+    """Return the user's waiting jobs of all pools in scheduling order, each once.
+
+    Raises UsageError without a scheduler, CommandError if it does not answer.
+    """
+    jobs = [job for job in queue_to_change().jobs(run_command) if job.waits and job.user == this_user()]
+    return list({job.named: job for job in jobs}.values())  # a job that waits in two pools is listed in both
 
 
 def waiting(job_id: str, found: Sequence[QueuedJob]) -> list[QueuedJob]:

@@ -1,14 +1,11 @@
 """Health checks of a node before its ranks start: devices, memory, the folders that the run needs, the clock.
 
 Each check runs in its own process: one that accesses a dead file server never returns and cannot even be killed, so no
-answer is a failed check. On a healthy node all checks together take a few milliseconds. The NVIDIA driver is queried
-through its library (NVML, nvml.h of the CUDA toolkit), because nvidia-smi takes ten times longer. NVML lists only the
-devices of the job's cgroup or container.
+answer is a failed check. On a healthy node all checks together take a few milliseconds.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -16,15 +13,14 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from hpc_det.launch.node_folders import NodeFolders
-from hpc_det.node import full_disk
+from hpc_det.node import full_disk, gpus
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import TrialFolder
 
@@ -36,7 +32,6 @@ CLOCK_S = 60.0
 """Seconds by which clocks may differ; hpc_det compares ends of jobs and times of failures across nodes."""
 MOST_USED = 0.5
 """Largest used share of a device's memory; the gang's own ranks do not run yet."""
-_UUID_LENGTH = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
 class NodeProblem(NamedTuple):
@@ -185,122 +180,30 @@ def _answer(name: str, process: int, answer: int, end: float, within_s: float) -
 # --- GPUs
 
 
-class _Memory(ctypes.Structure):
-    """nvmlMemory_t, in bytes."""
-
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
-class NvmlError(Exception):
-    """A function of NVML has returned an error."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """A GPU, or a MIG device."""
-
-    uuid: str
-    """GPU-... or MIG-..."""
-    used: float
-    """Share of its memory, from 0 to 1."""
-
-
 def device_problem(needed: int, env: Mapping[str, str], nvml: Any | None = None) -> str | None:
     """Return as text why `needed` ranks cannot have a GPU each on this node; None if they can, or if that is unknown.
 
     `nvml`: the library; None: load it.
     """
     try:
-        nvml = nvml or ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:  # no NVIDIA driver: the slots may be GPUs of another vendor, which this module cannot query
+        found = gpus.devices(nvml)
+    except OSError:  # no NVIDIA driver: the slots may be GPUs of another vendor, which NVML does not list
         return None
-    try:
-        devices = list(_nvml_devices(nvml))
-    except NvmlError as error:
+    except gpus.NvmlError as error:
         return f"the NVIDIA driver does not answer ({error}); run nvidia-smi on this node"
-    return _device_problem(needed, devices, env.get("CUDA_VISIBLE_DEVICES"))
+    return _device_problem(needed, found, env.get(gpus.VISIBLE))
 
 
-def _device_problem(needed: int, devices: list[Device], visible: str | None) -> str | None:
-    mine, missing = _visible(devices, visible)
-    given = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
-    if missing:
-        return f"no such GPU: {', '.join(missing)}{given}"
+def _device_problem(needed: int, found: list[gpus.Device], visible: str | None) -> str | None:
+    given = "" if visible is None else f" ({gpus.VISIBLE} is {visible!r})"
+    if visible is None:
+        mine = [device for device in found if not device.part_of]
+    else:
+        by_name = {name: gpus.named(found, name) for name in gpus.names(visible)}
+        if missing := [name for name, device in by_name.items() if device is None]:
+            return f"no such GPU: {', '.join(missing)}{given}"
+        mine = [device for device in by_name.values() if device]
     if len(mine) < needed:
         return f"{len(mine)} of {needed} GPUs{given}"
     busy = [f"{device.uuid} ({device.used:.0%})" for device in mine[:needed] if device.used > MOST_USED]
     return f"other processes use most of the memory of {', '.join(busy)}" if busy else None
-
-
-def _visible(devices: list[Device], visible: str | None) -> tuple[list[Device], list[str]]:
-    """Return the devices that CUDA shows to a rank, and the names in `visible` that match none.
-
-    A name is a number, or the beginning of a UUID.
-    """
-    gpus = [device for device in devices if device.uuid.startswith("GPU-")]
-    if visible is None:
-        return gpus, []
-    mine, missing = [], []
-    for name in filter(None, (part.strip() for part in visible.split(","))):
-        if name.isdecimal():
-            found = gpus[int(name) : int(name) + 1]
-        else:
-            found = [device for device in devices if device.uuid.startswith(_plain(name))][:1]
-        mine += found
-        missing += [] if found else [name]
-    return mine, missing
-
-
-def _plain(name: str) -> str:
-    """Return the name of a device as NVML knows it."""
-    # Drivers before 470 wrote MIG-GPU-UUID/INSTANCE/INSTANCE for a MIG device, which NVML now lists under its GPU.
-    return name.split("/")[0].removeprefix("MIG-") if name.startswith("MIG-GPU-") else name
-
-
-def _nvml_devices(nvml: Any) -> Iterator[Device]:
-    """Yield the GPUs in the driver's order, each followed by its MIG devices. Raises NvmlError."""
-    _call_nvml(nvml.nvmlInit_v2)
-    try:
-        for handle in _handles(nvml):
-            yield _device(nvml, handle)
-            yield from (_device(nvml, part) for part in _mig_handles(nvml, handle))
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _handles(nvml: Any) -> Iterator[ctypes.c_void_p]:
-    """Yield the handles of the GPUs that this job may use."""
-    count = ctypes.c_uint()
-    _call_nvml(nvml.nvmlDeviceGetCount_v2, ctypes.byref(count))
-    for index in range(count.value):
-        handle = ctypes.c_void_p()
-        code = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle))
-        if code == 0:  # otherwise NVML_ERROR_NO_PERMISSION: the GPU belongs to another job
-            yield handle
-
-
-def _mig_handles(nvml: Any, gpu: ctypes.c_void_p) -> Iterator[ctypes.c_void_p]:
-    """Yield the handles of the MIG devices of a GPU."""
-    count = ctypes.c_uint()
-    if nvml.nvmlDeviceGetMaxMigDeviceCount(gpu, ctypes.byref(count)):
-        return
-    for index in range(count.value):
-        handle = ctypes.c_void_p()
-        if nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, ctypes.c_uint(index), ctypes.byref(handle)) == 0:
-            yield handle
-
-
-def _device(nvml: Any, handle: ctypes.c_void_p) -> Device:
-    uuid = ctypes.create_string_buffer(_UUID_LENGTH)
-    _call_nvml(nvml.nvmlDeviceGetUUID, handle, uuid, ctypes.c_uint(_UUID_LENGTH))
-    memory = _Memory()
-    # Not all models report their memory.
-    known = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0 and memory.total
-    return Device(uuid.value.decode(), memory.used / memory.total if known else 0.0)
-
-
-def _call_nvml(function: Any, *arguments: Any) -> None:
-    """Call a function of NVML. Raises NvmlError if it fails."""
-    code = function(*arguments)
-    if code:
-        raise NvmlError(f"{getattr(function, '__name__', 'NVML')} returned {code}")

@@ -16,7 +16,7 @@ from deepspeed.accelerator import real_accelerator
 from deepspeed.runtime.dataloader import RepeatingLoader
 from deepspeed.utils import groups
 from pydantic import ValidationError
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, shown

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.conf_files import find
 from hpc_det.config.fields import time_limit_min
 from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.config.request import find
 from hpc_det.errors import UsageError
 from hpc_det.node.network import interfaces
 from hpc_det.plan.effective import valid_profile

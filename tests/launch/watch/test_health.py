@@ -20,6 +20,7 @@ from hpc_det.launch.watch.health import NodeProblem, answers, device_problem, pr
 from hpc_det.store.folders import ExperimentFolder
 from tests.facts import each_names, unnamed
 from tests.machine import smallest
+from tests.nvml import Nvml
 from tests.plan.plans import job_plan
 
 pytestmark = pytest.mark.integration
@@ -114,47 +115,6 @@ def test_the_wrong_clock_is_the_one_that_most_others_contradict() -> None:
     assert list(wrong) == ["b"]
     assert unnamed(wrong["b"].text, "clock", "90 s", "ahead", "a") == []
     assert list(wrong_clocks({"a": 0, "b": 90, "c": 91})) == ["a"]
-
-
-class Nvml:
-    """A stand-in for NVML. A device is a UUID, or None if it belongs to another job; `mig`: parts of the first one."""
-
-    def __init__(self, *uuids: str | None, mig: tuple[str, ...] = (), used: dict[str, float] | None = None) -> None:
-        self._uuids = uuids
-        self._mig = mig
-        self._all = [*uuids, *mig]
-        self._used = used or {}
-
-    def nvmlInit_v2(self) -> int:
-        return 0 if self._uuids else 9  # NVML_ERROR_DRIVER_NOT_LOADED
-
-    def nvmlShutdown(self) -> int:
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = len(self._uuids)
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
-        handle._obj.value = index.value + 1
-        return 0 if self._uuids[index.value] else 4  # NVML_ERROR_NO_PERMISSION
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: Any, count: Any) -> int:
-        count._obj.value = len(self._mig) if gpu.value == 1 else 0
-        return 0
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: Any, index: Any, handle: Any) -> int:
-        handle._obj.value = len(self._uuids) + index.value + 1
-        return 0
-
-    def nvmlDeviceGetUUID(self, handle: Any, buffer: Any, length: Any) -> int:
-        buffer.value = str(self._all[handle.value - 1]).encode()
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
-        memory._obj.total = 100
-        memory._obj.used = int(100 * self._used.get(str(self._all[handle.value - 1]), 0))
-        return 0
 
 
 FOUR = Nvml("GPU-a", "GPU-b", "GPU-c", "GPU-d")

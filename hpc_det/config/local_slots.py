@@ -1,0 +1,55 @@
+"""The slots of a profile for this machine that does not set them: its GPUs if they are enough, else CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hpc_det.config.merge import Tree
+from hpc_det.node import gpus
+
+CPU_RANKS = 2
+"""Slots of a machine that trains on CPUs: the fewest with which a gang has peers."""
+
+
+class LocalSlots(NamedTuple):
+    """A profile with its slots, and what was found on this machine."""
+
+    profile: Tree
+    devices: str = ""
+    """The GPUs in words; empty if ranks train on CPUs, or if the profile itself sets its slots."""
+    note: str = ""
+    """Why ranks train on CPUs although there may be GPUs; empty if there is no reason to tell."""
+
+
+def with_local_slots(profile: Tree, slots_per_trial: int, env: Mapping[str, str]) -> LocalSlots:
+    """Return the profile with `slots_per_node` and `slot_type`, if it has scheduler `local` and lacks one of them."""
+    given = {key: value for key, value in profile.items() if value is not None}
+    if given.get("scheduler") != "local" or {"slots_per_node", "slot_type"} <= given.keys():
+        return LocalSlots(profile)
+    on_cpus = {"slots_per_node": CPU_RANKS, "slot_type": "cpu", **given}
+    if given.get("slot_type") == "cpu":
+        return LocalSlots(on_cpus)
+    try:
+        found = gpus.cuda_devices(env)
+    except gpus.NvmlError as error:
+        return LocalSlots(on_cpus, note=f"{_driver_problem(error)}; ranks train on CPUs")
+    if found and (len(found) >= slots_per_trial or given.get("slot_type") == "gpu"):
+        return LocalSlots({"slots_per_node": len(found), "slot_type": "gpu", **given}, devices=in_words(found))
+    if not found:
+        return LocalSlots(given if given.get("slot_type") == "gpu" else on_cpus)
+    return LocalSlots(
+        on_cpus,
+        note=f"a trial has {slots_per_trial} slots, and this machine {in_words(found)}: ranks train on CPUs; use "
+        f"resources.slots_per_trial={len(found)} or less to train on GPUs",
+    )
+
+
+def _driver_problem(error: gpus.NvmlError) -> str:
+    return f"the NVIDIA driver does not answer ({error}; see nvidia-smi)"
+
+
+def in_words(found: Sequence[gpus.Device]) -> str:
+    """Return the number and the models of GPUs, such as "2 GPUs, NVIDIA H200"."""
+    models = dict.fromkeys(device.model for device in found if device.model)
+    return ", ".join([f"{len(found)} GPU{'s' if len(found) > 1 else ''}", *models])
