@@ -143,10 +143,10 @@ def neutral(text: str, home: Path, checkout: Path) -> str:
     python = Path(sys.executable)
     for found, name in {
         home: HOME,
-        checkout: PYTHON.parents[1] / "lib",
         python: PYTHON,
         python.parent: PYTHON.parent,
         python.parents[1]: PYTHON.parents[1],
+        checkout: PYTHON.parents[1] / "lib",  # after Python, whose environment may be in it
         Path(sys.base_prefix): Path("/usr"),
     }.items():
         text = text.replace(str(found), str(name))
