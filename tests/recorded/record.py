@@ -96,11 +96,13 @@ class Recording:
         main = f"import sys; sys.path[0] = ''; from hpc_det.cli.main import main; sys.exit(main({[*arguments]!r}))"
         return self.run(".", "-c", main, code=code)
 
-    def create(self, *options: str, code: int | None = 0, **config: object) -> None:
+    def create(self, *options: str, cluster: str = "local", code: int | None = 0, **config: object) -> None:
         overrides = (
             word for key, value in config.items() for word in ("--config", f"{key.replace('__', '.')}={value}")
         )
-        self.hpc_det("experiment", "create", "line.yaml", "trial", *overrides, *options, code=code)
+        self.hpc_det(
+            *("experiment", "create", "line.yaml", "trial", "--cluster", cluster, *overrides, *options), code=code
+        )
 
 
 def record(recording: Recording) -> None:
@@ -123,7 +125,7 @@ def record(recording: Recording) -> None:
     profile = recording.root / "conf/cluster/paper.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text(PROFILE)
-    recording.create("--cluster", "paper")
+    recording.create(cluster="paper")
     recording.run("driver", "driver.py", "line", "4", "2", code=-signal.SIGKILL)
     sweep = f"hydra.sweep.dir={recording.home / 'sweep'}"
     recording.run("sweep", "hill.py", "-m", "hydra/launcher=hpc_local", "x=1,2", sweep)
