@@ -3,8 +3,8 @@
     python -m tests.recorded.record [CHECKOUT]
 
 Run it at a release, and before a change of a file format. CHECKOUT is a clone at some commit, by default this one; an
-earlier commit is checked out with `git worktree add ../old COMMIT`. The result is the archive DATE-COMMIT.tar.gz in
-this folder. It contains:
+earlier commit is checked out with `git worktree add ../old COMMIT`. The result is the archive DATE-TIME-COMMIT.tar.gz
+in this folder. It contains:
 
     experiments/1   finished                           4   failed at its fourth batch
                 2   a finished search of four trials   5   created without a job
@@ -214,7 +214,8 @@ def place(recorded: Path, home: Path) -> None:
 
 
 def main(checkout: Path) -> int:
-    git = ["git", "-C", str(checkout), "log", "-1", "--format=%cs-%h", "--abbrev=8"]
+    by_time = ["--format=%cd-%h", "--date=format:%Y-%m-%d-%H%M", "--abbrev=8"]
+    git = ["git", "-C", str(checkout), "log", "-1", *by_time]
     name = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="recorded-") as folder:
         recording = Recording(Path(folder).resolve(), checkout)
