@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,6 @@ from hpc_det.store.shared_log import SharedLog
 from tests.checkpoint.saved import saved
 from tests.facts import refused
 from tests.plan.plans import job_plan
-
-Raise = Callable[[str], None]
 
 
 @pytest.fixture
@@ -69,7 +68,8 @@ def test_a_file_without_a_format_is_read_as_version_1(tmp_path: Path, newer: Any
 
 
 def test_a_newer_file_is_refused_by_name_with_both_versions_and_others_are_read(tmp_path: Path, newer: Any) -> None:
-    newer("plan.json", lambda: [write_json(tmp_path / name, {"nodes": 2}) for name in ("plan.json", "trial.json")])
+    for name in ("plan.json", "trial.json"):
+        newer("plan.json", partial(write_json, tmp_path / name, {"nodes": 2}))
     assert read_json(tmp_path / "trial.json") == {"nodes": 2}
     with refused(NewerFormat, tmp_path / "plan.json", 2, 1, "upgrade hpc_det"):
         read_json(tmp_path / "plan.json")
