@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +63,22 @@ def test_pbs_refuses_a_resource_that_the_site_does_not_define(
 @pytest.fixture
 def accounts(slurm_lab: SlurmLab) -> Iterator[SlurmLab]:
     """Return the lab with an account, a quality of service and a feature of node2."""
-    slurm_lab.run("sacctmgr", "-i", "add", "qos", "hpcdethigh")
-    slurm_lab.run("sacctmgr", "-i", "add", "account", "hpcdetbio", "QOS=normal,hpcdethigh")
-    slurm_lab.run("sacctmgr", "-i", "add", "user", "root", "account=hpcdetbio")
-    slurm_lab.run("scontrol", "update", "NodeName=node2", "AvailableFeatures=nvlink", "ActiveFeatures=nvlink")
-    yield slurm_lab
-    slurm_lab.run("scontrol", "update", "NodeName=node2", "AvailableFeatures=", "ActiveFeatures=")
-    slurm_lab.run("sacctmgr", "-i", "delete", "user", "root", "account=hpcdetbio")
-    slurm_lab.run("sacctmgr", "-i", "delete", "account", "hpcdetbio")
-    slurm_lab.run("sacctmgr", "-i", "delete", "qos", "hpcdethigh")
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    things = [
+        ("qos", "hpcdethigh"),
+        ("account", "hpcdetbio", "QOS=normal,hpcdethigh"),
+        ("user", user, "account=hpcdetbio"),
+    ]
+    with ExitStack() as stack:
+        for kind, name, *settings in things:
+            slurm_lab.run("sacctmgr", "-i", "add", kind, name, *settings)
+            only = ["account=hpcdetbio"] if kind == "user" else []
+            stack.callback(slurm_lab.run, "sacctmgr", "-i", "delete", kind, f"name={name}", *only)
+        feature = ["AvailableFeatures={}", "ActiveFeatures={}"]
+        slurm_lab.run("scontrol", "update", "NodeName=node2", *(each.format("nvlink") for each in feature))
+        stack.callback(slurm_lab.run, "scontrol", "update", "NodeName=node2", *(each.format("") for each in feature))
+        stack.callback(slurm_lab.cancel_all)  # an account with jobs cannot be deleted
+        yield slurm_lab
 
 
 REQUESTS = {
