@@ -12,6 +12,7 @@ from hpc_det.config.entrypoint import TRIAL
 from hpc_det.errors import UsageError
 from hpc_det.plan.container import container, unmountable
 from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.plan.resource_limits import memory_per_node
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -156,7 +157,9 @@ def plan_jobs(
         signal_lead_s=cluster.signal_lead_s,
         gpu_flag=cluster.gpu_flag,
         gpu_type=cluster.gpu_type,
-        mem_per_node=cluster.mem_per_node,
+        mem_per_node=memory_per_node(resources, place.job.ranks_per_node) or cluster.mem_per_node,
+        constraint=resources.constraint,
+        qos_resource=cluster.qos_resource,
         submit_args=tuple(_submit_args(experiment, cluster)),
         srun_args=tuple(cluster.srun_args),
         start_agents_with=cluster.start_agents_with,

@@ -10,6 +10,7 @@ from hpc_det.plan.checkpoint_interval import grace_is_too_short
 from hpc_det.plan.container import container_notes, container_problems
 from hpc_det.plan.planner import rank_layout
 from hpc_det.plan.priority import priority_notes
+from hpc_det.plan.resource_limits import resource_notes, resource_problems
 
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster
@@ -24,7 +25,8 @@ def in_its_pool(experiment: Experiment, cluster: Cluster) -> Cluster:
     in_pool = cluster.in_pool(experiment.resources.resource_pool)
     section = {"slurm": experiment.slurm, "pbs": experiment.pbs}.get(cluster.scheduler)
     own = section.model_dump(include={"slots_per_node", "gpu_type"}, exclude_none=True) if section else {}
-    return in_pool.model_copy(update=own)
+    requested = experiment.resources.model_dump(include={"cpus_per_slot", "account", "qos"}, exclude_none=True)
+    return in_pool.model_copy(update={**own, **requested})
 
 
 def pool_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
@@ -35,7 +37,7 @@ def pool_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
         *_time_problems(experiment, there),
         *_gang_problems(experiment, there),
         *container_problems(experiment, there),
-        *_pbs_problems(there),
+        *resource_problems(experiment, there),
     ]
 
 
@@ -46,6 +48,7 @@ def pool_notes(experiment: Experiment, cluster: Cluster) -> list[str]:
         *cluster_notes(cluster, experiment.resources.resource_pool),
         *container_notes(experiment, there),
         *priority_notes(experiment, cluster),
+        *resource_notes(experiment, there),
     ]
 
 
@@ -103,14 +106,6 @@ def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
             f"resources.packed_slots: trials of {resources.slots_per_trial} slots leave slots idle on nodes of "
             f"{cluster.slots_per_node}; use a slots_per_trial that divides {cluster.slots_per_node}, or packed_slots "
             f"of at most {cluster.slots_per_node}"
-        )
-
-
-def _pbs_problems(cluster: Cluster) -> Iterator[str]:
-    if cluster.scheduler == "pbs" and cluster.qos:
-        yield (
-            f"cluster.qos: PBS has no quality of service, and cluster {cluster.name!r} sets {cluster.qos!r}; remove "
-            "it, and name a queue with resources.resource_pool"
         )
 
 

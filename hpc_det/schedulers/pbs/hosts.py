@@ -45,7 +45,9 @@ _RANK_BY_MPIEXEC = "${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$PALS_RANKID}}"
 # pbs_node_attributes(7B), state: the states of a node that accepts jobs, now or later.
 _ALIVE = {"free", "busy", "job-busy", "job-exclusive", "job-sharing", "resv-exclusive"}
 _COUNTED = ("ncpus", "ngpus", "mem")
-"""The resources of a chunk that are compared with those of a node."""
+"""The resources of a chunk of which a node has an amount; of others it has a value, or a list of them."""
+_OF_PROCESSES = ("mpiprocs", "ompthreads")
+"""The resources of a chunk that no node has."""
 _UNITS = {"kb": 1, "mb": 2, "gb": 3, "tb": 4}
 """Powers of 1024."""
 
@@ -254,9 +256,11 @@ def _holds(available: Mapping[str, Any], assigned: Mapping[str, Any], chunk: str
     """Return whether the unassigned resources are enough for the chunk."""
     needs = dict(item.split("=", 1) for item in chunk.split(":"))
     return all(
-        _amount(available.get(name, 0)) - _amount(assigned.get(name, 0)) >= _amount(needs[name])
-        for name in _COUNTED
-        if name in needs
+        _amount(available.get(name, 0)) - _amount(assigned.get(name, 0)) >= _amount(value)
+        if name in _COUNTED
+        else value.lower() in str(available.get(name, "")).lower().split(",")
+        for name, value in needs.items()
+        if name not in _OF_PROCESSES
     )
 
 
