@@ -1,4 +1,4 @@
-"""python tiny_model.py FOLDER: write a Llama of 30 000 random weights and a tokenizer of bytes, for a test."""
+"""python tiny_model.py FOLDER: write a Llama of 37 000 random weights and a tokenizer of bytes, for a test."""
 
 import sys
 

@@ -15,9 +15,8 @@ class LoraTrial(PyTorchTrial):
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
         hparams = context.get_hparams()
-        dtype = torch.bfloat16 if context.device.type == "cuda" else torch.float32
         self.tokenizer = AutoTokenizer.from_pretrained(hparams["model"])
-        model = AutoModelForCausalLM.from_pretrained(hparams["model"], dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(hparams["model"], dtype=hparams["dtype"])
         adapt(model, hparams["layers"], hparams["rank"], hparams["alpha"] / hparams["rank"])
         self.model = context.wrap_model(model)
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]

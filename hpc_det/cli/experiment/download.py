@@ -137,7 +137,7 @@ def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredC
 
 def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
     """Copy the submitted code and return the new folder. Raises UsageError if that exists."""
-    if experiment.code.is_symlink():
+    if experiment.copied_code() is None:
         raise UsageError(
             f"experiment {experiment.id} is a sweep of a Hydra app: it uses the code in {experiment.code.resolve()} "
             f"directly and has no copy of it"
