@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 
-from hpc_det.view.formatting import count, duration, percent
+from hpc_det.errors import count
+from hpc_det.view.formatting import duration, percent
 from hpc_det.view.performance.measured import Conditions, Measured, Pauses
 from hpc_det.view.performance.timings import CALLBACKS, Part, Spent
 

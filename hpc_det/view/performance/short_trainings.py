@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_det.config.merge import Tree
 from hpc_det.config.rank_variables import NO_WHOLE_BATCH, THROUGHPUT, TrainsOn
+from hpc_det.errors import count
 from hpc_det.plan.planner import rank_layout
 from hpc_det.plan.short_training import short_training
 from hpc_det.search.sample import constant
-from hpc_det.view.formatting import count, number
+from hpc_det.view.formatting import number
 from hpc_det.view.performance.measured import Conditions
 
 if TYPE_CHECKING:

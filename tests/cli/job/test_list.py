@@ -33,20 +33,7 @@ def test_the_queue_has_the_columns_of_determineds_and_why_and_when_beside_them(
     when, noon = "2026-11-20 10:02:05", "2026-11-20 12:00:00"
     assert rows == [
         ["0", "4711", "EXPERIMENT 1", "digits", "42", when, "8/8", "SCHEDULED", me, "100000", "-", "-"],
-        [
-            "1",
-            "4712",
-            "EXPERIMENT 1",
-            "digits",
-            "42",
-            when,
-            "0/8",
-            "QUEUED",
-            me,
-            "99999",
-            "Resources",
-            "2026-11-20 12:00:00",
-        ],
+        ["1", "4712", "EXPERIMENT 1", "digits", "42", when, "0/8", "QUEUED", me, "99999", "Resources", noon],
         ["2", "4713", "JOB", "bobs", "42", when, "0/2", "QUEUED", "bob", "99998", "Priority", "-"],
         ["3", "4714", "EXPERIMENT 1", "digits", "42", when, "0/8", "QUEUED", me, "99997", "Priority", "-"],
         ["4", "4715", "JOB", "notebook", "42", when, "0/2", "QUEUED", me, "99996", "Priority", "-"],
