@@ -152,12 +152,12 @@ def reached(record: Mapping[str, Any]) -> str:
         return record.get("phase") or f"{record['batches']}/{total}"
     if (trials := record["trials"]) is None:
         return NONE
-    return f"{trials['completed'] + trials['failed']}/{trials['expected']} trials"
+    return f"{trials['completed'] + trials['failed']}/{count(trials['expected'], 'trial')}"
 
 
 def batches_of(batches: int, total: int | None) -> str:
     """Return a text such as `200 of 400 batches`."""
-    return f"{batches} of {total or '?'} batches"
+    return f"{batches} of {count(total, 'batch') if total else '? batches'}"
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -142,10 +142,11 @@ def set_max_slots(experiment: ExperimentFolder, slots: int) -> str:
     needed = effective_config(experiment)["resources"]["slots_per_trial"]
     if slots < needed:
         raise UsageError(
-            f"experiment {experiment.id}: max-slots {slots}: one trial needs {needed} slots; give at least that many"
+            f"experiment {experiment.id}: max-slots {slots}: one trial needs {count(needed, 'slot')}; give at least "
+            "that many"
         )
     set_once_more(experiment, [f"resources.max_slots={slots}"])
-    return f"Experiment {experiment.id} has at most {slots} slots, from its next jobs on"
+    return f"Experiment {experiment.id} has at most {count(slots, 'slot')}, from its next jobs on"
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Measurement:
             case Aim.INPUT:
                 return "the first batch over and over"
             case Aim.COMMUNICATION:
-                return f"gradients exchanged every {self.aggregation_frequency} batches"
+                return f"gradients exchanged every {count(self.aggregation_frequency, 'batch')}"
             case Aim.SLOTS:
                 return f"on {count(self.slots, 'slot')}"
             case Aim.BATCH_SIZE:
