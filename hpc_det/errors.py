@@ -83,6 +83,18 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
 
 
+def count(number: int, thing: str) -> str:
+    """Return a number with the noun `thing` in the right form, such as `1 batch` or `2 batches`."""
+    return f"{number} {thing if number == 1 else plural(thing)}"
+
+
+def plural(thing: str) -> str:
+    """Return the regular plural of an English noun, such as `batches`, `entries` or `nodes`."""
+    if thing.endswith(("s", "x", "ch", "sh")):
+        return f"{thing}es"
+    return f"{thing[:-1]}ies" if thing.endswith("y") and thing[-2] not in "aeou" else f"{thing}s"
+
+
 def some(names: Sequence[str], most: int = 10) -> str:
     """Return the first `most` names, and how many more there are."""
     more = len(names) - most

@@ -15,14 +15,13 @@ from hpc_det.cli.experiment.list_checkpoints import best_option, show_checkpoint
 from hpc_det.cli.experiment.logs import LogChoices, log_options, print_trial
 from hpc_det.cli.output import Column, Output, Record, column, output_options, rows, show, show_description
 from hpc_det.client.stopping import kill_trial
-from hpc_det.errors import printable
+from hpc_det.errors import count, printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from hpc_det.view.checkpoints import of_trial, set_aside_in
 from hpc_det.view.formatting import (
     NONE,
     columns,
-    count,
     duration,
     iso,
     length_in_words,

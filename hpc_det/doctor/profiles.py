@@ -10,7 +10,7 @@ from hpc_det.config.cluster_choice import Which, chosen_cluster, own_profiles
 from hpc_det.config.conf_files import find
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.doctor import Finding, slurm
-from hpc_det.errors import UsageError, nearest
+from hpc_det.errors import UsageError, count, nearest
 from hpc_det.plan.effective import valid_profile
 from hpc_det.plan.planner import resume_mode
 from hpc_det.plan.pool import cluster_notes
@@ -183,7 +183,8 @@ def _settings(profile: Profile, site: Site) -> Iterator[Finding]:
         yield Finding(
             subject,
             "problem",
-            f"max_array_size is {cluster.max_array_size}, but the site allows arrays of {site.max_array_size} jobs",
+            f"max_array_size is {cluster.max_array_size}, but the site allows arrays of "
+            f"{count(site.max_array_size, 'job')}",
             f"set max_array_size: {site.max_array_size}",
         )
     if site.gpu_flag == "gres" and cluster.slot_type == "gpu" and cluster.gpu_flag != "gres":

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
+from hpc_det.errors import count
 from hpc_det.view.formatting import (
     LONGEST_VALUE,
     clock,
     columns,
-    count,
     cut,
     date_and_time,
     duration,

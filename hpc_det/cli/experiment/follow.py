@@ -18,7 +18,7 @@ from rich.text import Text
 
 from hpc_det.cli.output import show
 from hpc_det.config.merge import Tree
-from hpc_det.errors import visible
+from hpc_det.errors import count, visible
 from hpc_det.node.json_files import parse_line
 from hpc_det.search.method import Exit, better
 from hpc_det.search.state import BestTrial, Entry, Length, best_trial, length_of
@@ -161,7 +161,8 @@ class OneTrial:
         """Yield the state, the best validation and its checkpoint."""
         trial = self._view.folder.trial()
         metrics = Metrics.read(trial, self._view.config["searcher"])
-        yield f"Experiment {self._view.id}: {state.value} after {metrics.batches} batches in {duration(seconds)}"
+        trained = f"{count(metrics.batches, 'batch')} in {duration(seconds)}"
+        yield f"Experiment {self._view.id}: {state.value} after {trained}"
         if best := metrics.best:
             yield f"Best validation: {best.metric} {number(best.value)} at batch {best.batches}"
         elif lacking := metrics.lacking_metric:
@@ -224,7 +225,7 @@ class ManyTrials:
         search = self._view.search
         counts = counted(search, is_running=state.has_job)
         best = best_trial(self._view.reports, self._searcher)
-        parts = [f"{counts.ended}/{counts.expected} trials", f"{counts.running} running", *_invalid(counts)]
+        parts = [f"{counts.ended}/{count(counts.expected, 'trial')}", f"{counts.running} running", *_invalid(counts)]
         self._progress.update(
             self._task,
             description=f"experiment {self._view.id} {state.value}",
@@ -238,7 +239,7 @@ class ManyTrials:
         view = self._view
         counts = counted(view.search, is_running=False)
         failed = [f"{counts.failed} failed"] if counts.failed else []
-        created = f"Experiment {view.id}: {state.value} with {counts.created} trials in {duration(seconds)}"
+        created = f"Experiment {view.id}: {state.value} with {count(counts.created, 'trial')} in {duration(seconds)}"
         yield ", ".join([created, *failed, *_invalid(counts)])
         best = best_trial(view.reports, self._searcher)
         if best is None:

@@ -135,7 +135,9 @@ class Reorder(ModalScreen[None]):
 
 def _cells(job: QueuedJob) -> tuple[str, ...]:
     experiment = experiment_of(job)
-    reason = "held" if job.state is JobState.HELD and not job.reason else job.reason
+    reason = f"after {', '.join(job.waits_for)}" if job.waits_for else job.reason
+    if job.state is JobState.HELD and not reason:
+        reason = "held"
     return (
         job.job_id,
         str(experiment.id) if experiment else NONE,
