@@ -39,7 +39,7 @@ def uncounted(source: str) -> Iterator[str]:
                     expression = ast.unparse(before.value)
                     if before.format_spec:
                         expression = ast.unparse(ast.JoinedStr([before]))
-                    if _PLURAL.match(after.value) and not _CONSTANT.fullmatch(expression):
+                    if _PLURAL.match(str(after.value)) and not _CONSTANT.fullmatch(expression):
                         yield expression
 
 
