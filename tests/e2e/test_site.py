@@ -54,7 +54,7 @@ class SiteUser:
         return done.stderr
 
     def trains(self, *options: str) -> subprocess.CompletedProcess[str]:
-        """Create an experiment without naming a cluster, and wait until it is complete; return what `create` printed."""
+        """Create an experiment without a named cluster, and wait for its end; return what `create` printed."""
         created = self.succeeds("experiment", "create", *CREATE, *ONE_SLOT, *options)
         self.succeeds("experiment", "wait", created.stdout.split()[-1])
         return created
