@@ -110,11 +110,11 @@ def test_two_users_train_with_one_installation_and_see_only_what_is_shared(
     # shared with the group of both
     created = apt.trains("--shared")
     assert created.stdout.split()[-1] == "2"
-    assert described(nobody, "_apt:2")[0]["state"] == "COMPLETED"
+    assert described(nobody, "_apt:2")["state"] == "COMPLETED"
     assert nobody.succeeds("experiment", "logs", "_apt:2").stdout
     assert [
         row["id"] for row in json.loads(nobody.succeeds("experiment", "list", "--of", "_apt", "--json").stdout)
     ] == [2]
     nobody.refused("experiment", "describe", "_apt:1")
     nobody.refused("experiment", "delete", "_apt:2", "--yes")
-    assert described(apt, "2")[0]["state"] == "COMPLETED"
+    assert described(apt, "2")["state"] == "COMPLETED"
