@@ -67,7 +67,8 @@ def findings(env: Mapping[str, str], *, has_nodes: bool) -> Iterator[Finding]:
 def _devices(machine: ThisMachine) -> Iterator[Finding]:
     yield _finding("ok", machine.in_words)
     if machine.problem:
-        yield _finding("problem", machine.problem, "until it answers, trials without a cluster train on CPUs")
+        what, _, remedy = machine.problem.partition("; ")
+        yield _finding("note", f"{what}: trials on this machine train on CPUs", remedy)
 
 
 def _seen(root: Path) -> None:

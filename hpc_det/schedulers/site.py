@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_det.config.cluster_choice import COMMANDS, Which, schedulers_here
-from hpc_det.config.local_slots import CPU_RANKS, in_words
+from hpc_det.config.local_slots import CPU_RANKS, in_words, torch_has_cuda
 from hpc_det.errors import UsageError
 from hpc_det.node.gpus import Device, NvmlError, cuda_devices
 from hpc_det.schedulers.pbs.hosts import STARTERS
@@ -83,7 +83,7 @@ class ThisMachine(NamedTuple):
     cpus: int
     """The CPUs that this process may use."""
     problem: str = ""
-    """Why the NVIDIA driver could not be queried; empty if it answered, or is not installed."""
+    """Why the GPUs cannot be used; empty if they can, or if there is no driver."""
 
     @classmethod
     def look(cls, env: Mapping[str, str]) -> ThisMachine:
@@ -91,9 +91,12 @@ class ThisMachine(NamedTuple):
         name = socket.gethostname().partition(".")[0]
         cpus = len(os.sched_getaffinity(0))
         try:
-            return cls(name, tuple(cuda_devices(env)), cpus)
+            gpus = tuple(cuda_devices(env))
         except NvmlError as error:
             return cls(name, (), cpus, f"the NVIDIA driver does not answer ({error}); run nvidia-smi")
+        if gpus and not torch_has_cuda():
+            return cls(name, gpus, cpus, "the installed torch is built without CUDA; install torch's CUDA build")
+        return cls(name, gpus, cpus)
 
     @property
     def in_words(self) -> str:
