@@ -1,4 +1,4 @@
-"""What tests of the example gallery share: its folder, and the tiny model of the examples for language models."""
+"""Helpers of the tests of the example gallery: its experiments, and the tiny model of those for language models."""
 
 from __future__ import annotations
 
