@@ -23,7 +23,7 @@ REQUESTS = {
     "slurm": r"#SBATCH --nodes=(\d+)\n",
     "pbs": r"#PBS -l select=(\d+):",
 }
-"""Where a job script requests nodes, by the example profile."""
+"""Pattern of the number of nodes in a job script, by the example profile."""
 OVERRIDES = {"overwrite_deepspeed_args"}
 """Hyperparameters that a configuration may lack."""
 

@@ -11,7 +11,7 @@ from hpc_det.integrations.transformers import HpcDetCallback, training_arguments
 
 
 class Blocks(Dataset):
-    """Blocks of `length` tokens of a text, one after the other."""
+    """Consecutive blocks of `length` tokens of a text."""
 
     def __init__(self, tokens: torch.Tensor, length: int) -> None:
         self.blocks = tokens[: len(tokens) // length * length].reshape(-1, length)

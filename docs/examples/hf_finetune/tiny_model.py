@@ -21,6 +21,7 @@ def main(folder: str) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=256,
+        attention_dropout=0.1,
         bos_token_id=None,
         eos_token_id=None,
     )

@@ -33,7 +33,7 @@ class LoraTrial(PyTorchTrial):
         self.tokenizer.save_pretrained(folder)
 
     def blocks(self, *, training: bool) -> Dataset:
-        """Return blocks of `length` tokens of the text, one after the other."""
+        """Return consecutive blocks of `length` tokens of the text."""
         text = Path(self.context.get_data_config()["text"]).expanduser().read_text(encoding="utf-8")
         tokens = self.tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
         begin, end = (0, len(tokens) * 9 // 10) if training else (len(tokens) * 9 // 10, len(tokens))

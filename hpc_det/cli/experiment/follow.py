@@ -20,13 +20,20 @@ from hpc_det.cli.output import show
 from hpc_det.config.merge import Tree
 from hpc_det.errors import count, visible
 from hpc_det.node.json_files import parse_line
+from hpc_det.requeue import Action
 from hpc_det.search.method import Exit, better
 from hpc_det.search.state import BestTrial, Entry, Length, best_trial, length_of
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import Record, reports_of
 from hpc_det.view.formatting import duration, length_in_words, number, values_in_words
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.trial_history import Metrics, checkpoint_to_take, why_not_completed
+from hpc_det.view.trial_history import (
+    Metrics,
+    attempt_in_words,
+    checkpoint_to_take,
+    read_attempts,
+    why_not_completed,
+)
 from hpc_det.view.trials import TrialCounts, counted
 from hpc_det.view.watch import POLL_S, Watch, insist_on_completion
 
@@ -130,6 +137,8 @@ class OneTrial:
         self._view = view
         self._reader = MetricsReader(view.folder.trial(), view.config["searcher"])
         self._training: Mapping[str, float | str] = {}
+        self._attempts = 0
+        """Number of ended attempts that `news` has read."""
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -140,13 +149,21 @@ class OneTrial:
         self._task = self._progress.add_task("", total=None)
 
     def news(self) -> Iterator[str]:
-        """Yield a line for each new validation, with the last training metrics."""
+        """Yield a line for each new validation, with the last training metrics, and for each attempt that another one
+        follows.
+        """
         for record in self._reader.read():
             if record["kind"] == "training":
                 self._training = record["metrics"]
             else:
                 of = f" of {record['total']}" if record["total"] else ""
                 yield f"batch {record['steps']}{of}: {_last(self._training, record['metrics'])}"
+        for attempt in read_attempts(self._view.folder.trial())[self._attempts :]:
+            if attempt.is_open:
+                return
+            self._attempts += 1
+            if attempt.action in (Action.REQUEUE, Action.RESTART):  # the summary contains other ends
+                yield attempt_in_words(attempt, time.time(), is_over=False)
 
     def bar(self, state: ExperimentState) -> Group:
         """Return the progress bar with the last metrics below it."""
