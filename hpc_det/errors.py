@@ -95,7 +95,7 @@ def count(number: int, thing: str) -> str:
 
 def plural(thing: str) -> str:
     """Return the regular plural of an English noun, such as `batches`, `entries` or `nodes`."""
-    if thing.endswith(("s", "x", "ch", "sh")):
+    if thing.endswith(("s", "x", "ch", "sh")) and thing != "epoch":
         return f"{thing}es"
     return f"{thing[:-1]}ies" if thing.endswith("y") and thing[-2] not in "aeou" else f"{thing}s"
 

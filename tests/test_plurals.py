@@ -65,7 +65,14 @@ def test_every_number_before_a_noun_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("noun", "expected"),
-    [("batch", "batches"), ("copy", "copies"), ("process", "processes"), ("day", "days"), ("slot", "slots")],
+    [
+        ("batch", "batches"),
+        ("copy", "copies"),
+        ("process", "processes"),
+        ("day", "days"),
+        ("epoch", "epochs"),
+        ("slot", "slots"),
+    ],
 )
 def test_nouns_have_their_plural(noun: str, expected: str) -> None:
     assert plural(noun) == expected

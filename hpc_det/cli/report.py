@@ -45,7 +45,7 @@ MOST_IN_NAME = 4
 def report(
     experiments: list[ExperimentFolder], output: Path | None, as_json: bool, watch: bool, every_s: float
 ) -> None:
-    """Write a report of an experiment as one HTML page, or compare several experiments on one page.
+    """Write an experiment as one HTML page, or compare several.
 
     It shows learning curves, the effect of hyperparameters, the rungs of a search, the history of all attempts with the
     goodput of their slots, and the configuration with secrets masked. Of several experiments it shows the results, the

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_distribution import dist as dist
 from tests.test_distribution import installed as installed
+from tests.test_distribution import wheel as wheel
 
 FOLDER = Path(__file__).parents[2] / "docs" / "examples" / "site"
 STUBS = """
@@ -48,9 +48,8 @@ def section(name: str) -> str:
 
 
 @pytest.mark.long
-def test_the_recipe_installs_the_wheel_and_tests_it(dist: Path, installed: Path, tmp_path: Path) -> None:
+def test_the_recipe_installs_the_wheel_and_tests_it(wheel: Path, installed: Path, tmp_path: Path) -> None:
     """Apptainer is not needed: the lines run in a virtual environment, with dependencies of this one."""
-    (wheel,) = dist.glob("*.whl")
     env = {
         **os.environ,
         "PATH": f"{installed}{os.pathsep}{os.environ['PATH']}",

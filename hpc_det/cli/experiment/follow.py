@@ -25,11 +25,11 @@ from hpc_det.search.method import Exit, better
 from hpc_det.search.state import BestTrial, Entry, Length, best_trial, length_of
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import Record, reports_of
+from hpc_det.view.attempt_sentences import attempt_in_words
 from hpc_det.view.formatting import duration, length_in_words, number, values_in_words
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import (
     Metrics,
-    attempt_in_words,
     checkpoint_to_take,
     read_attempts,
     why_not_completed,

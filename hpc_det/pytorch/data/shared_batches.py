@@ -11,7 +11,7 @@ from hpc_det.core.progress import Position
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.data_loader import DataLoader
 from hpc_det.pytorch.data.micro_batches import Evaluation, Rounds, rounds_of
-from hpc_det.pytorch.data.order import Items, Nominal, SameSize
+from hpc_det.pytorch.data.order import Items, Nominal, SameSize, counted
 from hpc_det.pytorch.data.partition import OnePass, SoMany, TrainingBatches
 
 
@@ -53,7 +53,7 @@ class SharedTraining:
         length = self._items.length(position.epoch)
         if position.done >= length:
             raise UsageError(
-                f"build_training_data_loader: epoch {position.epoch} has {length} {self._items.name}, but the "
+                f"build_training_data_loader: epoch {position.epoch} has {counted(length, self._items)}, but the "
                 f"checkpoint has trained {position.done}; resume with the data that it was trained on"
             )
         self.close()
