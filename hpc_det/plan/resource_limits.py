@@ -83,7 +83,8 @@ def _cpu_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
         remedy = f"use at most {most // slots}" if most >= slots else "use fewer slots"
         yield (
             f"resources.cpus_per_slot: {wanted} for each of {count(slots, 'slot')} of a node are "
-            f"{count(wanted * slots, 'CPU')}, and cluster {cluster.name!r} has at most {most} (max_cpus_per_node); {remedy}"
+            f"{count(wanted * slots, 'CPU')}, and cluster {cluster.name!r} has at most {most} (max_cpus_per_node); "
+            f"{remedy}"
         )
 
 
@@ -93,8 +94,8 @@ def _memory_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     if wanted and most and _megabytes(wanted) > _megabytes(most):
         yield (
             f"resources.memory_per_slot: {experiment.resources.memory_per_slot!r} for each of "
-            f"{count(slots, 'slot')} of a node are {wanted}, and cluster {cluster.name!r} has at most {most!r} (max_memory_per_node); use at most "
-            f"{_rounded_down(_megabytes(most) / slots)}"
+            f"{count(slots, 'slot')} of a node are {wanted}, and cluster {cluster.name!r} has at most {most!r} "
+            f"(max_memory_per_node); use at most {_rounded_down(_megabytes(most) / slots)}"
         )
 
 
