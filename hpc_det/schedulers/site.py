@@ -34,6 +34,8 @@ class FoundPool:
     slots_per_node: int | None = None
     slot_type: str | None = None
     cpus_per_slot: int | None = None
+    max_cpus_per_node: int | None = None
+    max_memory_per_node: str | None = None
     gpu_type: str | None = None
     max_nodes: int | None = None
     max_time_limit: str | None = None

@@ -259,7 +259,7 @@ def _holds(available: Mapping[str, Any], assigned: Mapping[str, Any], chunk: str
     """Return whether the unassigned resources are enough for the chunk."""
     needs = dict(item.split("=", 1) for item in chunk.split(":"))
     return all(
-        _amount(available.get(name, 0)) - _amount(assigned.get(name, 0)) >= _amount(value)
+        amount(available.get(name, 0)) - amount(assigned.get(name, 0)) >= amount(value)
         if name in _COUNTED
         else value.lower() in str(available.get(name, "")).lower().split(",")
         for name, value in needs.items()
@@ -267,7 +267,7 @@ def _holds(available: Mapping[str, Any], assigned: Mapping[str, Any], chunk: str
     )
 
 
-def _amount(value: str | int) -> float:
+def amount(value: str | int) -> float:
     """Return a count, or a size in bytes."""
     found = re.fullmatch(r"(\d+)([kmgt]b)?", str(value))
     return int(found[1]) * 1024.0 ** _UNITS.get(found[2] or "", 0) if found else 0.0

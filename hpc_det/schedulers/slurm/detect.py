@@ -126,6 +126,8 @@ def _pool(
         slots_per_node=gpus or usual.cpus,
         slot_type="gpu" if gpus else "cpu",
         cpus_per_slot=max(usual.cpus // gpus, 1) if gpus else 1,
+        max_cpus_per_node=max(kind.cpus for kind in alike),
+        max_memory_per_node=f"{limit}M" if (limit := partition.get("MaxMemPerNode", "")).isdecimal() else None,
         gpu_type=max(usual.gpus, key=lambda kind: usual.gpus[kind]) if len(types) > 1 else None,
         max_nodes=max(min(nodes, int(bound)), 1) if bound.isdecimal() else nodes,
         max_time_limit=_bounded(partition.get("MaxTime", "")),
