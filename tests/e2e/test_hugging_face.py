@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 import pytest
 
 from hpc_det.checkpoint.committed import committed
+from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.node.json_files import read_json
 from hpc_det.search.journal import SearchJournal
-from tests.e2e.gallery import begin, finished, tiny_model, values
+from tests.e2e.gallery import EXAMPLES, begin, finished, tiny_model, values
 from tests.e2e.story import Story, hpc_det
 
 pytest.importorskip("transformers")
@@ -48,6 +50,17 @@ def test_two_ranks_that_are_paused_and_activated_train_to_the_same_bits(model: s
     assert paused.causes == ["paused", "finished"]
     assert paused.series == whole.series
     assert weights(paused) == weights(whole)
+
+
+def test_the_settings_for_two_nodes_train_the_tiny_model(model: str) -> None:
+    """FSDP, bfloat16 and gradient checkpointing."""
+    two, tiny = (load_yaml(EXAMPLES / "hf_finetune" / f"{name}.yaml") for name in ("two_nodes", "tiny"))
+    trainers = [each["hyperparameters"]["trainer"] for each in (two, tiny)]
+    merged = {**trainers[0], **trainers[1]}
+    assert merged["fsdp"]
+    story = finished("hf_finetune", model, f"hyperparameters.trainer={json.dumps(merged)}")
+    losses = values(story, "validation", "eval_loss")
+    assert losses[-1] < losses[0] < 4
 
 
 def committed_steps(story: Story) -> set[int]:

@@ -1,5 +1,7 @@
 """A Hydra app that trains on handwritten digits: alone, in a sweep of Hydra, and in a search with ASHA."""
 
+import math
+
 import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -28,8 +30,12 @@ def accuracy(model: nn.Module, data: TensorDataset, device: torch.device) -> flo
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> float:
-    search = {"metric": "accuracy", "smaller_is_better": False, "max_length": {"epochs": cfg.epochs}}
-    with hpc_det.core.init(hparams=OmegaConf.to_container(cfg), config={"searcher": search}) as core:
+    outside = {  # of an experiment, whose file has these keys
+        "searcher": {"metric": "accuracy", "smaller_is_better": False, "max_length": {"epochs": cfg.epochs}},
+        "min_checkpoint_period": {"epochs": 1},
+    }
+    value = math.nan
+    with hpc_det.core.init(hparams=OmegaConf.to_container(cfg), config=outside) as core:
         cfg = OmegaConf.merge(cfg, core.hparams)  # in an experiment: the hyperparameters of the trial
         ranks, device = core.distributed, core.distributed.device
         model = nn.Sequential(nn.Linear(64, cfg.width), nn.ReLU(), nn.Dropout(cfg.dropout), nn.Linear(cfg.width, 10))
