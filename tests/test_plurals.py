@@ -39,7 +39,7 @@ def uncounted(source: str) -> Iterator[str]:
                     expression = ast.unparse(before.value)
                     if before.format_spec:
                         expression = ast.unparse(ast.JoinedStr([before]))
-                    if _PLURAL.match(after.value) and not _CONSTANT.fullmatch(expression):
+                    if _PLURAL.match(str(after.value)) and not _CONSTANT.fullmatch(expression):
                         yield expression
 
 
@@ -65,7 +65,14 @@ def test_every_number_before_a_noun_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("noun", "expected"),
-    [("batch", "batches"), ("copy", "copies"), ("process", "processes"), ("day", "days"), ("slot", "slots")],
+    [
+        ("batch", "batches"),
+        ("epoch", "epochs"),
+        ("copy", "copies"),
+        ("process", "processes"),
+        ("day", "days"),
+        ("slot", "slots"),
+    ],
 )
 def test_nouns_have_their_plural(noun: str, expected: str) -> None:
     assert plural(noun) == expected

@@ -13,14 +13,14 @@ from hpc_det.cli.arguments import request_options
 from hpc_det.cli.output import Output, output_options
 from hpc_det.client.creation import say_notes
 from hpc_det.config.request import Request
-from hpc_det.errors import UsageError, count
+from hpc_det.errors import UsageError, count, length_in_words
 from hpc_det.plan.effective import effective
 from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import SearchMethod
 from hpc_det.search.sample import Sample
 from hpc_det.search.simulate import at_random, simulate
-from hpc_det.view.formatting import length_in_words, setting
+from hpc_det.view.formatting import setting
 
 SHOWN_TRIALS = 5  # the first trials, whose hyperparameters are shown
 

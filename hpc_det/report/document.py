@@ -14,8 +14,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hpc_det.errors import count
-from hpc_det.view.formatting import date_and_time, duration, length_in_words, number, percent
+from hpc_det.errors import count, length_in_words
+from hpc_det.view.formatting import date_and_time, duration, number, percent
 
 HERE = Path(__file__).parent
 

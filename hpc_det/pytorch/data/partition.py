@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpc_det.core.progress import Position
-from hpc_det.errors import UsageError, count
+from hpc_det.errors import UsageError, count, length_in_words
 from hpc_det.pytorch.data.order import Items, Numbers
 
 BLOCK = 8192
@@ -134,8 +134,8 @@ class Share:
             raise UsageError(f"build_training_data_loader: there are no {name}; training needs at least one per slot")
         fewer = " or drop_last=False" if self.rest is Rest.DROPPED and length >= self.size else ""
         raise UsageError(
-            f"build_training_data_loader: {length} {name} do not make one batch of {self.per_slot} per slot "
-            f"on {count(self.size, 'slot')}; use fewer slots{fewer}"
+            f"build_training_data_loader: {length_in_words(length, name)} cannot make one batch of {self.per_slot} per "
+            f"slot on {count(self.size, 'slot')}; use fewer slots{fewer}"
         )
 
     def _length(self, epoch: int) -> int:

@@ -9,11 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hpc_det.errors import count
+from hpc_det.errors import count, length_in_words
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.curves import Line
 from hpc_det.report.pictures.svg import Scale
-from hpc_det.view.formatting import length_in_words, number
+from hpc_det.view.formatting import number
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 300, 60, 50, 58, 14
 Rung = Mapping[str, Any]
