@@ -93,9 +93,19 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing if number == 1 else plural(thing)}"
 
 
+def length_in_words(amount: int, unit: str) -> str:
+    """Return a length in the unit `batches`, `records` or `epochs`, such as `1 batch` or `2 epochs`."""
+    return count(amount, _ONE[unit])
+
+
+_ONE = {"batches": "batch", "records": "record", "epochs": "epoch"}
+
+
 def plural(thing: str) -> str:
-    """Return the regular plural of an English noun, such as `batches`, `entries` or `nodes`."""
-    if thing.endswith(("s", "x", "ch", "sh")) and thing != "epoch":
+    """Return the plural of an English noun, such as `batches`, `epochs`, `entries` or `nodes`."""
+    if thing.endswith("epoch"):  # its ch is a k
+        return f"{thing}s"
+    if thing.endswith(("s", "x", "ch", "sh")):
         return f"{thing}es"
     return f"{thing[:-1]}ies" if thing.endswith("y") and thing[-2] not in "aeou" else f"{thing}s"
 

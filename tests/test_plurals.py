@@ -67,10 +67,10 @@ def test_every_number_before_a_noun_is_counted() -> None:
     ("noun", "expected"),
     [
         ("batch", "batches"),
+        ("epoch", "epochs"),
         ("copy", "copies"),
         ("process", "processes"),
         ("day", "days"),
-        ("epoch", "epochs"),
         ("slot", "slots"),
     ],
 )

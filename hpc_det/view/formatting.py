@@ -88,14 +88,6 @@ def quantity(amount: float, unit: str) -> str:
     return f"{amount:.0f}{unit.removeprefix('1')}"
 
 
-def length_in_words(amount: int, unit: str) -> str:
-    """Return a text such as `1 batch` or `2 epochs`."""
-    return count(amount, _ONE[unit])
-
-
-_ONE = {"batches": "batch", "records": "record", "epochs": "epoch"}
-
-
 # --- times
 
 

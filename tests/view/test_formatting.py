@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hpc_det.errors import count
+from hpc_det.errors import count, length_in_words
 from hpc_det.view.formatting import (
     LONGEST_VALUE,
     clock,
@@ -15,7 +15,6 @@ from hpc_det.view.formatting import (
     date_and_time,
     duration,
     labelled,
-    length_in_words,
     number,
     number_if_known,
     percent,

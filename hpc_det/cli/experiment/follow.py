@@ -18,7 +18,7 @@ from rich.text import Text
 
 from hpc_det.cli.output import show
 from hpc_det.config.merge import Tree
-from hpc_det.errors import count, visible
+from hpc_det.errors import count, length_in_words, visible
 from hpc_det.node.json_files import parse_line
 from hpc_det.requeue import Action
 from hpc_det.search.method import Exit, better
@@ -26,7 +26,7 @@ from hpc_det.search.state import BestTrial, Entry, Length, best_trial, length_of
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import Record, reports_of
 from hpc_det.view.attempt_sentences import attempt_in_words
-from hpc_det.view.formatting import duration, length_in_words, number, values_in_words
+from hpc_det.view.formatting import duration, number, values_in_words
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import (
     Metrics,

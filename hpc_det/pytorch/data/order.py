@@ -54,11 +54,6 @@ class Items(Protocol):
         ...
 
 
-def counted(number: int, items: Items) -> str:
-    """Return a number of items for a message, such as `1 batch` or `2 records`."""
-    return count(number, {"records": "record", "batches": "batch"}[items.name])
-
-
 class Records:
     """Record numbers 0 to length - 1: in this order, or with a seed in another order each epoch. None are stored."""
 

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpc_det.core.progress import Position
-from hpc_det.errors import UsageError, count
-from hpc_det.pytorch.data.order import Items, Numbers, counted
+from hpc_det.errors import UsageError, count, length_in_words
+from hpc_det.pytorch.data.order import Items, Numbers
 
 BLOCK = 8192
 """Items looked up at once. This takes less than a millisecond, and numpy's cost per call becomes negligible."""
@@ -118,7 +118,7 @@ class Share:
         length = self.items.nominal_length
         if left := length % self.whole:
             raise UsageError(
-                f"build_training_data_loader: {counted(length, self.items)} make micro batches of {self.per_slot} per "
+                f"build_training_data_loader: {length} {self.items.name} make micro batches of {self.per_slot} per "
                 f"slot on {count(self.size, 'slot')}, which leaves {left} for one of another size, but a pipeline "
                 "takes one size only; use drop_last=True"
             )
@@ -129,14 +129,13 @@ class Share:
         """Raise UsageError if an epoch of `length` items makes no batch."""
         if length >= self.least:
             return
+        name = self.items.name
         if not length:
-            raise UsageError(
-                f"build_training_data_loader: there are no {self.items.name}; training needs at least one per slot"
-            )
+            raise UsageError(f"build_training_data_loader: there are no {name}; training needs at least one per slot")
         fewer = " or drop_last=False" if self.rest is Rest.DROPPED and length >= self.size else ""
         raise UsageError(
-            f"build_training_data_loader: {counted(length, self.items)} do not make one batch of {self.per_slot} "
-            f"per slot on {count(self.size, 'slot')}; use fewer slots{fewer}"
+            f"build_training_data_loader: {length_in_words(length, name)} cannot make one batch of {self.per_slot} per "
+            f"slot on {count(self.size, 'slot')}; use fewer slots{fewer}"
         )
 
     def _length(self, epoch: int) -> int:
