@@ -24,9 +24,11 @@ from tests.machine import busy
 from tests.tiers import STARTERS, held_to_its_tier
 
 forget_other_schedulers(os.environ, keep_pbs=pbs_real.ASKED_FOR)
+# Not in /tmp, which each node of the lab has for itself.
+LINKS = tempfile.TemporaryDirectory(prefix="hpc_det-path-", dir="/var/tmp")
 if not pbs_real.ASKED_FOR:
-    links = tempfile.TemporaryDirectory(prefix="hpc_det-path-")
-    forget_commands(os.environ, Path(links.name))
+    os.chmod(LINKS.name, 0o755)  # tests also run as other users
+    forget_commands(os.environ, Path(LINKS.name))
 
 # Without this, a rank that runs alone takes one thread per core; where other processes use the cores, those threads
 # mostly spin.
@@ -57,6 +59,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "chaos":
         settings.load_profile("chaos")
     _keep_temporary_folders_in_memory()
+
+
+def pytest_unconfigure() -> None:
+    LINKS.cleanup()
 
 
 def _keep_temporary_folders_in_memory() -> None:

@@ -61,4 +61,6 @@ def installed(patch: pytest.MonkeyPatch, library: Nvml | None) -> None:
         return library
 
     patch.setattr("hpc_det.node.gpus.ctypes.CDLL", load)
+    for module in ("hpc_det.config.local_slots", "hpc_det.schedulers.site"):
+        patch.setattr(f"{module}.torch_has_cuda", lambda: True)  # the torch of the tests may be a build for CPUs
     patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -24,6 +24,7 @@ from hpc_det.checkpoint.committed_folder import FolderFormat, OddManifest, delet
 from hpc_det.checkpoint.node_folders import is_node_folder
 from hpc_det.checkpoint.reading import entry_of, open_regular
 from hpc_det.checkpoint.seals import CRC, FileEntry
+from hpc_det.errors import count
 from hpc_det.node import disk
 from hpc_det.node.files import make_folders, set_mode
 
@@ -192,12 +193,14 @@ def newest_good(
             skipped.append(f"checkpoint {folder.name} is damaged: {problem}{kept}")
     for checkpoint in newest_first(every):
         if checkpoint.removed:
-            skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches {lacks_files(checkpoint)}")
+            skipped.append(
+                f"checkpoint {checkpoint.uuid} at {count(checkpoint.steps, 'batch')} {lacks_files(checkpoint)}"
+            )
             continue
         if not (found := damage(checkpoint)):
             return checkpoint, skipped
         kept, what = set_aside(checkpoint.path, checkpoint.steps, found), "; ".join(found)
-        skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches is damaged: {what}{kept}")
+        skipped.append(f"checkpoint {checkpoint.uuid} at {count(checkpoint.steps, 'batch')} is damaged: {what}{kept}")
     return None, skipped
 
 

@@ -31,7 +31,7 @@ from hpc_det.checkpoint.committed import (
 )
 from hpc_det.checkpoint.committed_folder import OddManifest
 from hpc_det.checkpoint.damaged import record_damage
-from hpc_det.errors import HpcDetError, UsageError, pip_install
+from hpc_det.errors import HpcDetError, UsageError, count, pip_install
 from hpc_det.store.folders import TrialFolder
 
 _EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}
@@ -231,8 +231,8 @@ class Mirror:
         print(f"hpc-det: warning: {self._remote.url}: {self._remote.in_words(error)}", flush=True)
         for item in missing:
             print(
-                f"hpc-det: warning: the checkpoint at {item.steps} batches is not uploaded; it is in {item.path}, and "
-                f"the upload is tried again with the next checkpoint",
+                f"hpc-det: warning: the checkpoint at {count(item.steps, 'batch')} is not uploaded; it is in "
+                f"{item.path}, and the upload is tried again with the next checkpoint",
                 flush=True,
             )
 

@@ -105,7 +105,7 @@ def _default() -> tuple[str | None, str]:
     try:
         chosen = chosen_cluster(None, os.environ)
     except UsageError as error:
-        return None, f"no default: {error}"
+        return None, f"no default: {str(error).removeprefix('cluster: ')}"
     return chosen.name, f"default: {chosen.name} ({chosen.reason or 'this machine'})"
 
 

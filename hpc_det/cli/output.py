@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpc_det.cli.commands import bundle
-from hpc_det.errors import HpcDetError, UsageError, printable, refused, visible
+from hpc_det.errors import HpcDetError, UsageError, printable, refused, remedy_of, visible
 from hpc_det.node.files import write_atomic
 from hpc_det.view.formatting import columns
 
@@ -273,7 +273,8 @@ def write_file(path: Path, text: str) -> None:
     try:
         write_atomic(target, text)
     except OSError as error:
-        raise UsageError(f"--output: {path}: {error.strerror}; name a file in a folder that you may write to") from None
+        remedy = remedy_of(error) or "name a file in a folder that you may write to"
+        raise UsageError(f"--output: {path}: {error.strerror}; {remedy}") from None
 
 
 def confirm(question: str, *, yes: bool) -> None:

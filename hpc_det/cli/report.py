@@ -16,7 +16,7 @@ from hpc_det.report.comparison import comparison
 from hpc_det.report.facts import facts
 from hpc_det.report.page import page
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.formatting import duration, size
+from hpc_det.view.formatting import size
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import Watch
 from hpc_det.view.watch import state as state_of
@@ -45,12 +45,13 @@ MOST_IN_NAME = 4
 def report(
     experiments: list[ExperimentFolder], output: Path | None, as_json: bool, watch: bool, every_s: float
 ) -> None:
-    """Write a report of an experiment as one HTML page, or compare several experiments on one page.
+    """Write a report of experiments as one HTML page.
 
-    It shows learning curves, the effect of hyperparameters, the rungs of a search, the history of all attempts with the
-    goodput of their slots, and the configuration with secrets masked. Of several experiments it shows the results, the
-    curves over each other, and the hyperparameters and settings that differ. It needs no server and no network: open
-    the file in a browser, or send it to someone. For a running experiment it shows the data up to now.
+    Of one experiment it shows learning curves, the effect of hyperparameters, the rungs of a search, the history of all
+    attempts with the goodput of their slots, and the configuration with secrets masked. Several experiments are
+    compared: results, curves over each other, and the hyperparameters and settings that differ. The page needs no
+    server and no network: open the file in a browser, or send it to someone. For a running experiment it shows the data
+    up to now.
 
     \b
     Example:
@@ -106,7 +107,7 @@ def _watch(experiments: Sequence[ExperimentFolder], path: Path, every_s: float) 
                 break
             said = _written(path, found, every_s)
             if not was_said:
-                click.echo(f"{said}; updating it every {duration(every_s)} until the end (Ctrl-C stops)")
+                click.echo(f"{said}; updating it every {every_s:g} s until the end (Ctrl-C stops)")
                 was_said = True
             time.sleep(every_s)
     finally:

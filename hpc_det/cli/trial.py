@@ -15,23 +15,11 @@ from hpc_det.cli.experiment.list_checkpoints import best_option, show_checkpoint
 from hpc_det.cli.experiment.logs import LogChoices, log_options, print_trial
 from hpc_det.cli.output import Column, Output, Record, column, output_options, rows, show, show_description
 from hpc_det.client.stopping import kill_trial
-from hpc_det.errors import printable
+from hpc_det.errors import count, length_in_words, printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from hpc_det.view.checkpoints import of_trial, set_aside_in
-from hpc_det.view.formatting import (
-    NONE,
-    columns,
-    count,
-    duration,
-    iso,
-    length_in_words,
-    number,
-    percent,
-    quantity,
-    section,
-    values_in_words,
-)
+from hpc_det.view.formatting import NONE, columns, duration, iso, number, percent, quantity, section, values_in_words
 from hpc_det.view.performance.profile import profile as profile_record
 from hpc_det.view.performance.system import GPU_UNITS, UNITS
 from hpc_det.view.state import ExperimentView, effective_config

@@ -10,6 +10,7 @@ from hpc_det.config.fields import (
     Expected,
     Flag,
     GpuType,
+    Memory,
     NotNegative,
     OptionalText,
     Positive,
@@ -32,6 +33,9 @@ GpuFlag: TypeAlias = Annotated[
     Literal["gpus-per-node", "gres", "tres-per-node"], Expected("gpus-per-node, gres or tres-per-node")
 ]
 StartAgents: TypeAlias = Annotated[Literal["pbsdsh", "pbs_tmrsh", "mpiexec"], Expected("pbsdsh, pbs_tmrsh or mpiexec")]
+ResourceName: TypeAlias = Annotated[
+    str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$"), Expected("the name of a resource, such as qos")
+]
 Resume: TypeAlias = Annotated[
     Literal["auto", "requeue", "rerun", "successor", "resubmit", "chain"],
     Expected("auto, requeue (rerun on PBS), successor, resubmit or chain"),
@@ -47,6 +51,8 @@ class Pool(Section):
     slots_per_node: Positive | None = Field(default=None, description="Overrides the profile's value in this pool.")
     slot_type: SlotType | None = Field(default=None, description="Overrides the profile's value in this pool.")
     cpus_per_slot: Positive | None = Field(default=None, description="Overrides the profile's value in this pool.")
+    max_cpus_per_node: Positive | None = Field(default=None, description="Overrides the profile's value in this pool.")
+    max_memory_per_node: Memory | None = Field(default=None, description="Overrides the profile's value in this pool.")
     max_nodes: MaxNodes | None = Field(default=None, description="Overrides the profile's value in this pool.")
     gpu_type: GpuType | None = Field(default=None, description="Overrides the profile's value in this pool.")
     max_time_limit: TimeLimit = Field(default=None, description="Overrides the profile's value in this pool.")
@@ -102,8 +108,16 @@ class Cluster(Section):
     )
     gpu_type: GpuType | None = Field(default=None, description="GPU type to request, such as a100; null: any.")
     cpus_per_slot: Positive = Field(default=1, description="CPUs to request for each slot.")
+    max_cpus_per_node: Positive | None = Field(
+        default=None, description="Most CPUs of a node that `resources.cpus_per_slot` may request; null: not checked."
+    )
     mem_per_node: Annotated[str, Field(pattern=r"^[0-9]+[KMGT]?$"), Expected("a size such as 16G")] | None = Field(
         default=None, description="Memory to request on each node, such as 16G; null: the pool's default."
+    )
+    max_memory_per_node: Memory | None = Field(
+        default=None,
+        description="Most memory of a node that `resources.memory_per_slot` may request, such as 480G; null: not "
+        "checked.",
     )
     time_limit: TimeLimit = Field(
         default=None,
@@ -135,8 +149,23 @@ class Cluster(Section):
     account: OptionalText = Field(
         default=None, description="Account that jobs are charged to; null: the scheduler's default."
     )
+    allowed_accounts: Annotated[list[Text], Expected("a list of accounts")] = Field(
+        default=[], description="Accounts that `resources.account` may name; empty: not checked."
+    )
     qos: OptionalText = Field(
-        default=None, description="Quality of service of jobs (Slurm only); null: the scheduler's default."
+        default=None,
+        description="Quality of service of jobs; null: the scheduler's default. On PBS only with `qos_resource`.",
+    )
+    allowed_qos: Annotated[list[Text], Expected("a list of qualities of service")] = Field(
+        default=[], description="Qualities of service that `resources.qos` may name; empty: not checked."
+    )
+    qos_resource: ResourceName | None = Field(
+        default=None,
+        description="Resource that stands for a quality of service on a PBS site, such as qos for `-l qos=high`; null: "
+        "none, and `resources.qos` is an error.",
+    )
+    allowed_constraints: Annotated[list[Text], Expected("a list of features of nodes")] = Field(
+        default=[], description="Features that `resources.constraint` may name; empty: not checked."
     )
     pools: Annotated[
         dict[Text, Pool],

@@ -238,6 +238,13 @@ Propagation: TypeAlias = Annotated[
 GpuType: TypeAlias = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_.-]+$"), Expected("the scheduler's name of a GPU type, such as a100")
 ]
+Memory: TypeAlias = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]?$"), Expected("a size such as 16G")]
+"""A size in Slurm's notation; without a unit it is in MiB."""
+Constraint: TypeAlias = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9_.:/+&|*()\[\]=,-]+$"),
+    Expected("a feature such as nvlink, or several such as 'nvlink&ib', without blanks"),
+]
 FreeMap: TypeAlias = Annotated[Tree, Expected("a map")]
 SbatchArgs: TypeAlias = Annotated[Texts, AfterValidator(_sbatch_args)]
 PbsbatchArgs: TypeAlias = Annotated[Texts, AfterValidator(_pbsbatch_args)]

@@ -9,12 +9,15 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from hpc_det.config.fields import (
     AboveZero,
     AbsolutePath,
+    Constraint,
     DeviceText,
     DeviceVariables,
     Expected,
     Flag,
     FreeMap,
     GpuType,
+    Memory,
+    OptionalText,
     PbsbatchArgs,
     Port,
     Positive,
@@ -77,6 +80,26 @@ class Resources(Section):
         default=None,
         description="Time limit of a job, after which the trial is requeued; null: the cluster profile's, or the "
         "scheduler's default.",
+    )
+    cpus_per_slot: Positive | None = Field(
+        default=None, description="CPUs to request for each slot; null: the cluster profile's."
+    )
+    memory_per_slot: Memory | None = Field(
+        default=None,
+        description="Memory to request for each slot, such as 16G; null: the cluster profile's `mem_per_node`.",
+    )
+    account: OptionalText = Field(
+        default=None, description="Account that jobs are charged to; null: the cluster profile's."
+    )
+    qos: OptionalText = Field(
+        default=None,
+        description="Quality of service of jobs; null: the cluster profile's. On PBS only if the profile has "
+        "`qos_resource`.",
+    )
+    constraint: Constraint | None = Field(
+        default=None,
+        description="Features that nodes must have, such as nvlink: `--constraint` of sbatch. On PBS, resources of a "
+        "chunk joined by &: `nvlink&cpu_type=milan` requests `nvlink=True:cpu_type=milan`.",
     )
     weight: AboveZero = Field(default=1, description="Share of a pool in Determined.")
     priority: Annotated[int, Field(ge=1, le=99), Expected("a whole number from 1 to 99")] | None = Field(

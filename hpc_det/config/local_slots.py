@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 from hpc_det.config.merge import Tree
+from hpc_det.errors import count
 from hpc_det.node import gpus
 
 CPU_RANKS = 2
@@ -34,15 +39,32 @@ def with_local_slots(profile: Tree, slots_per_trial: int, env: Mapping[str, str]
         found = gpus.cuda_devices(env)
     except gpus.NvmlError as error:
         return LocalSlots(on_cpus, note=f"{_driver_problem(error)}; ranks train on CPUs")
+    if found and given.get("slot_type") != "gpu" and not torch_has_cuda():
+        return LocalSlots(
+            on_cpus,
+            note=f"this machine has {in_words(found)}, but the installed torch is built without CUDA: ranks train on "
+            "CPUs; install torch's CUDA build to train on GPUs",
+        )
     if found and (len(found) >= slots_per_trial or given.get("slot_type") == "gpu"):
         return LocalSlots({"slots_per_node": len(found), "slot_type": "gpu", **given}, devices=in_words(found))
     if not found:
         return LocalSlots(given if given.get("slot_type") == "gpu" else on_cpus)
     return LocalSlots(
         on_cpus,
-        note=f"a trial has {slots_per_trial} slots, and this machine {in_words(found)}: ranks train on CPUs; use "
-        f"resources.slots_per_trial={len(found)} or less to train on GPUs",
+        note=f"a trial has {count(slots_per_trial, 'slot')}, and this machine {in_words(found)}: ranks train on CPUs; "
+        f"use resources.slots_per_trial={len(found)} or less to train on GPUs",
     )
+
+
+def torch_has_cuda() -> bool:
+    """Return False if the installed torch is a build for CPUs; True if it is not, or if that is unknown."""
+    # torch/version.py is read as text: to import torch takes seconds.
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return True
+    with suppress(OSError):
+        return not re.search(r"(?m)^cuda\b.*= None$", Path(spec.origin).with_name("version.py").read_text("utf-8"))
+    return True
 
 
 def _driver_problem(error: gpus.NvmlError) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 _SHAPE = "set resources.slots_per_trial; nodes and ranks are derived from it"
 _LOGS = "logs are written to the trial's folder; see `hpc-det experiment logs`"
@@ -20,7 +20,7 @@ MANAGED = {
     "clusters": "log in to that cluster and submit there",
     "wrap": "set entrypoint",
     "wait": "use `hpc-det experiment wait`",
-    "cpus-per-task": "set cpus_per_slot in the cluster profile",
+    "cpus-per-task": "set resources.cpus_per_slot",
     "gpus-per-task": _GPUS,
     "gpus-per-socket": _GPUS,
     "ntasks-per-gpu": _SHAPE,
@@ -57,6 +57,9 @@ _SHORT = {
     "p": "partition",
     "t": "time",
 }
+_IN_RESOURCES = ("account", "qos", "constraint", "mem", "mem-per-cpu", "mem-per-gpu")
+"""Flags of sbatch that keys of `resources` set too; they are refused beside the key."""
+_SHORT_IN_RESOURCES = {"A": "account", "q": "qos", "C": "constraint"}
 _WITHOUT_VALUE_OF_SBATCH = "HhIkOQsuVvW"
 """The short flags of sbatch that take no value; they may precede another flag in one word: -HN2 is -H -N 2."""
 _TEXTS_OF_SBATCH = ("gres", "account", "comment", "constraint", "job-name", "mail-user", "reservation", "wckey")
@@ -83,7 +86,7 @@ MANAGED_BY_QSUB = {
     "j": _LOGS,
     "k": _LOGS,
     "l gpus": _SHAPE,
-    "l mem": "set mem_per_node in the cluster profile",
+    "l mem": "set resources.memory_per_slot",
     "l mpiprocs": _SHAPE,
     "l ncpus": MANAGED["cpus-per-task"],
     "l ngpus": _SHAPE,
@@ -120,13 +123,27 @@ def refuse_managed_flags(arguments: Sequence[str]) -> None:
 
 def _managed(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (long flag, word) for each managed flag of sbatch. --gres is managed only if it names gpu."""
+    for flag, word, value in _flags(arguments, MANAGED, _SHORT):
+        if flag != "gres" or _NAMES_GPU.search(value):
+            yield flag, word
+
+
+def given_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (long flag, word) for each flag of sbatch that requests the same as a key of `resources`."""
+    return [(flag, word) for flag, word, _value in _flags(arguments, _IN_RESOURCES, _SHORT_IN_RESOURCES)]
+
+
+def _flags(
+    arguments: Sequence[str], known: Collection[str], short: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (long flag, word, value) for each of the known flags of sbatch."""
     words = iter([word for argument in arguments for word in _words(argument)])
     for word in words:
-        flag, value = _flag(word)
+        flag, value = _flag(word, known, short)
         if value is None:  # the next word is the value, also if it begins with a dash: -J -name
             value = next(words, "")
-        if flag and (flag != "gres" or _NAMES_GPU.search(value)):
-            yield flag, word
+        if flag:
+            yield flag, word, value
 
 
 def _words(argument: str) -> list[str]:
@@ -136,19 +153,19 @@ def _words(argument: str) -> list[str]:
         return argument.split()
 
 
-def _flag(word: str) -> tuple[str | None, str | None]:
-    """Return the managed flag in a word, or None, and the value in the word; None if that is the next word."""
+def _flag(word: str, known: Collection[str], short: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return the known flag in a word, or None, and the value in the word; None if that is the next word."""
     if word.startswith("--"):
         given, equals, value = word[2:].partition("=")
-        # getopt accepts any unambiguous prefix of a long flag. No other flag of sbatch is a prefix of a managed one.
-        flag = next((flag for flag in (given, *MANAGED) if given and flag in MANAGED and flag.startswith(given)), None)
+        # getopt accepts any unambiguous prefix of a long flag. No other flag of sbatch is a prefix of a known one.
+        flag = next((flag for flag in (given, *known) if given and flag in known and flag.startswith(given)), None)
         return flag, None if not equals and (flag or given) in _TEXTS_OF_SBATCH else value
     letters = word[1:] if re.match(r"-[A-Za-z]", word) else ""
     for place, letter in enumerate(letters, start=1):
-        if letter in _SHORT and letter in _WITHOUT_VALUE_OF_SBATCH:
-            return _SHORT[letter], ""
+        if letter in short and letter in _WITHOUT_VALUE_OF_SBATCH:
+            return short[letter], ""
         if letter not in _WITHOUT_VALUE_OF_SBATCH:
-            return _SHORT.get(letter), letters[place:] or None
+            return short.get(letter), letters[place:] or None
     return None, ""
 
 
@@ -156,7 +173,7 @@ def refuse_managed_qsub_flags(arguments: Sequence[str]) -> None:
     """Raise RefusedFlagsError for flags of `MANAGED_BY_QSUB`, and for words that cannot be quoted in a `#PBS` line."""
     refused = [
         (f"hpc_det does not accept -{flag} of qsub, got {word!r}", MANAGED_BY_QSUB[flag])
-        for flag, word in _flags_of_qsub([word for argument in arguments for word in _words(argument)])
+        for flag, word in given_qsub_flags(arguments)
         if flag in MANAGED_BY_QSUB
     ]
     refused += [
@@ -166,6 +183,11 @@ def refuse_managed_qsub_flags(arguments: Sequence[str]) -> None:
     ]
     if refused:
         raise RefusedFlagsError(refused)
+
+
+def given_qsub_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (flag, word) for each flag of qsub, as `_flags_of_qsub` does."""
+    return list(_flags_of_qsub([word for argument in arguments for word in _words(argument)]))
 
 
 def _flags_of_qsub(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import hpc_det
 from hpc_det.doctor import Finding, Verdict
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, count
 from hpc_det.launch import staged
 from hpc_det.launch.mounted_image import MOUNTERS
 from hpc_det.launch.watch.health import answers, folder_problem
@@ -23,7 +23,7 @@ from hpc_det.node.import_bundle import UnusableBundle, usable_bundle
 from hpc_det.schedulers.site import ThisMachine
 from hpc_det.store.experiments import VARIABLE, ExperimentStore, configured_root, danger
 from hpc_det.submit.bundle import bundle_path, site_folders
-from hpc_det.view.formatting import count, size
+from hpc_det.view.formatting import size
 from hpc_det.view.state import ExperimentView
 
 SUBJECT = "this machine"
@@ -67,7 +67,8 @@ def findings(env: Mapping[str, str], *, has_nodes: bool) -> Iterator[Finding]:
 def _devices(machine: ThisMachine) -> Iterator[Finding]:
     yield _finding("ok", machine.in_words)
     if machine.problem:
-        yield _finding("problem", machine.problem, "until it answers, trials without a cluster train on CPUs")
+        what, _, remedy = machine.problem.partition("; ")
+        yield _finding("note", f"{what}: trials on this machine train on CPUs", remedy)
 
 
 def _seen(root: Path) -> None:

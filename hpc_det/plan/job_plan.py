@@ -137,6 +137,10 @@ class JobPlan:
     """The site's way to request GPUs: gpus-per-node, gres or tres-per-node."""
     gpu_type: str | None
     mem_per_node: str | None
+    constraint: str | None = None
+    """Features that nodes must have, in Slurm's notation; plans of older versions lack the field and the next one."""
+    qos_resource: str | None = None
+    """Resource that stands for a quality of service on this PBS site."""
     submit_args: tuple[str, ...]
     """The user's additional flags of sbatch or qsub."""
     srun_args: tuple[str, ...]

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_det.config.entrypoint import TRIAL
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.plan.container import container, unmountable
 from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.plan.resource_limits import memory_per_node
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -39,13 +40,13 @@ def rank_layout(slots: int, cluster: Cluster, path: str = "resources.slots_per_t
         return RankLayout(nodes=1, ranks_per_node=slots)
     if cluster.max_nodes is not None and slots > cluster.max_nodes * per_node:
         raise UsageError(
-            f"{path}: {slots} is more than cluster '{cluster.name}' has, {cluster.max_nodes} "
-            f"node(s) of {per_node} slots; use at most {cluster.max_nodes * per_node}"
+            f"{path}: {slots} is more than cluster '{cluster.name}' has, {count(cluster.max_nodes, 'node')} "
+            f"of {count(per_node, 'slot')}; use at most {cluster.max_nodes * per_node}"
         )
     if slots % per_node:
         low = slots - slots % per_node
         raise UsageError(
-            f"{path}: {slots} does not fill whole nodes of {per_node} slots on cluster "
+            f"{path}: {slots} does not fill whole nodes of {count(per_node, 'slot')} on cluster "
             f"'{cluster.name}'; use {low} or {low + per_node}"
         )
     return RankLayout(nodes=slots // per_node, ranks_per_node=per_node)
@@ -156,7 +157,9 @@ def plan_jobs(
         signal_lead_s=cluster.signal_lead_s,
         gpu_flag=cluster.gpu_flag,
         gpu_type=cluster.gpu_type,
-        mem_per_node=cluster.mem_per_node,
+        mem_per_node=memory_per_node(resources, place.job.ranks_per_node) or cluster.mem_per_node,
+        constraint=resources.constraint,
+        qos_resource=cluster.qos_resource,
         submit_args=tuple(_submit_args(experiment, cluster)),
         srun_args=tuple(cluster.srun_args),
         start_agents_with=cluster.start_agents_with,

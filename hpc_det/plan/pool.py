@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpc_det.errors import UsageError, nearest, or_else
+from hpc_det.errors import UsageError, count, nearest, or_else
 from hpc_det.plan.checkpoint_interval import grace_is_too_short
 from hpc_det.plan.container import container_notes, container_problems
 from hpc_det.plan.planner import rank_layout
 from hpc_det.plan.priority import priority_notes
+from hpc_det.plan.resource_limits import resource_notes, resource_problems
 
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster
@@ -24,7 +25,8 @@ def in_its_pool(experiment: Experiment, cluster: Cluster) -> Cluster:
     in_pool = cluster.in_pool(experiment.resources.resource_pool)
     section = {"slurm": experiment.slurm, "pbs": experiment.pbs}.get(cluster.scheduler)
     own = section.model_dump(include={"slots_per_node", "gpu_type"}, exclude_none=True) if section else {}
-    return in_pool.model_copy(update=own)
+    requested = experiment.resources.model_dump(include={"cpus_per_slot", "account", "qos"}, exclude_none=True)
+    return in_pool.model_copy(update={**own, **requested})
 
 
 def pool_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
@@ -35,7 +37,7 @@ def pool_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
         *_time_problems(experiment, there),
         *_gang_problems(experiment, there),
         *container_problems(experiment, there),
-        *_pbs_problems(there),
+        *resource_problems(experiment, there),
     ]
 
 
@@ -46,6 +48,7 @@ def pool_notes(experiment: Experiment, cluster: Cluster) -> list[str]:
         *cluster_notes(cluster, experiment.resources.resource_pool),
         *container_notes(experiment, there),
         *priority_notes(experiment, cluster),
+        *resource_notes(experiment, there),
     ]
 
 
@@ -95,22 +98,15 @@ def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
         return
     if resources.is_single_node and shape.nodes > 1:
         yield (
-            f"resources.is_single_node: {resources.slots_per_trial} slots need {shape.nodes} nodes of "
-            f"{cluster.slots_per_node} slots on cluster {cluster.name!r}; use at most {cluster.slots_per_node} slots"
+            f"resources.is_single_node: {count(resources.slots_per_trial, 'slot')} need {count(shape.nodes, 'node')} "
+            f"of {count(cluster.slots_per_node, 'slot')} on cluster {cluster.name!r}; use at most "
+            f"{count(cluster.slots_per_node, 'slot')}"
         )
     if (resources.packed_slots or 0) > cluster.slots_per_node and cluster.slots_per_node % shape.ranks_per_node:
         yield (
-            f"resources.packed_slots: trials of {resources.slots_per_trial} slots leave slots idle on nodes of "
-            f"{cluster.slots_per_node}; use a slots_per_trial that divides {cluster.slots_per_node}, or packed_slots "
-            f"of at most {cluster.slots_per_node}"
-        )
-
-
-def _pbs_problems(cluster: Cluster) -> Iterator[str]:
-    if cluster.scheduler == "pbs" and cluster.qos:
-        yield (
-            f"cluster.qos: PBS has no quality of service, and cluster {cluster.name!r} sets {cluster.qos!r}; remove "
-            "it, and name a queue with resources.resource_pool"
+            f"resources.packed_slots: trials of {count(resources.slots_per_trial, 'slot')} leave slots idle on nodes "
+            f"of {cluster.slots_per_node}; use a slots_per_trial that divides {cluster.slots_per_node}, or "
+            f"packed_slots of at most {cluster.slots_per_node}"
         )
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hpc_det.view.formatting import date_and_time, duration, number, percent, setting, settings
+from hpc_det.errors import count, length_in_words
+from hpc_det.view.formatting import date_and_time, duration, number, percent
 
 HERE = Path(__file__).parent
 
@@ -24,8 +25,9 @@ def document(template: str, context: dict[str, Any], refresh_s: float | None) ->
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "duration": duration, "percent": percent, "setting": setting}
-    environment.filters |= {"moment": date_and_time, "json": json.dumps, "settings": settings}
+    environment.filters |= {"number": number, "duration": duration, "percent": percent}
+    environment.filters |= {"count": count, "length_in": length_in_words}
+    environment.filters |= {"moment": date_and_time, "json": json.dumps}
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return environment.get_template(template).render(
         style=Markup(style),

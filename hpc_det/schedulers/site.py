@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_det.config.cluster_choice import COMMANDS, Which, schedulers_here
-from hpc_det.config.local_slots import CPU_RANKS, in_words
-from hpc_det.errors import UsageError
+from hpc_det.config.local_slots import CPU_RANKS, in_words, torch_has_cuda
+from hpc_det.errors import UsageError, count
 from hpc_det.node.gpus import Device, NvmlError, cuda_devices
 from hpc_det.schedulers.pbs.hosts import STARTERS
 from hpc_det.schedulers.scheduler import CommandError, Run
@@ -34,6 +34,8 @@ class FoundPool:
     slots_per_node: int | None = None
     slot_type: str | None = None
     cpus_per_slot: int | None = None
+    max_cpus_per_node: int | None = None
+    max_memory_per_node: str | None = None
     gpu_type: str | None = None
     max_nodes: int | None = None
     max_time_limit: str | None = None
@@ -83,7 +85,7 @@ class ThisMachine(NamedTuple):
     cpus: int
     """The CPUs that this process may use."""
     problem: str = ""
-    """Why the NVIDIA driver could not be queried; empty if it answered, or is not installed."""
+    """Why the GPUs cannot be used; empty if they can, or if there is no driver."""
 
     @classmethod
     def look(cls, env: Mapping[str, str]) -> ThisMachine:
@@ -91,16 +93,19 @@ class ThisMachine(NamedTuple):
         name = socket.gethostname().partition(".")[0]
         cpus = len(os.sched_getaffinity(0))
         try:
-            return cls(name, tuple(cuda_devices(env)), cpus)
+            gpus = tuple(cuda_devices(env))
         except NvmlError as error:
             return cls(name, (), cpus, f"the NVIDIA driver does not answer ({error}); run nvidia-smi")
+        if gpus and not torch_has_cuda():
+            return cls(name, gpus, cpus, "the installed torch is built without CUDA; install torch's CUDA build")
+        return cls(name, gpus, cpus)
 
     @property
     def in_words(self) -> str:
         """Its GPUs and CPUs, such as "2 GPUs, NVIDIA H200, 141 GiB each, and 16 CPUs"."""
         sizes = dict.fromkeys(f"{device.memory / 2**30:.0f} GiB each" for device in self.gpus if device.memory)
         gpus = ", ".join([in_words(self.gpus), *sizes]) if self.gpus else "no NVIDIA GPU"
-        return f"{gpus}, and {self.cpus} CPUs"
+        return f"{gpus}, and {count(self.cpus, 'CPU')}"
 
     def to_yaml(self, name: str) -> str:
         """Return the text of a profile called `name` for this machine."""

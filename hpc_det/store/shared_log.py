@@ -50,14 +50,14 @@ class SharedLog:
         partial = disk.temporary_beside(self._entry())
         before: list[dict[str, Any]] = []
         try:
-            _write(partial, line + "\n")
+            _write(partial, line, self._entry())
             while True:
                 before += self.new()
                 try:
                     if _named(partial, self._entry()) and not self._came_too_late(line):
                         break
                 except FileNotFoundError:  # another process deleted it as abandoned while this one was suspended
-                    _write(partial, line + "\n")
+                    _write(partial, line, self._entry())
         finally:
             disk.unlink(partial, missing_ok=True)
         flush_folder(self._folder)
@@ -130,7 +130,13 @@ class SharedLog:
             disk.unlink(self._entry(number), missing_ok=True)
 
 
-_write = full_disk.tried_again(write_flushed)
+@full_disk.tried_again
+def _write(partial: Path, line: str, entry: Path) -> None:
+    try:
+        write_flushed(partial, line + "\n")
+    except OSError as error:
+        error.filename = str(entry)  # the temporary name means nothing to a user
+        raise
 
 
 def _lines(path: Path) -> list[str] | None:

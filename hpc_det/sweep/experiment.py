@@ -36,6 +36,11 @@ class Settings:
     slots: int
     time_limit: str | int | None
     resource_pool: str | None
+    cpus_per_slot: int | None
+    memory_per_slot: str | None
+    account: str | None
+    qos: str | None
+    constraint: str | None
     array_parallelism: int
     packed_slots: int | None
     max_restarts: int
@@ -85,6 +90,11 @@ class Settings:
                 "slots_per_trial": self.slots,
                 "time_limit": self.time_limit,
                 "resource_pool": self.resource_pool,
+                "cpus_per_slot": self.cpus_per_slot,
+                "memory_per_slot": self.memory_per_slot,
+                "account": self.account,
+                "qos": self.qos,
+                "constraint": self.constraint,
                 "packed_slots": self.packed_slots,
                 "max_slots": most or None,
             },

@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from hpc_det.errors import printable
+from hpc_det.errors import count, printable
 
 NONE = "-"
 """Shown for an unknown value."""
@@ -88,19 +88,6 @@ def quantity(amount: float, unit: str) -> str:
     return f"{amount:.0f}{unit.removeprefix('1')}"
 
 
-def count(number: int, thing: str) -> str:
-    """Return a text such as `1 file` or `2 files`."""
-    return f"{number} {thing}{'s' * (number != 1)}"
-
-
-_ONE = {"batches": "batch", "records": "record", "epochs": "epoch"}
-
-
-def length_in_words(amount: int, unit: str) -> str:
-    """Return a text such as `1 batch` or `2 epochs`."""
-    return f"{amount} {_ONE[unit] if amount == 1 else unit}"
-
-
 # --- times
 
 
@@ -157,12 +144,12 @@ def reached(record: Mapping[str, Any]) -> str:
         return record.get("phase") or f"{record['batches']}/{total}"
     if (trials := record["trials"]) is None:
         return NONE
-    return f"{trials['completed'] + trials['failed']}/{trials['expected']} trials"
+    return f"{trials['completed'] + trials['failed']}/{count(trials['expected'], 'trial')}"
 
 
 def batches_of(batches: int, total: int | None) -> str:
     """Return a text such as `200 of 400 batches`."""
-    return f"{batches} of {total or '?'} batches"
+    return f"{batches} of {count(total, 'batch') if total else '? batches'}"
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

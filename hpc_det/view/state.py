@@ -15,7 +15,7 @@ from typing import Literal
 
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.secrets import masked
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count
 from hpc_det.node.json_files import Count, DamagedFile, Moment, NewerFormat, Shape, checked, made, read_map
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
@@ -260,9 +260,10 @@ class ExperimentView:
         """Return how many trials of an unsuccessful search failed or were not done."""
         counts = counted(self.search, is_running=False)
         if self.search.finished:
-            return f"{counts.failed + counts.invalid} of {counts.created} trials failed"
+            return f"{counts.failed + counts.invalid} of {count(counts.created, 'trial')} failed"
         expected = counts.expected + self.search.replaced
-        return f"{expected - counts.ended - counts.invalid} of {expected} trials were not done"
+        left = expected - counts.ended - counts.invalid
+        return f"{left} of {count(expected, 'trial')} {'was' if left == 1 else 'were'} not done"
 
 
 def _by_heartbeat(folder: ExperimentFolder, job_id: str) -> JobStatus:

@@ -36,6 +36,16 @@ class HpcLauncherConf:
     """Time limit of a job: minutes or "HH:MM:SS" (quoted in YAML); None uses the cluster profile's."""
     resource_pool: Optional[str] = None  # noqa: UP045
     """Partition or queue; None uses the cluster profile's."""
+    cpus_per_slot: Optional[int] = None  # noqa: UP045
+    """CPUs of each slot; None uses the cluster profile's."""
+    memory_per_slot: Optional[str] = None  # noqa: UP045
+    """Memory of each slot, such as 16G; None uses the cluster profile's memory of a node."""
+    account: Optional[str] = None  # noqa: UP045
+    """Account that jobs are charged to; None uses the cluster profile's."""
+    qos: Optional[str] = None  # noqa: UP045
+    """Quality of service; None uses the cluster profile's."""
+    constraint: Optional[str] = None  # noqa: UP045
+    """Features that nodes must have."""
     array_parallelism: int = 0
     """Largest number of points that run at the same time; 0: no limit."""
     packed_slots: Optional[int] = None  # noqa: UP045

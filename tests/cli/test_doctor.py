@@ -102,6 +102,18 @@ def test_every_line_that_is_not_well_has_a_remedy(hpc_det: Command, slurm_comman
     each_names([finding["message"] for finding in found if finding["subject"] == "scheduler"], ["Slurm", "PBS", "PATH"])
 
 
+def test_a_mistake_in_the_sites_configuration_hides_nothing_else(
+    hpc_det: Command, slurm_commands: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands(slurm_commands, SLURM)
+    monkeypatch.setenv("HPC_DET_SITE_CONF", str(tmp_path / "gone"))
+    result = hpc_det("doctor")
+    assert result.code == 1
+    assert unnamed(result.out, "HPC_DET_SITE_CONF", tmp_path / "gone") == []
+    assert "\nSlurm\n  ok       Slurm 22.05.8" in result.out
+    assert "Traceback" not in result.err
+
+
 def test_a_named_profile_of_this_machine_asks_no_scheduler(hpc_det: Command, slurm_commands: Make) -> None:
     slurm_commands("sinfo", "exit 1")
     result = hpc_det("doctor", "--cluster", "local")

@@ -245,7 +245,7 @@ VALUES = [
         what=["hyperparameters.global_batch_size"],
         where=["tiny.yaml:4"],
         values=[1, 2],
-        remedy=["at least 2", "at most 1 slots"],
+        remedy=["at least 2", "at most 1 slot"],
     ),
     Mistake(
         name="An environment variable has no value",
@@ -639,7 +639,7 @@ SITES = [
         files={PROFILE: SITE},
         what=["resources.slots_per_trial"],
         where=["cluster 'atlas'"],
-        values=[16, "2 node(s) of 4 slots"],
+        values=[16, "2 nodes of 4 slots"],
         remedy=["at most 8"],
     ),
     Mistake(
@@ -657,7 +657,7 @@ SITES = [
         add="resources: {slots_per_trial: 64}\n",
         what=["resources.slots_per_trial"],
         where=["cluster 'local'"],
-        values=[64, "1 node(s)"],
+        values=[64, "1 node "],
         remedy=["at most"],
     ),
     Mistake(
@@ -1053,6 +1053,11 @@ def says(command: str, text: str, code: int = 1) -> Callable[[User], object]:
     return lambda user: user.stub(command, f"echo '{text}' >&2; exit {code}")
 
 
+def has_a_silent_slurm(user: User) -> None:
+    for command in ("sinfo", "scontrol"):
+        says(command, "slurm_load_partitions: Unable to contact slurm controller (connect failure)")(user)
+
+
 def refuses_the_queue(user: User) -> None:
     user.stub("qstat", "echo pbs_version = 23.06.06")
     user.stub("qsub", "echo qsub: Unknown queue >&2; exit 170")
@@ -1126,7 +1131,7 @@ SCHEDULERS = [
     Mistake(
         name="Slurm does not answer",
         command="job list",
-        given=says("scontrol", "slurm_load_partitions: Unable to contact slurm controller (connect failure)"),
+        given=has_a_silent_slurm,
         code=1,
         what=["Unable to contact slurm controller"],
         where=["scontrol"],

@@ -81,7 +81,7 @@ def test_a_watched_report_is_updated_until_the_experiment_ends(
             life.finishes()
 
     monkeypatch.setattr("hpc_det.cli.report.time.sleep", passes)
-    assert hpc_det("report", 1, "-o", file, "--watch", "--every", 5).succeeds("report.html", "5.0 s", "Ctrl-C")
+    assert hpc_det("report", 1, "-o", file, "--watch", "--every", 5).succeeds("report.html", "every 5 s", "Ctrl-C")
     assert ["0.123" in page for page in pages] == [False, True]
     assert all('data-refresh="5.0"' in page for page in pages)
     assert "data-refresh" not in file.read_text()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_det.config.conf_files import find
-from hpc_det.config.local_slots import with_local_slots
+from hpc_det.config.local_slots import torch_has_cuda, with_local_slots
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import from_file, on_one_slot
 from hpc_det.plan.effective import Effective, effective
@@ -65,6 +66,30 @@ def test_what_a_profile_sets_stays(
 def test_a_profile_for_gpus_on_a_machine_without_one_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, None)
     assert slots({**BARE, "slot_type": "gpu"}) == (None, "gpu")
+
+
+def test_gpus_are_not_used_by_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, TWO)
+    monkeypatch.setattr("hpc_det.config.local_slots.torch_has_cuda", lambda: False)
+    assert slots(BARE) == (2, "cpu")
+    assert unnamed(with_local_slots(BARE, 1, {}).note, "2 GPUs", "torch", "CUDA", "CPUs") == []
+    assert slots({**BARE, "slot_type": "gpu"}) == (2, "gpu")
+
+
+@pytest.mark.parametrize(
+    ("line", "has_cuda"),
+    [("cuda: Optional[str] = None", False), ("cuda = None", False), ("cuda: Optional[str] = '12.8'", True)],
+)
+def test_the_build_of_torch_is_read_without_importing_it(
+    line: str, has_cuda: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "version.py").write_text(f"__version__ = '3'\n{line}\nhip: Optional[str] = None\n")
+    monkeypatch.setattr(
+        "hpc_det.config.local_slots.find_spec", lambda name: ModuleSpec(name, None, origin=f"{tmp_path}/__init__.py")
+    )
+    assert torch_has_cuda() is has_cuda
+    (tmp_path / "version.py").unlink()
+    assert torch_has_cuda()
 
 
 def test_the_user_is_told_why_gpus_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

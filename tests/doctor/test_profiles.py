@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_det.doctor import Finding
-from hpc_det.doctor.profiles import Profile, findings, read, without_any
+from hpc_det.doctor.profiles import Profile, default, findings, read, without_any
 from hpc_det.errors import UsageError
 from hpc_det.schedulers.pbs import detect as pbs
 from hpc_det.schedulers.scheduler import Run
@@ -53,7 +53,7 @@ def test_more_gpus_than_nodes_have() -> None:
 
 
 def test_fewer_gpus_than_nodes_have_may_be_meant() -> None:
-    assert one(checked(slurm_site(LAB), slots_per_node=1), "1 GPUs").verdict == "note"
+    assert one(checked(slurm_site(LAB), slots_per_node=1), "1 GPU ").verdict == "note"
 
 
 def test_cpus_are_counted_with_those_of_each_slot() -> None:
@@ -156,6 +156,14 @@ def test_by_default_profiles_of_ones_own_are_read(state_folder: Path) -> None:
     note = list(read(None, os.environ, "pbs"))[-1]
     assert isinstance(note, Finding)
     assert note.remedy == "hpc-det cluster detect --name NAME --write"
+
+
+def test_the_profile_without_an_option_is_told_or_how_to_choose_one(state_folder: Path) -> None:
+    assert default(os.environ) == Finding("profiles", "ok", "without --cluster: local (this machine)")
+    written(state_folder, "atlas", "name: atlas\nscheduler: slurm\n")
+    assert unnamed(default(os.environ).message, "atlas", state_folder / "conf" / "cluster" / "atlas.yaml") == []
+    found = default({**os.environ, "HPC_DET_CLUSTER": "dawn"})
+    assert (found.verdict, unnamed(found.message, "HPC_DET_CLUSTER", "'dawn'")) == ("note", [])
 
 
 def test_a_name_that_nobody_has_is_refused() -> None:

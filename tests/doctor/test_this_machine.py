@@ -20,6 +20,7 @@ from tests.cli.life import Life
 from tests.doctor.sites import one
 from tests.facts import unnamed
 from tests.installed_packages import Site
+from tests.nvml import Nvml, installed
 from tests.wait import DEADLINE_S
 
 pytestmark = pytest.mark.integration
@@ -67,6 +68,21 @@ def test_a_shared_private_folder_is_what_is_wanted(root: Path, monkeypatch: pyte
     assert one(found, "HPC_DET_ROOT").message == f"HPC_DET_ROOT {root} (nfs4)"
     assert one(found, "mode").message == f"{root} has mode 0700"
     assert one(found, " open").message == "0 experiments, 0 open"
+
+
+def test_a_machine_without_a_scheduler_has_gpus_and_cpus(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, Nvml("GPU-a", "GPU-b"))
+    assert one(told_of(root, has_nodes=False), "2 GPUs", "NVIDIA H200", "141 GiB", "CPUs").verdict == "ok"
+    monkeypatch.setattr("hpc_det.schedulers.site.torch_has_cuda", lambda: False)
+    assert one(told_of(root, has_nodes=False), "torch", "CUDA").verdict == "note"
+    installed(monkeypatch, Nvml())
+    assert one(told_of(root, has_nodes=False), "NVIDIA driver").remedy == "run nvidia-smi"
+
+
+def test_the_root_is_told_with_what_sets_it(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text(f"root: {root}/$USER\n")
+    found = list(findings({"HPC_DET_SITE_CONF": str(tmp_path)}, has_nodes=True))
+    assert one(found, "HPC_DET_ROOT", tmp_path / "site.yaml").verdict == "ok"
 
 
 def test_imports_from_a_shared_file_system(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

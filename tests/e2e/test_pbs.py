@@ -12,6 +12,7 @@ import pytest
 import hpc_det as package
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.node.process import is_stopped
+from hpc_det.store.journal import Journal
 from tests.e2e.story import DIRECT, WAITS_AT, Story, hpc_det
 from tests.labs.pbs_lab import PbsLab
 
@@ -114,13 +115,20 @@ def out_of_time(lab: PbsLab, job_id: str) -> None:
 def test_a_job_that_pbs_ends_for_good_has_a_successor_that_goes_on_bit_for_bit(
     undisturbed: Story, any_pbs: PbsLab, end: Callable[[PbsLab, str], None], cause: str
 ) -> None:
-    story = Story.begin(TWO_SLOTS, WAITS_AT.format(3), cluster="lab")
+    requests = ("resources.account=bio", "resources.memory_per_slot=64M", "resources.constraint=arch=linux")
+    story = Story.begin(TWO_SLOTS, WAITS_AT.format(3), *requests, cluster="lab")
     story.until_batch(3)
     end(any_pbs, story.job_id)
     story.wait()
     assert story.causes == [cause, "finished"]
     assert any_pbs.job(story.job_id)["job_state"] in "EF"
     assert story.same_as(undisturbed)
+    started = [event for event in Journal(story.trial.journal).events() if event["event"] == "started"]
+    jobs = [any_pbs.job(event["job_id"]) for event in started]
+    assert len(jobs) == 2
+    assert {(job["Account_Name"], job["Resource_List"]["select"]) for job in jobs} == {
+        ("bio", "2:ncpus=1:mpiprocs=1:ompthreads=1:mem=64mb:arch=linux")
+    }
 
 
 @pytest.mark.long

@@ -2,11 +2,12 @@
 # experiment 12: Größe 1/2; it's "new"
 # Written by hpc_det. To start the same job by hand, run `qsub` with this file.
 #PBS -N Gr__e_1_2__it_s__new_
-#PBS -l select=2:ncpus=12:ngpus=4:gpu_type=a100:mpiprocs=1:ompthreads=3:mem=16gb
+#PBS -l select=2:ncpus=12:ngpus=4:gpu_type=a100:mpiprocs=1:ompthreads=3:mem=16gb:nvlink=True:cpu_type=milan
 #PBS -q low
 #PBS -A physics
 #PBS -p -180
 #PBS -l walltime=25:30:00
+#PBS -l qos=high
 #PBS -r y
 #PBS -S /bin/bash
 #PBS -k oed

@@ -11,6 +11,7 @@
 #SBATCH --partition=low
 #SBATCH --account=physics
 #SBATCH --qos=normal
+#SBATCH "--constraint=[rack1|rack2]&nvlink"
 #SBATCH --nice=1800
 #SBATCH --time=90
 #SBATCH --signal=USR2@120

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.format_version import KEY
 from hpc_det.pytorch import Outputs, TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
 from hpc_det.pytorch.inference.output_folder import SOURCES
 from hpc_det.pytorch.inference.process import _end
@@ -269,6 +270,7 @@ def test_the_sources_of_the_outputs_are_recorded_once(tmp_path: Path) -> None:
     for attempt in (Attempt(stop_at=3), Attempt()):
         run(trial, Numbers(5), attempt, Uses)
     assert json.loads((tmp_path / "outputs" / SOURCES).read_text()) == {
+        KEY: 1,
         "checkpoints": [{"checkpoint": "checkpoints/1"}, {"checkpoint": "2"}],
         "model_versions": [{"name": "digits", "version": "3", "checkpoint": "2"}],
     }

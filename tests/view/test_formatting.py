@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 import yaml
 
+from hpc_det.errors import count, length_in_words
 from hpc_det.view.formatting import (
     LONGEST_VALUE,
     clock,
     columns,
-    count,
     cut,
     date_and_time,
     duration,
     labelled,
-    length_in_words,
     number,
     number_if_known,
     percent,

@@ -65,7 +65,7 @@ class Samples(PyTorchCallback):
         if context.distributed.get_rank() == 0:
             classes = torch.arange(self.trial.classes, device=context.device)
             images = generate(self.trial.average, classes, self.trial.shape, context.get_hparam("steps"))
-            context.get_tensorboard_writer().add_images("samples", (images + 1) / 2, context.current_train_batch())
+            context.get_tensorboard_writer().add_images("samples", (images + 1) / 2, context.current_train_batch() + 1)
 
 
 class DiffusionTrial(PyTorchTrial):

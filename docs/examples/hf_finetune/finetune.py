@@ -11,7 +11,7 @@ from hpc_det.integrations.transformers import HpcDetCallback, training_arguments
 
 
 class Blocks(Dataset):
-    """Blocks of `length` tokens of a text, one after the other."""
+    """Consecutive blocks of `length` tokens of a text."""
 
     def __init__(self, tokens: torch.Tensor, length: int) -> None:
         self.blocks = tokens[: len(tokens) // length * length].reshape(-1, length)
@@ -27,16 +27,18 @@ def main() -> None:
     with hpc_det.core.init() as core:
         hparams, length = core.hparams, core.hparams["length"]
         tokenizer = AutoTokenizer.from_pretrained(hparams["model"])
-        model = AutoModelForCausalLM.from_pretrained(hparams["model"])
+        model = AutoModelForCausalLM.from_pretrained(hparams["model"], dtype=torch.float32)  # bf16 needs it, too
         text = Path(core.config["data"]["text"]).expanduser().read_text(encoding="utf-8")
         tokens = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
         training = len(tokens) * 9 // 10
-        at_once = hparams["blocks_per_slot"] * core.distributed.size
+        accumulated, rest = divmod(hparams["global_batch_size"], hparams["blocks_per_slot"] * core.distributed.size)
+        if rest or not accumulated:
+            raise ValueError("global_batch_size: must be a multiple of blocks_per_slot times the number of slots")
         arguments = TrainingArguments(
             **training_arguments(core),  # output folder, seed and length
             per_device_train_batch_size=hparams["blocks_per_slot"],
             per_device_eval_batch_size=hparams["blocks_per_slot"],
-            gradient_accumulation_steps=max(hparams["global_batch_size"] // at_once, 1),
+            gradient_accumulation_steps=accumulated,
             eval_strategy="steps",
             use_cpu=not torch.cuda.is_available(),
             report_to="none",

@@ -1,4 +1,4 @@
-"""python tiny_model.py FOLDER: write a Llama of 30 000 random weights and a tokenizer of bytes, for a test."""
+"""python tiny_model.py FOLDER: write a Llama of 37 000 random weights and a tokenizer of bytes, for a test."""
 
 import sys
 
@@ -21,6 +21,7 @@ def main(folder: str) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=256,
+        attention_dropout=0.1,
         bos_token_id=None,
         eos_token_id=None,
     )

@@ -15,7 +15,8 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.layer(states) + self.scale * self.up(self.down(states))
+        change = self.scale * self.up(self.down(states.float()))  # the matrices are float32, whatever the layer is
+        return self.layer(states) + change.to(states)
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:

@@ -15,9 +15,8 @@ class LoraTrial(PyTorchTrial):
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
         hparams = context.get_hparams()
-        dtype = torch.bfloat16 if context.device.type == "cuda" else torch.float32
         self.tokenizer = AutoTokenizer.from_pretrained(hparams["model"])
-        model = AutoModelForCausalLM.from_pretrained(hparams["model"], dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(hparams["model"], dtype=hparams["dtype"])
         adapt(model, hparams["layers"], hparams["rank"], hparams["alpha"] / hparams["rank"])
         self.model = context.wrap_model(model)
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
@@ -34,7 +33,7 @@ class LoraTrial(PyTorchTrial):
         self.tokenizer.save_pretrained(folder)
 
     def blocks(self, *, training: bool) -> Dataset:
-        """Return blocks of `length` tokens of the text, one after the other."""
+        """Return consecutive blocks of `length` tokens of the text."""
         text = Path(self.context.get_data_config()["text"]).expanduser().read_text(encoding="utf-8")
         tokens = self.tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
         begin, end = (0, len(tokens) * 9 // 10) if training else (len(tokens) * 9 // 10, len(tokens))

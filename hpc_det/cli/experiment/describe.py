@@ -13,11 +13,11 @@ from hpc_det.cli.arguments import any_experiments_argument
 from hpc_det.cli.experiment.list import progress_in_words
 from hpc_det.cli.experiment.list_trials import table as trials_table
 from hpc_det.cli.output import Output, output_options, show_description
-from hpc_det.errors import printable, some
+from hpc_det.errors import count, printable, some
 from hpc_det.node.json_files import Shape
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.attempt_sentences import gist
-from hpc_det.view.formatting import batches_of, count, iso, labelled, number, section, settings
+from hpc_det.view.formatting import batches_of, iso, labelled, number, section, settings
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import progress, why
 from hpc_det.view.trial_facts import TrialFacts, trials_of

@@ -11,10 +11,9 @@ import click
 from hpc_det.cli.arguments import experiment_argument
 from hpc_det.cli.output import at_once, show
 from hpc_det.config.secrets import without_secrets
-from hpc_det.errors import HpcDetError, UsageError, pip_install
+from hpc_det.errors import HpcDetError, UsageError, count, pip_install
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.view.formatting import count
 from hpc_det.view.state import effective_config
 
 Settings: TypeAlias = Mapping[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpc_det.cli.top.experiments import Job, Row
+from hpc_det.schedulers.slurm.queue import DEPENDENCY
 from hpc_det.view.formatting import (
     NONE,
     cut,
@@ -159,4 +160,5 @@ def queue(jobs: Sequence[Job], height: int, width: int) -> list[str]:
 
 def _reason(job: Job) -> str:
     """Return the scheduler's reason in parentheses, or "" without one; Slurm prints None for no reason."""
-    return f"({job.reason})" if job.reason not in ("", "None") else ""
+    reason = "starts after the job before it" if job.reason == DEPENDENCY else job.reason
+    return f"({reason})" if reason not in ("", "None") else ""

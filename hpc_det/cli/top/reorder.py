@@ -65,7 +65,6 @@ class Reorder(ModalScreen[None]):
         yield Static(KEYS.ljust(WIDEST), classes="bar", markup=False)
 
     def on_mount(self) -> None:
-        self._table.add_columns(*HEADINGS)
         self._table.focus()
         self._ask()
         self.set_interval(AGAIN_S, self._ask)
@@ -78,9 +77,12 @@ class Reorder(ModalScreen[None]):
         if event.jobs and not self._jobs:
             self._status.update("")
         selected, self._jobs = self._selected(), event.jobs
-        self._table.clear()
-        for job in self._jobs:
-            self._table.add_row(*(Text(visible(text), no_wrap=True) for text in _cells(job)))
+        rows = [tuple(map(visible, _cells(job))) for job in self._jobs]
+        self._table.clear(columns=True)
+        for heading, *texts in zip(HEADINGS, *rows, strict=True):
+            self._table.add_column(heading, width=max(map(len, (heading, *texts))))
+        for row in rows:
+            self._table.add_row(*(Text(text, no_wrap=True) for text in row))
         names = [job.named for job in self._jobs]
         if selected and selected.named in names:
             self._table.move_cursor(row=names.index(selected.named), animate=False)
@@ -135,7 +137,9 @@ class Reorder(ModalScreen[None]):
 
 def _cells(job: QueuedJob) -> tuple[str, ...]:
     experiment = experiment_of(job)
-    reason = "held" if job.state is JobState.HELD and not job.reason else job.reason
+    reason = f"after {', '.join(job.waits_for)}" if job.waits_for else job.reason
+    if job.state is JobState.HELD and not reason:
+        reason = "held"
     return (
         job.job_id,
         str(experiment.id) if experiment else NONE,

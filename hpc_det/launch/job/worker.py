@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count
 from hpc_det.launch.job.agents import Agents
 from hpc_det.launch.job.attempts import Attempts
 from hpc_det.node import full_disk
@@ -162,7 +162,7 @@ class Worker:
             self._say(f"deleting the checkpoints that checkpoint_storage does not keep failed: {error}")
             return
         if gone:
-            self._say(f"deleted {len(gone)} checkpoints that checkpoint_storage does not keep")
+            self._say(f"deleted {count(len(gone), 'checkpoint')} that checkpoint_storage does not keep")
 
     def _running(self, former: str | None) -> str | None:
         """Return the job `former` if it still runs as this worker, else None."""

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup
 
+from hpc_det.errors import count
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.svg import Scale
-from hpc_det.view.formatting import count, number, percent
+from hpc_det.view.formatting import number, percent
 
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 36

@@ -9,10 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hpc_det.errors import count
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.curves import Line, Lines
 from hpc_det.report.pictures.svg import Scale
-from hpc_det.view.formatting import count, cut, number, percent
+from hpc_det.view.formatting import cut, number, percent
 
 WIDTH, HEIGHT, SIDE, TOP, BOTTOM = 1000, 340, 60, 34, 14
 MOST_AXES = 10

@@ -9,10 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hpc_det.errors import count, length_in_words
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.curves import Line
 from hpc_det.report.pictures.svg import Scale
-from hpc_det.view.formatting import count, number
+from hpc_det.view.formatting import number
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 300, 60, 50, 58, 14
 Rung = Mapping[str, Any]
@@ -31,7 +32,7 @@ def rung_diagram(rungs: Sequence[Rung], unit: str, classes: Mapping[Line, str]) 
     parts = [*_grid(y), *_lines(places, classes)]
     for i, rung in enumerate(rungs):
         parts += [*_heading(rung, LEFT + i * step, unit), *_dots(rung, places[i], classes)]
-    said = "; ".join(f"{rung['length']} {unit}: {in_words(rung)}" for rung in rungs)
+    said = "; ".join(f"{length_in_words(rung['length'], unit)}: {in_words(rung)}" for rung in rungs)
     return svg.picture(WIDTH, HEIGHT, said, parts)
 
 
@@ -58,7 +59,7 @@ def _grid(y: Scale) -> Iterator[Markup]:
 def _heading(rung: Rung, x: float, unit: str) -> Iterator[Markup]:
     statuses = Counter(trial["status"] for trial in rung["trials"])
     went_on = statuses["promoted"] + statuses["finished"]
-    yield svg.text(x, 14.0, f"{rung['length']} {unit}", "label", "middle")
+    yield svg.text(x, 14.0, length_in_words(rung["length"], unit), "label", "middle")
     yield svg.text(x, 29.0, f"{len(rung['trials'])} reached", anchor="middle")
     word = "finished" if statuses["finished"] else "promoted"
     yield svg.text(x, 43.0, f"{went_on} {word}", anchor="middle")

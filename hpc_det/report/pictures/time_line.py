@@ -7,9 +7,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hpc_det.errors import count
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.svg import Scale
-from hpc_det.view.formatting import count, duration, percent
+from hpc_det.view.formatting import duration, percent
 
 WIDTH, LEFT, RIGHT, TOP = 1000, 62, 14, 24
 FINEST = 1.5

@@ -6,9 +6,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from hpc_det.schedulers.pbs.hosts import NODES
+from hpc_det.schedulers.pbs.hosts import NODES, amount
 from hpc_det.schedulers.scheduler import CommandError, Run, reading
 from hpc_det.schedulers.site import FoundPool, Site
 
@@ -54,7 +55,10 @@ def site_of(
         scheduler="pbs",
         version=f"PBS {server.get('pbs_version', '')}".strip(),
         name=str(name),
-        pools=tuple(_pool(queue, said, shapes, queue == default, scheduler) for queue, said in usable.items()),
+        pools=tuple(
+            replace(_pool(queue, said, shapes, queue == default, scheduler), max_memory_per_node=_memory(nodes))
+            for queue, said in usable.items()
+        ),
         max_array_size=int(size) if size is not None else None,
     )
 
@@ -63,6 +67,13 @@ def _shape(resources: Mapping[str, Any]) -> tuple[int, int]:
     """Return the numbers of GPUs and CPUs of a node."""
     # ngpus is not a built-in resource of PBS: sites define it.
     return int(resources.get("ngpus", 0)), int(resources.get("ncpus", 1))
+
+
+def _memory(nodes: Mapping[str, Any]) -> str | None:
+    """Return the memory of the largest node in GiB, rounded down; None if no node reports it."""
+    sizes = (amount(node["resources_available"].get("mem", 0)) for node in nodes.get("nodes", {}).values())
+    gib = int(max(sizes, default=0)) >> 30
+    return f"{gib}G" if gib else None
 
 
 def _pool(
@@ -80,6 +91,7 @@ def _pool(
         slots_per_node=gpus or cpus,
         slot_type="gpu" if gpus else "cpu",
         cpus_per_slot=max(cpus // gpus, 1) if gpus else 1,
+        max_cpus_per_node=max((shape[1] for shape in shapes if shape[0] >= gpus), default=None),
         max_nodes=min(alike, int(most.get("nodect", alike))) or None,
         max_time_limit=most.get("walltime"),
         preempt_mode=_preempt_mode(int(queue.get("Priority", 0)), scheduler),

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpc_det.errors import count
 from hpc_det.node.files import write_atomic
 from hpc_det.node.process import ignore_stop_signals
 from hpc_det.schedulers.scheduler import CommandError, Run, reading
@@ -45,7 +46,9 @@ _RANK_BY_MPIEXEC = "${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$PALS_RANKID}}"
 # pbs_node_attributes(7B), state: the states of a node that accepts jobs, now or later.
 _ALIVE = {"free", "busy", "job-busy", "job-exclusive", "job-sharing", "resv-exclusive"}
 _COUNTED = ("ncpus", "ngpus", "mem")
-"""The resources of a chunk that are compared with those of a node."""
+"""The resources of a chunk of which a node has an amount; of others it has a value, or a list of them."""
+_OF_PROCESSES = ("mpiprocs", "ompthreads")
+"""The resources of a chunk that no node has."""
 _UNITS = {"kb": 1, "mb": 2, "gb": 3, "tb": 4}
 """Powers of 1024."""
 
@@ -202,7 +205,8 @@ def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: R
     `wanted` is a `select` with one kind of chunk, and the queue or None. Raises TooFewHosts.
     """
     select, queue = wanted
-    count, _, chunk = select.partition(":")
+    number, _, chunk = select.partition(":")
+    needed = int(number)
     nodes = _nodes(run)
     excluded = {_short(name) for name in exclude}
     able = {
@@ -211,11 +215,12 @@ def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: R
         if _can_run(node, chunk, queue)
         and _short(host := node["resources_available"].get("host", name)) not in excluded
     }
-    chosen = sorted(able, key=lambda host: not able[host])[: int(count)]
-    if len(chosen) < int(count):
+    chosen = sorted(able, key=lambda host: not able[host])[:needed]
+    if len(chosen) < needed:
         raise TooFewHosts(
-            f"qsub: the job needs {count} nodes, and {len(chosen)} remain without {', '.join(sorted(exclude))}, which "
-            "were lost or failed the health checks; repair them, or shorten exclude_nodes_for in the cluster profile"
+            f"qsub: the job needs {count(needed, 'node')}, and {len(chosen)} remain without "
+            f"{', '.join(sorted(exclude))}, which were lost or failed the health checks; repair them, or shorten "
+            "exclude_nodes_for in the cluster profile"
         )
     return "+".join(f"1:{chunk}:host={host}" for host in chosen)
 
@@ -254,13 +259,15 @@ def _holds(available: Mapping[str, Any], assigned: Mapping[str, Any], chunk: str
     """Return whether the unassigned resources are enough for the chunk."""
     needs = dict(item.split("=", 1) for item in chunk.split(":"))
     return all(
-        _amount(available.get(name, 0)) - _amount(assigned.get(name, 0)) >= _amount(needs[name])
-        for name in _COUNTED
-        if name in needs
+        amount(available.get(name, 0)) - amount(assigned.get(name, 0)) >= amount(value)
+        if name in _COUNTED
+        else value.lower() in str(available.get(name, "")).lower().split(",")
+        for name, value in needs.items()
+        if name not in _OF_PROCESSES
     )
 
 
-def _amount(value: str | int) -> float:
+def amount(value: str | int) -> float:
     """Return a count, or a size in bytes."""
     found = re.fullmatch(r"(\d+)([kmgt]b)?", str(value))
     return int(found[1]) * 1024.0 ** _UNITS.get(found[2] or "", 0) if found else 0.0

@@ -17,6 +17,7 @@ from typing import Any
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.priority import pbs_priority_of
+from hpc_det.plan.resource_limits import pbs_resources
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.pbs import answers
 from hpc_det.schedulers.pbs.hosts import TooFewHosts, down_hosts, hosts_of, named_hosts
@@ -253,6 +254,7 @@ def directives(plan: JobPlan, script: Path) -> list[str]:
         # Each chunk on a host of its own; PBS could otherwise put several on one (pbs_resources(7B)).
         *([] if any("place=" in word for word in plan.submit_args) else ["-l place=scatter"]),
         *[f"{flag} {_quoted(value)}" for flag, value in optional.items() if value is not None],
+        *([f"-l {plan.qos_resource}={plan.qos}"] if plan.qos and plan.qos_resource else []),
         "-r y",  # PBS may requeue the job after a preemption or the loss of a node
         "-S /bin/bash",
         "-k oed",  # the output is written to the log while the job runs, and not copied there at its end (qsub(1B))
@@ -264,7 +266,11 @@ def directives(plan: JobPlan, script: Path) -> list[str]:
 def _check_texts(plan: JobPlan, script: Path) -> None:
     """Raise UsageError with all values that cannot be written in a directive of qsub."""
     folder = str(script.parent)
-    texts = {"resources.resource_pool": plan.partition, "account": plan.account, "HPC_DET_ROOT": folder}
+    texts = {
+        "resources.resource_pool": plan.partition,
+        "account": plan.account,
+        "HPC_DET_ROOT": folder,
+    }
     problems = [
         f"{name}: {text!r} contains both kinds of quotes, and qsub has no escapes; use only one kind"
         for name, text in texts.items()
@@ -290,7 +296,8 @@ def _chunk(plan: JobPlan) -> str:
         "ompthreads": plan.cpus_per_rank,
         "mem": plan.mem_per_node and _size(plan.mem_per_node),
     }
-    return ":".join(f"{name}={value}" for name, value in wanted.items() if value is not None)
+    chosen = pbs_resources(plan.constraint) if plan.constraint else []
+    return ":".join([*(f"{name}={value}" for name, value in wanted.items() if value is not None), *chosen])
 
 
 def _size(text: str) -> str:

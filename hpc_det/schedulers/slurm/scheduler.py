@@ -222,6 +222,7 @@ def directives(plan: JobPlan, array: JobArray, script: Path) -> list[str]:
         "partition": plan.partition,
         "account": plan.account,
         "qos": plan.qos,
+        "constraint": plan.constraint,
         # sbatch refuses a negative nice value from ordinary users
         "nice": None if plan.priority is None else max(nice_of(plan.priority), 0),
         "time": plan.time_limit_min,

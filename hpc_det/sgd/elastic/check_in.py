@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, count
 from hpc_det.node.json_files import made, read_json, write_json
 from hpc_det.node.network import interface_of, routed_from
 from hpc_det.store.run_folder import RunFolder
@@ -70,7 +70,7 @@ def shown(errors: Collection[CheckIn]) -> str:
     """Return the errors as text, the first one of each host, and of at most MOST_SHOWN hosts."""
     by_host = {each.host: str(each) for each in reversed(list(errors))}
     told = list(reversed(by_host.values()))
-    more = [f"and {len(told) - MOST_SHOWN} more hosts"] if len(told) > MOST_SHOWN else []
+    more = [f"and {count(len(told) - MOST_SHOWN, 'more host')}"] if len(told) > MOST_SHOWN else []
     return "; ".join([*told[:MOST_SHOWN], *more])
 
 

@@ -33,6 +33,7 @@ def test_queues_nodes_and_limits() -> None:
     assert (found.scheduler, found.name, found.version) == ("pbs", "pbshead", "PBS 23.06.06")
     assert found.max_array_size == 10000
     nodes: dict[str, Any] = {"slots_per_node": 4, "slot_type": "gpu", "cpus_per_slot": 1, "max_nodes": 3}
+    nodes |= {"max_cpus_per_node": 4, "max_memory_per_node": "8G"}
     assert found.pools == (
         FoundPool(name="workq", default=True, preempt_mode="requeue", grace_time_s=10, **nodes),
         FoundPool(name="low", preempt_mode="requeue", grace_time_s=20, **nodes),

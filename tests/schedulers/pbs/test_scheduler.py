@@ -588,6 +588,23 @@ def test_the_nodes_that_are_left_are_named_and_free_ones_first() -> None:
     assert named_hosts(("1:ncpus=2:mem=8gb", "low"), ["pbsn2"], nodes) == "1:ncpus=2:mem=8gb:host=pbsn1"
 
 
+def test_nodes_are_named_that_have_the_resources_of_the_constraint() -> None:
+    nodes = {
+        "a": {"state": "free", "resources_available": {"ncpus": 4, "nvlink": "False", "cpu_type": "milan"}},
+        "b": {"state": "free", "resources_available": {"ncpus": 4, "nvlink": "True", "cpu_type": "rome,milan"}},
+        "c": {"state": "free", "resources_available": {"ncpus": 4}},
+    }
+
+    def run(command: Sequence[str]) -> str:
+        return json.dumps({"nodes": nodes})
+
+    chunk = "ncpus=1:mpiprocs=1:ompthreads=1"
+    assert named_hosts((f"1:{chunk}:nvlink=True", None), ["z"], run) == f"1:{chunk}:nvlink=True:host=b"
+    assert named_hosts((f"2:{chunk}:cpu_type=milan", None), ["z"], run).count("host=") == 2
+    with refused(CommandError, "z"):
+        named_hosts((f"2:{chunk}:nvlink=True", None), ["z"], run)
+
+
 @pytest.mark.parametrize("select", ["2:ncpus=4", "1:ncpus=5", "1:ncpus=1:mem=9gb"])
 def test_too_few_nodes_are_an_error_that_names_who_is_missing(select: str) -> None:
     with refused(CommandError, "pbsn2"):

@@ -37,6 +37,7 @@ def test_a_small_site_with_two_tiers() -> None:
         "gpus-per-node",
     )
     nodes: dict[str, Any] = {"slots_per_node": 2, "slot_type": "gpu", "cpus_per_slot": 4, "max_nodes": 3}
+    nodes["max_cpus_per_node"] = 8
     assert site.pools == (
         FoundPool(name="low", default=True, preempt_mode="requeue", grace_time_s=30, **nodes),
         FoundPool(name="high", preempt_mode="off", grace_time_s=0, **nodes),
@@ -47,6 +48,7 @@ def test_a_small_site_with_two_tiers() -> None:
 def test_of_nodes_that_differ_the_most_common_ones_with_gpus_are_taken() -> None:
     gpu = pools(atlas())["gpu"]
     assert (gpu.slots_per_node, gpu.gpu_type, gpu.cpus_per_slot) == (4, "a100", 16)
+    assert gpu.max_cpus_per_node == 64
     assert gpu.max_nodes == 8  # limited by MaxNodes; there are 12 such nodes
     assert not unnamed(gpu.remark, 12, 64, "4 a100", 4, 96, "8 h100")
     assert pools(atlas())["scavenge"].max_nodes == 12

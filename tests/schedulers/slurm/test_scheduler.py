@@ -459,7 +459,7 @@ def test_nodes_that_slurm_calls_down_are_named_once(stub: Stub) -> None:
 
 @pytest.mark.slurm
 def test_a_real_slurm_is_asked_for_nodes_that_are_down(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(slurm_lab.conf))
+    slurm_lab.use(monkeypatch)
     assert Slurm().down_hosts(["node1", "node2"], run_command) == []
     slurm_lab.run("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
     try:
