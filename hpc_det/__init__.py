@@ -24,7 +24,7 @@ A folder may import only the folders listed below it (tests/test_architecture.py
     config         layers, template merge, validation, secrets; independent of any cluster
     store          facts on disk: file names, journals, metrics, failures, stop requests
     node           standard library only: processes, signals, files, the line protocol, network, rendezvous
-    errors         exceptions with messages for users, and the helpers that word them
     requeue        why an attempt ended -> whether the trial runs again
+    errors         exceptions with messages for users, and the helpers that word them
     resources      where conf/, slurm_templates/ and docs/examples/ are installed
 """

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import re
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,15 +33,20 @@ class HpcDetError(Exception):
 def refused(error: OSError) -> HpcDetError:
     """Return `error` as an HpcDetError, worded "FILE: reason" without Python's errno."""
     message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    remedy = _REMEDIES.get(error.errno or 0)
-    return HpcDetError(f"{message}; {remedy}" if remedy else message)
+    return HpcDetError("; ".join(filter(None, (message, remedy_of(error)))))
+
+
+def remedy_of(error: OSError) -> str:
+    """Return what to do about an error of the file system; "" if that is not known."""
+    return _REMEDIES.get(error.errno or 0, "")
 
 
 _FOR_EXPERIMENTS = "HPC_DET_ROOT is the folder of all experiments"
+_REMOVE = "`hpc-det checkpoint rm` and `hpc-det experiment delete` remove what ended experiments keep"
 _ELSEWHERE = f"or name a folder on another file system ({_FOR_EXPERIMENTS})"
 _REMEDIES = {
-    errno.ENOSPC: f"free space on this file system (`df -h` shows it), {_ELSEWHERE}",
-    errno.EDQUOT: f"remove files to get below your quota, {_ELSEWHERE}",
+    errno.ENOSPC: f"free space on this file system (`df -h` shows it; {_REMOVE}), {_ELSEWHERE}",
+    errno.EDQUOT: f"remove files to get below your quota (`quota -s` shows it; {_REMOVE}), {_ELSEWHERE}",
     errno.EACCES: f"ask its owner for permission, or name a folder of your own ({_FOR_EXPERIMENTS})",
     errno.EROFS: f"this file system is read-only: mount it for writing, {_ELSEWHERE}",
     errno.ENOTDIR: f"a file is where a folder is needed: move it away, or name another folder ({_FOR_EXPERIMENTS})",
@@ -66,10 +73,41 @@ class Problem(NamedTuple):
     remedy: str = ""
 
 
+def pip_install(*requirements: str) -> str:
+    """Return the command that installs packages for this Python, such as "hpc_det[mpi]".
+
+    With an extra of hpc_det, pip reads the requirements of the installed hpc_det: no matter whether that came from a
+    checkout, a wheel or an index.
+    """
+    return f"`{shlex.join([sys.executable, '-m', 'pip', 'install', *requirements])}`"
+
+
 def shown(value: Any) -> str:
     """Return the repr of `value` for a message, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number with the noun `thing` in the right form, such as `1 batch` or `2 batches`."""
+    return f"{number} {thing if number == 1 else plural(thing)}"
+
+
+def length_in_words(amount: int, unit: str) -> str:
+    """Return a length in the unit `batches`, `records` or `epochs`, such as `1 batch` or `2 epochs`."""
+    return count(amount, _ONE[unit])
+
+
+_ONE = {"batches": "batch", "records": "record", "epochs": "epoch"}
+
+
+def plural(thing: str) -> str:
+    """Return the plural of an English noun, such as `batches`, `epochs`, `entries` or `nodes`."""
+    if thing.endswith("epoch"):  # its ch is a k
+        return f"{thing}s"
+    if thing.endswith(("s", "x", "ch", "sh")):
+        return f"{thing}es"
+    return f"{thing[:-1]}ies" if thing.endswith("y") and thing[-2] not in "aeou" else f"{thing}s"
 
 
 def some(names: Sequence[str], most: int = 10) -> str:

@@ -12,6 +12,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpc_det.errors import count
+
 
 class Cause(str, enum.Enum):
     """The cause of an attempt's end."""
@@ -112,9 +114,9 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int, limit: int = NO_PRO
     if stuck >= limit or too_short >= TOO_SHORT * limit:
         return Decision(
             Action.GIVE_UP,
-            f"{len(stalled)} attempts in a row ended ({last.cause.value}) without a newer checkpoint than {last.steps} "
-            f"batches ({too_short} ended too early to save one); set min_checkpoint_period, or request a longer grace "
-            f"or time limit (max_attempts_without_progress is {limit})",
+            f"{count(len(stalled), 'attempt')} in a row ended ({last.cause.value}) without a newer checkpoint than "
+            f"{count(last.steps, 'batch')} ({too_short} ended too early to save one); set min_checkpoint_period, or "
+            f"request a longer grace or time limit (max_attempts_without_progress is {limit})",
         )
     why = ", ".join([last.cause.value, *_left(stuck, limit, "without progress"), *_left_short(too_short, limit)])
     # After a hang the job still holds its nodes, so the ranks are started again at once.
@@ -125,10 +127,10 @@ def _left_short(too_short: int, limit: int) -> list[str]:
     return _left(too_short, TOO_SHORT * limit, "that ended too early to save a checkpoint")
 
 
-def _left(count: int, limit: int, which: str) -> list[str]:
+def _left(used: int, limit: int, which: str) -> list[str]:
     """Return one phrase on how much of a budget is used and left; no phrase while none of it is used."""
-    more = limit - count
-    return [f"{count} of {limit} attempts {which}; gives up after {more} more"] if count else []
+    more = limit - used
+    return [f"{used} of {count(limit, 'attempt')} {which}; gives up after {more} more"] if used else []
 
 
 def _after_failure(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:

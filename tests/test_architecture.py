@@ -37,8 +37,8 @@ ORDER = (
     "config",
     "store",
     "node",
-    "errors",
     "requeue",
+    "errors",
     "resources",
 )
 """A folder or module imports only entries below it, lazy imports included. hpc_det.__init__ describes each."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from io import BytesIO
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import torch
@@ -84,7 +84,7 @@ class AsyncSave:
 
     def write(self, files: Mapping[str, Any]) -> None:
         """Write `files`: name -> the object for torch.save."""
-        with _without_second_checksum(), full_disk.needs(bytes_in(files)):
+        with _without_checksums, full_disk.needs(bytes_in(files)):
             for name, content in files.items():
                 if not (self._folder and is_of_a_rank(name)):
                     self._write(name, content)
@@ -337,12 +337,27 @@ def bytes_in(content: Any) -> int:
     return sum(map(bytes_in, content)) if isinstance(content, (list, tuple)) else 0
 
 
-@contextmanager
-def _without_second_checksum() -> Iterator[None]:
-    """Keep torch.save from computing CRC-32s for its zip archive in this block; torch.load never verifies them."""
-    before = get_crc32_options()
-    set_crc32_options(False)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
+class WithoutChecksums:
+    """Keeps torch.save from computing CRC-32s for its zip archive, which torch.load never verifies, in a `with` block.
+
+    torch has one option for the whole process. Blocks of several threads may overlap: the last one restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._blocks, self._before = Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._before = get_crc32_options()
+                set_crc32_options(False)
+            self._blocks += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                set_crc32_options(self._before)
+
+
+_without_checksums = WithoutChecksums()

@@ -24,6 +24,7 @@ from hpc_det.checkpoint.committed_folder import FolderFormat, OddManifest, delet
 from hpc_det.checkpoint.node_folders import is_node_folder
 from hpc_det.checkpoint.reading import entry_of, open_regular
 from hpc_det.checkpoint.seals import CRC, FileEntry
+from hpc_det.errors import count
 from hpc_det.node import disk
 from hpc_det.node.files import make_folders, set_mode
 
@@ -148,7 +149,7 @@ appended to the message about it.
 
 
 def committed(checkpoints: Path) -> list[Committed]:
-    """Return all committed checkpoints, newest first."""
+    """Return all committed checkpoints, newest first. Raises NewerFormat."""
     return newest_first(found for found in map(committed_at, folders(checkpoints)) if found)
 
 
@@ -192,12 +193,14 @@ def newest_good(
             skipped.append(f"checkpoint {folder.name} is damaged: {problem}{kept}")
     for checkpoint in newest_first(every):
         if checkpoint.removed:
-            skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches {lacks_files(checkpoint)}")
+            skipped.append(
+                f"checkpoint {checkpoint.uuid} at {count(checkpoint.steps, 'batch')} {lacks_files(checkpoint)}"
+            )
             continue
         if not (found := damage(checkpoint)):
             return checkpoint, skipped
         kept, what = set_aside(checkpoint.path, checkpoint.steps, found), "; ".join(found)
-        skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches is damaged: {what}{kept}")
+        skipped.append(f"checkpoint {checkpoint.uuid} at {count(checkpoint.steps, 'batch')} is damaged: {what}{kept}")
     return None, skipped
 
 
@@ -219,7 +222,7 @@ def node_manifest(entries: Mapping[str, FileEntry]) -> str:
 def entries_in(text: bytes) -> dict[str, FileEntry]:
     """Return the entries in the manifest of a node; {} if it is not one."""
     try:
-        files = {name: FileEntry(**entry) for name, entry in FORMAT.parsed(text)["files"].items()}
+        files = {name: FileEntry(**entry) for name, entry in FORMAT.parsed(text, Path())["files"].items()}
     except (OddManifest, LookupError, TypeError, AttributeError):
         return {}
     return {} if [*_odd_entries(files)] else files
@@ -239,11 +242,11 @@ def checksum(path: Path) -> FileEntry:
 
 
 def parsed(manifest: bytes, folder: Path) -> Committed:
-    """Return the checkpoint with this manifest in `folder`. Raises OddManifest.
+    """Return the checkpoint with this manifest in `folder`. Raises OddManifest, NewerFormat.
 
     The folder may have another name than the uuid in the manifest, as a copy does.
     """
-    return _from_manifest(FORMAT.parsed(manifest), folder)
+    return _from_manifest(FORMAT.parsed(manifest, folder), folder)
 
 
 def _from_manifest(manifest: Mapping[str, Any], folder: Path) -> Committed:
@@ -333,12 +336,15 @@ def _is_inside(name: str) -> bool:
 
 
 def read_manifest(folder: Path) -> Committed:
-    """Return the checkpoint in `folder`. Raises OddManifest, and OSError if its manifest is missing or unreadable."""
+    """Return the checkpoint in `folder`.
+
+    Raises OddManifest, NewerFormat, and OSError if its manifest is missing or unreadable.
+    """
     return _from_manifest(FORMAT.read(folder), folder)
 
 
 def committed_at(folder: Path) -> Committed | None:
-    """Return the checkpoint in `folder`, or None if its manifest is missing or invalid."""
+    """Return the checkpoint in `folder`, or None if its manifest is missing or invalid. Raises NewerFormat."""
     try:
         return read_manifest(folder)
     except (OddManifest, OSError):

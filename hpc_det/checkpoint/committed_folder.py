@@ -24,6 +24,8 @@ from hpc_det.checkpoint.reading import blocks_of, differences, kind_of, open_reg
 from hpc_det.checkpoint.seals import E, Seal
 from hpc_det.node import disk
 from hpc_det.node.files import flush_folder, is_shared, others_may_write, write_flushed
+from hpc_det.node.format_version import with_format
+from hpc_det.node.json_files import without_format
 
 _LARGEST_MANIFEST = 1 << 26
 """Size limit in bytes; enough for half a million files."""
@@ -52,22 +54,28 @@ class FolderFormat(Generic[E]):
         flush_folder(folder.parent)  # the rename is durable
 
     def text(self, content: Mapping[str, Any]) -> str:
-        """Return the text of a manifest with this content and its seal."""
-        return json.dumps(self.seal.sealed(content), indent=1)
+        """Return the text of a manifest with this content, the format version of the folder, and the seal."""
+        return json.dumps(self.seal.sealed(with_format(content, self.manifest)), indent=1)
 
     def read(self, folder: Path) -> dict[str, Any]:
-        """Return the content of the manifest in `folder`. Raises OddManifest, and OSError if it cannot be read."""
+        """Return the content of the manifest in `folder`.
+
+        Raises OddManifest, NewerFormat, and OSError if it cannot be read.
+        """
         text = tried_twice(lambda: self._text_in(folder))
         if len(text) > _LARGEST_MANIFEST:
             raise OddManifest(f"more than {_LARGEST_MANIFEST} bytes")
-        return self.parsed(text)
+        return self.parsed(text, folder)
 
     def _text_in(self, folder: Path) -> bytes:
         with open_regular(folder / self.manifest) as file:
             return file.read(_LARGEST_MANIFEST + 1)
 
-    def parsed(self, text: bytes) -> dict[str, Any]:
-        """Return the content of a manifest without its seal. Raises OddManifest."""
+    def parsed(self, text: bytes, folder: Path) -> dict[str, Any]:
+        """Return the content of a manifest without its seal and its format version.
+
+        Raises OddManifest, and NewerFormat for a manifest whose seal fits. `folder`: for the message.
+        """
         try:
             manifest = json.loads(text)
             is_whole = isinstance(manifest, dict) and self.seal.fits(manifest)
@@ -76,8 +84,7 @@ class FolderFormat(Generic[E]):
         if not is_whole:
             raise OddManifest(self.seal.misfit)
         del manifest[self.seal.manifest_key]
-        found: dict[str, Any] = manifest
-        return found
+        return without_format(manifest, folder / self.manifest)
 
     def problem(self, error: OddManifest | OSError) -> str:
         """Return a sentence that describes the error of a manifest."""

@@ -31,8 +31,11 @@ from hpc_det.checkpoint.committed import (
 )
 from hpc_det.checkpoint.committed_folder import OddManifest
 from hpc_det.checkpoint.damaged import record_damage
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count, pip_install
 from hpc_det.store.folders import TrialFolder
+
+_EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}
+"""The extra of hpc_det with the libraries for each protocol of fsspec."""
 
 
 class Remote:
@@ -53,7 +56,9 @@ class Remote:
 
             self._fs, self._root = url_to_fs(url, **options)
         except ImportError as error:
-            raise UsageError(f"checkpoint_storage: {url}: {error}; install hpc_det[cloud]") from None
+            extra = _EXTRAS.get(url.partition("://")[0])
+            remedy = f"; run {pip_install(f'hpc_det[{extra}]')}" if extra else ""
+            raise UsageError(f"checkpoint_storage: {url}: {error}{remedy}") from None
         except Exception as error:
             raise UsageError(f"checkpoint_storage: {url}: {self.in_words(error)}") from None
 
@@ -226,8 +231,8 @@ class Mirror:
         print(f"hpc-det: warning: {self._remote.url}: {self._remote.in_words(error)}", flush=True)
         for item in missing:
             print(
-                f"hpc-det: warning: the checkpoint at {item.steps} batches is not uploaded; it is in {item.path}, and "
-                f"the upload is tried again with the next checkpoint",
+                f"hpc-det: warning: the checkpoint at {count(item.steps, 'batch')} is not uploaded; it is in "
+                f"{item.path}, and the upload is tried again with the next checkpoint",
                 flush=True,
             )
 

@@ -14,6 +14,7 @@ from enum import Enum
 
 from hpc_det.checkpoint.committed import Committed
 from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import count
 from hpc_det.plan.checkpoint_interval import (
     UNMEASURED_STALL_S,
     best_interval_s,
@@ -204,7 +205,8 @@ class SaveSchedule:
             return LastSave.INSTEAD
         if not in_flight and (self._newest is None or lost_s > self._interval_s()):
             return LastSave.AFTER_THE_ONE_IN_FLIGHT  # worth a try: the save may be faster than the mean
-        newest = "the save in flight" if in_flight else f"the checkpoint at {self._newest} batches"
+        at = count(self._newest or 0, "batch")  # a run without checkpoints has not come here
+        newest = "the save in flight" if in_flight else f"the checkpoint at {at}"
         print(
             f"hpc-det: stopping without a save: a save takes {takes_s:.3g} s, and the job ends in {left_s:.3g} s; "
             f"{newest} is {lost_s:.3g} s old",

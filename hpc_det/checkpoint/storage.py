@@ -7,7 +7,7 @@ instead. At the end of an experiment, `collect` deletes the checkpoints that its
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from hpc_det.checkpoint.retention import Policy, TrialCheckpoints, policies, sup
 from hpc_det.errors import HpcDetError
 from hpc_det.node import disk
 from hpc_det.node.files import write_atomic
-from hpc_det.node.json_files import Shape, checked, read_json
+from hpc_det.node.json_files import NewerFormat, Shape, checked, read_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
@@ -202,11 +202,14 @@ def superfluous_in(experiment: ExperimentFolder, policy_of: Callable[[int], Poli
 
 
 def source_of(experiment: ExperimentFolder) -> Path | None:
-    """Return the checkpoint whose weights all trials of the experiment start from, or None."""
-    with suppress(ValueError, OSError):  # damaged, or readable only by its owner
-        if warm_start := read_json(experiment.warm_start):
-            return Path(warm_start["checkpoint"])
-    return None
+    """Return the checkpoint whose weights all trials of the experiment start from, or None. Raises NewerFormat."""
+    try:
+        warm_start = read_json(experiment.warm_start)
+    except NewerFormat:  # unlike after damage, its trials may still start, from a checkpoint that must not be deleted
+        raise
+    except (ValueError, OSError):  # damaged, or readable only by its owner
+        return None
+    return Path(warm_start["checkpoint"]) if warm_start else None
 
 
 def wanted_by_later(experiment: ExperimentFolder, uuids: Container[str]) -> Iterator[str]:

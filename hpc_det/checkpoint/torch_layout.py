@@ -2,6 +2,9 @@
 
 torch.save copies tensors one at a time, and those of a GPU through an additional buffer. Here it writes everything but
 the storages (torch.serialization.skip_data), and leaves gaps for them. Then the storages are copied into the gaps.
+
+This depends on details of torch.save that no documentation promises. `is_supported` tries them with a small file, so
+that a torch with other details is used through torch.save itself.
 """
 
 from __future__ import annotations
@@ -10,13 +13,14 @@ import copyreg
 import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cache
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from hpc_det.checkpoint.pinned_staging import copy_storages
-from hpc_det.errors import HpcDetError
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class FileLayout:
 def layout_of(content: Any) -> FileLayout:
     """Return the layout of the file that torch.save(content) would write, without reading any tensor data.
 
-    Raises the exceptions of torch.save, and RuntimeError for quantized and nested tensors, which are not supported.
+    Raises the exceptions of torch.save, and RuntimeError for quantized and nested tensors, which are not supported, and
+    if this torch writes its files in another order.
     """
     file, storages = _File(), dict[str, torch.UntypedStorage]()
     with torch.serialization.skip_data():
@@ -52,12 +57,38 @@ def layout_of(content: Any) -> FileLayout:
     filled = [storage for storage in storages.values() if storage.nbytes()]
     # torch writes the storages in the order in which it pickled them; make sure that this version does, too
     if [storage.nbytes() for storage in filled] != [size for _, size in file.gaps]:
-        raise HpcDetError(
-            f"torch {torch.__version__} has a file layout that this version of hpc_det does not support; install an "
-            f"older torch"
-        )
+        raise RuntimeError(f"torch {torch.__version__} writes storages in another order than it pickles them")
     places = (offset for offset, _ in file.gaps)
     return FileLayout(file.offset, file.parts, list(zip(places, filled, strict=True)))
+
+
+@cache
+def is_supported() -> bool:
+    """Return whether `layout_of` knows the layout of this torch's files, and print a line if it does not."""
+    weights = torch.arange(6.0).reshape(2, 3)
+    sample = {"weights": weights, "transposed": weights.t(), "count": torch.tensor(3), "none": torch.empty(0), "n": 1}
+    try:
+        layout = layout_of(sample)
+        memory = torch.zeros(layout.size, dtype=torch.uint8)
+        layout.fill(memory)
+        found = torch.load(BytesIO(memory.numpy().tobytes()), weights_only=True)
+        reason = "" if _is_equal(found, sample) else "a file of its layout is read with other values"
+    except Exception as error:  # of any kind: it depends on what another torch has changed
+        reason = f"{type(error).__name__}: {error}"
+    if reason:
+        print(
+            f"hpc-det: torch {torch.__version__} has a file layout that this version of hpc_det does not know "
+            f"({reason}); snapshots are written by torch.save, which takes longer",
+            flush=True,
+        )
+    return not reason
+
+
+def _is_equal(found: dict[str, Any], sample: dict[str, Any]) -> bool:
+    return found.keys() == sample.keys() and all(
+        torch.equal(found[key], value) if isinstance(value, torch.Tensor) else found[key] == value
+        for key, value in sample.items()
+    )
 
 
 class _File:

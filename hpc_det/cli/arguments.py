@@ -127,6 +127,15 @@ experiment_argument = _argument("experiment", "ID", own_experiment, _completed_i
 any_experiment_argument = _argument("experiment", "[OWNER:]ID", any_experiment, _completed_ids)
 experiments_argument = _argument("experiments", "IDS", own_experiments, _completed_ids)
 any_experiments_argument = _argument("experiments", "[OWNER:]IDS", any_experiments, _completed_ids)
+several_experiments_argument = click.argument(
+    "experiments",
+    metavar="[OWNER:]IDS...",
+    nargs=-1,
+    required=True,
+    type=any_experiments,
+    callback=lambda context, param, given: list({each.path: each for part in given for each in part}.values()),
+    shell_complete=_completed_ids,
+)
 trial_argument = _argument("trial", "EXPERIMENT/TRIAL", own_trial, _completed_trials)
 any_trial_argument = _argument("trial", "[OWNER:]EXPERIMENT/TRIAL", any_trial, _completed_trials)
 jobs_argument = click.argument("jobs", metavar="JOB[,JOB...]", type=job_ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ from hpc_det.checkpoint.metadata import all_metadata
 from hpc_det.checkpoint.storage import is_here
 from hpc_det.cli.commands import Group
 from hpc_det.cli.experiment.download import copy, output_dir
-from hpc_det.cli.output import Output, Record, at_once, confirm, output_options, show, yes_option
+from hpc_det.cli.output import Output, Record, at_once, confirm, output_options, show_description, yes_option
 from hpc_det.client.checkpoint import insist_on_removable
 from hpc_det.client.lookup import store
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count
 from hpc_det.view.checkpoints import StoredCheckpoint, find
-from hpc_det.view.formatting import count, iso, labelled, size, values_in_words
+from hpc_det.view.formatting import NONE, iso, labelled, settings, size, values_in_words
 from hpc_det.view.trial_history import read_tolerantly
 from hpc_det.view.watch import say
 
@@ -65,7 +64,7 @@ def describe(checkpoints: list[StoredCheckpoint], verify: bool, output: Output) 
     """
     records = [described(item, verify=verify) for item in checkpoints]
     if output.is_for_people:
-        show("\n\n".join(in_words(record) for record in records))
+        show_description("\n\n".join(in_words(record) for record in records))
     else:
         output.details(records)
     insist_on_whole(records)
@@ -160,8 +159,8 @@ def in_words(record: Record) -> str:
         "Saved": record["time"],
         "Size": size(record["size_bytes"]),
         "Validation": values_in_words(record["validation"] or {}) or "none at these batches",
-        "Hparams": json.dumps(record["hyperparameters"]),
-        "Metadata": json.dumps(record["metadata"], ensure_ascii=False),
+        "Hparams": NONE if record["hyperparameters"] is None else settings(record["hyperparameters"]),
+        "Metadata": settings(record["metadata"]) or NONE,
         "Place": ", ".join(record["places"]),
         **({"Removed": ", ".join(record["removed"])} if record["removed"] else {}),
         **({} if record["damage"] is None else {"Damage": "; ".join(record["damage"]) or "none"}),

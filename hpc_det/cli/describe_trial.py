@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -12,10 +11,11 @@ from hpc_det.checkpoint.committed import Committed
 from hpc_det.checkpoint.damaged import Damaged
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view.formatting import batches_of, iso, labelled, number, section, values_in_words
+from hpc_det.view.attempt_sentences import attempts_in_words
+from hpc_det.view.formatting import batches_of, iso, labelled, number, section, settings, values_in_words
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.trial_facts import TrialFacts
-from hpc_det.view.trial_history import AttemptHistory, Metrics, attempt_in_words, hosts_of, is_complete
+from hpc_det.view.trial_history import AttemptHistory, Metrics, hosts_of, is_complete
 from hpc_det.view.watch import state as state_of
 
 Record = dict[str, Any]
@@ -67,19 +67,22 @@ def _rows(found: TrialFacts) -> Iterator[str]:
         "State": found.state.value,
         "Progress": batches_of(found.metrics.batches, found.metrics.total),
         "Worker": f"{'-' if found.worker is None else found.worker}, job {found.job_id or '-'}",
-        "Hparams": json.dumps(found.hparams),
+        "Hparams": settings(found.hparams),
         "Seed": str(found.seed),
         "Folder": str(found.folder.path),
     }
     yield from labelled(rows)
 
 
-def sections(found: TrialFacts) -> list[list[str]]:
-    """Return the lines of each section: attempts, metrics, profile, checkpoints, set aside. A section may be empty."""
-    now = time.time()
+def sections(found: TrialFacts, known: str = "") -> list[list[str]]:
+    """Return the lines of each section: attempts, metrics, profile, checkpoints, set aside. A section may be empty.
+
+    `known`: a text that is printed before; causes in it are not repeated.
+    """
+    attempts = attempts_in_words(_with_nodes(found), time.time(), is_over=found.is_over, known=known)
     verdict = found.verdict()
     return [
-        section("Attempts", [attempt_in_words(item, now, is_over=found.is_over) for item in _with_nodes(found)]),
+        section("Attempts", list(attempts)),
         section("Metrics", list(_metrics(found.metrics))),
         section("Profile", [verdict] if verdict else []),
         section("Checkpoints", [_checkpoint_in_words(item) for item in found.checkpoints()]),

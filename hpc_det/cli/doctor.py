@@ -11,8 +11,7 @@ import click
 from hpc_det.cli.output import Output, output_options
 from hpc_det.doctor import Finding
 from hpc_det.doctor.examination import asking, examine
-from hpc_det.errors import printable
-from hpc_det.view.formatting import count
+from hpc_det.errors import count, printable
 
 _COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 _WIDTH = max(map(len, _COLORS))

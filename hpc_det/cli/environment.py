@@ -7,12 +7,12 @@ import os
 import click
 
 from hpc_det.cli.commands import Group
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, count
 from hpc_det.node.environment_archive import NotStaged
 from hpc_det.store.experiments import state_root
 from hpc_det.submit import stage as archives
 from hpc_det.submit.bundle import bundle_path, is_current, write_bundle
-from hpc_det.view.formatting import count, size
+from hpc_det.view.formatting import size
 
 
 @click.group(cls=Group)

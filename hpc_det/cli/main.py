@@ -17,7 +17,7 @@ COMMANDS = (
     LazyCommand("trial", "trial", "Inspect, profile or kill one trial of an experiment.", alias="t"),
     LazyCommand("checkpoint", "checkpoint", "Describe, copy and remove checkpoints.", alias="c"),
     LazyCommand("job", "job", "Show the queue, and hold, release or reorder your jobs.", alias="j"),
-    LazyCommand("report", "report", "Write a report of an experiment as one HTML page."),
+    LazyCommand("report", "report", "Write a report of experiments as one HTML page."),
     LazyCommand("tensorboard", "tensorboard", "Show experiments or trials in TensorBoard."),
     LazyCommand("cluster", "cluster", "Show cluster profiles, and write one for your site."),
     LazyCommand("doctor", "doctor", "Check what hpc_det needs of this machine and its cluster."),

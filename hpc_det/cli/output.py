@@ -16,14 +16,17 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hpc_det.cli.commands import bundle
-from hpc_det.errors import HpcDetError, UsageError, printable, refused, visible
+from hpc_det.errors import HpcDetError, UsageError, printable, refused, remedy_of, visible
 from hpc_det.node.files import write_atomic
 from hpc_det.view.formatting import columns
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 Record = Mapping[str, Any]
 MOST_BY_RICH = 100  # larger tables are printed without rich, which takes half a second for a thousand rows
@@ -142,6 +145,32 @@ def show(text: str) -> None:
     click.echo(visible(text))  # names and messages in it may come from other users
 
 
+_HEADING = r"(?m)^\S.*$"
+_LABEL = r"(?m)^  [A-Z]\w*:(?=\s|$)"
+_STATE = rf"(?m)(?<=^  State: {{6}})(?:{'|'.join(COLOURS)})\b|(?<=  )(?:{'|'.join(COLOURS)})(?=  |$)"
+
+
+def styled(text: str) -> Text:
+    """Return the text of a `describe` command with bold headings, dim labels and the colours of states."""
+    from rich.text import Text
+
+    found = Text(visible(text))
+    found.highlight_regex(_HEADING, "bold")
+    found.highlight_regex(_LABEL, "dim")
+    found.highlight_regex(_STATE, lambda word: COLOURS[word])
+    return found
+
+
+def show_description(text: str) -> None:
+    """Print the text of a `describe` command; with colours if stdout is a terminal and NO_COLOR is not set."""
+    if not sys.stdout.isatty():
+        show(text)
+        return
+    from rich.console import Console
+
+    Console().print(styled(text), soft_wrap=True)
+
+
 # SGR sequences, which set the colours of text. Any other sequence would move the cursor or change the terminal.
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _NO_COLOUR = "\x1b[0m"
@@ -244,7 +273,8 @@ def write_file(path: Path, text: str) -> None:
     try:
         write_atomic(target, text)
     except OSError as error:
-        raise UsageError(f"--output: {path}: {error.strerror}; name a file in a folder that you may write to") from None
+        remedy = remedy_of(error) or "name a file in a folder that you may write to"
+        raise UsageError(f"--output: {path}: {error.strerror}; {remedy}") from None
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,14 +13,14 @@ from hpc_det.cli.arguments import request_options
 from hpc_det.cli.output import Output, output_options
 from hpc_det.client.creation import say_notes
 from hpc_det.config.request import Request
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count, length_in_words
 from hpc_det.plan.effective import effective
 from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import SearchMethod
 from hpc_det.search.sample import Sample
 from hpc_det.search.simulate import at_random, simulate
-from hpc_det.view.formatting import count
+from hpc_det.view.formatting import setting
 
 SHOWN_TRIALS = 5  # the first trials, whose hyperparameters are shown
 
@@ -110,10 +109,11 @@ def in_words(record: Mapping[str, Any]) -> str:
 def _training(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"{record['searcher']}: {count(record['trials'], 'trial')}, at most {record['concurrent']} at a time"
     for row in record["lengths"]:
-        length = f"{row['length']} {record['unit']}" if record["unit"] else "their own end"
+        length = length_in_words(row["length"], record["unit"]) if record["unit"] else "their own end"
         yield f"  {count(row['trials'], 'trial')} to {length}"
     if record["unit"]:
-        yield f"In all {record['total']} {record['unit']}, {record['full_trials']:g} times a full trial."
+        in_all = length_in_words(record["total"], record["unit"])
+        yield f"In all {in_all}, {record['full_trials']:g} times a full trial."
 
 
 def _first_trials(record: Mapping[str, Any]) -> Iterator[str]:
@@ -125,6 +125,6 @@ def _first_trials(record: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield f"Hyperparameters with reproducibility.experiment_seed {record['experiment_seed']}:"
     for row in record["first"]:
-        yield f"  trial {row['trial']}: {json.dumps(row['hparams'], ensure_ascii=False)}"
+        yield f"  trial {row['trial']}: {setting(row['hparams'])}"
     if record["trials"] > len(record["first"]):
         yield "  ..."

@@ -13,25 +13,13 @@ from hpc_det.cli.commands import Group
 from hpc_det.cli.experiment.download import copy, of_one_trial, output_dir
 from hpc_det.cli.experiment.list_checkpoints import best_option, show_checkpoints
 from hpc_det.cli.experiment.logs import LogChoices, log_options, print_trial
-from hpc_det.cli.output import Column, Output, Record, column, output_options, rows, show
+from hpc_det.cli.output import Column, Output, Record, column, output_options, rows, show, show_description
 from hpc_det.client.stopping import kill_trial
-from hpc_det.errors import printable
+from hpc_det.errors import count, length_in_words, printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from hpc_det.view.checkpoints import of_trial, set_aside_in
-from hpc_det.view.formatting import (
-    NONE,
-    columns,
-    count,
-    duration,
-    iso,
-    length_in_words,
-    number,
-    percent,
-    quantity,
-    section,
-    values_in_words,
-)
+from hpc_det.view.formatting import NONE, columns, duration, iso, number, percent, quantity, section, values_in_words
 from hpc_det.view.performance.profile import profile as profile_record
 from hpc_det.view.performance.system import GPU_UNITS, UNITS
 from hpc_det.view.state import ExperimentView, effective_config
@@ -71,7 +59,7 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
         return
     found = describe_trial.of(trial)
     if output.is_for_people:
-        show(describe_trial.in_words(found))
+        show_description(describe_trial.in_words(found))
     else:
         output.details([describe_trial.as_json(found)])
 

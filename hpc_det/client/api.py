@@ -17,7 +17,7 @@ from hpc_det.plan.effective import Effective, effective
 from hpc_det.store.group import Group
 from hpc_det.view.checkpoints import find
 from hpc_det.view.state import ExperimentState
-from hpc_det.view.summary import DAMAGED, NOT_SHOWN
+from hpc_det.view.summary import WITHOUT_FACTS
 from hpc_det.view.watch import say
 
 Path = str | os.PathLike[str]
@@ -109,8 +109,8 @@ def list(
     experiments, found = store(owner), builtins.list[Experiment]()
     wanted = [_state(each) for each in _several(states)]
     for summary in selected(experiments, states=wanted, name=name, labels=_several(labels), with_archived=archived):
-        if summary.name in (DAMAGED, NOT_SHOWN):
-            say(f"note: experiment {summary.id} is left out: its files cannot be read")
+        if summary.name in WITHOUT_FACTS:
+            say(f"note: experiment {summary.id} is left out: its files cannot be read by this hpc_det")
         else:
             found.append(Experiment(experiments.folder(summary.id)))
     return found

@@ -12,7 +12,7 @@ from hpc_det.checkpoint.committed import LOAD_DATA
 from hpc_det.checkpoint.storage import is_here
 from hpc_det.client.creation import private_files
 from hpc_det.client.lookup import insist_on_own
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.checkpoints import StoredCheckpoint
 from hpc_det.view.watch import beginning_with, insist_on_end, say
@@ -32,7 +32,7 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         trial = self._stored.trial
-        return f"<Checkpoint {self.uuid} of trial {trial.experiment().id}/{trial.id} at {self.steps} batches>"
+        return f"<Checkpoint {self.uuid} of trial {trial.experiment().id}/{trial.id} at {count(self.steps, 'batch')}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Checkpoint) and self._stored.checkpoint.path == other._stored.checkpoint.path

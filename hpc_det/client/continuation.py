@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from hpc_det.config.conf_files import find
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import Request
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.schedulers.shared_answers import ASK_S
 from hpc_det.store.experiment_config import write_about
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.local_run import insist_on_jobs
 from hpc_det.submit.again import go_on, stored, submit_again
-from hpc_det.view.formatting import count
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import state
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, pip_install
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import Record, number_in, read_reports
 
@@ -53,7 +53,7 @@ class Metrics:
             import pandas as pd
         except ImportError:
             raise UsageError(
-                f"to_frame: pandas is not installed for {sys.executable}; run {sys.executable} -m pip install pandas"
+                f"to_frame: pandas is not installed for {sys.executable}; run {pip_install('pandas')}"
             ) from None
         rows = [{**report, **report["metrics"]} for report in self]
         names = dict.fromkeys(["trial", "group", "batches", "time", "attempt", *(name for row in rows for name in row)])

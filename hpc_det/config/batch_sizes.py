@@ -14,7 +14,7 @@ from typing import Any
 from hpc_det.config.entrypoint import Context
 from hpc_det.config.job_sections import Resources
 from hpc_det.config.merge import Tree, value_at
-from hpc_det.errors import Problem, shown
+from hpc_det.errors import Problem, count, shown
 
 _PATH = "hyperparameters.global_batch_size"
 
@@ -30,7 +30,7 @@ def batch_size_problems(experiment: Tree) -> Iterator[Problem]:
                 _PATH,
                 f"{batch_size} is below resources.slots_per_trial {slots}",
                 f"every slot needs at least one record of each batch: use a batch size of at least {slots}, or at most "
-                f"{batch_size} slots",
+                f"{count(batch_size, 'slot')}",
             )
 
 
@@ -51,7 +51,8 @@ def batch_notes(experiment: Tree, context: Context) -> Iterator[str]:
         each, multiples = size // slots, _multiples(size, slots)
         yield (
             f"{_PATH}: {what} not a multiple of resources.slots_per_trial {slots}: of {size}, trials that use "
-            f"get_per_slot_batch_size() train on {each} records on each slot, {each * slots} in all; use {multiples}"
+            f"get_per_slot_batch_size() train on {count(each, 'record')} on each slot, {each * slots} in all; use "
+            f"{multiples}"
         )
     found = _deepspeed_sizes(value_at(experiment, "hyperparameters"), context)
     for path, size in dict.fromkeys((path, size) for path, size in found if _leaves_rest(size, slots)):

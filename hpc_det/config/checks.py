@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hpc_det.config.merge import Tree, join
 from hpc_det.config.secrets import shown_at
-from hpc_det.errors import MISSING, Problem, nearest, shown
+from hpc_det.errors import MISSING, Problem, count, nearest, shown
 
 # Control characters, line separators, and surrogates, which cannot be encoded as UTF-8. Control characters are a
 # security risk: a newline in submitit's job name would run as shell code.
@@ -141,7 +141,7 @@ def constant_notes(hyperparameters: Any, searcher: Tree) -> list[str]:
     name, trials = searcher.get("name"), searcher.get("max_trials")
     if name not in (*_DRAWING, "grid") or _has_range(hyperparameters) or (name in _DRAWING and trials == 1):
         return []
-    found = "it trains one trial" if name == "grid" else f"its {trials} trials differ only in their seeds"
+    found = "it trains one trial" if name == "grid" else f"its {count(trials or 0, 'trial')} differ only in their seeds"
     return [
         f"searcher.name: {name} has nothing to search: no hyperparameter is a range, so {found}; give one a range such "
         "as {type: double, minval: 0, maxval: 1}, or use `name: single`"

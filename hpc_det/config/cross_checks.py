@@ -21,7 +21,7 @@ from hpc_det.config.merge import Tree, device_of_text, same_folder, value_at
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import expectation
 from hpc_det.config.storage import is_below
-from hpc_det.errors import MISSING, Problem, shown
+from hpc_det.errors import MISSING, Problem, count, shown
 
 _HALVING = ("async_halving", "adaptive_asha")
 _WAYS = ("command", "webhook", "mail")
@@ -105,7 +105,7 @@ def _time_limit_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
         yield Problem(
             path,
             f"{limit!r} is {minutes * 60} s and does not exceed cluster.signal_lead_s {lead_s}",
-            f"give at least {lead_s // 60 + 1} minutes or a shorter signal_lead_s",
+            f"give at least {count(lead_s // 60 + 1, 'minute')} or a shorter signal_lead_s",
         )
 
 

@@ -20,7 +20,7 @@ from hpc_det.config.checks import FREE_FORM
 from hpc_det.config.interpolation_marks import Marks
 from hpc_det.config.merge import Tree, join, leaves, merge, merge_layers
 from hpc_det.config.secrets import masked, masked_layers
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.resources import data_path
 
 _LAYERS = ("cluster", "template")
@@ -156,7 +156,7 @@ def _resolvers(marks: Marks) -> Iterator[None]:
 
 def _folder(*name: str) -> str:
     if len(name) != 1:
-        raise ValueError(f"got {len(name)} folders; expected one, such as ${{hpc_det:docs/examples}}")
+        raise ValueError(f"got {count(len(name), 'folder')}; expected one, such as ${{hpc_det:docs/examples}}")
     return str(data_path(name[0]))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_det.config.merge import Tree
+from hpc_det.errors import count
 from hpc_det.node import gpus
 
 CPU_RANKS = 2
@@ -50,8 +51,8 @@ def with_local_slots(profile: Tree, slots_per_trial: int, env: Mapping[str, str]
         return LocalSlots(given if given.get("slot_type") == "gpu" else on_cpus)
     return LocalSlots(
         on_cpus,
-        note=f"a trial has {slots_per_trial} slots, and this machine {in_words(found)}: ranks train on CPUs; use "
-        f"resources.slots_per_trial={len(found)} or less to train on GPUs",
+        note=f"a trial has {count(slots_per_trial, 'slot')}, and this machine {in_words(found)}: ranks train on CPUs; "
+        f"use resources.slots_per_trial={len(found)} or less to train on GPUs",
     )
 
 

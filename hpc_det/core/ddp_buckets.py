@@ -7,6 +7,8 @@ ranks, the first iteration after a resume would round differently from the same 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,12 +28,30 @@ def settle_buckets(wrapped: DistributedDataParallel) -> None:
 
     It clears all gradients. It does nothing for a model whose buckets DDP never changes (find_unused_parameters,
     static_graph) or which cannot take this pass: sparse gradients, hooks on gradients such as a fused optimizer, and
-    communication hooks.
+    communication hooks. With a torch whose DDP has other internals, it prints what that costs.
     """
-    if wrapped.find_unused_parameters or wrapped.static_graph or wrapped._comm_hooks:
+    if wrapped.find_unused_parameters or wrapped.static_graph:
         return
-    if _takes_plain_gradients(wrapped.module):
+    if missing := _missing(wrapped):
+        _report(missing)
+    elif not wrapped._comm_hooks and _takes_plain_gradients(wrapped.module):
         _settle(wrapped)
+
+
+def _missing(wrapped: DistributedDataParallel) -> str:
+    """Return the name of what this module needs of DDP and this torch does not have, or ""."""
+    if not hasattr(wrapped, "_comm_hooks"):
+        return "_comm_hooks"
+    return "" if hasattr(getattr(wrapped, "reducer", None), "_rebuild_buckets") else "reducer._rebuild_buckets"
+
+
+@cache
+def _report(missing: str) -> None:
+    print(
+        f"hpc-det: DistributedDataParallel of torch {torch.__version__} has no {missing}, with which this version of "
+        f"hpc_det settles its buckets: on three or more ranks, the first batch after a resume may round differently",
+        flush=True,
+    )
 
 
 def _takes_plain_gradients(model: torch.nn.Module) -> bool:

@@ -20,7 +20,7 @@ from hpc_det.distributed import rank_process
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rank_process import join_gang, note_error
 from hpc_det.distributed.rng import seed_everything
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from hpc_det.search.sample import first_sample
 from hpc_det.store.attempt import Attempt
@@ -81,8 +81,8 @@ def _rank_without_launcher(attempt: Attempt) -> dict[str, str]:
     """Return torchrun's variables for a script that is the entrypoint, which runs once on each node."""
     if attempt.ranks_per_node > 1:
         error = UsageError(
-            f"entrypoint: the script is started once on a node with {attempt.ranks_per_node} slots; start one for each "
-            f"slot with a launcher: `python3 -m hpc_det.launch.torch_distributed` before the script"
+            f"entrypoint: the script is started once on a node with {count(attempt.ranks_per_node, 'slot')}; start "
+            "one for each slot with a launcher: `python3 -m hpc_det.launch.torch_distributed` before the script"
         )
         note_error(attempt, None, error)
         raise error

@@ -14,7 +14,6 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch.utils.data._utils import signal_handling
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node.process import STOP_SIGNALS
@@ -57,8 +56,11 @@ def workers_ignore_stops() -> Iterator[None]:
 
     That includes loaders which only the user's code iterates, such as those of a validation or of another trainer.
     """
-    handling: Any = signal_handling
-    set_handlers = handling._set_worker_signal_handlers  # both worker loops call it first; it handles SIGTERM, too
+    handling: Any = getattr(getattr(torch.utils.data, "_utils", None), "signal_handling", None)
+    set_handlers = getattr(handling, "_set_worker_signal_handlers", None)  # both worker loops call it first
+    if set_handlers is None:  # another torch: loaders that only the user's code iterates are not protected
+        yield
+        return
 
     def set_handlers_but_ignore_stops() -> None:
         set_handlers()
@@ -161,7 +163,7 @@ class ClosableLoader(torch.utils.data.DataLoader[Any]):
 
 def end_workers(iterator: Any) -> None:
     """End the workers of a torch iterator; kill those that do not exit in time. Other iterators are left unchanged."""
-    if not hasattr(iterator, "_shutdown_workers"):
+    if not hasattr(iterator, "_shutdown_workers") or not hasattr(iterator, "_workers"):
         return
     iterator._shutdown_workers()
     for worker in iterator._workers:

@@ -22,6 +22,7 @@ from hpc_det.core.entry import seed_of
 from hpc_det.core.local_stops import StopRequests
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
+from hpc_det.node import full_disk
 from hpc_det.node.json_files import read_map, write_json
 from hpc_det.plan.local_experiment import (
     Arguments,
@@ -93,8 +94,8 @@ def local_run(
 def _note_failure(run: LocalRun, rank: int, error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
         return
-    is_ours = isinstance(error, HpcDetError)
-    message = str(error) if is_ours else f"{type(error).__name__}: {error}"
+    is_ours, full = isinstance(error, HpcDetError), full_disk.cause_in(error)
+    message = str(error) if is_ours else full_disk.sentence(full) if full else f"{type(error).__name__}: {error}"
     trace = "" if is_ours else "".join(traceback.format_exception(error))
     note_failure(run.trial, run.attempt, failure_now(rank, message, traceback=trace, user_error=is_ours))
 

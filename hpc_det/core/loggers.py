@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from hpc_det.config.secrets import without_secrets
 from hpc_det.distributed.metrics import scalar
-from hpc_det.errors import visible
+from hpc_det.errors import pip_install, visible
 from hpc_det.node.files import make_folders
 from hpc_det.node.json_files import append_line, read_lines
 from hpc_det.store.folders import TrialFolder
@@ -255,7 +255,7 @@ def _sender(
         logged = _logged(kind, trial, spec, attempt)
         return Sender(kind, integration.logger(settings, logged), trial.logger_calls(kind), attempt)
     except ModuleNotFoundError as error:
-        say(kind, f"disabled: {error}; run `python3 -m pip install 'hpc_det[{kind}]'` in the ranks' environment")
+        say(kind, f"disabled: {error}; run {pip_install(f'hpc_det[{kind}]')}")
     except Exception as error:
         say(kind, f"disabled: {_words(error)}")
     return None

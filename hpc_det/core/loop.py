@@ -27,7 +27,7 @@ from hpc_det.core.tensorboard import TensorBoard
 from hpc_det.core.tracked import Resumed, Tracked
 from hpc_det.distributed.metrics import plain, spelled
 from hpc_det.distributed.rng import mixed_seed, rng_state
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.store.attempt import StopRequest, read_stop
 
 
@@ -367,8 +367,8 @@ class Loop:
         """Count the steps of a loop that does not use `batches`, and allocate the memory of its first save."""
         if self._bodies.uses_batches and step != self.step:
             raise UsageError(
-                f"report: step is {step}, but `batches` has counted {self.step} batches; pass core.step, and report "
-                f"another count as a metric"
+                f"report: step is {step}, but `batches` has counted {count(self.step, 'batch')}; pass core.step, and "
+                "report another count as a metric"
             )
         self._progress.steps = max(self._progress.steps, step)
         saver = self._saves.saver

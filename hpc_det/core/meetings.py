@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpc_det.distributed.gang_messages import GangMessages, RankGone
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count
 
 LONGEST_S = 24 * 3600.0
 """Seconds that ranks wait for the last one; one rank may do long work alone, such as an evaluation."""
@@ -116,6 +116,6 @@ def _different(what: str, call: str, other: int, values: list[Any]) -> str:
             f"hpc_det.core on every rank, in the same order and with the same step"
         )
     return (
-        f"{call}: rank 0 has called should_stop {values[0]} times, rank {other} {values[other]} times; call it on "
-        f"every rank, equally often"
+        f"{call}: rank 0 has called should_stop {count(values[0], 'time')}, rank {other} "
+        f"{count(values[other], 'time')}; call it on every rank, equally often"
     )

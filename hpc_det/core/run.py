@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,8 +46,8 @@ Outcome = dict[str, Any]
 class JobServices:
     """The services of an experiment's job for its ranks; a run outside a job has none."""
 
-    code: Path
-    """Folder of the code that checkpoints contain."""
+    code: Path | None
+    """Folder of the code that checkpoints contain; None if they contain none."""
     searcher: SearcherContext
     retention: Callable[[], Policy]
     """Function that returns the current retention policy of the experiment."""
@@ -115,9 +114,10 @@ class Run:
         with process_group(distributed), _stops(distributed, process.signals, process.line, stop_class) as stop:
             distributed.barrier()  # fails early on a network that connects ranks but drops data
             process.heartbeat.progress = lambda: stop.progress
-            if distributed.is_chief:
-                keep_code(attempt.trial.experiment().code)  # before the trial is imported, which may change the folder
-            spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
+            if distributed.is_chief and (code := attempt.trial.experiment().copied_code()):
+                keep_code(code)  # before the trial is imported, which may change the folder
+            spec = read_json(attempt.trial.trial)
+            assert spec is not None  # the worker wrote it before it started the gang
             log = RunLog(attempt.trial, spec, attempt.number, chief=distributed.is_chief, shown=False)
             run = cls(
                 spec=spec,
@@ -202,7 +202,7 @@ def _job_of(attempt: Attempt, config: dict[str, Any], distributed: Distributed) 
     trial = attempt.trial
     plan = read_json(trial.experiment().plan) if distributed.is_chief else None
     return JobServices(
-        code=trial.experiment().code,
+        code=trial.experiment().copied_code(),
         searcher=SearcherContext(trial, attempt.worker, distributed),
         retention=partial(policy_of, trial),
         mirror=_mirror(trial, config) if distributed.is_chief else None,

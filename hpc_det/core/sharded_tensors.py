@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from hpc_det.checkpoint.node_folders import shard_file
 from hpc_det.checkpoint.rank_files import RankFiles, StoredFile
@@ -158,8 +157,9 @@ def part_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _place(tensor: DTensor) -> tuple[Sequence[int], Sequence[int]]:
-    """Return shape and offset of this rank's part."""
-    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    """Return shape and offset of this rank's part, as torch's own checkpoints ask a DTensor for them."""
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    return chunk.sizes, chunk.offsets
 
 
 def _distributed(part: torch.Tensor, like: DTensor) -> DTensor:

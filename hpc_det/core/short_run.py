@@ -122,7 +122,7 @@ def _length(config: Mapping[str, Any]) -> int | None:
 def _trace(run: Run, tracked: Tracked, resumed: int) -> LoopTrace:
     from hpc_det.core.resume_trace import LoopTrace  # not imported in other runs
 
-    code = run.job.code if run.job else Path(sys.argv[0]).parent
+    code = (run.job and run.job.code) or Path(sys.argv[0]).parent
     file = TraceFile(run.folder, run.distributed.rank, run.attempt)
     return LoopTrace(file, tracked, UsersCode(code, "__main__"), resumed)
 

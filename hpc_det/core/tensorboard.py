@@ -24,7 +24,7 @@ from uuid import uuid4
 import torch
 
 from hpc_det.distributed.metrics import scalar
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, pip_install
 from hpc_det.node.files import make_folders
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ class TensorBoard:
         """The writer of this process. Raises UsageError without the package tensorboard."""
         if (writer := self._opened()) is None:
             raise UsageError(
-                "get_tensorboard_writer: the package tensorboard is not installed; "
-                "run python3 -m pip install tensorboard"
+                f"get_tensorboard_writer: the package tensorboard is not installed; run {pip_install('tensorboard')}"
             )
         return writer
 

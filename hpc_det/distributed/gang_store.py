@@ -16,8 +16,7 @@ from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
-from torch.distributed import DistNetworkError
+from torch.distributed import DistNetworkError, FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
 
 from hpc_det.errors import UsageError

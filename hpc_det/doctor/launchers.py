@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from hpc_det.config.cluster_choice import Which
 from hpc_det.doctor import Finding
+from hpc_det.errors import pip_install
 from hpc_det.launch.mpi import vendor
 from hpc_det.node.network import own_address
 from hpc_det.schedulers.scheduler import CommandError, Run
@@ -23,11 +24,11 @@ from hpc_det.schedulers.scheduler import CommandError, Run
 SUBJECT = "launchers"
 RUNTIMES = ("apptainer", "podman")
 """Container runtimes that are commands. pyxis is a plugin of srun, and is checked in slurm.py."""
-# Packages that only some users need, with the rest of the remedy "if you want it ...".
+# Packages that only some users need: what needs them, and what to install.
 OPTIONAL = {
-    "mpi4py": "for hpc_det.launch.mpi: pip install 'hpc_det[mpi]'",
-    "deepspeed": "for hpc_det.launch.deepspeed: pip install 'hpc_det[deepspeed]'",
-    "horovod": "for hpc_det.launch.horovod: pip install horovod",
+    "mpi4py": ("hpc_det.launch.mpi", "hpc_det[mpi]"),
+    "deepspeed": ("hpc_det.launch.deepspeed", "hpc_det[deepspeed]"),
+    "horovod": ("hpc_det.launch.horovod", "horovod"),
 }
 _MODULES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 """ABI, as in the file names of the extension modules in mpi4py's wheel -> name of the MPI."""
@@ -59,7 +60,7 @@ def findings(mpi_launchers: Iterable[str], ask: Run, which: Which) -> Iterator[F
     yield _torch()
     for launcher in mpi_launchers:
         yield from _mpi(launcher, ask, which)
-    yield from (_package(name, remedy) for name, remedy in OPTIONAL.items())
+    yield from (_package(name, *needed) for name, needed in OPTIONAL.items())
     found = [runtime for runtime in RUNTIMES if which(runtime)]
     if found:
         yield _ok(f"containers: {', '.join(found)}")
@@ -80,15 +81,13 @@ def _version(package: str) -> str | None:
 def _torch() -> Finding:
     found = _version("torch")
     if found is None:
-        return _finding(
-            "problem", f"torch is not installed for {sys.executable}", "pip install hpc_det, with its dependencies"
-        )
+        return _finding("problem", f"torch is not installed for {sys.executable}", f"run {pip_install('torch')}")
     return _ok(f"torch {found}: hpc_det.launch.direct and torch_distributed")
 
 
-def _package(name: str, remedy: str) -> Finding:
+def _package(name: str, user: str, requirement: str) -> Finding:
     found = _version(name)
-    return _ok(f"{name} {found}") if found else _note(f"no {name}", f"if you want it {remedy}")
+    return _ok(f"{name} {found}") if found else _note(f"no {name}", f"if you want {user}: {pip_install(requirement)}")
 
 
 def _mpi(launcher: str, ask: Run, which: Which) -> Iterator[Finding]:
@@ -96,8 +95,8 @@ def _mpi(launcher: str, ask: Run, which: Which) -> Iterator[Finding]:
     if command is None:
         yield _note(
             f"no {launcher} on PATH",
-            "if you want MPI ranks: name the site's MPI in `modules` of the profile, or pip install "
-            "'hpc_det[mpi,mpi-runtime]'",
+            f"if you want MPI ranks: name the site's MPI in `modules` of the profile, or run "
+            f"{pip_install('hpc_det[mpi,mpich]')}",
         )
         return
     if Path(launcher).name == "srun":  # its MPI plugins are checked in slurm.py

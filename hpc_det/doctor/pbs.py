@@ -8,6 +8,7 @@ from typing import Any
 
 from hpc_det.config.cluster_choice import Which
 from hpc_det.doctor import Finding
+from hpc_det.errors import count
 from hpc_det.schedulers.pbs.detect import QUEUES, SCHEDULER, SERVER, answer, parse_scheduler, priority_note
 from hpc_det.schedulers.pbs.hosts import NODES, STARTERS
 from hpc_det.schedulers.scheduler import CommandError, Run
@@ -40,7 +41,9 @@ def findings(site: Site, ask: Run, which: Which) -> Iterator[Finding]:
     yield _priorities(ask)
     yield from _queues(site)
     yield from _preemption(ask)
-    yield _ok(f"arrays of up to {site.max_array_size} jobs" if site.max_array_size else "max_array_size is not set")
+    yield _ok(
+        f"arrays of up to {count(site.max_array_size, 'job')}" if site.max_array_size else "max_array_size is not set"
+    )
 
 
 def _commands(ask: Run, which: Which) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from hpc_det.config.cluster_choice import Which, chosen_cluster, own_profiles
 from hpc_det.config.conf_files import find
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.doctor import Finding, slurm
-from hpc_det.errors import UsageError, nearest
+from hpc_det.errors import UsageError, count, nearest
 from hpc_det.plan.effective import valid_profile
 from hpc_det.plan.planner import resume_mode
 from hpc_det.plan.pool import cluster_notes
@@ -164,14 +164,14 @@ def _pool(profile: Profile, name: str | None, found: FoundPool) -> Iterator[Find
 def _slots(subject: str, there: Cluster, found: FoundPool) -> Finding:
     """Return a finding on the GPUs of a node or, without GPUs, its CPUs: in the profile and in the pool."""
     if there.slot_type == "gpu":
-        wanted, kind, has = there.slots_per_node, "GPUs", found.slots_per_node if found.slot_type == "gpu" else 0
+        wanted, kind, has = there.slots_per_node, "GPU", found.slots_per_node if found.slot_type == "gpu" else 0
     else:
-        wanted, kind = there.slots_per_node * there.cpus_per_slot, "CPUs"
+        wanted, kind = there.slots_per_node * there.cpus_per_slot, "CPU"
         has = (found.slots_per_node or 1) * (found.cpus_per_slot or 1)
-    message = f"pool {found.name}: the profile takes {wanted} {kind} of a node, and nodes have {has}"
+    message = f"pool {found.name}: the profile takes {count(wanted, kind)} of a node, and nodes have {has}"
     if has is None or wanted == has:  # None: the scheduler does not report it
         return Finding(subject, "ok", message)
-    remedy = f"set slots_per_node to what nodes have{'' if kind == 'GPUs' else ', divided by cpus_per_slot'}"
+    remedy = f"set slots_per_node to what nodes have{'' if kind == 'GPU' else ', divided by cpus_per_slot'}"
     if wanted > has and not found.remark:  # a remark: the nodes of the pool differ
         return Finding(subject, "problem", f"{message}: no job would ever start", remedy)
     return Finding(subject, "note", f"{message}{f' ({found.remark})' if found.remark else ''}", remedy)
@@ -183,7 +183,8 @@ def _settings(profile: Profile, site: Site) -> Iterator[Finding]:
         yield Finding(
             subject,
             "problem",
-            f"max_array_size is {cluster.max_array_size}, but the site allows arrays of {site.max_array_size} jobs",
+            f"max_array_size is {cluster.max_array_size}, but the site allows arrays of "
+            f"{count(site.max_array_size, 'job')}",
             f"set max_array_size: {site.max_array_size}",
         )
     if site.gpu_flag == "gres" and cluster.slot_type == "gpu" and cluster.gpu_flag != "gres":

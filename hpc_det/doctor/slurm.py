@@ -10,6 +10,7 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.cluster_choice import Which
 from hpc_det.config.fields import time_limit_min
 from hpc_det.doctor import Finding
+from hpc_det.errors import count
 from hpc_det.schedulers.scheduler import CommandError, Run
 from hpc_det.schedulers.site import Site
 from hpc_det.schedulers.slurm.detect import CONFIG, PARTITIONS, SINFO, SRUN_HELP, parse_config
@@ -81,7 +82,10 @@ def _requeue(config: Mapping[str, str]) -> Iterator[Finding]:
     delay_s = requeue_delay_s(config)
     yield _ok(f"requeued jobs wait {delay_s} s (cred_expire), or until hpc-det releases them; successors do not wait")
     if limit := config.get("MaxBatchRequeue"):
-        yield _ok(f"a job that Slurm has requeued {limit} times is held (MaxBatchRequeue); a successor starts at 0")
+        yield _ok(
+            f"a job that Slurm has requeued {count(int(limit), 'time')} is held (MaxBatchRequeue); a successor starts "
+            "at 0"
+        )
 
 
 def _preemption(site: Site, config: Mapping[str, str]) -> Iterator[Finding]:
@@ -115,7 +119,7 @@ def _array(site: Site) -> Finding:
     size = site.max_array_size
     if size == 1:
         return _note("no job arrays (MaxArraySize)", "set max_array_size: 1 in the profile")
-    return _ok(f"arrays of up to {size} jobs" if size else "MaxArraySize is not set")
+    return _ok(f"arrays of up to {count(size, 'job')}" if size else "MaxArraySize is not set")
 
 
 def _accounting(config: Mapping[str, str]) -> Finding:

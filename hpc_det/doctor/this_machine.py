@@ -14,7 +14,7 @@ from pathlib import Path
 
 import hpc_det
 from hpc_det.doctor import Finding, Verdict
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, count
 from hpc_det.launch import staged
 from hpc_det.launch.mounted_image import MOUNTERS
 from hpc_det.launch.watch.health import answers, folder_problem
@@ -23,7 +23,7 @@ from hpc_det.node.import_bundle import UnusableBundle, usable_bundle
 from hpc_det.schedulers.site import ThisMachine
 from hpc_det.store.experiments import VARIABLE, ExperimentStore, configured_root, danger
 from hpc_det.submit.bundle import bundle_path, site_folders
-from hpc_det.view.formatting import count, size
+from hpc_det.view.formatting import size
 from hpc_det.view.state import ExperimentView
 
 SUBJECT = "this machine"

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from hpc_det.core import Core
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 
 _IN_PARTS = {
     DistributedType.DEEPSPEED: "DeepSpeed",
@@ -43,8 +43,8 @@ class _Steps:
         if (lost := state.get("accumulated")) and self._core.distributed.is_chief:
             print(
                 f"hpc-det: warning: accelerate: the checkpoint at batch {self._core.step} is in the middle of an "
-                f"optimizer step, and the gradients of its first {lost} batches are lost; use core.batches(loader, "
-                f"accumulate=accelerator.gradient_accumulation_steps)",
+                f"optimizer step, and the gradients of its first {count(lost, 'batch')} are lost; use "
+                "core.batches(loader, accumulate=accelerator.gradient_accumulation_steps)",
                 file=sys.stderr,
                 flush=True,
             )

@@ -86,16 +86,20 @@ def main(argv: list[str]) -> int:
     order = Order.of(argv)
     trial = TrialFolder(Path(order.trial))
     take_umask_of(trial.path)
-    plan = with_own_python(JobPlan.of(trial.experiment()))
+    with _noted(order):
+        return _run(order, with_own_python(JobPlan.of(trial.experiment())))
+    return 1
+
+
+def _run(order: Order, plan: JobPlan) -> int:
     own_scheduler = scheduler(plan.scheduler)
     adopt_orphans()
     limit_look_ups(os.environ)
     job = ToJob.connected(os.environ, own_scheduler.node_rank(os.environ))
     # Only schedulers suspend jobs, so without one no guardian is needed.
     guard = guarded() if own_scheduler.has_queue else nullcontext()
-    with until_the_end(), _noted(order), guard, node_folders(plan) as folders:
+    with until_the_end(), guard, node_folders(plan) as folders:
         return Agent(plan, folders, job).run(order)
-    return 1
 
 
 def with_own_python(plan: JobPlan) -> JobPlan:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, pip_install
 from hpc_det.launch.launchers.arguments import Launch, is_for_python, is_trial, start
 from hpc_det.node.process import block_stop_signals
 from hpc_det.store.attempt import Attempt
@@ -64,10 +64,7 @@ def _world_info(attempt: Attempt, env: Mapping[str, str]) -> str:
 
 def _begin(launch: Launch, attempt: Attempt) -> NoReturn:
     if importlib.util.find_spec("deepspeed") is None:
-        raise UsageError(
-            f"deepspeed is not installed for {sys.executable}; run `{sys.executable} -m pip install "
-            f"'hpc_det[deepspeed]'`"
-        )
+        raise UsageError(f"deepspeed is not installed for {sys.executable}; run {pip_install('hpc_det[deepspeed]')}")
     os.environ.update(attempt.store_of_ranks())
     command = launch_command(launch, attempt, os.environ)
     os.execv(command[0], command)

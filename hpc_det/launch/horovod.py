@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.launch.direct import run
 from hpc_det.launch.launchers.arguments import Launch, start
 from hpc_det.store.attempt import Attempt
@@ -57,7 +57,8 @@ def _check(attempt: Attempt) -> None:
         raise UsageError(f"hpc_det.launch.horovod: no horovodrun on the PATH; install horovod, or use {other}")
     if attempt.nodes > 1:
         raise UsageError(
-            f"hpc_det.launch.horovod: the gang has {attempt.nodes} nodes, and this launcher supports one; use {other}"
+            f"hpc_det.launch.horovod: the gang has {count(attempt.nodes, 'node')}, and this launcher supports one; "
+            f"use {other}"
         )
 
 

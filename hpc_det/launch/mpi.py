@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, pip_install
 from hpc_det.launch.launchers.arguments import Launch, is_for_python, start
 from hpc_det.launch.launchers.nodes import host_name, run_gang
 from hpc_det.launch.srun import step_command
@@ -69,7 +69,7 @@ def _version(launcher: str) -> tuple[str, str]:
     if path is None:
         raise UsageError(
             f"cluster.mpi_launcher: {launcher} was not found on this node; load the site's MPI with cluster.modules, "
-            f"name it by its path, or `pip install 'hpc_det[mpi,mpi-runtime]'`"
+            f"name it by its path, or run {pip_install('hpc_det[mpi,mpich]')}"
         )
     done = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return path, done.stdout + done.stderr
@@ -125,9 +125,7 @@ def rank_command(command: Sequence[str]) -> list[str]:
     if not is_for_python(command):
         return [*on_any_node(sys.executable), *entry]
     if importlib.util.find_spec("mpi4py") is None:
-        raise UsageError(
-            f"mpi4py is not installed for {sys.executable}; run `{sys.executable} -m pip install 'hpc_det[mpi]'`"
-        )
+        raise UsageError(f"mpi4py is not installed for {sys.executable}; run {pip_install('hpc_det[mpi]')}")
     # Under -m mpi4py an exception aborts the world; otherwise the other ranks would wait for this one in MPI_Finalize.
     return [*on_any_node(sys.executable), "-m", "mpi4py", *entry]
 

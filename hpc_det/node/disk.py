@@ -128,8 +128,12 @@ def make_empty(path: Path, mode: int) -> None:
 
 def copy_content(source: IO[Any], target: Path) -> None:
     """Write everything left in `source` to the file `target`, which is created or overwritten."""
-    with target.open("wb") as file:
-        shutil.copyfileobj(source, file)
+    try:
+        with target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # a write does not name its file
+        raise
 
 
 def temporary_beside(path: Path) -> Path:

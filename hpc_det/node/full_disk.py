@@ -15,6 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from hpc_det.errors import remedy_of
 from hpc_det.node import disk
 
 CODES = (errno.ENOSPC, errno.EDQUOT)
@@ -50,12 +51,13 @@ def cause_in(error: BaseException) -> OSError | None:
 
 
 def sentence(error: OSError) -> str:
-    """Return a message with the path, the space needed if that is known, and the free space."""
+    """Return a message with the path, the space needed if that is known, the free space, and the remedy."""
     path = str(error.filename or "")
     needed, free = getattr(error, "needed_bytes", None), free_bytes(Path(path)) if path else None
     parts = {"needed": needed, "free": free}
     found = [f"{in_words(size)} {what}" for what, size in parts.items() if size is not None]
-    return ", ".join([f"{path}: {os.strerror(error.errno or 0)}", *found])
+    message = ", ".join([f"{path}: {os.strerror(error.errno or 0)}", *found])
+    return f"{message}; {remedy_of(error)}"
 
 
 def free_bytes(path: Path) -> int | None:

@@ -3,6 +3,8 @@
 A disk or a person may have damaged a file, so readers check its shape, which maps each key to the kind of its value. A
 kind is an annotation: a class, `list[str]`, `int | None`, a Literal, or a dataclass or a Shape for a nested object.
 `Moment` is a time in seconds since the epoch, and `Count` the size of something that a process holds in memory.
+
+Writers add the format version of the file, and readers check and remove it (hpc_det.node.format_version).
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hpc_det.errors import HpcDetError, shown
+from hpc_det.errors import HpcDetError, UsageError, shown
 from hpc_det.node import disk, full_disk
 from hpc_det.node.files import flush_folder, open_file, write_atomic
+from hpc_det.node.format_version import KEY, newest_format, with_format
 
 BLOCK_BYTES = 2**20
 """Size of the blocks in which long files are read."""
@@ -30,7 +33,11 @@ Shape = Mapping[str, Any]
 
 
 class DamagedFile(HpcDetError, ValueError):
-    """A file contains something that hpc_det has not written."""
+    """A file contains something that this hpc_det does not write."""
+
+
+class NewerFormat(DamagedFile, UsageError):
+    """A newer hpc_det wrote the file, in a format that this one does not know."""
 
 
 class Moment:
@@ -54,11 +61,17 @@ An int fits into 64 bits, as in arrays; a number may be larger, as long as it ca
 
 def write_json(path: Path, data: Any, *, private: bool = False) -> None:
     """Replace `path` by a file with `data` (see `write_atomic`)."""
-    write_atomic(path, json.dumps(data, indent=1, allow_nan=False) + "\n", private=private)
+    write_atomic(path, json_text(path, data), private=private)
+
+
+def json_text(path: Path, data: Any) -> str:
+    """Return the content of the file `path` with `data`, and with its format version if `data` is an object."""
+    versioned = with_format(data, path) if isinstance(data, Mapping) else data
+    return json.dumps(versioned, indent=1, allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> Any | None:
-    """Return the content of `path`, or None if the file does not exist. Raises DamagedFile."""
+    """Return the content of `path`, or None if the file does not exist. Raises DamagedFile, NewerFormat."""
     try:
         found = parsed(path.read_bytes(), path)
     except FileNotFoundError:
@@ -87,7 +100,7 @@ def append_lines(path: Path, records: Sequence[dict[str, Any]], *, durable: bool
 
     With `durable` False the lines are visible to other processes at once, and on disk after the next `flush_file`.
     """
-    lines = b"".join(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
+    content = json_lines(path, records, is_begin=False)
     descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     size = None
     try:
@@ -95,6 +108,8 @@ def append_lines(path: Path, records: Sequence[dict[str, Any]], *, durable: bool
         # fsync(2) of a file does not make its name durable, so flush the folder before the first line.
         if not size:
             flush_folder(path.parent)
+            content = json_lines(path, records, is_begin=True)
+        lines = b"".join(line.encode() + b"\n" for line in content)
         # End a line that a crash has torn, so that the new one starts at the beginning of a line.
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             lines = b"\n" + lines
@@ -110,6 +125,15 @@ def append_lines(path: Path, records: Sequence[dict[str, Any]], *, durable: bool
         raise
     finally:
         os.close(descriptor)
+
+
+def json_lines(path: Path, records: Sequence[dict[str, Any]], *, is_begin: bool) -> list[str]:
+    """Return the lines for these records. The first line of a file has its format version (`is_begin`)."""
+    if newest_format(path) > 1:
+        records = [with_format(record, path) for record in records]
+    elif is_begin and records:
+        records = [with_format(records[0], path), *records[1:]]
+    return [json.dumps(record, allow_nan=False) for record in records]
 
 
 def _cut(descriptor: int, size: int) -> None:
@@ -129,7 +153,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     A line torn by a crash has no closing brace at its end; it is the last one, or was ended by the next writer.
     """
     lines = path.read_bytes().split(b"\n") if path.exists() else []
-    found = {line: parse_line(line) for line in lines if line.strip()}
+    found = {line: parse_line(line, path) for line in lines if line.strip()}
     for number, line in enumerate(lines, start=1):
         # The last line is complete only if a line end follows it; elsewhere the next writer has added the line end.
         was_whole = b"}" in line[-2:] or (number == len(lines) - 1 and not lines[-1])
@@ -142,7 +166,7 @@ def each_line(path: Path) -> Iterator[dict[str, Any]]:
     """Yield every complete JSON line of `path`, one at a time: the file may be larger than memory allows."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
-            if (record := parse_line(line)) is not None:
+            if (record := parse_line(line, path)) is not None:
                 yield record
 
 
@@ -181,25 +205,47 @@ def read_counted(path: Path, count: str) -> list[dict[str, Any]]:
     return found
 
 
-def parse_line(line: str | bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a line, or None if the line is torn or is anything else."""
+def parse_line(line: str | bytes, file: object) -> dict[str, Any] | None:
+    """Return the JSON object in a line of the file, or None if the line is torn or is anything else.
+
+    Raises NewerFormat, and DamagedFile for what cannot be a format version.
+    """
     try:
         text = line.strip() if isinstance(line, str) else line.strip().decode()
         record, end = _raw_decode(text)  # json.loads takes twice as long for a short line
     except (ValueError, RecursionError):
         return None
-    return record if end == len(text) and isinstance(record, dict) else None
+    if end != len(text) or not isinstance(record, dict):
+        return None
+    return without_format(record, file) if KEY in record else record
 
 
 _raw_decode = json.JSONDecoder().raw_decode
 
 
 def parsed(text: str | bytes, where: object) -> Any:
-    """Return the value of the JSON `text`. `where`: the file, for the message. Raises DamagedFile."""
+    """Return the value of the JSON `text`. `where`: the file, for the message. Raises DamagedFile, NewerFormat."""
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{where}: damaged: not valid JSON ({shown(str(error))})") from None
+    return without_format(found, where) if isinstance(found, dict) else found
+
+
+def without_format(record: dict[str, Any], file: object) -> dict[str, Any]:
+    """Remove the format version from an object of the file, and return the object.
+
+    Raises NewerFormat for a newer one than this hpc_det knows, and DamagedFile for what cannot be a format version.
+    """
+    version, known = record.pop(KEY, 1), newest_format(file)
+    if type(version) is not int or version < 1:
+        raise DamagedFile(f"{file}: damaged: {KEY} is {shown(version)}")
+    if version > known:
+        raise NewerFormat(
+            f"{file}: has format version {version}, but this hpc_det knows versions up to {known}; upgrade hpc_det, or "
+            f"use the environment of the hpc_det that wrote the file"
+        )
+    return record
 
 
 def checked(data: Any, shape: Shape, where: object) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from hpc_det.errors import count
+
 _COUNTER = re.compile(r"(?m)^oom_kill (\d+)$")
 _CGROUPS = Path("/sys/fs/cgroup")
 _VMSTAT, _OWN, _KERNEL_LOG = Path("/proc/vmstat"), Path("/proc/self/cgroup"), Path("/dev/kmsg")
@@ -43,21 +45,21 @@ class OomWatch:
         node, own = self._counts()
         if (kills := _more(own, self._own)) is not None and kills > 0:
             return (
-                f"the kernel's OOM killer ended {_processes(kills)} of this job{self._at_limit()}{self._names()}: "
-                f"request more memory (mem_per_node) or use less"
+                f"the kernel's OOM killer ended {count(kills, 'process')} of this job{self._at_limit()}"
+                f"{self._names()}: request more memory (mem_per_node) or use less"
             )
         if (kills := _more(node, self._node)) is None:
             return ""
         if kills > 0:
             return (
-                f"the kernel's OOM killer ended {_processes(kills)} on this node meanwhile{self._names()}: probably "
-                f"memory is short; request more memory (mem_per_node) or use less"
+                f"the kernel's OOM killer ended {count(kills, 'process')} on this node meanwhile"
+                f"{self._names()}: probably memory is short; request more memory (mem_per_node) or use less"
             )
         return "the kernel's OOM killer ended no process on this node, so a user, a program or the scheduler sent it"
 
     def _counts(self) -> tuple[int | None, int | None]:
         """Return the counters of the node and of the job's cgroups; None for one that cannot be read."""
-        own = [count for folder in self._cgroups if (count := _count_of_cgroup(folder)) is not None]
+        own = [kills for folder in self._cgroups if (kills := _count_of_cgroup(folder)) is not None]
         return _count(_VMSTAT), max(own, default=None)
 
     def _at_limit(self) -> str:
@@ -68,10 +70,6 @@ class OomWatch:
         """Return the killed processes from the kernel log, or "" if it cannot be read."""
         killed = [f"{name} (process {pid})" for pid, name in _killed_since(self._began)]
         return f", {', '.join(killed[:3])}" if killed else ""
-
-
-def _processes(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _more(now: int | None, before: int | None) -> int | None:
@@ -95,7 +93,7 @@ def _own_cgroups() -> Iterator[Path]:
 
 def _count_of_cgroup(folder: Path) -> int | None:
     counts = [_count(folder / name) for name in ("memory.events", "memory.oom_control")]
-    return next((count for count in counts if count is not None), None)
+    return next((found for found in counts if found is not None), None)
 
 
 def _count(file: Path) -> int | None:

@@ -10,7 +10,6 @@ Errors of hooks never affect the training or its state.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hpc_det.node.files import make_folder, write_first
-from hpc_det.node.json_files import read_json, write_json
+from hpc_det.node.json_files import json_text, read_json, write_json
 from hpc_det.notify import delivery
 from hpc_det.notify.delivery import HookError, News
 from hpc_det.store.folders import ExperimentFolder
@@ -87,7 +86,7 @@ def _tell(view: ExperimentView, state: ExperimentState, hooks: Sequence[Hook]) -
     claim = view.folder.notified / f"{state.value}-{view.search.submissions}.json"
     make_folder(claim.parent)
     record = {"state": state.value, "host": news.host, "time": time.time()}
-    if not write_first(claim, json.dumps({**record, "hooks": None})):
+    if not write_first(claim, json_text(claim, {**record, "hooks": None})):
         return []
     problems = _send(wanted, news)
     sent = [{"hook": delivery.named(hook), "problem": problem} for hook, problem in zip(wanted, problems, strict=True)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from hpc_det.node.json_files import DamagedFile, checked, made, parsed
+from hpc_det.node.json_files import checked, json_text, made, parsed
 from hpc_det.store.experiment_config import read_text
 from hpc_det.store.folders import ExperimentFolder
 
@@ -202,21 +202,18 @@ class JobPlan:
         return time.time() + self.grace_time_s
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        return json_text(Path("plan.json"), asdict(self))
 
     @classmethod
     def of(cls, experiment: ExperimentFolder) -> JobPlan:
         """Return the plan as `experiment create` recorded it."""
-        try:
-            return cls.from_json(read_text(experiment.plan))
-        except DamagedFile as error:
-            raise DamagedFile(f"{experiment.plan}: {error}") from None
+        return cls.from_json(read_text(experiment.plan), experiment.plan)
 
     @classmethod
-    def from_json(cls, text: str) -> JobPlan:
-        """Return the plan of a JSON text. Raises DamagedFile for missing or wrong fields."""
-        data = checked(parsed(text, "plan"), {"container": dict | None}, "plan")
-        plan = made(cls, {**data, "container": None}, "plan")
+    def from_json(cls, text: str, file: Path = Path("plan.json")) -> JobPlan:
+        """Return the plan of a JSON text. Raises DamagedFile for missing or wrong fields, and NewerFormat."""
+        data = checked(parsed(text, file), {"container": dict | None}, file)
+        plan = made(cls, {**data, "container": None}, file)
         # JSON has lists in place of tuples.
         texts: dict[str, Any] = {name: tuple(value) for name, value in vars(plan).items() if isinstance(value, list)}
         return replace(plan, **texts, container=data["container"] and Container.from_json(data["container"]))

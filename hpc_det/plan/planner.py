@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_det.config.entrypoint import TRIAL
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.plan.container import container, unmountable
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.resource_limits import memory_per_node
@@ -40,13 +40,13 @@ def rank_layout(slots: int, cluster: Cluster, path: str = "resources.slots_per_t
         return RankLayout(nodes=1, ranks_per_node=slots)
     if cluster.max_nodes is not None and slots > cluster.max_nodes * per_node:
         raise UsageError(
-            f"{path}: {slots} is more than cluster '{cluster.name}' has, {cluster.max_nodes} "
-            f"node(s) of {per_node} slots; use at most {cluster.max_nodes * per_node}"
+            f"{path}: {slots} is more than cluster '{cluster.name}' has, {count(cluster.max_nodes, 'node')} "
+            f"of {count(per_node, 'slot')}; use at most {cluster.max_nodes * per_node}"
         )
     if slots % per_node:
         low = slots - slots % per_node
         raise UsageError(
-            f"{path}: {slots} does not fill whole nodes of {per_node} slots on cluster "
+            f"{path}: {slots} does not fill whole nodes of {count(per_node, 'slot')} on cluster "
             f"'{cluster.name}'; use {low} or {low + per_node}"
         )
     return RankLayout(nodes=slots // per_node, ranks_per_node=per_node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpc_det.errors import UsageError, nearest, or_else
+from hpc_det.errors import UsageError, count, nearest, or_else
 from hpc_det.plan.checkpoint_interval import grace_is_too_short
 from hpc_det.plan.container import container_notes, container_problems
 from hpc_det.plan.planner import rank_layout
@@ -98,14 +98,15 @@ def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
         return
     if resources.is_single_node and shape.nodes > 1:
         yield (
-            f"resources.is_single_node: {resources.slots_per_trial} slots need {shape.nodes} nodes of "
-            f"{cluster.slots_per_node} slots on cluster {cluster.name!r}; use at most {cluster.slots_per_node} slots"
+            f"resources.is_single_node: {count(resources.slots_per_trial, 'slot')} need {count(shape.nodes, 'node')} "
+            f"of {count(cluster.slots_per_node, 'slot')} on cluster {cluster.name!r}; use at most "
+            f"{count(cluster.slots_per_node, 'slot')}"
         )
     if (resources.packed_slots or 0) > cluster.slots_per_node and cluster.slots_per_node % shape.ranks_per_node:
         yield (
-            f"resources.packed_slots: trials of {resources.slots_per_trial} slots leave slots idle on nodes of "
-            f"{cluster.slots_per_node}; use a slots_per_trial that divides {cluster.slots_per_node}, or packed_slots "
-            f"of at most {cluster.slots_per_node}"
+            f"resources.packed_slots: trials of {count(resources.slots_per_trial, 'slot')} leave slots idle on nodes "
+            f"of {cluster.slots_per_node}; use a slots_per_trial that divides {cluster.slots_per_node}, or "
+            f"packed_slots of at most {cluster.slots_per_node}"
         )
 
 

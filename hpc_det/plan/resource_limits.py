@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpc_det.config.fields import size_bytes
 from hpc_det.config.managed_flags import given_flags, given_qsub_flags
-from hpc_det.errors import nearest, or_else
+from hpc_det.errors import count, nearest, or_else
 
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster
@@ -82,8 +82,9 @@ def _cpu_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     if wanted and most and wanted * slots > most:
         remedy = f"use at most {most // slots}" if most >= slots else "use fewer slots"
         yield (
-            f"resources.cpus_per_slot: {wanted} for each of {slots} slots of a node are {wanted * slots} CPUs, and "
-            f"cluster {cluster.name!r} has at most {most} (max_cpus_per_node); {remedy}"
+            f"resources.cpus_per_slot: {wanted} for each of {count(slots, 'slot')} of a node are "
+            f"{count(wanted * slots, 'CPU')}, and cluster {cluster.name!r} has at most {most} (max_cpus_per_node); "
+            f"{remedy}"
         )
 
 
@@ -92,9 +93,9 @@ def _memory_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     wanted = memory_per_node(experiment.resources, slots)
     if wanted and most and _megabytes(wanted) > _megabytes(most):
         yield (
-            f"resources.memory_per_slot: {experiment.resources.memory_per_slot!r} for each of {slots} slots of a node "
-            f"are {wanted}, and cluster {cluster.name!r} has at most {most!r} (max_memory_per_node); use at most "
-            f"{_rounded_down(_megabytes(most) / slots)}"
+            f"resources.memory_per_slot: {experiment.resources.memory_per_slot!r} for each of "
+            f"{count(slots, 'slot')} of a node are {wanted}, and cluster {cluster.name!r} has at most {most!r} "
+            f"(max_memory_per_node); use at most {_rounded_down(_megabytes(most) / slots)}"
         )
 
 

@@ -49,6 +49,7 @@ def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
     seconds, best_one = _seconds(trials), _best(view, trials)
     return {
         "id": view.id,
+        "named": view.folder.named(),
         "name": view.about().name,
         "state": state.value,
         "why": why(view, state) if state.is_final else None,

@@ -1,5 +1,6 @@
 "use strict";
-// One trial is highlighted in all pictures: under the pointer, or pinned by a click or by #trial-7 in the URL.
+// One trial is highlighted in all pictures: under the pointer, or pinned by a click or by #trial-7 in the URL. In a
+// comparison of experiments, 12/3 is trial 3 of experiment 12.
 const root = document.documentElement;
 const shown = document.getElementById("shown");
 const parts = new Map();
@@ -23,6 +24,7 @@ function highlight(trial) {
 // Returns the cells of the trial in the table of trials, each after its heading.
 function rowText(trial) {
   const row = document.querySelector(`#trials tr[data-t="${trial}"]`);
+  if (!row) return "";
   const headings = [...document.querySelectorAll("#trials th")];
   return headings.map((heading, i) => `${heading.textContent} ${row.cells[i].textContent}`).join(" · ");
 }
@@ -30,7 +32,7 @@ function rowText(trial) {
 function pin(trial) {
   pinned = trial === pinned ? null : trial;
   for (const button of document.querySelectorAll(".pin")) {
-    button.setAttribute("aria-pressed", String(button.textContent === pinned));
+    button.setAttribute("aria-pressed", String(button.closest("[data-t]").dataset.t === pinned));
   }
   highlight(pinned);
 }
@@ -77,5 +79,115 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
-const named = /^#trial-(\d+)$/.exec(location.hash)?.[1];
-if (parts.has(named)) pin(named);
+// --- smoothing
+
+// Returns the exponential moving average of the values, divided by the sum of its weights, so that it does not start
+// with a bias towards 0. This is TensorBoard's rule: classicSmoothing in
+// tensorboard/webapp/widgets/line_chart_v2/data_transformer.ts. A constant curve stays exactly constant.
+function smoothed(values, weight) {
+  if (values.every((value) => value === values[0])) return values;
+  let average = 0;
+  return values.map((value, i) => {
+    average = weight * average + (1 - weight) * value;
+    return average / (1 - weight ** (i + 1));
+  });
+}
+
+// The scale of a logarithmic axis as two functions: from pixels to values and back. On a linear axis, pixels are
+// proportional to values, and averages of both are the same.
+function axis(log) {
+  if (!log) return [(y) => y, (y) => y];
+  const [low, high, begin, end] = log.split(" ").map(Number);
+  const span = Math.log(high / low) / (end - begin);
+  return [(y) => low * Math.exp((y - begin) * span), (value) => begin + Math.log(value / low) / span];
+}
+
+// A path is parts that begin with M, between which there are gaps; a part with an arc is a single point, 2 pixels left.
+function smoothedPath(path, weight, [valueAt, pixelOf]) {
+  const points = path.slice(1).split("M").map((part) => {
+    const arc = part.indexOf("a");
+    const pairs = (arc < 0 ? part : part.slice(0, arc)).split(" ").map((pair) => pair.split(",").map(Number));
+    return { pairs, arc: arc < 0 ? "" : part.slice(arc) };
+  });
+  const values = smoothed(points.flatMap(({ pairs }) => pairs.map(([, y]) => valueAt(y))), weight);
+  let i = 0;
+  const part = ({ pairs, arc }) => "M" + pairs.map(([x]) => `${x},${pixelOf(values[i++]).toFixed(1)}`).join(" ") + arc;
+  return points.map(part).join("");
+}
+
+const MOST_WITH_TRACE = 12; // curves of a picture that show their values behind the smoothed line
+
+function smooth(weight) {
+  for (const picture of document.querySelectorAll("svg.lines")) {
+    const scale = axis(picture.dataset.log);
+    const curves = [...picture.querySelectorAll("path.curve")];
+    for (const curve of curves) {
+      if (curve.dataset.d === undefined) {
+        curve.dataset.d = curve.getAttribute("d");
+        if (curves.length <= MOST_WITH_TRACE) {
+          const trace = curve.cloneNode(false);
+          trace.setAttribute("class", curve.getAttribute("class").replace("curve", "trace"));
+          curve.before(trace);
+          parts.get(curve.dataset.t).push(trace);
+        }
+      }
+      curve.setAttribute("d", weight ? smoothedPath(curve.dataset.d, weight, scale) : curve.dataset.d);
+    }
+  }
+  root.classList.toggle("smoothed", weight > 0);
+}
+
+const slider = document.querySelector(".smoothing input");
+
+function slide(value) {
+  slider.value = value;
+  document.querySelector(".smoothing output").textContent = slider.value;
+  smooth(Number(slider.value));
+}
+
+if (slider) {
+  slider.closest("[hidden]").hidden = false;
+  slider.addEventListener("input", () => slide(slider.value));
+  if (Number(slider.value)) slide(slider.value);
+}
+
+// --- reload
+
+// `hpc-det report --watch` replaces the file, and the page reads it again. What the reader has chosen stays.
+const KEPT = `hpc-det report ${location.pathname}`;
+
+function kept() {
+  try {
+    return JSON.parse(sessionStorage.getItem(KEPT)) ?? {};
+  } catch {
+    return {}; // a browser may forbid storage to files
+  }
+}
+
+addEventListener("pagehide", () => {
+  try {
+    const opened = [...document.querySelectorAll("details")].map((part) => part.open);
+    sessionStorage.setItem(KEPT, JSON.stringify({ top: scrollY, smoothing: slider?.value, pinned, opened }));
+  } catch {
+    // as above
+  }
+});
+
+if (performance.getEntriesByType("navigation")[0]?.type === "reload") {
+  const before = kept();
+  if (slider && before.smoothing) slide(before.smoothing);
+  if (parts.has(before.pinned)) pin(before.pinned);
+  document.querySelectorAll("details").forEach((part, i) => (part.open = before.opened?.[i] ?? part.open));
+  history.scrollRestoration = "manual";
+  scrollTo(0, before.top ?? 0);
+}
+
+const refresh = Number(document.body.dataset.refresh);
+if (refresh) {
+  setInterval(() => {
+    if (!document.hidden) location.reload();
+  }, 1000 * refresh);
+}
+
+const named = /^#trial-([\d/]+)$/.exec(location.hash)?.[1];
+if (parts.has(named) && pinned !== named) pin(named);

@@ -206,7 +206,7 @@ def _job_of(pid: int) -> Iterator[QueuedJob]:
         submitted=started,
         starts=started,
         priority=USUAL,
-        scheduler_priority=0,
+        scheduler_priority=None,
         slots=plan.job_nodes * plan.job_slots_per_node,
         waiting=0,
         running=1,

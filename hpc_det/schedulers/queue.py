@@ -39,8 +39,8 @@ class QueuedJob:
     """When the job started or is expected to start, in seconds since the epoch; None if unknown."""
     priority: float
     """The priority that the user requested, on Determined's scale: lower runs earlier."""
-    scheduler_priority: int
-    """The scheduler's own priority: higher runs earlier. On Slurm, 0 for a held job."""
+    scheduler_priority: int | None
+    """The scheduler's own priority: higher runs earlier. On Slurm, 0 for a held job. None: it reports none."""
     slots: int
     """GPUs of one job, or CPUs if it requests no GPU."""
     waiting: int
@@ -51,6 +51,8 @@ class QueuedJob:
     """A file or folder that identifies the job; for a job of an experiment, a path in the experiment's folder."""
     is_suspended: bool = False
     """Whether the processes of a RUNNING job are stopped."""
+    waits_for: tuple[str, ...] = ()
+    """The ids of the jobs whose end it waits for, if it waits for nothing else: it is the successor of a job."""
 
     @property
     def waits(self) -> bool:

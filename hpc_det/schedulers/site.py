@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from hpc_det.config.cluster_choice import COMMANDS, Which, schedulers_here
 from hpc_det.config.local_slots import CPU_RANKS, in_words, torch_has_cuda
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.node.gpus import Device, NvmlError, cuda_devices
 from hpc_det.schedulers.pbs.hosts import STARTERS
 from hpc_det.schedulers.scheduler import CommandError, Run
@@ -105,7 +105,7 @@ class ThisMachine(NamedTuple):
         """Its GPUs and CPUs, such as "2 GPUs, NVIDIA H200, 141 GiB each, and 16 CPUs"."""
         sizes = dict.fromkeys(f"{device.memory / 2**30:.0f} GiB each" for device in self.gpus if device.memory)
         gpus = ", ".join([in_words(self.gpus), *sizes]) if self.gpus else "no NVIDIA GPU"
-        return f"{gpus}, and {self.cpus} CPUs"
+        return f"{gpus}, and {count(self.cpus, 'CPU')}"
 
     def to_yaml(self, name: str) -> str:
         """Return the text of a profile called `name` for this machine."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.search.method import Exit, Work
 
 T = TypeVar("T")
@@ -57,8 +57,8 @@ class CustomSearch:
         if work is None or (isinstance(work, Work) and 1 <= work.trial <= self._created + 1):
             return work
         self.problem = (
-            f"searcher.class: {self._name}: next_work returned {work!r} although {self._created} trials exist; it must "
-            f"return None or a hpc_det.search.method.Work of one of these trials, or of the new trial "
+            f"searcher.class: {self._name}: next_work returned {work!r} although {count(self._created, 'trial')} "
+            "exist; it must return None or a hpc_det.search.method.Work of one of these trials, or of the new trial "
             f"{self._created + 1}"
         )
         return None

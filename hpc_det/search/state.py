@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from hpc_det.errors import HpcDetError, shown
+from hpc_det.errors import HpcDetError, count, shown
 from hpc_det.node.json_files import Count, DamagedFile, Shape, problem_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import Exit, FixedSearch, SearchMethod, Work, better
@@ -196,8 +196,8 @@ class SearchState:
         if self._invalid < FEWEST_INVALID or self._invalid < self.method.trials_expected:
             return None
         return (
-            f"{self._invalid} of {len(self.trials)} trials reported invalid hyperparameters (InvalidHP), so they are "
-            f"not replaced any more; narrow the ranges in hyperparameters to valid values"
+            f"{self._invalid} of {count(len(self.trials), 'trial')} reported invalid hyperparameters (InvalidHP), so "
+            "they are not replaced any more; narrow the ranges in hyperparameters to valid values"
         )
 
     def stopped_early(self) -> list[int]:

@@ -335,6 +335,10 @@ class ExperimentFolder:
     def code(self) -> Path:
         return self.path / "code"
 
+    def copied_code(self) -> Path | None:
+        """Return the copy of the code; None if jobs run the user's own folder, as the points of a Hydra sweep do."""
+        return None if self.code.is_symlink() else self.code
+
     @property
     def git(self) -> Path:
         """The commit of the code and the uncommitted files: a `submit.snapshot.GitState` without the diff."""

@@ -83,7 +83,7 @@ def last_reports(path: Path) -> dict[str, Record]:
         for line in newest_first(path):
             # There are many reports of training: once the last is found, skip the others without parsing them
             is_known = "training" in found and line.startswith(_TRAINING)
-            if not is_known and (record := parse_line(line)):
+            if not is_known and (record := parse_line(line, path)):
                 yield record
 
     for report in standing(parsed()):
@@ -103,7 +103,7 @@ def validation_metrics(path: Path, at: Collection[int]) -> dict[int, Record]:
     found: dict[int, Record] = {}
     for block in blocks(path):
         for line in _VALIDATED_OR_BEGUN.findall(block):
-            if record := parse_line(line):
+            if record := parse_line(line, path):
                 _take(found, checked(record), record.get("metrics"), is_wanted=record.get("steps") in at)
     return found
 
@@ -118,7 +118,7 @@ def validations(path: Path, metric: str) -> dict[int, float]:
         if b'"begins"' not in block and len(numbers) == block.count(b'"validation"'):
             values.update((int(steps), float(value)) for steps, value in numbers)
         else:  # an attempt begins, which makes lines void, or a validation has another form
-            _take_all(values, block, metric)
+            _take_all(values, block, metric, path)
     return values
 
 
@@ -135,9 +135,9 @@ def _with_number(metric: str) -> re.Pattern[bytes]:
     return re.compile(head + name + rb": (-?\d[\d.eE+-]*)[,}]")  # begins with a literal: four times as fast as ^
 
 
-def _take_all(values: dict[int, float], block: bytes, metric: str) -> None:
+def _take_all(values: dict[int, float], block: bytes, metric: str, path: Path) -> None:
     for line in _VALIDATED_OR_BEGUN.findall(block):
-        if record := parse_line(line):
+        if record := parse_line(line, path):
             value = number_in(checked(record).get("metrics", {}).get(metric))
             _take(values, record, value, is_wanted=value is not None)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from hpc_det.node import disk, full_disk
 from hpc_det.node.files import flush_folder, is_own, write_atomic, write_flushed
-from hpc_det.node.json_files import DamagedFile, checked, parse_line, parsed
+from hpc_det.node.json_files import DamagedFile, checked, json_lines, parse_line, parsed
 
 CHUNK = 1000
 """Number of entries in a chunk."""
@@ -38,7 +38,7 @@ class SharedLog:
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield the entries since the last call, oldest first. Raises DamagedFile."""
         while (lines := self._read()) is not None:
-            for line, entry in zip(lines, [parse_line(line) for line in lines], strict=True):
+            for line, entry in zip(lines, [parse_line(line, self._folder) for line in lines], strict=True):
                 if entry is None:
                     entry = checked(parsed(line, self._entry()), {}, self._entry())  # says what is wrong
                 self._advance(line)
@@ -46,18 +46,18 @@ class SharedLog:
 
     def append(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
         """Append `entry`; return it after the entries that other processes appended since the last call."""
-        line = json.dumps(entry, allow_nan=False)
+        (line,) = json_lines(self._folder, [entry], is_begin=not self._position)
         partial = disk.temporary_beside(self._entry())
         before: list[dict[str, Any]] = []
         try:
-            _write(partial, line + "\n")
+            _write(partial, line, self._entry())
             while True:
                 before += self.new()
                 try:
                     if _named(partial, self._entry()) and not self._came_too_late(line):
                         break
                 except FileNotFoundError:  # another process deleted it as abandoned while this one was suspended
-                    _write(partial, line + "\n")
+                    _write(partial, line, self._entry())
         finally:
             disk.unlink(partial, missing_ok=True)
         flush_folder(self._folder)
@@ -65,7 +65,7 @@ class SharedLog:
         # True if this entry was the last one of its chunk
         if not self._chunk and self._sealed(self._position - CHUNK).exists():
             self._delete_small_ones()
-        return [*before, json.loads(line)]
+        return [*before, json.loads(json.dumps(entry))]
 
     def file_of(self, number: int) -> Path:
         """Return the file that contains this entry."""
@@ -130,7 +130,13 @@ class SharedLog:
             disk.unlink(self._entry(number), missing_ok=True)
 
 
-_write = full_disk.tried_again(write_flushed)
+@full_disk.tried_again
+def _write(partial: Path, line: str, entry: Path) -> None:
+    try:
+        write_flushed(partial, line + "\n")
+    except OSError as error:
+        error.filename = str(entry)  # the temporary name means nothing to a user
+        raise
 
 
 def _lines(path: Path) -> list[str] | None:

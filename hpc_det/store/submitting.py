@@ -11,7 +11,6 @@ The modification time of the file is the time of the last call of the scheduler.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -27,7 +26,7 @@ from types import FrameType
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node import disk
 from hpc_det.node.files import age_s, write_first
-from hpc_det.node.json_files import made, read_json, write_json
+from hpc_det.node.json_files import json_text, made, read_json, write_json
 from hpc_det.node.process import is_running, process_namespace, start_ticks
 from hpc_det.store.folders import ExperimentFolder
 
@@ -131,7 +130,7 @@ def settling(experiment: ExperimentFolder) -> Iterator[bool]:
     # Left by a process that was killed while it completed the submission
     if former and _has_ended(former, path):
         disk.unlink(path, missing_ok=True)
-    if not write_first(path, json.dumps(asdict(Submitter.here()))):
+    if not write_first(path, json_text(path, asdict(Submitter.here()))):
         yield False
         return
     try:
@@ -168,7 +167,7 @@ def submitting(experiment: ExperimentFolder, *, first_script: int = 1, before: i
     """
     submitter = Submitter.here(first_script, before)
     with _signals_raise():
-        if not write_first(experiment.submitting, json.dumps(asdict(submitter))):
+        if not write_first(experiment.submitting, json_text(experiment.submitting, asdict(submitter))):
             raise UsageError(
                 f"experiment {experiment.id}: {submitter_of(experiment) or 'another process'} is submitting its jobs; "
                 f"try again when it has exited"

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from hpc_det.config.entrypoint import Context
-from hpc_det.errors import UsageError
-from hpc_det.node import disk
+from hpc_det.errors import UsageError, refused
+from hpc_det.node import disk, full_disk
 from hpc_det.node.files import PRIVATE_FILE, flush_tree, is_shared, make_folder, make_folders, share_copy
 from hpc_det.node.json_files import BLOCK_BYTES
 
@@ -104,6 +104,8 @@ def copy_snapshot(snapshot: Snapshot, target: Path) -> None:
         try:
             _copy(source, copy)
         except OSError as error:
+            if error.errno in full_disk.CODES:
+                raise refused(OSError(error.errno, error.strerror, copy)) from None
             raise UsageError(f"{source}: could not be copied for the job: {error.strerror}") from None
         if shared:
             share_copy(Path(copy))

@@ -24,7 +24,7 @@ from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked, masked_profile
 from hpc_det.config.storage import SharedFs, store_url
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, pip_install
 from hpc_det.node.files import PRIVATE_FOLDER, make_folder, write_atomic
 from hpc_det.node.json_files import write_json
 from hpc_det.plan.container import checkpoint_folder
@@ -184,8 +184,7 @@ def _check_optuna(sampler: str) -> None:
     found = find_spec("optuna")  # not imported, which takes a second
     if found is None or found.origin is None:
         raise UsageError(
-            f"searcher.name: optuna is not installed for {sys.executable}; run {sys.executable} -m pip install "
-            f"'hpc_det[optuna]'"
+            f"searcher.name: optuna is not installed for {sys.executable}; run {pip_install('hpc_det[optuna]')}"
         )
     names = sampler_names(Path(found.origin).parent)
     if names and ":" not in sampler and sampler not in names:
@@ -274,7 +273,7 @@ def _missing_libraries(effective: Effective) -> Iterator[str]:
     if kind in _LIBRARIES and missing:
         yield (
             f"checkpoint_storage.type: {kind!r} needs {' and '.join(missing)}, which {sys.executable} does not have; "
-            f"run `{sys.executable} -m pip install 'hpc_det[cloud]'`"
+            f"run {pip_install(f'hpc_det[{kind}]')}"
         )
 
 

@@ -19,8 +19,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.view.formatting import count
+from hpc_det.errors import HpcDetError, UsageError, count
 
 if TYPE_CHECKING:
     from hpc_det.store.folders import ExperimentFolder

@@ -18,7 +18,7 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError
@@ -28,7 +28,7 @@ from hpc_det.store.experiments import ExperimentStore, is_in_sight
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.interrupted import remove_unsubmitted
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.summary import DAMAGED, NOT_SHOWN, Summary, summary
+from hpc_det.view.summary import WITHOUT_FACTS, Summary, summary, unreadable
 from hpc_det.view.watch import readable_states
 
 
@@ -40,7 +40,7 @@ def summaries(store: ExperimentStore) -> list[Summary]:
     found = look(store)
     now, damaged = readable_states(found.under_way)
     readable = [*found.resting, *(summary(view, now[view.id]) for view in found.under_way if view.id in now)]
-    damaged_ones = [*found.damaged, *(_damaged(store.folder(number)) for number in damaged)]
+    damaged_ones = [*found.damaged, *(unreadable(store.folder(number), error) for number, error in damaged.items())]
     return sorted([*readable, *damaged_ones], key=lambda each: each.id)
 
 
@@ -53,7 +53,7 @@ class Found:
     under_way: list[ExperimentView] = field(default_factory=list)
     """Experiments whose jobs may be queued or running. The scheduler was not queried."""
     damaged: list[Summary] = field(default_factory=list)
-    """Experiments whose files cannot be read."""
+    """Experiments whose files cannot be read, or are of a newer hpc_det."""
 
 
 def look(store: ExperimentStore) -> Found:
@@ -78,20 +78,15 @@ def _read(experiment: ExperimentFolder, index: Index, found: Found) -> None:
     trace = trace_of(experiment)  # before reading: a change during the read then makes the summary invalid
     try:
         view = ExperimentView(experiment)
-    except HpcDetError:
+    except HpcDetError as error:
         with suppress(FileNotFoundError):  # it was deleted meanwhile
-            found.damaged.append(_damaged(experiment))
+            found.damaged.append(unreadable(experiment, error))
         return
     if not view.submitter and (settled := view.settled()):
         found.resting.append(summary(view, settled))
         index.keep(found.resting[-1], trace)
     else:
         found.under_way.append(view)
-
-
-def _damaged(experiment: ExperimentFolder) -> Summary:
-    name = DAMAGED if experiment.is_own() else NOT_SHOWN
-    return Summary(id=experiment.id, name=name, state=ExperimentState.ERROR)
 
 
 # --- the index
@@ -126,7 +121,7 @@ class Index:
         """Keep the summary of an inactive experiment. `trace`: its `trace_of` from before its files were read."""
         changed = max((path[-1] for path in trace if path), default=0) / 1e9
         # abs: the clock of a file server may be ahead of this machine's
-        if found.name != DAMAGED and abs(time.time() - changed) > SETTLES_S:
+        if found.name not in WITHOUT_FACTS and abs(time.time() - changed) > SETTLES_S:
             self._kept[found.id] = trace, found
             self._has_news = True
 
@@ -165,4 +160,9 @@ def _read_index(path: Path) -> dict[int, tuple[Trace, Summary]]:
 
 
 def _summary_of(state: str, **known: object) -> Summary:
-    return Summary(state=ExperimentState(state), **known)  # type: ignore[arg-type]  # TypeError is what it may raise
+    if known.keys() | {"state"} != _FIELDS:
+        raise TypeError("a summary of another version of hpc_det")
+    return Summary(state=ExperimentState(state), **known)  # type: ignore[arg-type]
+
+
+_FIELDS = {each.name for each in fields(Summary)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from hpc_det.errors import printable
+from hpc_det.errors import count, printable
 
 NONE = "-"
 """Shown for an unknown value."""
@@ -20,10 +21,10 @@ LONGEST_VALUE = 60
 
 
 def number(value: Any) -> str:
-    """Return a number with five significant digits; text as it is, other values as JSON, both cut to LONGEST_VALUE."""
+    """Return a number with five significant digits; text as it is, other values as `setting`, cut to LONGEST_VALUE."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{value:.5g}"
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else setting(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
@@ -35,6 +36,29 @@ def number_if_known(value: Any) -> str:
 def values_in_words(values: Mapping[str, Any]) -> str:
     """Return a text such as `loss 0.25, accuracy 0.9`."""
     return ", ".join(f"{name} {number(value)}" for name, value in values.items())
+
+
+def settings(values: Mapping[str, Any]) -> str:
+    """Return a map as text such as `width: 64, optimizer: {name: adam}`; see `setting`."""
+    return ", ".join(f"{setting(name)}: {setting(value)}" for name, value in values.items())
+
+
+def setting(value: Any) -> str:
+    """Return a value of JSON as one line of YAML, with floats of five significant digits."""
+    if isinstance(value, Mapping):
+        return f"{{{settings(value)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(setting, value))}]"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, str) and _NEEDS_NO_QUOTES.fullmatch(value) and value.casefold() not in _NOT_TEXT:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+_NEEDS_NO_QUOTES = re.compile(r"[^\W\d]\w*(?:[ ./+@-]+\w+)*")
+_NOT_TEXT = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
+"""Words that YAML does not read as text."""
 
 
 def percent(share: float | None) -> str:
@@ -62,19 +86,6 @@ def quantity(amount: float, unit: str) -> str:
     if unit.startswith("bytes"):
         return size(amount) + unit.removeprefix("bytes")
     return f"{amount:.0f}{unit.removeprefix('1')}"
-
-
-def count(number: int, thing: str) -> str:
-    """Return a text such as `1 file` or `2 files`."""
-    return f"{number} {thing}{'s' * (number != 1)}"
-
-
-_ONE = {"batches": "batch", "records": "record", "epochs": "epoch"}
-
-
-def length_in_words(amount: int, unit: str) -> str:
-    """Return a text such as `1 batch` or `2 epochs`."""
-    return f"{amount} {_ONE[unit] if amount == 1 else unit}"
 
 
 # --- times
@@ -133,12 +144,12 @@ def reached(record: Mapping[str, Any]) -> str:
         return record.get("phase") or f"{record['batches']}/{total}"
     if (trials := record["trials"]) is None:
         return NONE
-    return f"{trials['completed'] + trials['failed']}/{trials['expected']} trials"
+    return f"{trials['completed'] + trials['failed']}/{count(trials['expected'], 'trial')}"
 
 
 def batches_of(batches: int, total: int | None) -> str:
     """Return a text such as `200 of 400 batches`."""
-    return f"{batches} of {total or '?'} batches"
+    return f"{batches} of {count(total, 'batch') if total else '? batches'}"
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

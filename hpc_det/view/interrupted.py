@@ -9,7 +9,6 @@ as lost. If no job was queued at all, the experiment is paused, so that its owne
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -117,7 +116,7 @@ def _adopt(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], job_
         array = JobArray.of(experiment, missing[0])
         record_job(experiment, missing[0], job_ids[0], plan.scheduler, first=array.first, workers=array.workers)
     if plan.resume == "chain":
-        first = json.loads(experiment.job(scripts[0]).read_text(encoding="utf-8"))["job_id"]
+        first = (read_json(experiment.job(scripts[0])) or {})["job_id"]
         write_json(experiment.next_jobs(scripts[0], 0), {"jobs": list(dict.fromkeys([first, *job_ids]))})
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, count
 from hpc_det.node.json_files import read_counted, read_lines
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
@@ -79,7 +79,9 @@ def compare(undisturbed: TrialFolder, stopped: TrialFolder) -> Comparison:
     """
     traces = [_traces(undisturbed), _traces(stopped)]
     if len(traces[0]) != len(traces[1]):
-        raise HpcDetError(f"the trainings had {len(traces[0])} and {len(traces[1])} ranks; set the number with --ranks")
+        raise HpcDetError(
+            f"the trainings had {len(traces[0])} and {count(len(traces[1]), 'rank')}; set the number with --ranks"
+        )
     differences = [*_in_reports(undisturbed, stopped)]
     for rank, pair in enumerate(zip(*traces, strict=True)):
         differences += _in_traces(rank, *pair)

@@ -15,8 +15,8 @@ from typing import Literal
 
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.secrets import masked
-from hpc_det.errors import HpcDetError
-from hpc_det.node.json_files import Count, DamagedFile, Moment, Shape, checked, made, read_map
+from hpc_det.errors import HpcDetError, UsageError, count
+from hpc_det.node.json_files import Count, DamagedFile, Moment, NewerFormat, Shape, checked, made, read_map
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
 from hpc_det.search.journal import SearchJournal
@@ -53,6 +53,10 @@ class ExperimentState(str, enum.Enum):
     def has_job(self) -> bool:
         """True if a job has nodes now."""
         return self in (ExperimentState.RUNNING, ExperimentState.SUSPENDED)
+
+
+class NewerExperiment(UsageError):
+    """A newer hpc_det wrote a file of the experiment, in a format that this one does not know."""
 
 
 _NOT_FINAL = {
@@ -99,6 +103,10 @@ class ExperimentView:
         """Reports of trials to the search, and their ends, oldest first."""
         self.entries = 0
         """Number of entries of the search's journal that were read."""
+        self._worked_s, self._worked_until = 0.0, 0.0
+        """The time with a worker up to the last entry, and the time of that entry, in seconds; see `worked_s`."""
+        self._at_work: set[int] = set()
+        """The workers that have started and not ended."""
         self.search = self.look()
 
     @property
@@ -115,11 +123,27 @@ class ExperimentView:
         with _readable(self.folder):
             for entry in self._journal.new():
                 self.entries += 1
+                self._count_work(entry)
                 self.reports += [entry] if entry["event"] in ("reported", "ended") else []
                 self.submitted = entry["time"] if entry["event"] == "submitted" else self.submitted
             self.submitter = submitter_of(self.folder)  # before the jobs, which are all recorded when it is None
             self.jobs += _jobs(self.folder, after=len(self.jobs))
             return self._journal.state()
+
+    def _count_work(self, entry: Entry) -> None:
+        moment = entry.get("time", self._worked_until)
+        self._worked_s, self._worked_until = self.worked_s(moment), moment
+        if entry["event"] == "asked":
+            self._at_work.add(entry["worker"])
+        elif entry["event"] in ("left", "lost"):
+            self._at_work.discard(entry["worker"])
+
+    def worked_s(self, now: float) -> float:
+        """Return the seconds in which at least one worker was present, until `now` in seconds since the epoch.
+
+        Includes the time that a requeued worker waits in the queue.
+        """
+        return self._worked_s + (max(now - self._worked_until, 0.0) if self._at_work else 0.0)
 
     def plan(self) -> JobPlan:
         """Return the plan of the jobs. Raises HpcDetError if the file is damaged."""
@@ -230,14 +254,16 @@ class ExperimentView:
         if not blamed:
             return "the jobs exited without reporting a cause, and some trials were never started"
         why = why_not_completed(self.folder.trial(blamed[0]))
-        return f"{self._not_done()}; trial {blamed[0]}: {why}"
+        return f"{self.not_done()}; trial {blamed[0]}: {why}"
 
-    def _not_done(self) -> str:
+    def not_done(self) -> str:
+        """Return how many trials of an unsuccessful search failed or were not done."""
         counts = counted(self.search, is_running=False)
         if self.search.finished:
-            return f"{counts.failed + counts.invalid} of {counts.created} trials failed"
+            return f"{counts.failed + counts.invalid} of {count(counts.created, 'trial')} failed"
         expected = counts.expected + self.search.replaced
-        return f"{expected - counts.ended - counts.invalid} of {expected} trials were not done"
+        left = expected - counts.ended - counts.invalid
+        return f"{left} of {count(expected, 'trial')} {'was' if left == 1 else 'were'} not done"
 
 
 def _by_heartbeat(folder: ExperimentFolder, job_id: str) -> JobStatus:
@@ -287,6 +313,8 @@ def _readable(folder: ExperimentFolder) -> Iterator[None]:
     """Raise errors of reading files in this block as HpcDetError, with the number of the experiment."""
     try:
         yield
+    except NewerFormat as error:
+        raise NewerExperiment(f"experiment {folder.id}: {error}") from None
     except DamagedFile as error:
         raise HpcDetError(f"experiment {folder.id}: {error}") from None
     except OSError as error:

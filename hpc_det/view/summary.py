@@ -10,20 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.json_files import Moment, Shape
+from hpc_det.node.json_files import Moment, NewerFormat, Shape
 from hpc_det.search.state import best_trial
 from hpc_det.store.attempt import HOOK
-from hpc_det.store.folders import TrialFolder
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.formatting import clock
-from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.state import ExperimentState, ExperimentView, NewerExperiment
 from hpc_det.view.trial_history import Metrics, read_attempts, read_tolerantly
 from hpc_det.view.trials import counted
 
 DAMAGED = "(files damaged)"
+NEWER = "(written by a newer hpc_det)"
 NOT_SHOWN = "(cannot be shown)"
 """Shown for another user's experiment without access; `describe` shows the reason."""
+WITHOUT_FACTS = (DAMAGED, NEWER, NOT_SHOWN)
+"""The names in the rows of experiments that cannot be read."""
 UNREADABLE = (HpcDetError, OSError, ValueError, LookupError, TypeError)
-"""Errors of reading damaged files."""
+"""Errors of reading damaged or newer files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +62,20 @@ def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | Non
     submitted = view.jobs[0].submitted if view.jobs else None
     try:
         known = {**view.about().as_json(), **progress(view, state, metrics), "phase": phase(view, state)}
-    except UNREADABLE:
-        known = {"name": DAMAGED}
+    except UNREADABLE as error:
+        known = {"name": _name_after(error)}
     return Summary(id=view.id, state=state, submitted=submitted, **known)
+
+
+def unreadable(experiment: ExperimentFolder, error: Exception) -> Summary:
+    """Return the summary of an experiment whose files cannot be read, because of this error."""
+    name = _name_after(error)
+    shown = name if experiment.is_own() or name == NEWER else NOT_SHOWN
+    return Summary(id=experiment.id, name=shown, state=ExperimentState.ERROR)
+
+
+def _name_after(error: Exception) -> str:
+    return NEWER if isinstance(error, (NewerFormat, NewerExperiment)) else DAMAGED
 
 
 def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed, newest_steps
 from hpc_det.config.merge import Tree
-from hpc_det.errors import some
 from hpc_det.node.json_files import DamagedFile, Shape, fits, made, read_json, read_map
 from hpc_det.requeue import Action, AttemptEnd, Cause, decide
 from hpc_det.search.method import Exit, better
@@ -22,7 +21,7 @@ from hpc_det.store.attempt import StopRequest, first_failure
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import Record, as_written, last_reports, number_in, validations
-from hpc_det.view.formatting import clock, one_line
+from hpc_det.view.formatting import one_line
 
 # --- ends
 
@@ -158,44 +157,6 @@ def _add(attempt: AttemptHistory, event: dict[str, Any]) -> None:
         attempt.late = event.get("late", False)
         nodes = event.get("nodes", [])  # missing in journals of earlier versions
         attempt.nodes = nodes if fits(nodes, list[str]) else []
-
-
-_ENDS = {
-    Cause.FINISHED: "finished at batch {}",
-    Cause.PREEMPTED: "preempted at batch {}",
-    Cause.TIME_LIMIT: "out of time at batch {}",
-    Cause.FAILED: "failed; newest checkpoint at batch {}",
-    Cause.NODE_LOST: "lost its node; newest checkpoint at batch {}",
-    Cause.CANCELLED: "cancelled; newest checkpoint at batch {}",
-    Cause.WAITING: "waits for the searcher at batch {}",
-    Cause.PAUSED: "paused at batch {}",
-    Cause.HUNG: "hung; newest checkpoint at batch {}",
-    Cause.DISK_FULL: "disk full; newest checkpoint at batch {}",
-    Cause.SCHEDULER_AWAY: "the scheduler was away; newest checkpoint at batch {}",
-    Cause.RESUME_CHECK: "stopped at batch {} to check its resume",
-    Cause.UNHEALTHY: "a node failed its checks; newest checkpoint at batch {}",
-}
-_NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again", Action.GIVE_UP: "given up"}
-
-
-def attempt_in_words(attempt: AttemptHistory, now: float, *, is_over: bool) -> str:
-    """Return a sentence about an attempt. `is_over`: nothing of the experiment runs any more."""
-    start = f"attempt {attempt.number} on {some(attempt.nodes or [attempt.host])}"
-    since = clock(attempt.started, now)
-    if attempt.ended is None or attempt.action is None:
-        return f"{start} from {since}: its end was not recorded" if is_over else f"{start} since {since}"
-    sentence = f"{start} from {since} to {clock(attempt.ended, now)}: {_end_in_words(attempt)}"
-    action = Action(attempt.action)
-    if action in _NEXT:
-        sentence += f", {_NEXT[action]}"
-    if action in (Action.RESTART, Action.GIVE_UP) or attempt.why != attempt.cause:
-        sentence += f" ({attempt.why})"
-    return "; ".join([sentence, *attempt.problems, *(["continued"] if attempt.continued else [])])
-
-
-def _end_in_words(attempt: AttemptHistory) -> str:
-    end = _ENDS[Cause(attempt.cause)].format(attempt.batches)
-    return f"{attempt.failure}; {end}" if attempt.failure else end
 
 
 # --- metrics

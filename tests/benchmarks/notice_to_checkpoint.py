@@ -19,9 +19,14 @@ ROUNDS = 5
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
     "digits": ROOT / "conf" / "experiment" / "digits.yaml",
-    "deepspeed": ROOT / "docs" / "examples" / "deepspeed" / "deepspeed.yaml",
+    "deepspeed_zero3": ROOT / "docs" / "examples" / "deepspeed_zero3" / "tiny.yaml",
 }
-OPTIONS = ("scheduling_unit=1", "min_checkpoint_period={batches: 0}", "checkpoint_policy=none")
+OPTIONS = (
+    "searcher.max_length={batches: 460}",
+    "scheduling_unit=1",
+    "min_checkpoint_period={batches: 0}",
+    "checkpoint_policy=none",
+)
 
 
 SPANS = (

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpc_det.distributed.collectives import Distributed
 

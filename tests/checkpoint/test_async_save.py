@@ -17,7 +17,7 @@ import torch
 
 from hpc_det.checkpoint import async_save
 from hpc_det.checkpoint import checkpoints as checkpoint
-from hpc_det.checkpoint.async_save import BackgroundTask
+from hpc_det.checkpoint.async_save import BackgroundTask, WithoutChecksums
 from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.content import load
@@ -351,3 +351,13 @@ def test_ranks_that_write_for_long_report_to_rank_0_and_rank_0_to_all(
     assert files_of_ranks >= 2 * 4, "one for each block, and then the files"
     assert min(of_the_save) >= 3 + 1, "one for each block of rank 0, and the commit"
     assert [each.steps for each in committed(folder)] == [40]
+
+
+def test_blocks_of_two_threads_that_overlap_restore_the_option_of_torch() -> None:
+    first = second = WithoutChecksums()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    assert not torch.serialization.get_crc32_options()
+    second.__exit__()
+    assert torch.serialization.get_crc32_options()

@@ -151,7 +151,7 @@ def test_an_error_is_told_without_what_opens_the_store(store: Path) -> None:
 
 
 def test_a_store_that_nothing_here_reaches_is_told_with_what_to_install() -> None:
-    with refused(UsageError, "checkpoint_storage: ", "abfs://c/1/1", "hpc_det[cloud]"):
+    with refused(UsageError, "checkpoint_storage: ", "abfs://c/1/1", "hpc_det[azure]"):
         Remote("abfs://c/1/1", {})
 
 

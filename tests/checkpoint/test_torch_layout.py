@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from contextlib import nullcontext
 from io import BytesIO
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_det.checkpoint.torch_layout import layout_of
+from hpc_det.checkpoint.torch_layout import is_supported, layout_of
 
 
 def written(content: Any) -> bytes:
@@ -73,3 +75,53 @@ def test_hooks_of_one_loaded_tensor_are_not_anothers() -> None:
 def test_what_torch_refuses_is_refused() -> None:
     with pytest.raises((AttributeError, pickle.PicklingError)):
         layout_of(lambda: None)
+
+
+# --- another torch
+
+
+def has_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.serialization, "skip_data", nullcontext)
+
+
+def has_no_skip_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.serialization, "skip_data")
+
+
+def rebuilds_tensors_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._utils, "_rebuild_tensor_v2")
+
+
+def writes_other_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each storage starts elsewhere than the gap that was left for it."""
+    real = torch.save
+
+    def save(content: Any, file: Any, **options: Any) -> None:
+        write = file.write
+        file.write = lambda data: write(bytes(bytes(data).swapcase()))
+        real(content, file, **options)
+
+    monkeypatch.setattr(torch, "save", save)
+
+
+ANOTHER_TORCH = [has_no_gaps, has_no_skip_data, rebuilds_tensors_in_another_way, writes_other_bytes]
+
+
+@pytest.fixture
+def fresh_answer() -> Any:
+    """Remove the process's answer about its torch before and after the test."""
+    is_supported.cache_clear()
+    yield
+    is_supported.cache_clear()
+
+
+@pytest.mark.parametrize("changed", ANOTHER_TORCH)
+def test_another_layout_is_noticed_before_anything_is_written_in_it(
+    changed: Callable[[pytest.MonkeyPatch], None], fresh_answer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(monkeypatch)
+    assert not is_supported()
+
+
+def test_the_layout_of_this_torch_is_known(fresh_answer: None) -> None:
+    assert is_supported()

@@ -24,6 +24,7 @@ class PaperJob:
     reason: str = "Priority"
     nice: int = 0
     folder: str = "/tmp"
+    dependency: str = "(null)"
 
     def row(self) -> dict[str, str]:
         return {
@@ -39,6 +40,7 @@ class PaperJob:
             "PriorityLong": str(self.priority),
             "tres-alloc": "cpu=8,node=1,billing=8,gres/gpu=2",
             "WorkDir": self.folder,
+            "Dependency": self.dependency,
         }
 
 

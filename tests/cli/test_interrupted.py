@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.config.plain_yaml import dump_yaml, load_yaml
 from hpc_det.errors import UsageError
 from hpc_det.node import disk
 from hpc_det.node.json_files import read_json, write_json
@@ -313,7 +313,8 @@ def test_a_chain_is_recorded_with_the_script_that_it_is_of(
     profiles = root / "conf" / "cluster"
     profiles.mkdir(parents=True)
     says = {"max_array_size": 1, "resume": "chain", "chain_length": 1}
-    write_json(profiles / "slurm.yaml", load_yaml(data_path("conf") / "cluster" / "slurm.yaml") | says)
+    profile = load_yaml(data_path("conf") / "cluster" / "slurm.yaml") | says
+    (profiles / "slurm.yaml").write_text(dump_yaml(profile))
     assert hpc_det(*arguments).code == 0
     experiment = ExperimentStore(root).existing(1)
     chains = [read_json(experiment.next_jobs(script, 0)) for script in (1, 2)]

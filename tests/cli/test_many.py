@@ -134,6 +134,22 @@ def test_describe_says_why_the_first_trials_failed(hpc_det: Command, root: Path,
     ]
 
 
+def test_describe_names_the_trials_of_a_common_cause_together(
+    hpc_det: Command, root: Path, scheduler: FakeScheduler
+) -> None:
+    life = Life.submitted(root, **random_search(3))
+    life.begins()
+    for trial in range(1, 4):
+        failure = f"rank {trial} on node1: ValueError: {'bad' if trial < 3 else 'worse'}"
+        life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure=failure)
+    answer = hpc_det("e", "describe", "1").out
+    assert "State:      ERROR: 3 of 3 trials failed\n" in answer
+    assert answer.split("Failures:\n")[1].split("\n\n")[0].splitlines() == [
+        "  trials 1, 2: rank 1 on node1: ValueError: bad (too often)",
+        "  trial 3: rank 3 on node1: ValueError: worse (too often)",
+    ]
+
+
 def test_describe_as_json_has_a_record_for_each_trial(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     record = json.loads(hpc_det("e", "describe", "1", "--json").out)
     assert record["trial_counts"]["running"] == 2

@@ -245,7 +245,7 @@ VALUES = [
         what=["hyperparameters.global_batch_size"],
         where=["tiny.yaml:4"],
         values=[1, 2],
-        remedy=["at least 2", "at most 1 slots"],
+        remedy=["at least 2", "at most 1 slot"],
     ),
     Mistake(
         name="An environment variable has no value",
@@ -476,7 +476,7 @@ LAST = [
         given=lambda user: user.patch.setattr("hpc_det.submit.submission.find_spec", lambda name: None),
         what=["'s3'", "s3fs"],
         where=["checkpoint_storage.type", sys.executable],
-        remedy=["-m pip install 'hpc_det[cloud]'"],
+        remedy=["-m pip install 'hpc_det[s3]'"],
     ),
     Mistake(
         name="The state folder is a file",
@@ -639,7 +639,7 @@ SITES = [
         files={PROFILE: SITE},
         what=["resources.slots_per_trial"],
         where=["cluster 'atlas'"],
-        values=[16, "2 node(s) of 4 slots"],
+        values=[16, "2 nodes of 4 slots"],
         remedy=["at most 8"],
     ),
     Mistake(
@@ -657,7 +657,7 @@ SITES = [
         add="resources: {slots_per_trial: 64}\n",
         what=["resources.slots_per_trial"],
         where=["cluster 'local'"],
-        values=[64, "1 node(s)"],
+        values=[64, "1 node "],
         remedy=["at most"],
     ),
     Mistake(

@@ -48,7 +48,7 @@ def test_a_single_trial_in_words(hpc_det: Command, config: Path, root: Path) -> 
         "In all 10 batches, 1 times a full trial.\n"
         "\n"
         "Hyperparameters with reproducibility.experiment_seed 7:\n"
-        '  trial 1: {"lr": 0.1}\n',
+        "  trial 1: {lr: 0.1}\n",
         "",
     )
     assert not root.exists()
@@ -111,8 +111,8 @@ def test_a_preview_shows_the_trials_that_there_will_be() -> None:
         "In all 4 epochs, 2 times a full trial.",
         "",
         "Hyperparameters with reproducibility.experiment_seed 0; if unset, the time of submission is the seed:",
-        '  trial 1: {"lr": 0.0001}',
-        '  trial 2: {"lr": 0.01}',
+        "  trial 1: {lr: 0.0001}",
+        "  trial 2: {lr: 0.01}",
     ]
 
 

@@ -49,6 +49,63 @@ def test_a_report_of_what_runs_shows_what_there_is_now(life: Life, hpc_det: Comm
     assert [span["phase"] for span in trial["spans"]] == ["queued", "unknown", "queued"]
 
 
+def test_several_experiments_are_compared_on_one_page(
+    root: Path, hpc_det: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        life = Life.submitted(root)
+        life.begins()
+        life.reports("validation", 100, {"accuracy": 0.5})
+        life.finishes()
+    monkeypatch.chdir(tmp_path)
+    assert hpc_det("report", "1", "3").succeeds("report-1-3.html")
+    assert "<title>Experiments 1, 3</title>" in Path("report-1-3.html").read_text()
+    assert hpc_det("report", "1-3", "2", "-o", "all.html").succeeds("all.html")
+    assert "<title>Experiments 1, 2, 3</title>" in Path("all.html").read_text()
+    assert [facts["id"] for facts in json.loads(hpc_det("report", "1", "2", "--json").out)] == [1, 2]
+    assert hpc_det("report", "1", "9").fails(2, "experiment 9", "not found")
+
+
+def test_a_watched_report_is_updated_until_the_experiment_ends(
+    life: Life, hpc_det: Command, scheduler: FakeScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life.begins()
+    pages: list[str] = []
+    file = tmp_path / "report.html"
+
+    def passes(seconds: float) -> None:
+        pages.append(file.read_text())
+        if len(pages) == 1:
+            life.reports("validation", 100, {"accuracy": 0.123})
+        else:
+            life.finishes()
+
+    monkeypatch.setattr("hpc_det.cli.report.time.sleep", passes)
+    assert hpc_det("report", 1, "-o", file, "--watch", "--every", 5).succeeds("report.html", "every 5 s", "Ctrl-C")
+    assert ["0.123" in page for page in pages] == [False, True]
+    assert all('data-refresh="5.0"' in page for page in pages)
+    assert "data-refresh" not in file.read_text()
+    assert "COMPLETED" in file.read_text()
+
+
+def test_ctrl_c_leaves_a_page_that_no_longer_reloads(
+    life: Life, hpc_det: Command, scheduler: FakeScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life.begins()
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hpc_det.cli.report.time.sleep", interrupted)
+    file = tmp_path / "report.html"
+    assert hpc_det("report", 1, "-o", file, "--watch").code == 130
+    assert "data-refresh" not in file.read_text()
+
+
+def test_facts_are_not_watched(life: Life, hpc_det: Command) -> None:
+    assert hpc_det("report", 1, "--json", "--watch").fails(2, "--watch", "--json")
+
+
 def test_the_facts_are_json_and_no_file_is_written(life: Life, hpc_det: Command, tmp_path: Path) -> None:
     life.begins()
     life.finishes()

@@ -229,3 +229,12 @@ def test_other_iterators_have_no_workers() -> None:
     iteration = iter(numbers)
     numbers.close()
     assert len(list(iteration)) == 4
+
+
+# --- another torch
+
+
+def test_with_a_torch_whose_workers_set_no_handlers_loaders_work_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.utils.data._utils, "signal_handling")
+    with loader_workers.workers_ignore_stops():
+        assert len(set(torch.utils.data.DataLoader(Numbers(), batch_size=None))) == 1

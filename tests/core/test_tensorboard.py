@@ -229,7 +229,7 @@ def test_without_tensorboard_reports_are_left_out_and_a_writer_says_how_to_insta
     board.flush()
     board.close()
     assert not folder.exists()
-    with refused(UsageError, "python3 -m pip install tensorboard"):
+    with refused(UsageError, f"{sys.executable} -m pip install tensorboard"):
         _ = board.writer
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.distributed.collectives import Distributed

@@ -15,6 +15,7 @@ from hpc_det.checkpoint.content import load
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog, MetricWindow, Reducer, scalar, spelled
 from hpc_det.errors import UsageError
+from hpc_det.node.format_version import KEY
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal, Overtaken
 from hpc_det.store.metrics import read_reports
@@ -416,6 +417,7 @@ def test_a_report_is_one_json_line(trial: TrialFolder) -> None:
     record = json.loads(line, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
     del record["time"]
     assert record == {
+        KEY: 1,
         "kind": "training",
         "steps": 10,
         "total": 100,

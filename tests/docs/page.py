@@ -9,6 +9,7 @@ with `...` for any text. Words after `console` are marks:
     slurm     needs a Slurm
     pbs       needs a PBS
     fails     ends with an error
+    submit    submits to the reader's cluster NAME; the tests execute it with --dry-run (tests/docs/test_gallery.py)
     until     is repeated until its output is the one shown
     world     is executed among the experiments of tests/docs/world.py, which exist already
     checkout  is executed in a copy of the repository, with the files and changes of the page

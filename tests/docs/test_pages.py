@@ -23,8 +23,10 @@ from tests.wait import DEADLINE_S
 CHECKOUT = Path(__file__).parents[2]
 DOCS = CHECKOUT / "docs"
 PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-ELSEWHERE = {"setup", "slurm", "pbs", "world", "checkout"}
-"""Marks of commands that are not executed on this machine alone; tests/docs/test_cli_page.py executes `world`."""
+ELSEWHERE = {"setup", "slurm", "pbs", "world", "checkout", "submit"}
+"""Marks of commands that are not executed on this machine alone. tests/docs/test_cli_page.py executes `world`,
+tests/docs/test_gallery.py `submit`.
+"""
 MARKS = {*ELSEWHERE, "fails", "until", "long"}
 
 
@@ -59,7 +61,7 @@ every_page = pytest.mark.parametrize("path", PAGES, ids=name_of)
 every_page_most_of_them_long = pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=name_of(path), marks=[] if path.name == "README.md" else pytest.mark.long)
+        pytest.param(path, id=name_of(path), marks=[] if path == CHECKOUT / "README.md" else pytest.mark.long)
         for path in FOLLOWED
     ],
 )

@@ -77,7 +77,7 @@ def test_an_mpirun_of_a_stranger() -> None:
 
 def test_what_is_missing_says_how_to_get_it() -> None:
     found = told_of()
-    assert "hpc_det[mpi,mpi-runtime]" in one(found, "mpirun").remedy
+    assert "hpc_det[mpi,mpich]" in one(found, "mpirun").remedy
     assert "environment" not in one(found, "apptainer").message
     for finding in found:
         assert finding.remedy or finding.verdict == "ok"

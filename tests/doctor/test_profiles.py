@@ -53,7 +53,7 @@ def test_more_gpus_than_nodes_have() -> None:
 
 
 def test_fewer_gpus_than_nodes_have_may_be_meant() -> None:
-    assert one(checked(slurm_site(LAB), slots_per_node=1), "1 GPUs").verdict == "note"
+    assert one(checked(slurm_site(LAB), slots_per_node=1), "1 GPU ").verdict == "note"
 
 
 def test_cpus_are_counted_with_those_of_each_slot() -> None:

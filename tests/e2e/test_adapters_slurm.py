@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from hpc_det.checkpoint.committed import committed, newest_steps
+from tests.e2e.gallery import EXAMPLES, SEED, tiny_model
 from tests.e2e.story import Story
 from tests.e2e.test_slurm import use
 from tests.labs.slurm import SlurmLab
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-SEED = "reproducibility.experiment_seed=5"
 FOUR_RANKS = ("resources.slots_per_trial=4", SEED)
 LANGUAGE_MODEL: dict[str, Any] = {
     "context": EXAMPLES / "language_model",
@@ -26,10 +24,10 @@ LANGUAGE_MODEL: dict[str, Any] = {
 CASES: dict[str, dict[str, Any]] = {
     "plain loop": {**LANGUAGE_MODEL, "config": "plain_loop.yaml", "weights": "tracked.pth"},
     "Hugging Face": {
-        **LANGUAGE_MODEL,
-        "config": "hugging_face.yaml",
+        "context": EXAMPLES / "hf_finetune",
+        "config": "tiny.yaml",
         "weights": "model.safetensors",
-        "overrides": (*LANGUAGE_MODEL["overrides"], "hyperparameters.logging_batches=1"),
+        "overrides": ("searcher.max_length={batches: 200}",),
     },
     "Lightning": {
         "context": EXAMPLES / "lightning",
@@ -65,6 +63,8 @@ def test_an_example_on_two_nodes_is_preempted_twice_and_the_same(
 ) -> None:
     use(slurm_lab, monkeypatch)
     case = CASES[name]
+    if name == "Hugging Face":
+        case = {**case, "overrides": (*case["overrides"], tiny_model(slurm_lab.folder() / "model"))}
     whole = begin(case)
     whole.wait()
     story = begin(case)

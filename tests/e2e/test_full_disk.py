@@ -27,5 +27,5 @@ def test_a_training_goes_on_bit_for_bit_when_there_is_space_again(undisturbed_al
     assert set(story.causes[:-1]) == {"disk full"}
     assert story.same_as(undisturbed_alone)
     failure = next(event["failure"] for event in Journal(story.trial.journal).events() if event["event"] == "ended")
-    assert re.search(rf"{story.trial.checkpoints}/\S+: No space left on device, \S+ kB needed, 0 B free$", failure)
+    assert re.search(rf"{story.trial.checkpoints}/\S+: No space left on device, \S+ kB needed, 0 B free; ", failure)
     assert "disk full" in story.describe()["attempts"][0]["cause"]

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+import json
 
 import pytest
 
 from hpc_det.checkpoint.committed import committed
+from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.node.json_files import read_json
 from hpc_det.search.journal import SearchJournal
+from tests.e2e.gallery import EXAMPLES, begin, finished, tiny_model, values
 from tests.e2e.story import Story, hpc_det
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.long
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "language_model"
-SEED = "reproducibility.experiment_seed=5"
+PERIODS = ("eval_steps", "save_steps")
 
 
-def begin(*overrides: str) -> Story:
-    return Story.begin(*overrides, SEED, config=EXAMPLE / "hugging_face.yaml", context=EXAMPLE)
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the override with the tiny model."""
+    return tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def weights(story: Story) -> str:
@@ -28,12 +31,16 @@ def weights(story: Story) -> str:
     return hashlib.sha1((newest.path / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_two_ranks_that_are_paused_and_activated_train_to_the_same_bits() -> None:
-    small = ("hyperparameters.logging_batches=1", "hyperparameters.width=16")
-    length = "searcher.max_length={batches: 200}"
-    whole = begin(*small, length)
-    whole.wait()
-    paused = begin(*small, length)
+def test_two_ranks_that_are_paused_and_activated_train_to_the_same_bits(model: str) -> None:
+    options = (
+        model,
+        "searcher.max_length={batches: 200}",
+        *(f"hyperparameters.trainer.{name}=100" for name in PERIODS),
+    )
+    whole = finished("hf_finetune", *options)
+    losses = values(whole, "validation", "eval_loss")
+    assert losses[-1] < losses[0] < 4
+    paused = begin("hf_finetune", *options)
     paused.until_batch(20)
     hpc_det("experiment", "pause", paused.number)
     paused.until_ended(1)
@@ -45,20 +52,28 @@ def test_two_ranks_that_are_paused_and_activated_train_to_the_same_bits() -> Non
     assert weights(paused) == weights(whole)
 
 
+def test_the_settings_for_two_nodes_train_the_tiny_model(model: str) -> None:
+    """FSDP, bfloat16 and gradient checkpointing."""
+    two, tiny = (load_yaml(EXAMPLES / "hf_finetune" / f"{name}.yaml") for name in ("two_nodes", "tiny"))
+    trainers = [each["hyperparameters"]["trainer"] for each in (two, tiny)]
+    merged = {**trainers[0], **trainers[1]}
+    assert merged["fsdp"]
+    story = finished("hf_finetune", model, f"hyperparameters.trainer={json.dumps(merged)}")
+    losses = values(story, "validation", "eval_loss")
+    assert losses[-1] < losses[0] < 4
+
+
 def committed_steps(story: Story) -> set[int]:
     return {checkpoint.steps for checkpoint in committed(story.trial.checkpoints)}
 
 
-def test_a_search_stops_trials_at_its_lengths_and_resumes_those_that_it_promotes() -> None:
+def test_a_search_stops_trials_at_its_lengths_and_resumes_those_that_it_promotes(model: str) -> None:
     searcher = (
         "searcher={name: async_halving, metric: eval_loss, smaller_is_better: true, max_length: {batches: 16}, "
         "max_trials: 2, num_rungs: 2, divisor: 2, max_concurrent_trials: 1}"
     )
-    rates = "hyperparameters.learning_rate={type: log, base: 10, minval: -5, maxval: -2}"
-    story = begin(
-        searcher, rates, "resources.slots_per_trial=1", "hyperparameters.logging_batches=1", "hyperparameters.width=16"
-    )
-    story.wait()
+    rates = "hyperparameters.trainer.learning_rate={type: log, base: 10, minval: -5, maxval: -2}"
+    story = finished("hf_finetune", model, searcher, rates, "resources.slots_per_trial=1")
     experiment = story.trial.experiment()
     state = SearchJournal(experiment).state()
     assert state.finished

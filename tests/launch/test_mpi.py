@@ -144,7 +144,7 @@ def test_a_rank_that_fails_is_named_and_ends_all_others(
 def test_a_world_of_another_size_than_the_plans_is_refused_with_both_numbers(gang: Gang) -> None:
     (gang.code / "speak.py").write_text(SPEAKS)
     assert run(gang, mpiruns.open_mpi(), "-n 1 -- speak.py") == [1]
-    assert unnamed(failure(gang).message, "1 ranks", 2, "(1 nodes x 2)", "MPI library") == []
+    assert unnamed(failure(gang).message, "1 rank", 2, "(1 node x 2)", "MPI library") == []
     assert failure(gang).user_error
     assert not (gang.code / "world").exists()
 
@@ -153,7 +153,7 @@ def test_a_library_of_another_vendor_than_mpiruns_does_not_train_twice_alone(gan
     (gang.code / "speak.py").write_text(SPEAKS)
     environment = (f"PYTHON={sys.executable}", "MPI4PY_LIBMPI=libmpi.so.40")
     assert run(gang, mpiruns.MPICH, "speak.py", environment=environment) == [1]
-    assert unnamed(failure(gang).message, "1 ranks", 2, "MPI library", "Open MPI") == []
+    assert unnamed(failure(gang).message, "1 rank", 2, "MPI library", "Open MPI") == []
     assert not (gang.code / "world").exists()
 
 

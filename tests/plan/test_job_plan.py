@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_det.node.format_version import KEY
 from hpc_det.node.json_files import DamagedFile
 from hpc_det.plan.job_plan import JobPlan
 from tests.facts import refused
@@ -39,7 +40,7 @@ def test_a_plan_cannot_be_changed() -> None:
 
 
 def test_every_setting_of_a_plan_is_written_out() -> None:
-    assert json.loads(job_plan().to_json()).keys() == typing.get_type_hints(JobPlan).keys()
+    assert json.loads(job_plan().to_json()).keys() == {KEY, *typing.get_type_hints(JobPlan)}
 
 
 def test_a_plan_that_lacks_a_setting_is_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.core.run import process_group

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.format_version import KEY
 from hpc_det.pytorch import Outputs, TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
 from hpc_det.pytorch.inference.output_folder import SOURCES
 from hpc_det.pytorch.inference.process import _end
@@ -269,6 +270,7 @@ def test_the_sources_of_the_outputs_are_recorded_once(tmp_path: Path) -> None:
     for attempt in (Attempt(stop_at=3), Attempt()):
         run(trial, Numbers(5), attempt, Uses)
     assert json.loads((tmp_path / "outputs" / SOURCES).read_text()) == {
+        KEY: 1,
         "checkpoints": [{"checkpoint": "checkpoints/1"}, {"checkpoint": "2"}],
         "model_versions": [{"name": "digits", "version": "3", "checkpoint": "2"}],
     }
@@ -276,13 +278,13 @@ def test_the_sources_of_the_outputs_are_recorded_once(tmp_path: Path) -> None:
 
 def test_the_guide_shows_the_example() -> None:
     docs = Path(__file__).parents[2] / "docs"
-    example = docs / "examples" / "digits_inference"
+    example = docs / "examples" / "batch_inference"
     shown = {
         Path(step.path).name: step.text
         for step in Page.read(docs / "how-to" / "batch-inference.md").steps()
         if isinstance(step, File)
     }
-    for name in ("infer.py", "digits_inference.yaml"):
+    for name in ("infer.py", "tiny.yaml"):
         assert (example / name).read_text().endswith(shown[name].partition("\n")[2])
 
 

@@ -12,7 +12,7 @@ from hpc_det.report.facts import facts
 from hpc_det.report.page import page
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
-from tests.cli.life import Life
+from tests.cli.life import Life, random_search
 from tests.facts import unnamed
 from tests.report.searches import BEGAN, lived
 
@@ -114,3 +114,29 @@ def test_a_trial_without_metrics_has_a_page_too(tmp_path: Path) -> None:
     assert Outline(shown).open == []
     assert 'id="time"' in shown
     assert 'id="curves"' not in shown
+
+
+def test_few_lines_are_named_with_their_hyperparameters(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, **random_search(2))
+    for trial in (1, 2):
+        life.begins()
+        life.reports("validation", 100, {"accuracy": 0.5 + trial / 10}, trial=trial)
+        life.reaches(0.5 + trial / 10)
+    shown = page_of(life.folder)
+    legend = shown.partition('<ul class="lines">')[2].partition("</ul>")[0]
+    assert re.findall(r'data-t="(\d)"', legend) == ["2", "1"]  # the best first
+    assert re.search(r"trial 2: lr: 0\.\d+, width: 64 \(best\)", legend)
+    assert len(re.findall(r"<title>trial 1: lr: 0\.\d+, width: 64</title>", shown)) >= 1
+
+
+def test_many_lines_have_a_scale_of_colours_instead_of_a_legend(searched: str) -> None:
+    assert '<ul class="lines">' not in searched
+    assert "worst by accuracy" in searched
+
+
+def test_only_a_page_that_is_updated_reloads_itself(tmp_path: Path) -> None:
+    found = facts(ExperimentView(Life.submitted(tmp_path).folder), ExperimentState.RUNNING, BEGAN + 1e6)
+    assert "data-refresh" not in page(found)
+    updated = page(found, refresh_s=30.0)
+    assert '<body data-refresh="30.0">' in updated
+    assert not unnamed(updated, "reloads", "30")

@@ -162,9 +162,9 @@ def test_few_lines_of_a_long_file_are_parsed(tmp_path: Path, monkeypatch: pytest
     append_lines(path, [{"kind": kinds[at], "steps": at, "total": 9, "metrics": {"loss": 0.5}} for at in kinds])
     parsed: list[bytes] = []
 
-    def parse(line: bytes) -> dict[str, Any] | None:
+    def parse(line: bytes, file: object) -> dict[str, Any] | None:
         parsed.append(line)
-        return parse_line(line)
+        return parse_line(line, file)
 
     monkeypatch.setattr("hpc_det.store.metrics.parse_line", parse)
     assert last_reports(path)["validation"]["steps"] == 100_000

@@ -171,7 +171,7 @@ def test_a_missing_library_is_told_with_what_to_run(
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == library else util.find_spec("os"))
     (problem,) = problems(asked(storage))
-    remedy = "-m pip install 'hpc_det[cloud]'`"
+    remedy = f"-m pip install 'hpc_det[{storage['type']}]'`"
     assert not unnamed(problem, "checkpoint_storage.type", repr(storage["type"]), library, remedy)
 
 

@@ -12,6 +12,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
+from hpc_det.checkpoint.committed import committed
 from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json
@@ -245,6 +246,9 @@ def test_an_app_that_trains_inside_the_core_api_is_resumed_from_its_checkpoint(a
     assert outcome is not None
     assert (outcome["kind"], outcome["steps"], outcome["saved"]) == ("finished", 24, True)
     assert all("left at batch 10" in trial.rank_log(1, rank).read_text() for rank in range(ranks))
+    for checkpoint in committed(trial.checkpoints):
+        assert not checkpoint.code, "the app runs where it is: its folder may be the home folder, and contain this one"
+    assert not trial.experiment().code_kept.exists()
 
 
 def test_a_stop_that_a_run_received_and_did_not_answer_is_found(

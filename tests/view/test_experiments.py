@@ -168,10 +168,17 @@ def test_a_damaged_index_costs_time_alone(store: ExperimentStore, ended: Life, c
     assert json.loads(store.index.read_text()).keys() == {"1"}
 
 
-def test_what_another_version_has_kept_is_not_taken(store: ExperimentStore, ended: Life, reads: list[int]) -> None:
+@pytest.mark.parametrize(
+    "of_another",
+    [lambda plain: {**plain, "colour": "red"}, lambda plain: {key: plain[key] for key in plain if key != "progress"}],
+)
+def test_what_another_version_has_kept_is_not_taken(
+    store: ExperimentStore, ended: Life, reads: list[int], of_another: Callable[[dict[str, object]], object]
+) -> None:
+    """A newer version has kept one field more, and an older one lacks a field, although it has a default."""
     expected = summaries(store)
     ((trace, plain),) = json.loads(store.index.read_text()).values()
-    store.index.write_text(json.dumps({"1": [trace, {**plain, "colour": "red"}]}))
+    store.index.write_text(json.dumps({"1": [trace, of_another(plain)]}))
     assert summaries(store) == expected
     assert reads == [1, 1]
 

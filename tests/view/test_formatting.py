@@ -4,17 +4,17 @@ import time
 from typing import Any
 
 import pytest
+import yaml
 
+from hpc_det.errors import count, length_in_words
 from hpc_det.view.formatting import (
     LONGEST_VALUE,
     clock,
     columns,
-    count,
     cut,
     date_and_time,
     duration,
     labelled,
-    length_in_words,
     number,
     number_if_known,
     percent,
@@ -22,6 +22,7 @@ from hpc_det.view.formatting import (
     ratio,
     reached,
     section,
+    setting,
     size,
     sparkline,
 )
@@ -35,10 +36,10 @@ from hpc_det.view.formatting import (
         (12345.0, "12345"),
         (True, "true"),
         ("NaN", "NaN"),
-        ([1, {"a": 2}], '[1, {"a": 2}]'),
+        ([1, {"a": 2}], "[1, {a: 2}]"),
     ],
 )
-def test_a_value_has_five_digits_or_is_json(value: object, expected: str) -> None:
+def test_a_value_has_five_digits_or_is_yaml(value: object, expected: str) -> None:
     assert number(value) == expected
 
 
@@ -135,3 +136,20 @@ def test_text_is_cut_and_laid_out() -> None:
     assert labelled({"State": "a\x1b[2J"}) == ["  State:      a\\x1b[2J"]
     assert section("Notes", ["one"]) == ["Notes:", "  one"]
     assert section("Notes", []) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"lr": 0.123456789, "width": 1234567}, "{lr: 0.12346, width: 1234567}"),
+        ({"optimizer": {"name": "adam", "betas": [0.9, 0.999]}}, "{optimizer: {name: adam, betas: [0.9, 0.999]}}"),
+        ([None, True, 2.0], "[null, true, 2]"),
+        (
+            ["yes", "1e3", "a: b", "", "two words", "x/y.txt", "#c"],
+            '["yes", "1e3", "a: b", "", two words, x/y.txt, "#c"]',
+        ),
+    ],
+)
+def test_a_setting_is_a_line_of_yaml(value: object, text: str) -> None:
+    assert setting(value) == text
+    assert setting(yaml.safe_load(text)) == text

@@ -264,3 +264,16 @@ def test_a_job_comes_before_those_that_wait_for_its_end(tmp_path: Path) -> None:
     write_json(life.folder.job(2), {**(read_json(life.folder.job(1)) or {}), "job_id": "4720"})
     write_json(life.folder.next_jobs(2, 0), {"jobs": ["4720", "4721"]})
     assert ExperimentView(life.folder).job_ids() == ["4711", "4712", "4720", "4721"]
+
+
+def test_the_time_of_a_search_counts_only_while_a_worker_is_present(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("hpc_det.search.journal.time.time", lambda: now)
+    life.begins()
+    now = 1100.0
+    life.search.leave(0)
+    now = 5000.0
+    life.search.ask(0, "4712")
+    assert ExperimentView(life.folder).worked_s(5010.0) == pytest.approx(110.0)

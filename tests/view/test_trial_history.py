@@ -7,11 +7,11 @@ import pytest
 
 from hpc_det.node.json_files import write_json
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
+from hpc_det.view.attempt_sentences import attempt_in_words
 from hpc_det.view.trial_history import (
     AttemptHistory,
     Metrics,
     Validation,
-    attempt_in_words,
     checkpoint_to_take,
     hosts_of,
     is_complete,

@@ -8,8 +8,8 @@ import pytest
 
 from hpc_det.node.json_files import write_json
 from hpc_det.requeue import Action, Cause
+from hpc_det.view.attempt_sentences import attempt_in_words
 from hpc_det.view.state import ExperimentView
-from hpc_det.view.trial_history import attempt_in_words
 from hpc_det.view.trials import attempts_of, counted, differing, state_now
 from tests.cli.life import Life, halving, random_search
 

@@ -1,6 +1,6 @@
-"""A small convolutional network on real handwritten digits: 1797 images of 8 x 8, shipped with scikit-learn."""
+"""A small convolutional network on real handwritten digits: the 1797 images of 8 x 8 in digits.npz (see README.md)."""
 
-from importlib.metadata import distribution
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,11 +12,9 @@ from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchTrial, PyTorchTrialC
 
 def digits(*, training: bool) -> Dataset:
     """Return pairs (image 1 x 8 x 8 in 0..1, digit). Every fifth image is for validation."""
-    # The file that load_digits reads: importing scikit-learn takes longer than the first epochs.
-    file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
-    table = torch.from_numpy(np.loadtxt(str(file), delimiter=","))
-    images = table[:, :-1].float().reshape(-1, 1, 8, 8) / 16
-    labels = table[:, -1].long()
+    with np.load(Path(__file__).with_name("digits.npz")) as file:
+        images = torch.from_numpy(file["images"]).float().unsqueeze(1) / 16
+        labels = torch.from_numpy(file["labels"]).long()
     chosen = (torch.arange(len(labels)) % 5 != 0) == training
     return TensorDataset(images[chosen], labels[chosen])
 

@@ -17,8 +17,8 @@ from hpc_det.cli.arguments import (
 from hpc_det.cli.experiment.create import as_chosen, carry_out, show_training
 from hpc_det.cli.output import each
 from hpc_det.client.continuation import activate_one, continue_one, forked
+from hpc_det.errors import count
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.formatting import count
 
 
 @click.command("continue")

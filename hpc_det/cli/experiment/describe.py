@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,11 +12,12 @@ from hpc_det.cli import describe_trial
 from hpc_det.cli.arguments import any_experiments_argument
 from hpc_det.cli.experiment.list import progress_in_words
 from hpc_det.cli.experiment.list_trials import table as trials_table
-from hpc_det.cli.output import Output, output_options, show
-from hpc_det.errors import printable
+from hpc_det.cli.output import Output, output_options, show_description
+from hpc_det.errors import count, printable, some
 from hpc_det.node.json_files import Shape
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.formatting import batches_of, iso, labelled, number, section
+from hpc_det.view.attempt_sentences import gist
+from hpc_det.view.formatting import batches_of, iso, labelled, number, section, settings
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import progress, why
 from hpc_det.view.trial_facts import TrialFacts, trials_of
@@ -71,7 +71,7 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
     waiting (for the searcher) or resume check; `action` is done, restart, requeue, give up, pause or wait.
     """
     if output.is_for_people:
-        show("\n\n".join(in_words(experiment) for experiment in experiments))
+        show_description("\n\n".join(in_words(experiment) for experiment in experiments))
     else:
         output.details([described(experiment) for experiment in experiments])
 
@@ -144,12 +144,15 @@ def in_words_of(view: ExperimentView, state: ExperimentState) -> str:
     """Return the experiment, whose state is `state`, as text for people."""
     trials = [*trials_of(view, state)]
     record = _record(view, state, trials)
+    failures = list(_failures(trials)) if view.has_many_trials else []
+    if failures and record["why"] and record["why"].startswith(view.not_done()):
+        record["why"] = view.not_done()  # the causes follow in `failures`
     sections = [list(_facts(record))]
     if view.has_many_trials:
-        sections += [section("Trials", trials_table(trials, view)), section("Failures", list(_failures(trials)))]
+        sections += [section("Trials", trials_table(trials, view)), section("Failures", failures)]
         sections.append(section("Set aside", list(_set_aside(trials))))
     elif trials:
-        sections += describe_trial.sections(trials[0])
+        sections += describe_trial.sections(trials[0], known=record["why"] or "")
     if state is ExperimentState.ERROR:
         todo = what_to_do(view)
         sections.append([todo[0].upper() + todo[1:]])
@@ -168,9 +171,9 @@ def _facts(record: Record) -> Iterator[str]:
         "State": record["state"] + (f": {record['why']}" if record["why"] else ""),
         "Progress": _progress(record),
         "Jobs" if len(jobs) > 1 else "Job": _jobs(record),
-        "Slots": f"{record['slots']} on {record['nodes']} node(s), {record['ranks_per_node']} each",
+        "Slots": f"{record['slots']} on {count(record['nodes'], 'node')}, {record['ranks_per_node']} each",
         "Entrypoint": _command(record["entrypoint"]),
-        "Searcher": json.dumps({key: value for key, value in record["searcher"].items() if value is not None}),
+        "Searcher": _searcher(record["searcher"]),
         "Folder": record["folder"],
         **({"About": record["description"]} if record["description"] else {}),
         **({"Labels": ", ".join(record["labels"])} if record["labels"] else {}),
@@ -179,6 +182,12 @@ def _facts(record: Record) -> Iterator[str]:
         **({"Shared": f"by {record['owner']}, with group {record['shared_with']}"} if record["shared_with"] else {}),
     }
     yield from labelled(rows)
+
+
+def _searcher(searcher: Record) -> str:
+    return f"{searcher['name']}, " + settings(
+        {key: value for key, value in searcher.items() if key != "name" and value is not None}
+    )
 
 
 def _progress(record: Record) -> str:
@@ -197,6 +206,7 @@ def _progress(record: Record) -> str:
 SHOWN_DIGITS = 7  # of a commit's hash, as in git's short form
 SHOWN_JOBS = 5
 SHOWN_FAILURES = 5
+MOST_READ = 100  # failed trials whose causes are read
 
 
 def _jobs(record: Record) -> str:
@@ -217,8 +227,19 @@ def _command(entrypoint: str | list[str]) -> str:
 
 
 def _failures(trials: Sequence[TrialFacts]) -> Iterator[str]:
-    """Yield why the first SHOWN_FAILURES trials failed, and the number of the others."""
+    """Yield the first SHOWN_FAILURES causes, each with the trials that failed for it, and the number of the others."""
     failed = [found for found in trials if found.state in (TrialState.ERROR, TrialState.INVALID)]
-    yield from (f"trial {found.id}: {why_not_completed(found.folder)}" for found in failed[:SHOWN_FAILURES])
-    if len(failed) > SHOWN_FAILURES:
-        yield f"and {len(failed) - SHOWN_FAILURES} more"
+    by_gist: dict[str, list[int]] = {}
+    causes: dict[str, str] = {}
+    for found in failed[:MOST_READ]:
+        cause = why_not_completed(found.folder)
+        by_gist.setdefault(gist(cause), []).append(found.id)
+        causes.setdefault(gist(cause), cause)
+    shown = [*by_gist][:SHOWN_FAILURES]
+    yield from (f"{_trials(by_gist[key])}: {causes[key]}" for key in shown)
+    if others := len(failed) - sum(len(by_gist[key]) for key in shown):
+        yield f"and {others} more"
+
+
+def _trials(numbers: Sequence[int]) -> str:
+    return f"{'trial' if len(numbers) == 1 else 'trials'} {some([*map(str, numbers)])}"

@@ -137,7 +137,7 @@ def of_one_trial(trial: TrialFolder, uuid: str | None, *, best: bool) -> StoredC
 
 def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
     """Copy the submitted code and return the new folder. Raises UsageError if that exists."""
-    if experiment.code.is_symlink():
+    if experiment.copied_code() is None:
         raise UsageError(
             f"experiment {experiment.id} is a sweep of a Hydra app: it uses the code in {experiment.code.resolve()} "
             f"directly and has no copy of it"
@@ -149,8 +149,25 @@ def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
     partial = target.with_name(f".partial-{target.name}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        shutil.copytree(experiment.submitted_code(), partial, copy_function=shutil.copyfile)
+        _copy_tree(experiment.submitted_code(), partial)
         os.rename(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder. Raises OSError for the first file that could not be copied, with the path of the copy."""
+    failed: list[OSError] = []
+
+    def copy_file(path: str, copied: str) -> None:
+        try:
+            shutil.copyfile(path, copied)
+        except OSError as error:
+            failed.append(OSError(error.errno, error.strerror, copied))
+            raise
+
+    try:
+        shutil.copytree(source, target, copy_function=copy_file)
+    except shutil.Error as error:  # its message is a list of all files
+        raise (failed[0] if failed else error) from None

@@ -18,15 +18,22 @@ from rich.text import Text
 
 from hpc_det.cli.output import show
 from hpc_det.config.merge import Tree
-from hpc_det.errors import visible
+from hpc_det.errors import count, length_in_words, visible
 from hpc_det.node.json_files import parse_line
+from hpc_det.requeue import Action
 from hpc_det.search.method import Exit, better
 from hpc_det.search.state import BestTrial, Entry, Length, best_trial, length_of
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import Record, reports_of
-from hpc_det.view.formatting import duration, length_in_words, number, values_in_words
+from hpc_det.view.attempt_sentences import attempt_in_words
+from hpc_det.view.formatting import duration, number, values_in_words
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.trial_history import Metrics, checkpoint_to_take, why_not_completed
+from hpc_det.view.trial_history import (
+    Metrics,
+    checkpoint_to_take,
+    read_attempts,
+    why_not_completed,
+)
 from hpc_det.view.trials import TrialCounts, counted
 from hpc_det.view.watch import POLL_S, Watch, insist_on_completion
 
@@ -130,6 +137,8 @@ class OneTrial:
         self._view = view
         self._reader = MetricsReader(view.folder.trial(), view.config["searcher"])
         self._training: Mapping[str, float | str] = {}
+        self._attempts = 0
+        """Number of ended attempts that `news` has read."""
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -140,13 +149,21 @@ class OneTrial:
         self._task = self._progress.add_task("", total=None)
 
     def news(self) -> Iterator[str]:
-        """Yield a line for each new validation, with the last training metrics."""
+        """Yield a line for each new validation, with the last training metrics, and for each attempt that another one
+        follows.
+        """
         for record in self._reader.read():
             if record["kind"] == "training":
                 self._training = record["metrics"]
             else:
                 of = f" of {record['total']}" if record["total"] else ""
                 yield f"batch {record['steps']}{of}: {_last(self._training, record['metrics'])}"
+        for attempt in read_attempts(self._view.folder.trial())[self._attempts :]:
+            if attempt.is_open:
+                return
+            self._attempts += 1
+            if attempt.action in (Action.REQUEUE, Action.RESTART):  # the summary contains other ends
+                yield attempt_in_words(attempt, time.time(), is_over=False)
 
     def bar(self, state: ExperimentState) -> Group:
         """Return the progress bar with the last metrics below it."""
@@ -161,7 +178,8 @@ class OneTrial:
         """Yield the state, the best validation and its checkpoint."""
         trial = self._view.folder.trial()
         metrics = Metrics.read(trial, self._view.config["searcher"])
-        yield f"Experiment {self._view.id}: {state.value} after {metrics.batches} batches in {duration(seconds)}"
+        trained = f"{count(metrics.batches, 'batch')} in {duration(seconds)}"
+        yield f"Experiment {self._view.id}: {state.value} after {trained}"
         if best := metrics.best:
             yield f"Best validation: {best.metric} {number(best.value)} at batch {best.batches}"
         elif lacking := metrics.lacking_metric:
@@ -180,7 +198,7 @@ class MetricsReader:
 
     def read(self) -> list[Record]:
         """Return the reports that are new since the last call."""
-        lines = [record for line in self._tail.lines() if (record := parse_line(line))]
+        lines = [record for line in self._tail.lines() if (record := parse_line(line, self._trial.metrics))]
         reports = reports_of(lines)
         if len(reports) < len(lines):  # one line is the start of an attempt, which may make earlier reports void
             self.metrics = Metrics.read(self._trial, self._searcher)
@@ -224,7 +242,7 @@ class ManyTrials:
         search = self._view.search
         counts = counted(search, is_running=state.has_job)
         best = best_trial(self._view.reports, self._searcher)
-        parts = [f"{counts.ended}/{counts.expected} trials", f"{counts.running} running", *_invalid(counts)]
+        parts = [f"{counts.ended}/{count(counts.expected, 'trial')}", f"{counts.running} running", *_invalid(counts)]
         self._progress.update(
             self._task,
             description=f"experiment {self._view.id} {state.value}",
@@ -238,7 +256,7 @@ class ManyTrials:
         view = self._view
         counts = counted(view.search, is_running=False)
         failed = [f"{counts.failed} failed"] if counts.failed else []
-        created = f"Experiment {view.id}: {state.value} with {counts.created} trials in {duration(seconds)}"
+        created = f"Experiment {view.id}: {state.value} with {count(counts.created, 'trial')} in {duration(seconds)}"
         yield ", ".join([created, *failed, *_invalid(counts)])
         best = best_trial(view.reports, self._searcher)
         if best is None:

@@ -20,13 +20,14 @@ from hpc_det.client.lookup import created_trial
 from hpc_det.errors import UsageError, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.local_run import is_local, run_of_driver
+from hpc_det.view.attempt_sentences import attempt_in_words
 from hpc_det.view.formatting import date_and_time, iso
 from hpc_det.view.logs.follow import Logs, existing, followed, of_rank, rank_in_words, source_in_words
 from hpc_det.view.logs.log_file import Passage, Source, first
 from hpc_det.view.logs.merged import MARKED, ExperimentLogs, TrialLogs
 from hpc_det.view.logs.selection import LEVELS, Levels, Wanted
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.trial_history import attempt_in_words, read_attempts
+from hpc_det.view.trial_history import read_attempts
 from hpc_det.view.trials import TrialState, state_now
 from hpc_det.view.watch import Watch, say
 

@@ -15,13 +15,13 @@ from hpc_det.cli.job.update import update_jobs
 from hpc_det.cli.output import at_once, confirm, each, yes_option
 from hpc_det.config.merge import Tree
 from hpc_det.config.secrets import masked
-from hpc_det.errors import UsageError, nearest
+from hpc_det.errors import UsageError, count, nearest
 from hpc_det.node.json_files import read_json, read_map
 from hpc_det.store.experiment_config import write_about, write_secrets
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.again import set_once_more
 from hpc_det.submit.submission import write_config, write_effective
-from hpc_det.view.formatting import count, size
+from hpc_det.view.formatting import size
 from hpc_det.view.state import ExperimentView, effective_config
 from hpc_det.view.watch import beginning_with, say, states
 
@@ -142,10 +142,11 @@ def set_max_slots(experiment: ExperimentFolder, slots: int) -> str:
     needed = effective_config(experiment)["resources"]["slots_per_trial"]
     if slots < needed:
         raise UsageError(
-            f"experiment {experiment.id}: max-slots {slots}: one trial needs {needed} slots; give at least that many"
+            f"experiment {experiment.id}: max-slots {slots}: one trial needs {count(needed, 'slot')}; give at least "
+            "that many"
         )
     set_once_more(experiment, [f"resources.max_slots={slots}"])
-    return f"Experiment {experiment.id} has at most {slots} slots, from its next jobs on"
+    return f"Experiment {experiment.id} has at most {count(slots, 'slot')}, from its next jobs on"
 
 
 @dataclass(frozen=True)

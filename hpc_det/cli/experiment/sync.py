@@ -11,10 +11,9 @@ import click
 from hpc_det.cli.arguments import experiment_argument
 from hpc_det.cli.output import at_once, show
 from hpc_det.config.secrets import without_secrets
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count, pip_install
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.view.formatting import count
 from hpc_det.view.state import effective_config
 
 Settings: TypeAlias = Mapping[str, Any]
@@ -56,7 +55,7 @@ def _sync(trial: TrialFolder, logger: str, *, settings: Settings, name: str, dry
             show(f"{place}: {line}")
             lines += 1
     except ModuleNotFoundError as error:
-        raise UsageError(f"{place}: {error}; run `python3 -m pip install 'hpc_det[{logger}]'`") from None
+        raise UsageError(f"{place}: {error}; run {pip_install(f'hpc_det[{logger}]')}") from None
     except UsageError as error:
         raise UsageError([f"{place}: {problem}" for problem in error.problems]) from None
     except Exception as error:  # of the logger's library

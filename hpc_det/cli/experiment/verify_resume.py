@@ -17,12 +17,11 @@ from hpc_det.client.lookup import store
 from hpc_det.config.merge import Tree
 from hpc_det.config.rank_variables import RESUME_CHECK, stops_as_value
 from hpc_det.config.request import Request, on_slots
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count, length_in_words
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.plan.short_training import problems, short_training
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.submission import submit
-from hpc_det.view.formatting import length_in_words
 from hpc_det.view.resume_causes import Cause, causes
 from hpc_det.view.resume_check import Comparison, Difference, compare
 
@@ -191,8 +190,8 @@ def places(batches: int, stops: int, seed: int) -> tuple[int, ...]:
 def _too_many(stops: int, batches: int) -> Iterator[str]:
     if stops > (most := batches - 2):
         yield (
-            f"--stops {stops}: a training of --batches {batches} can be stopped at most {most} times, after 2 batches "
-            f"or more; give --batches {stops + 2} or more"
+            f"--stops {stops}: a training of --batches {batches} can be stopped at most {count(most, 'time')}, after "
+            f"2 batches or more; give --batches {stops + 2} or more"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from hpc_det.cli.output import Column, Output, Record, output_options
+from hpc_det.cli.output import Column, Output, Record, column, output_options
 from hpc_det.client.lookup import store
 from hpc_det.config.cluster_choice import schedulers_here
 from hpc_det.errors import UsageError
@@ -33,7 +33,8 @@ def list_(pool: str | None, all_pools: bool, output: Output) -> None:
 
     Running jobs come first: they are SCHEDULED, or SUSPENDED while the scheduler has stopped their processes. The
     others are QUEUED, or HELD until they are released. Priorities are Determined's: the default is 42, and lower starts
-    earlier.
+    earlier. The scheduler's own priority is higher for jobs that start earlier: on Slurm that of squeue, on PBS the
+    job's Priority, which a formula of the site may override.
 
     \b
     Example:
@@ -43,14 +44,19 @@ def list_(pool: str | None, all_pools: bool, output: Output) -> None:
         "submitted": "2026-11-20T10:02:05+01:00",
         "slots": {"acquired": 0, "needed": 8}, "state": "QUEUED",
         "user": "ada", "pool": "low", "reason": "Resources",
-        "start": "2026-11-20T12:00:00+01:00"}]
+        "waits_for": [], "start": "2026-11-20T12:00:00+01:00"}]
     `type` is JOB and `experiment` is null for every job that does not belong to one
-    of your experiments. The waiting jobs of an array are one record. `start` is the
-    expected start of a waiting job, null if the scheduler has no estimate.
+    of your experiments. The waiting jobs of an array are one record. `waits_for` has the
+    jobs whose end a successor waits for. `scheduler_priority` is null if the scheduler
+    reports none. `start` is the expected start of a waiting job, null if the scheduler has
+    no estimate.
     """
     if pool and all_pools:
         raise click.UsageError("--all-pools: conflicts with --resource-pool; give one of them")
-    output.table(listed(pool, all_pools=all_pools), columns(all_pools=all_pools), KEYS)
+    records = listed(pool, all_pools=all_pools)
+    output.table(records, columns(all_pools=all_pools), KEYS)
+    if output.is_for_people and any(record["waits_for"] for record in records):
+        click.echo(f"\n{LEGEND}")
 
 
 # Determined's state names, except HELD and SUSPENDED: Determined does not hold or suspend jobs.
@@ -107,6 +113,7 @@ def _record(position: int, job: QueuedJob) -> dict[str, Any]:
         "user": job.user,
         "pool": job.pool,
         "reason": job.reason,
+        "waits_for": list(job.waits_for),
         "start": job.starts and iso(job.starts),
     }
 
@@ -130,7 +137,10 @@ def _planned_slots(experiment: ExperimentFolder) -> int | None:
 
 
 # keys of a record in the JSON and CSV output
-KEYS = "position id type experiment name priority scheduler_priority submitted slots state user pool reason start"
+KEYS = (
+    "position id type experiment name priority scheduler_priority submitted slots state user pool reason waits_for "
+    "start"
+)
 
 
 def columns(*, all_pools: bool) -> list[Column]:
@@ -147,6 +157,14 @@ def _when(moment: str | None) -> str:
     return date_and_time(datetime.fromisoformat(moment).timestamp()) if moment else NONE
 
 
+def _reason(record: Record) -> str:
+    return f"after {', '.join(record['waits_for'])}" if record["waits_for"] else record["reason"] or NONE
+
+
+LEGEND = (
+    "after JOB: starts when JOB has ended. Such a job of an experiment is a successor, submitted beforehand: it "
+    "resumes the experiment, or exits at once if nothing is left to do."
+)
 _COLUMNS = (
     Column("#", lambda record: str(record["position"])),
     Column("ID", itemgetter("id")),
@@ -157,7 +175,8 @@ _COLUMNS = (
     Column("Slots (acquired/needed)", lambda record: "{acquired}/{needed}".format(**record["slots"])),
     Column("Status", itemgetter("state")),
     Column("User", itemgetter("user")),
-    Column("Reason", lambda record: record["reason"] or "-"),
+    column("Scheduler Priority", "scheduler_priority"),
+    Column("Reason", _reason),
     Column("Start", lambda record: _when(record["start"])),
 )
 
@@ -199,6 +218,15 @@ def own_jobs(job_id: str, jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
                 f"job {job_id}: belongs to {job.user}; only {job.user} and the site's operators may change it"
             )
     return found
+
+
+def own_waiting_jobs() -> list[QueuedJob]:
+    """Return the user's waiting jobs of all pools in scheduling order, each once.
+
+    Raises UsageError without a scheduler, CommandError if it does not answer.
+    """
+    jobs = [job for job in queue_to_change().jobs(run_command) if job.waits and job.user == this_user()]
+    return list({job.named: job for job in jobs}.values())  # a job that waits in two pools is listed in both
 
 
 def waiting(job_id: str, found: Sequence[QueuedJob]) -> list[QueuedJob]:

@@ -17,8 +17,12 @@ from hpc_det.errors import UsageError
 def top() -> None:
     """Watch all experiments and their jobs on one screen.
 
-    Keys: p pauses the selected experiment, a activates it, k kills it after confirmation, l follows its logs, enter
-    shows its details, / filters by part of a name, state or ID, q quits.
+    Keys for the selected experiment: p pauses it, a activates it, c cancels it, k kills it, l follows its logs, enter
+    shows its details. r shows your waiting jobs and changes their order, priority or hold. / filters by part of a name,
+    state or ID, ? shows the keys, q quits. p, c and k ask for confirmation.
+
+    Columns that do not fit into the terminal are left out, the least useful first. ETA is the time that is left at the
+    mean pace: of the attempt for a single trial, of the whole search for several.
 
     \b
     Example:

@@ -19,10 +19,12 @@ from hpc_det.cli.experiment import describe
 from hpc_det.cli.output import COLOURS
 from hpc_det.cli.top import cells
 from hpc_det.cli.top.experiments import Answers, Experiments, Row, Seen
-from hpc_det.cli.top.screens import WIDEST, Details, Logs, Question
+from hpc_det.cli.top.reorder import Reorder
+from hpc_det.cli.top.screens import WIDEST, Details, Help, Logs, Question
+from hpc_det.cli.top.tasks import Said, Tasks
 from hpc_det.client.continuation import activate_one
-from hpc_det.client.stopping import kill_one, pause_one
-from hpc_det.errors import HpcDetError, visible
+from hpc_det.client.stopping import cancel_one, kill_one, pause_one
+from hpc_det.errors import visible
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentView
@@ -32,7 +34,21 @@ LOOK_S = 1.0
 """Seconds between two reads of the files, and between two reads of the shared cache of scheduler answers."""
 WIDE = 120
 """Columns from which the terminal shows the selected experiment and the queue side by side."""
-KEYS = "p pause  a activate  k kill  l logs  enter details  / filter  q quit"
+KEYS = (
+    ("p", "pause", "save a checkpoint and free the nodes until `activate`"),
+    ("a", "activate", "put a paused experiment back into the queue"),
+    ("c", "cancel", "save a checkpoint, then end the experiment"),
+    ("k", "kill", "end the experiment at once, without a checkpoint"),
+    ("r", "reorder", "show your waiting jobs, and change their order, priority or hold"),
+    ("l", "logs", "follow the logs"),
+    ("enter", "details", "show what `experiment describe` prints"),
+    ("/", "filter", "filter by part of a name, state or ID; escape shows all"),
+    ("?", "help", "show this list"),
+    ("q", "quit", "leave the screen; experiments continue"),
+)
+"""Each key with the word in the footer, and the sentence in the help."""
+_NO_ROOM = ("enter", "/")
+"""The keys that a narrow footer leaves to the help."""
 
 
 class Looked(Message):
@@ -41,14 +57,6 @@ class Looked(Message):
     def __init__(self, seen: Seen) -> None:
         super().__init__()
         self.seen = seen
-
-
-class Said(Message):
-    """A thread, or a function that it called, has a text for the status line."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
 
 
 class Top(App[None]):
@@ -68,15 +76,26 @@ class Top(App[None]):
     .wide #detail, .wide #queue { height: 7; width: 1fr; }
     #status { height: 1; }
     #filter { height: 1; border: none; padding: 0; display: none; }
-    Details, Logs { background: ansi_default; }
-    Question { align: center middle; }
-    Question Static { width: auto; max-width: 76; height: auto; border: solid ansi_default; padding: 1 2; }
+    Details, Logs, Reorder { background: ansi_default; }
+    Reorder DataTable { height: 1fr; background: ansi_default; }
+    Reorder .datatable--cursor { text-style: reverse; background: ansi_default; color: ansi_default; }
+    Reorder .datatable--header { text-style: bold; background: ansi_default; color: ansi_default; }
+    Reorder #status { height: auto; max-height: 4; }
+    Question, Prompt, Help { align: center middle; }
+    Question Static, Help Static, Prompt Container { width: auto; max-width: 80; height: auto;
+        border: solid ansi_default; padding: 1 2; }
+    Prompt Container { width: 76; }
+    Prompt Static { height: auto; }
+    Prompt Input { border: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         ("p", "pause"),
         ("a", "activate"),
+        ("c", "cancel"),
         ("k", "kill"),
+        ("r", "reorder"),
         ("l", "logs"),
+        ("question_mark", "help"),
         ("slash", "filter"),
         ("escape", "leave_filter"),
         ("q,ctrl+c", "quit"),
@@ -92,12 +111,14 @@ class Top(App[None]):
         """The cells that each row of the table shows, keyed by experiment ID, in the order of the rows."""
         self._widths: dict[str, int] = {}
         """The widths of the table's columns, in characters."""
-        self._busy: set[str] = set()
-        """The names, as given to `_in_thread`, of the tasks that are running."""
+        self._tasks = Tasks(self, lambda act: self.run_worker(act, thread=True))
+        self._needs: dict[str, int] = {}
+        """The widths that the table's columns have needed so far."""
         self._heading = Static(classes="bar", markup=False)
         self._table: DataTable[Text] = DataTable(id="table", cursor_type="row", cell_padding=0)
         self._detail, self._queue = Static(id="detail", markup=False), Static(id="queue", markup=False)
         self._status = Static(id="status", markup=False)
+        self._keys = Static(classes="bar", markup=False)
         self._filter = Input(id="filter", placeholder="part of a name, a state or an id", compact=True)
 
     def compose(self) -> ComposeResult:
@@ -108,7 +129,7 @@ class Top(App[None]):
             yield self._queue
         yield self._status
         yield self._filter
-        yield Static(KEYS.ljust(WIDEST), classes="bar", markup=False)
+        yield self._keys
 
     def on_mount(self) -> None:
         self.begin_capture_print(self)  # the functions of the command line print notes, see `on_print`
@@ -120,28 +141,8 @@ class Top(App[None]):
     # --- the display
 
     def _look(self) -> None:
-        self._in_thread("look", lambda: Looked(self._experiments.look()))
-        self._in_thread("ask", partial(self._answers.ask, self._seen.job_ids))
-
-    def _in_thread(self, name: str, act: Callable[[], Message | None]) -> None:
-        """Run `act` in a thread and post its message, or its error for the status line."""
-        if name in self._busy:  # a slow file system or scheduler must not accumulate threads
-            return
-        self._busy.add(name)
-        self.run_worker(partial(self._run, name, act), thread=True)
-
-    def _run(self, name: str, act: Callable[[], Message | None]) -> None:
-        message: Message | None = None
-        try:
-            message = act()
-        except HpcDetError as error:
-            message = Said("; ".join(error.problems))
-        except OSError as error:
-            message = Said(f"{error.filename}: {error.strerror}")
-        finally:
-            self._busy.discard(name)
-        if message:
-            self.post_message(message)
+        self._tasks.run("look", lambda: Looked(self._experiments.look()))
+        self._tasks.run("ask", partial(self._answers.ask, self._seen.job_ids))
 
     def on_looked(self, event: Looked) -> None:
         self._seen = event.seen
@@ -154,14 +155,18 @@ class Top(App[None]):
 
     def _fill_table(self) -> None:
         """Update the cells that have changed; refill the table only if its rows or widths have changed."""
-        table, width_of = self._table, cells.widths(self.size.width)
-        rows = {row.summary.id: cells.cells(row, width_of) for row in self._seen.rows if self._is_wanted(row.summary)}
+        wanted = [row for row in self._seen.rows if self._is_wanted(row.summary)]
+        texts = [cells.texts(row) for row in wanted]
+        self._needs = cells.needed(texts, self._needs)
+        width_of = cells.widths(self._needs, self.size.width)
+        pairs = zip(wanted, texts, strict=True)
+        rows = {row.summary.id: cells.cells(row, its, width_of) for row, its in pairs}
         if [*rows] != [*self._shown] or width_of != self._widths:
             self._refill(rows, width_of)
-        for number, texts in rows.items():
-            for heading, text, former in zip(cells.HEADINGS, texts, self._shown[number], strict=True):
+        for number, shown in rows.items():
+            for heading, text, former in zip(width_of, shown, self._shown[number], strict=True):
                 if text != former:
-                    table.update_cell(str(number), heading, _styled(text))
+                    self._table.update_cell(str(number), heading, _styled(text))
         self._shown = rows
 
     def _refill(self, rows: dict[int, tuple[str, ...]], width_of: dict[str, int]) -> None:
@@ -194,6 +199,7 @@ class Top(App[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width >= WIDE, "wide")
+        self._keys.update(footer(event.size.width).ljust(WIDEST))
         self.call_after_refresh(self._show)  # when the layout has changed
 
     def on_data_table_row_highlighted(self) -> None:
@@ -214,16 +220,23 @@ class Top(App[None]):
     # --- keys
 
     def action_pause(self) -> None:
-        self._act(pause_one)
+        self._ask_and_do("Pause", ": it saves a checkpoint and frees its nodes?", pause_one)
 
     def action_activate(self) -> None:
-        self._act(activate_one)
+        if row := self._selected():
+            self._do(activate_one, self._store.folder(row.summary.id))
+
+    def action_cancel(self) -> None:
+        self._ask_and_do("Cancel", ": it saves a checkpoint and ends?", cancel_one)
 
     def action_kill(self) -> None:
-        if row := self._selected():
-            folder = self._store.folder(row.summary.id)
-            question = f"Kill experiment {folder.id}, {row.summary.name}, without another checkpoint?"
-            self.push_screen(Question(question), lambda yes: self._do(kill_one, folder) if yes else None)
+        self._ask_and_do("Kill", ", without another checkpoint?", kill_one)
+
+    def action_reorder(self) -> None:
+        self.push_screen(Reorder())
+
+    def action_help(self) -> None:
+        self.push_screen(Help("\n".join(f"{key:<7}{sentence}" for key, _, sentence in KEYS)))
 
     def action_logs(self) -> None:
         if row := self._selected():
@@ -249,18 +262,27 @@ class Top(App[None]):
     def on_input_submitted(self) -> None:
         self._table.focus()
 
-    def _act(self, act: Callable[[ExperimentFolder], str]) -> None:
+    def _ask_and_do(self, verb: str, end: str, act: Callable[[ExperimentFolder], str]) -> None:
+        """Call `act` for the selected experiment if the answer to the question is yes."""
         if row := self._selected():
-            self._do(act, self._store.folder(row.summary.id))
+            folder = self._store.folder(row.summary.id)
+            question = f"{verb} experiment {folder.id}, {visible(row.summary.name)}{end}"
+            self.push_screen(Question(question), lambda yes: self._do(act, folder) if yes else None)
 
     def _do(self, act: Callable[[ExperimentFolder], str], folder: ExperimentFolder) -> None:
         self._say(f"experiment {folder.id}: ...")
         # named after the experiment, so that a second key is ignored until the first action for it has ended
-        self._in_thread(f"experiment {folder.id}", lambda: Said(act(folder)))
+        self._tasks.run(f"experiment {folder.id}", lambda: Said(act(folder)))
 
     def _describe(self, number: int) -> str:
         view = ExperimentView(self._store.existing(number))
         return describe.in_words_of(view, view.state(self._answers.of(view.job_ids())))
+
+
+def footer(width: int) -> str:
+    """Return the keys for a footer of `width` characters."""
+    whole, short = ("  ".join(f"{key} {word}" for key, word, _ in KEYS if key not in left) for left in ((), _NO_ROOM))
+    return whole if len(whole) <= width else short
 
 
 def _styled(text: str) -> Text:

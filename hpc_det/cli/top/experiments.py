@@ -17,9 +17,11 @@ from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view import experiments
 from hpc_det.view.metric_history import Curve
+from hpc_det.view.pace import Epoch, Pace, epoch, remaining_of_search_s
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.summary import DAMAGED, UNREADABLE, Summary, summary
+from hpc_det.view.summary import UNREADABLE, Summary, summary, unreadable
 from hpc_det.view.trial_facts import TrialFacts
+from hpc_det.view.trial_history import Metrics
 from hpc_det.view.watch import NO_NEWS
 
 ROUND_S = 5.0
@@ -45,6 +47,14 @@ class Row:
     validation: dict[str, Any] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
     """The training losses, oldest first."""
+    epoch: Epoch | None = None
+    """The epoch of the trial; None unless searcher.max_length is in epochs."""
+    samples_per_s: float | None = None
+    """Throughput of the trial in its newest report; None if its training loop does not measure it."""
+    batches_per_s: float | None = None
+    """Speed of the trial between its two newest reports."""
+    remaining_s: float | None = None
+    """Seconds that the experiment still needs at its pace; None unless it is RUNNING, and before it has a pace."""
     gpu_use: float | None = None
     """Mean use of its GPUs in the last minute, in percent; None if it is not measured."""
 
@@ -82,8 +92,8 @@ class Experiments:
             try:
                 job_ids = experiment.view.job_ids()
                 rows.append(experiment.row(self._answers.of(job_ids)))
-            except UNREADABLE:  # one damaged experiment must not hide the others
-                rows += _damaged(experiment.view.folder)
+            except UNREADABLE as error:  # one damaged experiment must not hide the others
+                rows += _unreadable(experiment.view.folder, error)
             jobs += in_queue(number, job_ids, self._answers.of(job_ids))
             for job in experiment.view.jobs[:1]:  # all jobs of an experiment have the same scheduler
                 asked.setdefault(job.scheduler, []).extend(job_ids)
@@ -107,6 +117,7 @@ class UnderWay:
         self._trial = 0
         self._reader: MetricsReader | None = None
         self._losses = Curve()
+        self._pace = Pace()
 
     def row(self, statuses: Sequence[JobStatus]) -> Row:
         """Return the experiment's row; raise one of UNREADABLE if files are damaged or missing."""
@@ -115,8 +126,9 @@ class UnderWay:
         trial = TrialFacts(view=self.view, id=self._trial, is_over=state.is_final, read_metrics=reader.metrics)
         has_nodes, waits = state.has_job, not state.is_final and not search.rests
         in_queue = len(search.waiting) + (0 if has_nodes else len(search.present))
+        found = summary(self.view, state, None if self.view.has_many_trials else reader.metrics)
         return Row(
-            summary=summary(self.view, state, None if self.view.has_many_trials else reader.metrics),
+            summary=found,
             waits_for=self.view.waits_for if state is ExperimentState.QUEUED else None,
             slots=self._ranks * len(search.present) if has_nodes else 0,
             slots_wanted=self._ranks * in_queue if waits else 0,
@@ -125,17 +137,27 @@ class UnderWay:
             training=trial.metrics.training,
             validation=trial.metrics.validation,
             losses=tuple(self._losses.values),
+            epoch=epoch(trial.metrics.batches, trial.metrics.total, self.view.config["searcher"]),
+            samples_per_s=self._pace.samples_per_s if has_nodes else None,
+            batches_per_s=self._pace.newest_batches_per_s if has_nodes else None,
+            remaining_s=self._remaining_s(found, reader.metrics) if state is ExperimentState.RUNNING else None,
             gpu_use=trial.gpu_use() if has_nodes else None,
         )
+
+    def _remaining_s(self, found: Summary, metrics: Metrics) -> float | None:
+        if self.view.has_many_trials:
+            return remaining_of_search_s(found.progress or 0.0, self.view.worked_s(time.time()))
+        return self._pace.remaining_s(metrics.batches, metrics.total)
 
     def _read_metrics(self) -> MetricsReader:
         """Read the new metrics of one trial: that of the first worker, or without workers the trial read last."""
         open_now = self.view.search.open
         trial = open_now[min(open_now)].trial if open_now else self._trial or 1
         if self._reader is None or trial != self._trial:
-            self._trial, self._losses = trial, Curve()
+            self._trial, self._losses, self._pace = trial, Curve(), Pace()
             self._reader = MetricsReader(self.view.folder.trial(trial), self.view.config["searcher"])
         for report in self._reader.read():
+            self._pace.take(report)
             if report["kind"] == "training":
                 self._take(report["steps"], report["metrics"])
         return self._reader
@@ -148,10 +170,9 @@ class UnderWay:
             self._losses.append(batches, float(loss))
 
 
-def _damaged(folder: ExperimentFolder) -> list[Row]:
-    """Return the row of an experiment with damaged files, or nothing if it was deleted meanwhile."""
-    damaged = Summary(id=folder.id, name=DAMAGED, state=ExperimentState.ERROR)
-    return [Row(summary=damaged)] if folder.config.exists() else []
+def _unreadable(folder: ExperimentFolder, error: Exception) -> list[Row]:
+    """Return the row of an experiment whose files cannot be read, or nothing if it was deleted meanwhile."""
+    return [Row(summary=unreadable(folder, error))] if folder.config.exists() else []
 
 
 def _ranks(view: ExperimentView) -> int:

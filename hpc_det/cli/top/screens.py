@@ -1,4 +1,4 @@
-"""The screens that open over the table: a confirmation, the details of an experiment, its logs.
+"""The screens that open over the table: questions, the keys, the details of an experiment, its logs.
 
 All are modal, because the keys of the table act on a selection that is hidden meanwhile.
 """
@@ -15,12 +15,13 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import VerticalScroll
+from textual.containers import Container, VerticalScroll
 from textual.message import Message
 from textual.screen import ModalScreen
-from textual.widgets import RichLog, Static
+from textual.widgets import Input, RichLog, Static
 
-from hpc_det.errors import HpcDetError, visible
+from hpc_det.cli.output import styled
+from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder
 
 AGAIN_S = 5.0  # seconds between two updates of the details
@@ -41,6 +42,40 @@ class Question(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         yield Static(f"{self._question}\n\ny yes   n no", markup=False)
+
+
+class Prompt(ModalScreen[str]):
+    """A question with a line for the answer; its result is the answer, empty if there is none."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("escape", "dismiss('')")]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        with Container():
+            yield Static(self._question, markup=False)
+            yield Input(compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one(Input).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value.strip())
+
+
+class Help(ModalScreen[None]):
+    """A text that any of its keys closes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,q,enter,question_mark", "dismiss")]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        yield Static(self._text, markup=False)
 
 
 class Told(Message):
@@ -84,7 +119,7 @@ class Details(ModalScreen[None]):
         self.post_message(Told(told))
 
     def on_told(self, event: Told) -> None:
-        self.query_one("#text", Static).update(visible(event.text))
+        self.query_one("#text", Static).update(styled(event.text))
         self.set_timer(AGAIN_S, self._look)  # after the answer, so that slow reads do not overlap
 
 

@@ -8,7 +8,7 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvir
 from lightning.pytorch import Trainer
 
 from hpc_det.core import Core
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 
 
 class HpcDetEnvironment(ClusterEnvironment):
@@ -62,9 +62,9 @@ class HpcDetEnvironment(ClusterEnvironment):
         gang = self._gang
         if (num_devices, num_nodes) != (gang.local_size, gang.nodes):
             raise UsageError(
-                f"lightning: devices={num_devices} and num_nodes={num_nodes}, but the run has {gang.local_size} ranks "
-                f"on each of {gang.nodes} nodes; use devices=core.distributed.local_size and "
-                f"num_nodes=core.distributed.nodes"
+                f"lightning: devices={num_devices} and num_nodes={num_nodes}, but the run has "
+                f"{count(gang.local_size, 'rank')} on each of {count(gang.nodes, 'node')}; use "
+                "devices=core.distributed.local_size and num_nodes=core.distributed.nodes"
             )
 
 

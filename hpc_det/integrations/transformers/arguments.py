@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset
 from transformers import TrainerState, TrainingArguments
 
 from hpc_det.core import Core
+from hpc_det.errors import count
 from hpc_det.integrations.transformers.checkpoint_files import saved_ranks
 
 
@@ -112,7 +113,7 @@ def note_inexact(core: Core, args: TrainingArguments, state: TrainerState, loade
         return
     ranks = saved_ranks(core.latest_checkpoint)
     if ranks and ranks != core.distributed.size:
-        _note(f"the checkpoint is of {ranks} ranks, here are {core.distributed.size}: other records follow")
+        _note(f"the checkpoint is of {count(ranks, 'rank')}, here are {core.distributed.size}: other records follow")
     if args.ignore_data_skip:
         _note("ignore_data_skip: the open pass begins again, so records are repeated")
     if isinstance(getattr(loader, "dataset", None), IterableDataset) and state.epoch >= 1:

@@ -175,9 +175,22 @@ def _begins() -> None:
 def main(argv: list[str]) -> int:
     gc.freeze()  # else a collection in an agent that is forked later would copy the memory that it shares with this
     gc.enable()
+    try:
+        return _run(argv)
+    except HpcDetError as error:  # for instance files of another version of hpc_det; no restart could help
+        for problem in error.problems:
+            say(problem)
+        return GAVE_UP
+
+
+def _run(argv: list[str]) -> int:
     folder, script, separator, *start_agents = argv
-    assert separator == "--"
     experiment = ExperimentFolder(Path(folder))
+    if separator != "--":
+        raise HpcDetError(
+            f"{experiment.path}: a version of hpc_det before November 22, 2026 wrote the script of this job, and this "
+            f"one cannot run it; submit its trials again with `hpc-det experiment continue {experiment.id}`"
+        )
     take_umask_of(experiment.path)
     share_own_log(experiment.jobs)
     adopt_orphans()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from hpc_det.errors import count
 from hpc_det.launch.job.agents import LOOK_S, Agents
 from hpc_det.launch.job.limits import JobClock, Space
 from hpc_det.launch.job.resubmit import Exclusions
@@ -319,7 +320,7 @@ class Attempts:
         blamed = failure if cause in _BLAMED else None
         if cause is Cause.FINISHED and facts.shows_no_training:
             self._note_no_training(number, facts.idle_script())
-        say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
+        say(f"attempt {number} ended: {cause.value}, {count(end.steps, 'batch')} in the newest checkpoint")
         if blamed:
             say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
         say(f"{decision.action.value}: {decision.why}")

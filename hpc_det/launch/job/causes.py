@@ -219,7 +219,8 @@ class AttemptFacts:
         try:
             with open(self.trial.metrics, "rb") as lines:
                 # The file may be long: parse only lines of this attempt.
-                records = [record for line in lines if mark in line and (record := parse_line(line))]
+                found = (parse_line(line, self.trial.metrics) for line in lines if mark in line)
+                records = [record for record in found if record]
         except FileNotFoundError:
             return []
         has_begun = any(record["kind"] == BEGINS for record in records)

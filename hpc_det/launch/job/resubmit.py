@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, count
 from hpc_det.node.files import make_private
 from hpc_det.node.json_files import DamagedFile, made, read_json, read_map, write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan
@@ -95,7 +95,7 @@ class Resubmission:
         if waiting:
             return waiting[0]
         if self._plan.resume == "chain":
-            raise CommandError(f"the chain of {self._plan.chain_length} jobs is used up: none waits any more")
+            raise CommandError(f"the chain of {count(self._plan.chain_length, 'job')} is used up: none waits any more")
         return self._submit(exclude)
 
     def _requeue(self, exclude: Sequence[str]) -> str:

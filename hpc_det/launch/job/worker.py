@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count
 from hpc_det.launch.job.agents import Agents
 from hpc_det.launch.job.attempts import Attempts
 from hpc_det.node import full_disk
@@ -162,7 +162,7 @@ class Worker:
             self._say(f"deleting the checkpoints that checkpoint_storage does not keep failed: {error}")
             return
         if gone:
-            self._say(f"deleted {len(gone)} checkpoints that checkpoint_storage does not keep")
+            self._say(f"deleted {count(len(gone), 'checkpoint')} that checkpoint_storage does not keep")
 
     def _running(self, former: str | None) -> str | None:
         """Return the job `former` if it still runs as this worker, else None."""
@@ -312,7 +312,11 @@ def main(argv: list[str]) -> int:
     folder, number, separator, *start_agents = argv
     assert separator == "--"
     adopt_orphans()
-    return Worker(ExperimentFolder(Path(folder)), int(number), start_agents).run()
+    try:
+        return Worker(ExperimentFolder(Path(folder)), int(number), start_agents).run()
+    except HpcDetError as error:
+        say_of_worker(int(number), str(error))
+        return GAVE_UP
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_det.distributed.rank_process import note_error
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count
 from hpc_det.launch import rank as trial_rank
 from hpc_det.launch.launchers.arguments import is_for_python, is_trial
 from hpc_det.node.agent_socket import report_exit, say_hello
@@ -46,14 +46,15 @@ def check_world(attempt: Attempt, size: int, local_size: int, library: str) -> N
     """Raise UsageError with both values if MPI's world differs from the plan. `library`: MPI's version text."""
     if size != attempt.world_size:
         raise UsageError(
-            f"MPI's world has {size} ranks, but the plan has {attempt.world_size} ({attempt.nodes} nodes x "
-            f"{attempt.ranks_per_node}). The MPI library is {library}: if cluster.mpi_launcher is of another vendor, "
-            f"name that library's own mpirun; if the entrypoint sets a number of ranks, remove it"
+            f"MPI's world has {count(size, 'rank')}, but the plan has {attempt.world_size} "
+            f"({count(attempt.nodes, 'node')} x {attempt.ranks_per_node}). The MPI library is {library}: if "
+            "cluster.mpi_launcher is of another vendor, name that library's own mpirun; if the entrypoint sets a "
+            "number of ranks, remove it"
         )
     if local_size != attempt.ranks_per_node:
         raise UsageError(
-            f"MPI has {local_size} ranks on this node, but the plan has {attempt.ranks_per_node} on each; remove hosts "
-            f"and mapping from the overrides"
+            f"MPI has {count(local_size, 'rank')} on this node, but the plan has {attempt.ranks_per_node} on each; "
+            "remove hosts and mapping from the overrides"
         )
 
 

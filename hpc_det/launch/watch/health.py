@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from hpc_det.errors import count
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.node import full_disk, gpus
 from hpc_det.plan.job_plan import JobPlan
@@ -121,7 +122,9 @@ def wrong_clocks(offsets: Mapping[str, float]) -> dict[str, NodeProblem]:
     first = next(iter(offsets))
     if len(away) > len(offsets) / 2:
         return {
-            first: NodeProblem(f"the clock differs by more than {CLOCK_S:.0f} s from those of {len(away)} other nodes")
+            first: NodeProblem(
+                f"the clock differs by more than {CLOCK_S:.0f} s from those of {count(len(away), 'other node')}"
+            )
         }
     return {
         host: NodeProblem(f"the clock is {abs(offset):.0f} s {_side(offset)} that of {first}")
@@ -204,6 +207,6 @@ def _device_problem(needed: int, found: list[gpus.Device], visible: str | None) 
             return f"no such GPU: {', '.join(missing)}{given}"
         mine = [device for device in by_name.values() if device]
     if len(mine) < needed:
-        return f"{len(mine)} of {needed} GPUs{given}"
+        return f"{len(mine)} of {count(needed, 'GPU')}{given}"
     busy = [f"{device.uuid} ({device.used:.0%})" for device in mine[:needed] if device.used > MOST_USED]
     return f"other processes use most of the memory of {', '.join(busy)}" if busy else None

@@ -16,6 +16,7 @@ import torch
 from hpc_det.core.external_loader import length_of
 from hpc_det.core.progress import Position
 from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import count
 from hpc_det.pytorch.data.batch_shapes import Shapes
 from hpc_det.pytorch.data.data_loader import DataLoader
 from hpc_det.pytorch.data.external_loader import ExternalTraining, ExternalValidation
@@ -166,10 +167,10 @@ def validation_data(
     loader = shapes.stand_in(rank) if loader is None else loader
     if not isinstance(loader, DataLoader):
         external = ExternalValidation(loader, rounds_of(evaluation, length_of(loader), shapes.lengths, per_batch), size)
-        if external.is_cut and gang.is_chief:
+        if external.is_cut and gang.is_chief and (length := length_of(loader)) is not None:
             print(
                 f"hpc-det: note: build_validation_data_loader: a {type(loader).__name__} may never end; a validation "
-                f"takes {length_of(loader)} batches of it, its len()",
+                f"takes {count(length, 'batch')} of it, its len()",
                 flush=True,
             )
         return external

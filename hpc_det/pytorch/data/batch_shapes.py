@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_det.core.external_loader import length_of
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.pytorch.data.data_loader import DataLoader
 
 
@@ -29,7 +29,8 @@ class Shape:
     def __str__(self) -> str:
         if self.name != "records":
             return f"{'an unknown number of' if self.length is None else self.length} {self.name}"
-        return f"{self.length} records with batch_size={self.batch_size} and drop_last={self.drop_last}"
+        records = "an unknown number of records" if self.length is None else count(self.length, "record")
+        return f"{records} with batch_size={self.batch_size} and drop_last={self.drop_last}"
 
     def fits(self, other: Shape) -> bool:
         """Return whether one training may use both. External loaders may differ: the shortest one ends the epoch."""

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampl
 from hpc_det.core.external_loader import length_of
 from hpc_det.core.loader_workers import ClosableLoader, WorkerInit
 from hpc_det.core.progress import Position
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.pytorch.data.order import Drawn, Items, Records
 from hpc_det.pytorch.data.partition import IndexBatches, OnePass, Rest, Share, TrainingBatches
 from hpc_det.pytorch.data.workers import rank_loader
@@ -167,7 +167,7 @@ def _problems_of_order(sampler: Any, shuffle: bool) -> Iterator[str]:
         yield "a sampler and shuffle=True both set the order; remove one of them"
     if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         yield (
-            f"the sampler divides the records among {sampler.num_replicas} ranks, which training does itself; "
+            f"the sampler divides the records among {count(sampler.num_replicas, 'rank')}, which training does itself; "
             f"remove it, or pass a sampler of all records"
         )
 

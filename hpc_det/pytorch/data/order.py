@@ -17,7 +17,7 @@ from torch.utils import data
 
 from hpc_det.core.external_loader import set_epoch
 from hpc_det.distributed.rng import mixed_seed, seeded
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 
 Numbers = NDArray[np.int64]
 Bits = NDArray[np.uint64]
@@ -175,8 +175,8 @@ class SameSize(_Checked):
             self._size = self._size or size
             if size != self._size:
                 raise UsageError(
-                    f"DataLoader: the batch sampler yields batches of {self._size} and of {size} records, but a "
-                    f"pipeline takes one size only; set drop_last=True in it"
+                    f"DataLoader: the batch sampler yields batches of {self._size} and of {count(size, 'record')}, "
+                    "but a pipeline takes one size only; set drop_last=True in it"
                 )
         return rows
 

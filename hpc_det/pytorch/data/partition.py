@@ -10,15 +10,16 @@ its random numbers depend on it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from enum import Enum
-from itertools import chain, count, islice
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
 
 from hpc_det.core.progress import Position
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count, length_in_words
 from hpc_det.pytorch.data.order import Items, Numbers
 
 BLOCK = 8192
@@ -118,8 +119,8 @@ class Share:
         if left := length % self.whole:
             raise UsageError(
                 f"build_training_data_loader: {length} {self.items.name} make micro batches of {self.per_slot} per "
-                f"slot on {self.size} slots, which leaves {left} for one of another size, but a pipeline takes one "
-                f"size only; use drop_last=True"
+                f"slot on {count(self.size, 'slot')}, which leaves {left} for one of another size, but a pipeline "
+                "takes one size only; use drop_last=True"
             )
         # FILLED, because after a resume on another number of slots epochs no longer end with a whole batch.
         return Share(self.items, per_slot=self.per_slot, size=self.size, rest=Rest.FILLED)
@@ -133,8 +134,8 @@ class Share:
             raise UsageError(f"build_training_data_loader: there are no {name}; training needs at least one per slot")
         fewer = " or drop_last=False" if self.rest is Rest.DROPPED and length >= self.size else ""
         raise UsageError(
-            f"build_training_data_loader: {length} {name} do not make one batch of {self.per_slot} per slot "
-            f"on {self.size} slots; use fewer slots{fewer}"
+            f"build_training_data_loader: {length_in_words(length, name)} cannot make one batch of {self.per_slot} per "
+            f"slot on {count(self.size, 'slot')}; use fewer slots{fewer}"
         )
 
     def _length(self, epoch: int) -> int:
@@ -185,7 +186,7 @@ class TrainingBatches:
         while True:
             batches = min(self._share.whole_batches(position), _at_once(self._share.per_slot))
             if batches:
-                keys = ((position.epoch, done) for done in count(position.done, self._share.whole))
+                keys = ((position.epoch, done) for done in itertools.count(position.done, self._share.whole))
                 yield from zip(keys, self._whole(position, batches), strict=False)
                 position = self._share.after_whole(position, batches)
             else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_det.core.loader_workers import ClosableLoader
 from hpc_det.core.progress import Position
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, length_in_words
 from hpc_det.pytorch.data.data_loader import DataLoader
 from hpc_det.pytorch.data.micro_batches import Evaluation, Rounds, rounds_of
 from hpc_det.pytorch.data.order import Items, Nominal, SameSize
@@ -53,8 +53,9 @@ class SharedTraining:
         length = self._items.length(position.epoch)
         if position.done >= length:
             raise UsageError(
-                f"build_training_data_loader: epoch {position.epoch} has {length} {self._items.name}, but the "
-                f"checkpoint has trained {position.done}; resume with the data that it was trained on"
+                f"build_training_data_loader: epoch {position.epoch} has "
+                f"{length_in_words(length, self._items.name)}, but the checkpoint has trained "
+                f"{position.done}; resume with the data that it was trained on"
             )
         self.close()
         batches = TrainingBatches(self._share, rank=self._rank, position=position)
@@ -124,6 +125,6 @@ def _left_out(items: Items, per_slot: int, size: int, rounds: Rounds) -> str:
     if not left:
         return ""
     return (
-        f"{left} of {items.nominal_length} {items.name}: an evaluation of the pipeline takes {rounds.per_round} whole "
-        f"micro batches of {per_slot} on each of {size} data-parallel ranks"
+        f"{left} of {length_in_words(items.nominal_length, items.name)}: an evaluation of the pipeline takes "
+        f"{rounds.per_round} whole micro batches of {per_slot} on each of {size} data-parallel ranks"
     )

@@ -12,6 +12,8 @@ import sys
 
 import torch
 
+from hpc_det.errors import pip_install
+
 AT_LEAST, BELOW = (0, 19), (0, 20)
 """Supported versions, from AT_LEAST to below BELOW.
 
@@ -21,7 +23,7 @@ AT_LEAST, BELOW = (0, 19), (0, 20)
 
 def check_installed() -> None:
     """Raise ModuleNotFoundError or ImportError, with the command to run, unless a supported DeepSpeed is installed."""
-    remedy = "run: pip install 'hpc_det[deepspeed]'"
+    remedy = f"run {pip_install('hpc_det[deepspeed]')}"
     if importlib.util.find_spec("deepspeed") is None:
         raise ModuleNotFoundError(
             f"hpc_det.pytorch.deepspeed needs DeepSpeed, which is not installed for {sys.executable}; {remedy}",

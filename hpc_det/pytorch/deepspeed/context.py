@@ -11,7 +11,7 @@ from deepspeed import DeepSpeedEngine, PipelineEngine
 
 from hpc_det.config.plain_containers import plain_containers
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.errors import UsageError, shown
+from hpc_det.errors import UsageError, count, shown
 from hpc_det.pytorch.deepspeed.checkpoint_engine import ShardFiles
 from hpc_det.pytorch.deepspeed.runtime import prepare
 from hpc_det.pytorch.strategies.strategy import (
@@ -231,7 +231,7 @@ class DeepSpeedTrialContext(TrialContext):
         if configured != product:
             yield (
                 f"deepspeed config: train_batch_size is {configured}, and {_micro_batches(engine)}, data-parallel size "
-                f"{size} of {self.distributed.size} ranks make {product}: the engine's data-parallel size is "
+                f"{size} of {count(self.distributed.size, 'rank')} make {product}: the engine's data-parallel size is "
                 f"{engine.dp_world_size}; give deepspeed.initialize and context.set_mpu the same model parallelism"
             )
 

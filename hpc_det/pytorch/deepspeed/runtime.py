@@ -16,7 +16,7 @@ from deepspeed.accelerator import real_accelerator
 from deepspeed.runtime.dataloader import RepeatingLoader
 from deepspeed.utils import groups
 from pydantic import ValidationError
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, shown
@@ -123,7 +123,7 @@ _WORDS = {
         "zero_optimization.stage: 2 and 3 do not go with a PipelineModule; use 1 or 0"
     ),
     r"num_stages \((?P<stages>\d+)\) must divide distributed world size \((?P<size>\d+)\)": (
-        "num_stages of a PipelineModule: {stages} stages do not share out {size} rank(s) evenly; set "
+        "num_stages of a PipelineModule: {stages} stages do not divide world size {size}; set "
         "resources.slots_per_trial to a multiple of {stages} (--local has one slot)"
     ),
     r"Unable to JIT load the (?P<op>\S+) op": (

@@ -14,7 +14,7 @@ from hpc_det.checkpoint.content import check_loadable
 from hpc_det.checkpoint.node_folders import contains, rank_file
 from hpc_det.core.progress import PROGRESS, Progress
 from hpc_det.distributed.metrics import MetricWindow, named, number_of
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.pytorch.data import Counted, Evaluation, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.runtime import explained
@@ -233,5 +233,5 @@ def _unfinished(engine: Any, number: int) -> str:
     return (
         f"train_batch: after batch {number} an engine is at micro batch {engine.micro_steps % steps} of {steps} "
         f"(gradient_accumulation_steps); call its backward and step once in each call of train_batch, or, after "
-        f"context.disable_auto_grad_accumulation(), {steps} times"
+        f"context.disable_auto_grad_accumulation(), {count(steps, 'time')}"
     )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hpc_det.checkpoint.content import check_loadable, load
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.node.json_files import made
 from hpc_det.pytorch.inference.records import Records, Share
 from hpc_det.pytorch.trial.reducer import Reducers
@@ -112,4 +112,4 @@ def _file(rank: int) -> str:
 
 
 def _records(length: int | None) -> str:
-    return "an unknown number of records" if length is None else f"{length} records"
+    return "an unknown number of records" if length is None else f"{count(length, 'record')}"

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from hpc_det.core import Core, init
 from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import count
 from hpc_det.pytorch.inference.output_folder import OutputFolder, part_name
 from hpc_det.pytorch.inference.position import Position, read_position, restore_reducers, write_reducers
 from hpc_det.pytorch.inference.processor import TorchBatchProcessor, TorchBatchProcessorContext
@@ -152,7 +153,7 @@ class Inference:
             replaced = self._outputs.recover(saved.done, saved.stage, saved.part)
             if replaced:
                 print(
-                    f"hpc-det: the newest checkpoint counts {saved.done} records, so {', '.join(replaced)} of "
+                    f"hpc-det: the newest checkpoint counts {count(saved.done, 'record')}, so {', '.join(replaced)} of "
                     f"{self._outputs.folder} are hidden and made again",
                     flush=True,
                 )
@@ -186,7 +187,9 @@ class Inference:
             self._core.report(self._position.batches, metrics, group="validation")
         self._commit(replace(self._position, finished=True))
         if self._ranks.is_chief:
-            print(f"hpc-det: outputs of {self._position.done} records are in {self._outputs.folder}", flush=True)
+            print(
+                f"hpc-det: outputs of {count(self._position.done, 'record')} are in {self._outputs.folder}", flush=True
+            )
 
     def _save(self, position: Position) -> None:
         began = time.monotonic()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hpc_det.checkpoint.content import check_loadable, load
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count
 from hpc_det.pytorch.inference.output_folder import Part, files_of, parts_in
 from hpc_det.store.folders import TrialFolder
 
@@ -31,17 +31,18 @@ class CollectedValues:
         """First record, number of records and values of each batch."""
         self._bytes = 0
 
-    def add(self, first: int, count: int, values: Any) -> None:
-        """Add what `process_batch` returned for the batch of `count` records from number `first` on.
+    def add(self, first: int, records: int, values: Any) -> None:
+        """Add what `process_batch` returned for the batch of `records` records from number `first` on.
 
         Raises UsageError if it does not have one entry for each record.
         """
-        if problem := _mismatch(values, count):
+        if problem := _mismatch(values, records):
             raise UsageError(
-                f"process_batch returned {problem} for a batch of {count} records; return None, or one entry for each "
-                f"record: a tensor or array with the records as its first dimension, a list, or a dict of these"
+                f"process_batch returned {problem} for a batch of {count(records, 'record')}; return None, or one "
+                "entry for each record: a tensor or array with the records as its first dimension, a list, or a dict "
+                "of these"
             )
-        self._batches.append((first, count, _copied(values)))
+        self._batches.append((first, records, _copied(values)))
         self._bytes += _bytes(values)
 
     @property
@@ -93,8 +94,8 @@ class Outputs:
         """Yield the number of each record and its entry in what `process_batch` returned, in the order of the data
         set.
         """
-        for first, count, values in self._batches():
-            for index in range(count):
+        for first, records, values in self._batches():
+            for index in range(records):
                 yield first + index, _entry(values, index)
 
     def _batches(self) -> Iterator[tuple[int, int, Any]]:
@@ -112,17 +113,17 @@ def _of_rank(folder: Path) -> Iterator[tuple[int, int, Any]]:
         yield from zip(content["first"], content["count"], content["values"], strict=True)
 
 
-def _mismatch(values: Any, count: int) -> str:
+def _mismatch(values: Any, records: int) -> str:
     """Return the text that names a value without one entry for each record; "" if there is none."""
     if isinstance(values, Mapping):
         return next(
-            (f"{problem} as {name!r}" for name, each in values.items() if (problem := _mismatch(each, count))), ""
+            (f"{problem} as {name!r}" for name, each in values.items() if (problem := _mismatch(each, records))), ""
         )
     if isinstance(values, (torch.Tensor, np.ndarray)):
         shape = tuple(values.shape)
-        return "" if shape[:1] == (count,) else f"{type(values).__name__} of shape {shape}"
+        return "" if shape[:1] == (records,) else f"{type(values).__name__} of shape {shape}"
     if isinstance(values, (list, tuple)):
-        return "" if len(values) == count else f"{type(values).__name__} of {len(values)} entries"
+        return "" if len(values) == records else f"{type(values).__name__} of {count(len(values), 'entry')}"
     return type(values).__name__
 
 

@@ -21,6 +21,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.distributed.rng import seed_everything
 from hpc_det.errors import HpcDetError, UsageError, nearest, or_else
+from hpc_det.node import full_disk
 from hpc_det.node.process import SignalPipe
 from hpc_det.pytorch.loop.run import new_context, train
 from hpc_det.pytorch.loop.schedule import Schedule
@@ -136,6 +137,8 @@ def _explained(debug: bool) -> Iterator[None]:
     except bdb.BdbQuit:  # the user has quit the debugger at a breakpoint() of the trial
         raise KeyboardInterrupt from None
     except Exception as error:
+        if full := full_disk.cause_in(error):
+            raise HpcDetError(full_disk.sentence(full)) from None
         traceback.print_exc()
         if debug:
             pdb.post_mortem(error.__traceback__)

@@ -62,7 +62,7 @@ class Measurements:
 
     def _measure_exchange(self, strategy: Strategy, context: PyTorchTrialContext) -> None:
         models = [model for model in context.wrapped_models if isinstance(model, DataParallel)]
-        if not models:
+        if not models or not all(map(_has_times, models)):  # another torch may have no such times
             return
         self._exchange = Exchange(models, context.aggregation_frequency)
         strategy.batch_ends.insert(0, self._exchange.end_batch)
@@ -140,6 +140,10 @@ class Exchange:
         """
         taken, self._exposed = self._exposed, []
         return sum(taken) / len(taken) * batches / self._aggregation if taken else None
+
+
+def _has_times(model: DataParallel) -> bool:
+    return hasattr(model, "_set_ddp_runtime_logging_sample_rate") and hasattr(model.logger, "_get_ddp_logging_data")
 
 
 def exposed_s(model: DataParallel) -> float:

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from hpc_det.core.sharded_tensors import is_sharded_tensor
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 
 _SHOWN = 3
 
@@ -83,8 +83,8 @@ def obstacles(model: torch.nn.Module, ranks: int, ddp_options: Sequence[str]) ->
         yield "it is sharded, but there is one rank; call fully_shard if context.distributed.get_size() > 1"
     elif sizes := {mesh for mesh in _mesh_sizes(model) if mesh != ranks}:
         yield (
-            f"it is sharded over {', '.join(map(str, sorted(sizes)))} of the {ranks} ranks, but each rank trains on "
-            f"other data; give fully_shard a mesh of all ranks"
+            f"it is sharded over {', '.join(map(str, sorted(sizes)))} of the {count(ranks, 'rank')}, but each rank "
+            "trains on other data; give fully_shard a mesh of all ranks"
         )
     for option in ddp_options:
         yield f"{option} is for DDP, which a sharded model is not put into; leave it out, and see fully_shard's own"

@@ -19,7 +19,7 @@ from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.core.progress import Progress
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricWindow
-from hpc_det.errors import UsageError, shown
+from hpc_det.errors import UsageError, count, shown
 from hpc_det.pytorch.data import Evaluation, TrainingData
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.trial_context import TrialContext
@@ -251,8 +251,8 @@ def _problems(unit: ModelParallelUnit, ranks: int) -> Iterator[str]:
     rank, size = unit.data_parallel_rank, unit.data_parallel_world_size
     if size < 1 or ranks % size:
         yield (
-            f"data_parallel_world_size: {size} copies of the model do not have the same number of the {ranks} ranks; "
-            f"use a divisor of {ranks}"
+            f"data_parallel_world_size: {count(size, 'copy')} of the model do not have the same number of the "
+            f"{count(ranks, 'rank')}; use a divisor of {ranks}"
         )
     if size >= 1 and not 0 <= rank < size:
         yield f"data_parallel_rank: {rank} is not one of 0 to {size - 1}, as data_parallel_world_size is {size}"

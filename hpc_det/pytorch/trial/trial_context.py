@@ -11,7 +11,7 @@ from hpc_det.config.plain_containers import plain_containers
 from hpc_det.config.rank_variables import TrainsOn
 from hpc_det.core.tensorboard import Profiler, TensorBoard
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.errors import UsageError, nearest
+from hpc_det.errors import UsageError, count, nearest
 from hpc_det.pytorch.strategies.device import ToDevice, prefetched
 from hpc_det.pytorch.trial.reducer import MetricReducer, Reducers
 from hpc_det.search.sample import sample
@@ -151,8 +151,8 @@ class TrialContext:
         whole, slots = self.get_global_batch_size(), self.distributed.size
         if whole < slots:
             raise UsageError(
-                f"hyperparameters.global_batch_size: {whole} is too small for {slots} slots; use at least one record "
-                f"per slot"
+                f"hyperparameters.global_batch_size: {whole} is too small for {count(slots, 'slot')}; use at least "
+                "one record per slot"
             )
         return whole // slots
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from markupsafe import Markup
 
+from hpc_det.errors import count
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.svg import Scale
 from hpc_det.view.formatting import number, percent
@@ -14,20 +16,40 @@ from hpc_det.view.formatting import number, percent
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 36
 Point = tuple[float, float | None]
+Line = int | str
+"""What identifies a line: a trial such as 3 or, among several experiments, 12/3."""
+Thing = TypeVar("Thing")
 
 
-def curves(title: str, by_trial: Mapping[int, Sequence[Point]], classes: Mapping[int, str], most_points: int) -> Markup:
-    """Return a panel of curves.
+@dataclass(frozen=True)
+class Lines:
+    """How the lines of a page look: the same in every picture."""
 
-    `by_trial`: the points of each trial, of which at least one has a value; the last trial is drawn on top. `classes`:
-    the CSS classes of each trial. `most_points`: largest number of points of each curve.
+    classes: dict[Line, str]
+    """CSS classes of each line, in drawing order: the last one is on top."""
+    labels: Mapping[Line, str]
+    """The tooltip of each line."""
+
+    def in_order(self, by_line: Mapping[Line, Thing]) -> dict[Line, Thing]:
+        """Return the items in drawing order."""
+        return {line: by_line[line] for line in self.classes if line in by_line}
+
+
+def curves(title: str, by_line: Mapping[Line, Sequence[Point]], lines: Lines, most_points: int) -> Markup:
+    """Return a panel of curves, which page.js can smooth.
+
+    `by_line`: the points of each line, of which at least one has a value; the last line is drawn on top.
+    `most_points`: largest number of points of each curve.
     """
-    values = [value for curve in by_trial.values() for _, value in curve if value is not None]
-    x = Scale.of([at for curve in by_trial.values() for at, _ in curve], LEFT, WIDTH - RIGHT, may_be_log=False)
+    values = [value for curve in by_line.values() for _, value in curve if value is not None]
+    x = Scale.of([at for curve in by_line.values() for at, _ in curve], LEFT, WIDTH - RIGHT, may_be_log=False)
     y = Scale.of(values, HEIGHT - BOTTOM, TOP)
-    drawn = (_curve(trial, curve, classes[trial], x, y, most_points) for trial, curve in by_trial.items())
-    said = f"{title} of {len(by_trial)} trials against batches, from {number(min(values))} to {number(max(values))}"
-    return svg.picture(WIDTH, HEIGHT, said, [*axes(x, y), *drawn])
+    drawn = (_curve(line, curve, lines, x, y, most_points) for line, curve in by_line.items())
+    counted = count(len(by_line), "trial")
+    said = f"{title} of {counted} against batches, from {number(min(values))} to {number(max(values))}"
+    # page.js smooths values, so it needs the scale of an axis on which pixels are not proportional to them
+    log = f"{y.low!r} {y.high!r} {y.begin} {y.end}" if y.is_log else None
+    return svg.picture(WIDTH, HEIGHT, said, [*axes(x, y), *drawn], "picture lines", data_log=log)
 
 
 def axes(x: Scale, y: Scale) -> Iterator[Markup]:
@@ -41,10 +63,11 @@ def axes(x: Scale, y: Scale) -> Iterator[Markup]:
     yield svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "batches", "label", "middle")
 
 
-def _curve(trial: int, curve: Sequence[Point], class_: str, x: Scale, y: Scale, most: int) -> Markup:
+def _curve(line: Line, curve: Sequence[Point], lines: Lines, x: Scale, y: Scale, most: int) -> Markup:
     stretches = [thinned(stretch, most) for stretch in unbroken(curve)]
     d = "".join(path([(x.at(at), y.at(value)) for at, value in stretch]) for stretch in stretches)
-    return svg.of_trial(trial, svg.element("title", f"trial {trial}"), name="path", class_=f"curve {class_}", d=d)
+    title = svg.element("title", lines.labels[line])
+    return svg.of_line(line, title, name="path", class_=f"curve {lines.classes[line]}", d=d)
 
 
 def path(points: Sequence[tuple[float, float]]) -> str:

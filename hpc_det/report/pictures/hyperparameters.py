@@ -9,7 +9,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hpc_det.errors import count
 from hpc_det.report.pictures import svg
+from hpc_det.report.pictures.curves import Line, Lines
 from hpc_det.report.pictures.svg import Scale
 from hpc_det.view.formatting import cut, number, percent
 
@@ -31,22 +33,20 @@ class _Axis:
     """Pairs of y coordinate and text."""
 
 
-def parallel(
-    points: Mapping[int, Sequence[Any]], names: Sequence[str], logarithmic: Set[str], classes: Mapping[int, str]
-) -> Markup:
+def parallel(points: Mapping[Line, Sequence[Any]], names: Sequence[str], logarithmic: Set[str], lines: Lines) -> Markup:
     """Return parallel coordinates, with an axis for each name.
 
     `points`: for each trial, a value for each name, or None if it has none; the last trial is drawn on top.
-    `logarithmic`: names whose axis may be logarithmic. `classes`: the CSS classes of each trial.
+    `logarithmic`: names whose axis may be logarithmic.
     """
     step = (WIDTH - 2 * SIDE) / max(len(names) - 1, 1)
     axes = [
         _axis(name, SIDE + i * step, [its[i] for its in points.values()], may_be_log=name in logarithmic)
         for i, name in enumerate(names)
     ]
-    lines = (_line(trial, values, axes, classes[trial]) for trial, values in points.items())
-    said = f"{len(points)} trials as lines through {', '.join(names)}"
-    return svg.picture(WIDTH, HEIGHT, said, [*lines, *(part for axis in axes for part in _drawn(axis))], "picture wide")
+    drawn = (_line(trial, values, axes, lines) for trial, values in points.items())
+    said = f"{count(len(points), 'trial')} as lines through {', '.join(names)}"
+    return svg.picture(WIDTH, HEIGHT, said, [*drawn, *(part for axis in axes for part in _drawn(axis))], "picture wide")
 
 
 def _axis(name: str, x: float, values: Sequence[Any], *, may_be_log: bool) -> _Axis:
@@ -62,7 +62,7 @@ def _axis(name: str, x: float, values: Sequence[Any], *, may_be_log: bool) -> _A
     return _Axis(name, x, lambda value: even.at(places[json.dumps(value)]), labels)
 
 
-def _line(trial: int, values: Sequence[Any], axes: Sequence[_Axis], class_: str) -> Markup:
+def _line(trial: Line, values: Sequence[Any], axes: Sequence[_Axis], lines: Lines) -> Markup:
     """Return the line of a trial, interrupted at missing values."""
     d, command = "", "M"
     for value, axis in zip(values, axes, strict=True):
@@ -71,7 +71,8 @@ def _line(trial: int, values: Sequence[Any], axes: Sequence[_Axis], class_: str)
         else:
             d += command + svg.place(axis.x, axis.at(value))
             command = "L"
-    return svg.of_trial(trial, svg.element("title", f"trial {trial}"), name="path", class_=f"curve {class_}", d=d)
+    title = svg.element("title", lines.labels[trial])
+    return svg.of_line(trial, title, name="path", class_=f"curve {lines.classes[trial]}", d=d)
 
 
 def _drawn(axis: _Axis) -> Iterator[Markup]:

@@ -28,10 +28,12 @@ def _short(value: object) -> object:
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
 
 
-def picture(width: float, height: float, said: str, parts: Iterable[str], class_: str = "picture") -> Markup:
+def picture(
+    width: float, height: float, said: str, parts: Iterable[str], class_: str = "picture", **attributes: object
+) -> Markup:
     """Return a picture. `said`: its description for screen readers."""
     inside = (element("title", said), *parts)
-    return element("svg", *inside, viewBox=f"0 0 {width:g} {height:g}", role="img", class_=class_)
+    return element("svg", *inside, viewBox=f"0 0 {width:g} {height:g}", role="img", class_=class_, **attributes)
 
 
 def text(x: float, y: float, words: str, class_: str | None = None, anchor: str | None = None) -> Markup:
@@ -42,9 +44,9 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
     return element("path", d=f"M{_short(x1)},{_short(y1)}L{_short(x2)},{_short(y2)}", class_=class_)
 
 
-def of_trial(trial: int, *children: str, name: str = "g", class_: str = "", **attributes: object) -> Markup:
-    """Return an element that page.js highlights together with all other elements of the trial."""
-    return element(name, *children, class_=f"t {class_}".rstrip(), data_t=trial, **attributes)
+def of_line(line: int | str, *children: str, name: str = "g", class_: str = "", **attributes: object) -> Markup:
+    """Return an element that page.js highlights together with all other elements of the line, which is a trial."""
+    return element(name, *children, class_=f"t {class_}".rstrip(), data_t=line, **attributes)
 
 
 def place(x: float, y: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hpc_det.errors import count
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.svg import Scale
 from hpc_det.view.formatting import duration, percent
@@ -32,7 +33,7 @@ def time_line(trials: Sequence[Trial]) -> Markup:
     parts = [*_axis(x, unit, height)]
     for index, trial in enumerate(trials):
         parts.append(_row(trial, TOP + (index + 0.5) * row, row, lambda at: x.at((at - first) / size)))
-    said = f"Time line of {len(trials)} trials over {duration(last - first)}"
+    said = f"Time line of {count(len(trials), 'trial')} over {duration(last - first)}"
     return svg.picture(WIDTH, height, said, parts, "picture wide rows")
 
 
@@ -55,7 +56,7 @@ def _row(trial: Trial, y: float, row: float, at: Any) -> Markup:
     label = [svg.text(LEFT - 8, y + 4, str(trial["id"]), anchor="end")] if row > 8 else []
     spans = (svg.element("path", class_=f"stroke p-{phase}", d=d, stroke_width=thickness) for phase, d in drawn.items())
     tip = svg.element("title", in_words(trial))
-    return svg.of_trial(trial["id"], tip, *label, *spans, *_cuts(trial, y, thickness, at))
+    return svg.of_line(trial["id"], tip, *label, *spans, *_cuts(trial, y, thickness, at))
 
 
 def in_words(trial: Trial) -> str:

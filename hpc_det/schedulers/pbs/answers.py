@@ -300,9 +300,14 @@ def why_held(job: Mapping[str, Any], job_id: str) -> str:
     """Return who or what holds the job, and the command that releases it."""
     if holds := holds_of(job):
         return "; ".join(f"held by {_HOLDS[hold].format(job_id=job_id)}" for hold in holds)
-    waits_for = re.findall(r"\bafter\w*((?::[^:,]+)+)", str(job.get("depend", "")))
-    ids = [job.partition("@")[0] for jobs in waits_for for job in jobs.strip(":").split(":")]
+    ids = waits_for(job)
     return f"held until the end of {', '.join(ids)}" if ids else str(job.get("comment") or "held")
+
+
+def waits_for(job: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the jobs whose start or end the job waits for (`-W depend=after...`)."""
+    found = re.findall(r"\bafter\w*((?::[^:,]+)+)", str(job.get("depend", "")))
+    return [named.partition("@")[0] for jobs in found for named in jobs.strip(":").split(":")]
 
 
 def _of_elements(array: Mapping[str, Any]) -> JobState:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpc_det.errors import count
 from hpc_det.node.files import write_atomic
 from hpc_det.node.process import ignore_stop_signals
 from hpc_det.schedulers.scheduler import CommandError, Run, reading
@@ -204,7 +205,8 @@ def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: R
     `wanted` is a `select` with one kind of chunk, and the queue or None. Raises TooFewHosts.
     """
     select, queue = wanted
-    count, _, chunk = select.partition(":")
+    number, _, chunk = select.partition(":")
+    needed = int(number)
     nodes = _nodes(run)
     excluded = {_short(name) for name in exclude}
     able = {
@@ -213,11 +215,12 @@ def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: R
         if _can_run(node, chunk, queue)
         and _short(host := node["resources_available"].get("host", name)) not in excluded
     }
-    chosen = sorted(able, key=lambda host: not able[host])[: int(count)]
-    if len(chosen) < int(count):
+    chosen = sorted(able, key=lambda host: not able[host])[:needed]
+    if len(chosen) < needed:
         raise TooFewHosts(
-            f"qsub: the job needs {count} nodes, and {len(chosen)} remain without {', '.join(sorted(exclude))}, which "
-            "were lost or failed the health checks; repair them, or shorten exclude_nodes_for in the cluster profile"
+            f"qsub: the job needs {count(needed, 'node')}, and {len(chosen)} remain without "
+            f"{', '.join(sorted(exclude))}, which were lost or failed the health checks; repair them, or shorten "
+            "exclude_nodes_for in the cluster profile"
         )
     return "+".join(f"1:{chunk}:host={host}" for host in chosen)
 

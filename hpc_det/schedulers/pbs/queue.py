@@ -11,7 +11,7 @@ from typing import Any
 
 from hpc_det.errors import printable
 from hpc_det.plan.priority import from_pbs_priority, pbs_priority_of
-from hpc_det.schedulers.pbs.answers import elements_in, holds_of, moment, shown, status_of
+from hpc_det.schedulers.pbs.answers import elements_in, holds_of, moment, shown, status_of, waits_for
 from hpc_det.schedulers.pbs.detect import QUEUES, SERVER, answer, priority_note
 from hpc_det.schedulers.queue import Change, QueuedJob
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Run, reading
@@ -64,6 +64,7 @@ def _job(job_id: str, said: Mapping[str, Any]) -> QueuedJob:
     status = status_of(said, job_id)
     is_held = status.state is JobState.QUEUED and holds_of(said)
     state = JobState.HELD if is_held else status.state
+    depends = str(said.get("job_state")) == "H" and not is_held
     slots, waiting, running = _slots(said, status)
     return QueuedJob(
         job_id=job_id,
@@ -77,12 +78,13 @@ def _job(job_id: str, said: Mapping[str, Any]) -> QueuedJob:
         submitted=_moment(said.get("ctime")),
         starts=_moment(said.get("stime") or said.get("estimated", {}).get("start_time") or said.get("Execution_Time")),
         priority=from_pbs_priority(int(said.get("Priority", 0))),
-        scheduler_priority=int(said.get("Priority", 0)),
+        scheduler_priority=int(said["Priority"]) if "Priority" in said else None,
         slots=slots,
         waiting=waiting,
         running=running,
         path=str(said.get("Output_Path", "")).partition(":")[2],
         is_suspended=status.is_suspended,
+        waits_for=tuple(waits_for(said)) if depends else (),
     )
 
 

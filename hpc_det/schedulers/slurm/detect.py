@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpc_det.errors import count
 from hpc_det.schedulers.scheduler import CommandError, Run, reading
 from hpc_det.schedulers.site import FoundPool, Site
 from hpc_det.schedulers.slurm.answers import parse_scontrol
@@ -72,8 +73,8 @@ def parse_sinfo(output: str) -> dict[str, list[NodeKind]]:
 def parse_gres(gres: str) -> dict[str, int]:
     """Return the number of GPUs by type in a text such as `gpu:a100:4(S:0-1),mps:400`; "" for GPUs without a type."""
     found: Counter[str] = Counter()
-    for kind, count in _GPU.findall(gres):
-        found[kind] += int(count)
+    for kind, number in _GPU.findall(gres):
+        found[kind] += int(number)
     return dict(found)
 
 
@@ -143,7 +144,7 @@ def _covers(kind: NodeKind, usual: NodeKind) -> bool:
 
 def _described(kind: NodeKind) -> str:
     gpus = "".join(f", {count} {name or 'GPUs'}" for name, count in kind.gpus.items())
-    return f"{kind.nodes} with {kind.cpus} CPUs{gpus}"
+    return f"{kind.nodes} with {count(kind.cpus, 'CPU')}{gpus}"
 
 
 def _bounded(text: str) -> str | None:

@@ -32,11 +32,14 @@ FIELDS = (
     "PriorityLong",
     "tres-alloc",
     "WorkDir",
+    "Dependency",
 )
 """The fields that squeue --Format prints."""
 _ORDER = ("--noheader", "--priority", "--sort=-p,i")
 BY_TIME = "BeginTime"
 """Slurm's reason for a job that was requeued, or that was submitted with a later start time."""
+DEPENDENCY = "Dependency"
+"""Slurm's reason for a job that waits for another job."""
 LOWEST = 1
 """The lowest of Slurm's priorities for a job that is not held; 0 means held."""
 _OPERATORS = "the site's operators and administrators"
@@ -136,7 +139,14 @@ def _job(row: dict[str, str], pools: tuple[str, ...]) -> QueuedJob:
         running=count if runs else 0,
         path=row["WorkDir"],
         is_suspended=row["State"] in SUSPENDED,
+        waits_for=_waits_for(row["Dependency"]) if row["Reason"] == DEPENDENCY else (),
     )
+
+
+def _waits_for(dependency: str) -> tuple[str, ...]:
+    """Return the job ids in a text such as `afterany:20(unfulfilled),afterok:21_*(unfulfilled):22+5(unfulfilled)`."""
+    lists = re.findall(r"\bafter\w*((?::[^:,?]+)+)", dependency)
+    return tuple(job for jobs in lists for job in re.findall(r":(\d+(?:_\d+)?)", jobs))
 
 
 def _elements(array_id: str) -> tuple[str, str, int]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.launch.log_tail import last_line
 from hpc_det.node.network import address_towards, own_address
 from hpc_det.node.process import kill_tree
@@ -144,8 +144,8 @@ class Allocation:
         }
         if not all(self._slots.values()):
             raise UsageError(
-                f"{self._starter.name} has {min(self._starter.cpus.values())} CPUs on a node, but a worker takes "
-                f"{cpus_per_worker}; request more CPUs, or reduce num_cpus_per_worker"
+                f"{self._starter.name} has {count(min(self._starter.cpus.values()), 'CPU')} on a node, but a worker "
+                f"takes {cpus_per_worker}; request more CPUs, or reduce num_cpus_per_worker"
             )
         self.host = "127.0.0.1" if self.is_this_host else self._address(interface)
         self._again = {host: BackOff() for host in self._slots}

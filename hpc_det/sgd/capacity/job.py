@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, count
 from hpc_det.launch.log_tail import last_line, size_of
 from hpc_det.node.process import uninterrupted_commands
 from hpc_det.schedulers import shared_answers
@@ -80,8 +80,8 @@ class Jobs:
         self._slots_per_node = slots_per_node or gpus or cpus // cpus_per_worker
         if not self._slots_per_node:
             raise UsageError(
-                f"the job has {cpus} CPUs on a node, but a worker takes {cpus_per_worker}; set cpus_per_task to at "
-                f"least that"
+                f"the job has {count(cpus, 'CPU')} on a node, but a worker takes {cpus_per_worker}; set cpus_per_task "
+                "to at least that"
             )
         self.slots = jobs * nodes_of(self._executor) * self._slots_per_node
         self.host = driver_address(cluster, self._executor.parameters.get("partition"), interface)
@@ -127,7 +127,8 @@ class Jobs:
         if len(self._jobs) == 1:
             said = [f"job {self._jobs[0].job_id} is {words}" for words in groups]
         else:
-            said = [f"{count} of {len(self._jobs)} jobs are {words}" for words, count in groups.items()]
+            jobs = count(len(self._jobs), "job")
+            said = [f"{some} of {jobs} {'is' if some == 1 else 'are'} {words}" for words, some in groups.items()]
         ended = [f"job {self._ended.job_id} has ended{self._last_words(self._ended)}"] if self._ended else []
         more = [*(ended if len(self._jobs) < self._wanted_jobs else []), *([self._trouble] if self._trouble else [])]
         return "; ".join([*(said or ["no job is in the queue"]), *more])

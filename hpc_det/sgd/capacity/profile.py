@@ -12,7 +12,7 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.conf_files import find
 from hpc_det.config.fields import time_limit_min
 from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.node.network import interfaces
 from hpc_det.plan.effective import valid_profile
 from hpc_det.schedulers.slurm.scheduler import gpu_flags
@@ -42,9 +42,9 @@ def gang_job(
     nodes = math.ceil(num_workers / slots)
     if cluster.max_nodes and nodes > cluster.max_nodes:
         raise UsageError(
-            f"num_workers: {num_workers} workers need {nodes} nodes with {slots} slots each, but cluster "
-            f"{cluster.name!r} allows {cluster.max_nodes} nodes; use at most "
-            f"{cluster.max_nodes * cluster.slots_per_node} workers"
+            f"num_workers: {count(num_workers, 'worker')} need {count(nodes, 'node')} with {count(slots, 'slot')} "
+            f"each, but cluster {cluster.name!r} allows {count(cluster.max_nodes, 'node')}; use at most "
+            f"{count(cluster.max_nodes * cluster.slots_per_node, 'worker')}"
         )
     made = GangJob(
         cluster.scheduler,

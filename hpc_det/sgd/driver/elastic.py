@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from hpc_det.checkpoint.snapshots import BUFFERS, Durable, await_writers, last_number, newest
+from hpc_det.errors import count
 from hpc_det.node.process import uninterrupted
 from hpc_det.sgd.driver.calls import Call, Rounds
 from hpc_det.sgd.driver.failures import GangLost, JobLeaves, RetriesUsedUp, StateLost, back_into_queue, pause_s
@@ -202,7 +203,7 @@ class ElasticGang:
                 self._gang.end()
                 failures, in_a_row = failures + lost.counts, in_a_row + 1
                 if failures > max_retries:
-                    problem = f"{lost}; {failures} failures, but max_retries is {max_retries}"
+                    problem = f"{lost}; {count(failures, 'failure')}, but max_retries is {max_retries}"
                     self.record.call_failed(given_up := RetriesUsedUp(problem))
                     raise given_up from lost
                 _log.warning("%s; the last call is repeated from its start", lost)

@@ -26,7 +26,7 @@ from hpc_det.checkpoint.damaged import set_aside
 from hpc_det.checkpoint.retention import superfluous
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.checkpoint.staging import Staging
-from hpc_det.errors import UsageError, shown
+from hpc_det.errors import UsageError, count, shown
 from hpc_det.node.files import make_private
 from hpc_det.node.json_files import append_line, read_counted, write_json
 from hpc_det.plan.local_experiment import SEARCHER, GangSize
@@ -355,4 +355,4 @@ class Reports:
         leaves = any(rank.node.is_leaving for rank in gang.ranks)
         is_time = time.monotonic() > self._formed_at + RESIZE_S
         if (leaves or (possible > gang.size and is_time)) and possible >= wanted.least:
-            raise Resized(f"the gang of {gang.size} ranks is formed again with {possible}")
+            raise Resized(f"the gang of {count(gang.size, 'rank')} is formed again with {possible}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 
+from hpc_det.errors import count
 from hpc_det.launch.log_tail import how_it_ended
 from hpc_det.launch.watch.hang import HangJudge, last_first, sentence
 from hpc_det.node.heartbeat import Progress
@@ -239,7 +240,9 @@ class RankGang:
         """Return how many ranks have connected, and the first one that has not, as text."""
         missing = self._missing()
         first = "".join(f"; {rank} has not, see {self.log(rank.number)}" for rank in missing[:1])
-        return f"{self.size - len(missing)} of {self.size} ranks have connected{first}{self.nodes.suspended_jobs()}"
+        connected = self.size - len(missing)
+        verb = "has" if connected == 1 else "have"
+        return f"{connected} of {count(self.size, 'rank')} {verb} connected{first}{self.nodes.suspended_jobs()}"
 
     def call(self, do: str, *arguments: Any) -> list[Any]:
         """Call a method of RankWorker on all ranks, and return the results in rank order."""

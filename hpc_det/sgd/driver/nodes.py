@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from hpc_det.checkpoint.snapshots import BUFFERS, Buffer, Held, keep
+from hpc_det.errors import count
 from hpc_det.node.frames import Message
 from hpc_det.node.key import derived
 from hpc_det.node.line_server import Event, TcpLineServer
@@ -206,7 +207,9 @@ class Nodes:
         """
         end, enough_since = time.monotonic() + self.start_s, float("inf")
         lacking = LackingSlots(self.run, self._capacity, self._guests, *self.address)
-        with self.reported(lambda: f"slots for {self.slots} of {wanted} ranks; {lacking.state(self._has_agents)}"):
+        with self.reported(
+            lambda: f"slots for {self.slots} of {count(wanted, 'rank')}; {lacking.state(self._has_agents)}"
+        ):
             while self.slots < wanted and time.monotonic() < min(end, enough_since + TOGETHER_S):
                 self.hear(min(POLL_S, end - time.monotonic()))
                 is_enough = self.slots >= least
@@ -219,8 +222,8 @@ class Nodes:
                     )
         if self.slots < least:
             raise NotEnoughRanks(
-                f"at least {least} ranks are needed, but there are slots for {self.slots} after {self.start_s:g} s "
-                f"(startup_timeout_s); {lacking.state(self._has_agents)}; {lacking.remedy()}"
+                f"needs at least {count(least, 'rank')}, but there are slots for {self.slots} after "
+                f"{self.start_s:g} s (startup_timeout_s); {lacking.state(self._has_agents)}; {lacking.remedy()}"
             )
 
     @contextmanager

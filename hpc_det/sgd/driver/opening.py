@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from hpc_det.errors import nearest, shown
+from hpc_det.errors import count, nearest, shown
 from hpc_det.sgd.capacity import Allocation, Capacity, Local
 from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.experiment import Description
@@ -90,7 +90,8 @@ def _problems(
         yield f"backend is {backend!r}; use 'auto', 'gloo' or 'nccl'"
     yield from problems_of(use_fp16, use_tqdm, scheduler_step_freq)
     if BATCH_SIZE in config and not config[BATCH_SIZE] >= num_workers:
-        yield f"config[BATCH_SIZE] is {config[BATCH_SIZE]} for {num_workers} workers; each needs at least one sample"
+        workers = count(num_workers, "worker")
+        yield f"config[BATCH_SIZE] is {config[BATCH_SIZE]} for {workers}; each needs at least one sample"
 
 
 def on_devices(
@@ -140,7 +141,8 @@ def wanted_of(
     slots = num_workers if capacity.slots is None else capacity.slots + is_here
     if slots < min_workers:
         raise BadArgument(
-            f"min_workers is {min_workers}, but there are slots for {slots} ranks at most; request more nodes or GPUs"
+            f"min_workers is {min_workers}, but there are slots for {count(slots, 'rank')} at most; request more "
+            "nodes or GPUs"
         )
     if slots < num_workers:
         _log.warning(

@@ -6,15 +6,14 @@ while it waits for agents.
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hpc_det.errors import HpcDetError
-from hpc_det.node.json_files import made, write_json
+from hpc_det.errors import HpcDetError, count
+from hpc_det.node.json_files import made, read_json, write_json
 from hpc_det.node.network import interface_of, routed_from
 from hpc_det.store.run_folder import RunFolder
 
@@ -63,7 +62,7 @@ def failed(run: RunFolder, besides: Collection[str] = ()) -> dict[str, CheckIn]:
     for path in sorted(_files(run), key=_changed, reverse=True):
         if path.name not in besides:
             with suppress(OSError, ValueError, HpcDetError):  # being replaced, or written by something else
-                found[path.name] = made(CheckIn, json.loads(path.read_bytes()), path)
+                found[path.name] = made(CheckIn, read_json(path), path)
     return {name: each for name, each in found.items() if each.error}
 
 
@@ -71,7 +70,7 @@ def shown(errors: Collection[CheckIn]) -> str:
     """Return the errors as text, the first one of each host, and of at most MOST_SHOWN hosts."""
     by_host = {each.host: str(each) for each in reversed(list(errors))}
     told = list(reversed(by_host.values()))
-    more = [f"and {len(told) - MOST_SHOWN} more hosts"] if len(told) > MOST_SHOWN else []
+    more = [f"and {count(len(told) - MOST_SHOWN, 'more host')}"] if len(told) > MOST_SHOWN else []
     return "; ".join([*told[:MOST_SHOWN], *more])
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.files import write_first
-from hpc_det.node.json_files import read_json, write_json
+from hpc_det.node.json_files import json_text, read_json, write_json
 from hpc_det.node.lines import Line, NoLine, connect
 from hpc_det.node.network import appeared, tries
 from hpc_det.node.process import is_running, start_ticks
@@ -192,7 +192,7 @@ def claim(run: RunFolder, driver: DriverAddress) -> Claim:
     while True:
         check_free(run, number)
         number += 1
-        if write_first(_path(run, number), json.dumps({**driver._asdict(), **process})):
+        if write_first(path := _path(run, number), json_text(path, {**driver._asdict(), **process})):
             if (highest := _highest(run)) == number:
                 break
             # Higher claims exist: this number had been used and deleted before, so the claim is void.

@@ -6,14 +6,13 @@ Each error class also derives from the built-in exception that RaySGD raises for
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 
-from hpc_det.errors import UsageError, nearest, shown
+from hpc_det.errors import UsageError, nearest, pip_install, shown
 
 BATCH_SIZE = "*batch_size"
 """Key of the config for the batch size in samples, over all ranks. In an operator's `setup` it is the rank's share."""
@@ -72,7 +71,7 @@ def problems_of(use_fp16: Any, use_tqdm: Any, scheduler_step_freq: Any) -> Itera
     if not isinstance(use_fp16, bool) and use_fp16 != "apex":
         yield f"use_fp16: got {shown(use_fp16)}; use True, False or 'apex'"
     if use_tqdm and importlib.util.find_spec("tqdm") is None:
-        yield f"use_tqdm: tqdm is not installed; run {sys.executable} -m pip install 'hpc_det[tqdm]'"
+        yield f"use_tqdm: tqdm is not installed; run {pip_install('hpc_det[tqdm]')}"
     if scheduler_step_freq not in (None, *SCHEDULER_STEP_FREQS):
         meant = nearest(str(scheduler_step_freq), SCHEDULER_STEP_FREQS)
         known = ", ".join(map(repr, SCHEDULER_STEP_FREQS))

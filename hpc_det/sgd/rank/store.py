@@ -13,8 +13,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import Store
-from torch.distributed import DistStoreError
+from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
 from hpc_det.node.lines import Line, Message
 

@@ -32,9 +32,9 @@ from typing import Any, NamedTuple, TextIO
 import cloudpickle
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from hpc_det.checkpoint.torch_layout import layout_of
+from hpc_det.checkpoint.torch_layout import is_supported, layout_of
 from hpc_det.distributed.collectives import closed_once_connected
 from hpc_det.distributed.rank_process import log_to
 from hpc_det.node.forking import leave, prepare_to_compute
@@ -297,11 +297,13 @@ class Buffers:
     def write(self, number: int, content: Any) -> None:
         """Write the content in the format of torch.save; the process that writes it to disk adds the seal."""
         try:
-            file = layout_of(content)
+            file = layout_of(content) if is_supported() else None
         except RuntimeError:  # layout_of does not support all kinds of tensors
-            self._save(number, content)
-        else:
+            file = None
+        if file:
             file.fill(self._memory(number, file.size))
+        else:
+            self._save(number, content)
 
     def _save(self, number: int, content: Any) -> None:
         with open(self.path(number), "r+b") as file:

@@ -34,7 +34,15 @@ from typing import Any, Literal
 from hpc_det.config.merge import leaves
 from hpc_det.errors import UsageError, shown
 from hpc_det.node.files import write_atomic
-from hpc_det.node.json_files import append_line, newest_first, parse_line, read_json, read_lines, write_json
+from hpc_det.node.json_files import (
+    append_line,
+    json_lines,
+    newest_first,
+    parse_line,
+    read_json,
+    read_lines,
+    write_json,
+)
 from hpc_det.node.key import derived, read_with_seal, user_key, write_with_seal
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
@@ -101,7 +109,7 @@ class TuneTrial(TrialFolder):
     def newest(self) -> dict[str, Any] | None:
         """Return the result of the last iteration, or None."""
         # Read from the end of the file, because the driver calls this many times a second.
-        lines = filter(None, map(parse_line, newest_first(self.metrics)))
+        lines = filter(None, (parse_line(line, self.metrics) for line in newest_first(self.metrics)))
         return next(filter(None, map(_result_in, lines)), None)
 
     def results(self) -> list[dict[str, Any]]:
@@ -128,7 +136,8 @@ class TuneTrial(TrialFolder):
         lines = read_lines(self.metrics)
         if any("kind" not in line for line in lines):
             reports = [line if "kind" in line else _report_of(line, 1, None) for line in lines]
-            write_atomic(self.metrics, "".join(json.dumps(report) + "\n" for report in reports), private=True)
+            text = "".join(line + "\n" for line in json_lines(self.metrics, reports, is_begin=True))
+            write_atomic(self.metrics, text, private=True)
 
 
 def _report_of(result: Mapping[str, Any], process: int, total: int | None) -> dict[str, Any]:

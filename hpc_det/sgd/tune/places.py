@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, count
 from hpc_det.node.files import make_folders
 from hpc_det.node.process import ends_with_parent
 from hpc_det.node.suspension import guard_from_now_on
@@ -131,8 +131,8 @@ def packed(resources: Mapping[str, int], env: Mapping[str, str], max_concurrent:
     visible = gpus_here(env)
     if gpu > len(visible):
         raise UsageError(
-            f"resources_per_trial: a trial takes {gpu} GPUs, but this machine has {len(visible)}; use fewer, or an "
-            f"executor"
+            f"resources_per_trial: a trial takes {count(gpu, 'GPU')}, but this machine has {len(visible)}; use fewer, "
+            "or an executor"
         )
     slots = min(len(visible) // gpu, max_concurrent or len(visible))
     return Packed(slots, [visible[i * gpu : (i + 1) * gpu] for i in range(slots)], env)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hpc_det.errors import visible
+from hpc_det.errors import count, visible
 from hpc_det.node.json_files import read_json
 from hpc_det.search.state import SearchState, TrialState
 from hpc_det.sgd.tune.files import DONE, ITERATION, TuneFolder, flat
@@ -62,7 +62,7 @@ def _table_of(rows: list[dict[str, str]]) -> Any:
     others = [row for row in rows if row["status"] != "running"][-max(MOST_ROWS - len(running), 1) :]
     for row in rows if len(rows) <= MOST_ROWS else [*others, *running]:
         table.add_row(*(Text(cell) for cell in row.values()))
-    table.caption = f"{len(rows)} trials, {len(running)} running"
+    table.caption = f"{count(len(rows), 'trial')}, {len(running)} running"
     return table
 
 

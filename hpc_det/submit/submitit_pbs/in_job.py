@@ -23,6 +23,7 @@ from pathlib import Path
 from submitit.core.job_environment import JobEnvironment
 from submitit.core.logger import get_logger
 
+from hpc_det.errors import count
 from hpc_det.node.files import write_atomic
 from hpc_det.schedulers.pbs.answers import SCHEDULER, ended_by, from_pbs, shown_or_nothing, submitted_id, to_pbs
 from hpc_det.schedulers.pbs.hosts import STARTERS, HostFolder, hosts_in, of_no_machine, start_on_host, starter_on_path
@@ -104,8 +105,8 @@ class FirstProcess:
         nodes = hosts_in(os.environ["PBS_NODEFILE"])
         if len(nodes) != self._asked.nodes:
             print(
-                f"requested {self._asked.nodes} nodes, but PBS allocated {', '.join(nodes)}; check whether `select` "
-                "was changed",
+                f"requested {count(self._asked.nodes, 'node')}, but PBS allocated {', '.join(nodes)}; check whether "
+                "`select` was changed",
                 file=sys.stderr,
             )
             return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hpc_det.errors import count
 from hpc_det.view.formatting import percent, ratio
 from hpc_det.view.performance.advice import TUNE_THROUGHPUT, Advice, advice
 from hpc_det.view.performance.limits import NOTICEABLE, Kind, Verdict, limits
@@ -145,7 +146,7 @@ def _scaling(found: Sequence[Throughput], conditions: Conditions) -> Iterator[Fi
         return
     most = max(shares)
     gain = ratio(most * shares[most])
-    text = f"{most} slots are {gain} times as fast as one: {percent(shares[most])} efficiency"
+    text = f"{count(most, 'slot')} are {gain} times as fast as one: {percent(shares[most])} efficiency"
     if shares[most] >= EFFICIENT:
         yield Finding(Aim.SLOTS.value, text)
         return

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 
-from hpc_det.view.formatting import count, duration, percent
+from hpc_det.errors import count
+from hpc_det.view.formatting import duration, percent
 from hpc_det.view.performance.measured import Conditions, Measured, Pauses
 from hpc_det.view.performance.timings import CALLBACKS, Part, Spent
 
@@ -190,7 +191,7 @@ def why(verdict: Verdict, measured: Measured) -> str:
 def _unknown(measured: Measured) -> str:
     if not measured.ranks:
         return "no timings exist; set profiling.enabled: true to record them"
-    return f"{measured.ranks[0].count} batches were measured; a verdict needs {FEWEST_BATCHES}"
+    return f"only {count(measured.ranks[0].count, 'batch')} measured; a verdict needs {FEWEST_BATCHES}"
 
 
 def _each(pauses: Pauses, thing: str) -> str:
@@ -219,7 +220,7 @@ def _notes(measured: Measured, conditions: Conditions) -> Iterator[str]:
     ranks, slots = measured.ranks, conditions.slots
     if missing := list(islice((rank for rank in range(slots) if rank not in measured.timings), NAMED + 1)):
         names = ", ".join(map(str, missing[:NAMED])) + (" and more" if len(missing) > NAMED else "")
-        yield f"only {len(ranks)} of {slots} ranks have timings; missing: {names}"
+        yield f"timings of only {len(ranks)} of {count(slots, 'rank')}; missing: {names}"
     if slots > 1 and any(rank.exposed_s is None for rank in ranks):
         yield (
             "the time for which ranks wait for gradients is not measured here, and is part of train_batch: compare "

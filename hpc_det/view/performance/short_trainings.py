@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_det.config.merge import Tree
 from hpc_det.config.rank_variables import NO_WHOLE_BATCH, THROUGHPUT, TrainsOn
+from hpc_det.errors import count
 from hpc_det.plan.planner import rank_layout
 from hpc_det.plan.short_training import short_training
 from hpc_det.search.sample import constant
-from hpc_det.view.formatting import count, number
+from hpc_det.view.formatting import number
 from hpc_det.view.performance.measured import Conditions
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Measurement:
             case Aim.INPUT:
                 return "the first batch over and over"
             case Aim.COMMUNICATION:
-                return f"gradients exchanged every {self.aggregation_frequency} batches"
+                return f"gradients exchanged every {count(self.aggregation_frequency, 'batch')}"
             case Aim.SLOTS:
                 return f"on {count(self.slots, 'slot')}"
             case Aim.BATCH_SIZE:

@@ -99,7 +99,7 @@ def read_system(folder: Path) -> list[NodeUse]:
 def _samples(folder: Path) -> Iterator[Sample]:
     for file in numbered(folder, "system").values():
         with file.open("rb") as lines:
-            for sample in filter(None, map(parse_line, lines)):
+            for sample in filter(None, (parse_line(line, file) for line in lines)):
                 insist_on(_SHAPE, sample, file)
                 insist_on(_measured(sample, UNITS), sample, file)
                 for gpu in sample["gpus"].values():
@@ -189,4 +189,4 @@ def _newest_line(path: Path) -> dict[str, Any] | None:
     with open(path, "rb") as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _END, 0))
         lines = file.read().splitlines()
-    return next((line for line in map(parse_line, reversed(lines)) if line), None)
+    return next((found for line in reversed(lines) if (found := parse_line(line, path))), None)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 
+from hpc_det.cli.output import show_description, styled
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
 from tests.cli.conftest import Command
@@ -19,7 +21,7 @@ def test_metrics_that_are_no_numbers_are_described_too(hpc_det: Command, life: L
     life.begins()
     life.reports("validation", 10, {"matrix": [[1, 2], [3, 4]], "by_class": {"a": 1.0}, "long": [7] * 99, "none": None})
     said = hpc_det("e", "describe", "1").out
-    assert 'matrix [[1, 2], [3, 4]], by_class {"a": 1.0}, long [7, 7, 7' in said
+    assert "matrix [[1, 2], [3, 4]], by_class {a: 1}, long [7, 7, 7" in said
     assert "7,..., none null" in said
 
 
@@ -55,13 +57,60 @@ def test_describe_tells_the_whole_story(hpc_det: Command, life: Life, scheduler:
     shown = hpc_det("e", "describe", "1").out
     assert "State:      RUNNING\n" in shown
     assert "Progress:   120 of 400 batches\n" in shown
-    assert "Slots:      4 on 2 node(s), 2 each\n" in shown
+    assert "Slots:      4 on 2 nodes, 2 each\n" in shown
     assert not unnamed(shown, "preempted at batch 120")
     assert "  attempt 2 on " in shown
     assert "last training: loss 0.5\n" in shown
     assert "last validation: accuracy 0.9, loss Infinity\n" in shown
     assert "best validation: accuracy 0.9 at batch 120\n" in shown
     assert f"{checkpoint.uuid} at batch 120" in shown
+
+
+def test_each_cause_is_written_once(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    life.journal.problem(1, "no space in /scratch")
+    life.ends(Cause.FAILED, Action.RESTART, why="failure 1 of 1", failure="rank 0 on node1: ValueError: bad")
+    life.begins()
+    life.journal.problem(2, "no space in /scratch")
+    life.ends(Cause.FAILED, Action.GIVE_UP, why="failure 2 of 1", failure="rank 1 on node2: ValueError: bad")
+    shown = hpc_det("e", "describe", "1").out
+    assert [shown.count(text) for text in ("ValueError: bad", "failure 2 of 1", "no space")] == [1, 1, 1]
+    assert shown.index("ValueError: bad") < shown.index("attempt 1")
+    assert not unnamed(shown, "attempt 1", "attempt 2", "started again", "given up")
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_colours_are_for_terminals_that_may_show_them(
+    life: Life,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variables: dict[str, str],
+    is_coloured: bool,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm", **variables}.items():
+        monkeypatch.setenv(name, value)
+    show_description("  State:      ERROR: it failed")
+    assert "\x1b" not in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show_description("  State:      ERROR: \x1b[2Jit failed")
+    shown = capsys.readouterr().out
+    assert ("\x1b[31m" in shown) == is_coloured
+    assert r"\x1b[2Jit failed" in shown
+
+
+def test_states_headings_and_labels_have_their_styles(life: Life) -> None:
+    found = styled("Experiment 1: RUNNING-shoes\n  State:      ERROR: it failed\n\nTrials:\n  1   RUNNING  0/?")
+    spans = {found.plain[span.start : span.end]: span.style for span in found.spans}
+    assert spans == {
+        "Experiment 1: RUNNING-shoes": "bold",
+        "Trials:": "bold",
+        "  State:": "dim",
+        "ERROR": "red",
+        "RUNNING": "green",
+    }
 
 
 def test_describe_as_json(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:

@@ -52,6 +52,21 @@ def test_following_tells_states_validations_and_what_came_of_it(
     assert lines[9:] == ["Next: hpc-det experiment describe 1"]
 
 
+@pytest.mark.integration
+def test_an_attempt_that_fails_is_named_with_its_cause_while_the_next_one_runs(
+    life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        life.begins()
+        why = "failure 1; max_restarts is 5"
+        life.ends(Cause.FAILED, Action.RESTART, why=why, failure="rank 1 on vm: ValueError: no padding token")
+
+    scheduler.states = [JobState.QUEUED, after(fails), after(life.begins), after(life.finishes)]
+    follow(life.folder)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("attempt ")]
+    assert not unnamed(line, "attempt 1", "rank 1 on vm: ValueError: no padding token", "failure 1; max_restarts is 5")
+
+
 def test_on_a_terminal_a_bar_comes_before_what_came_of_it(
     life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

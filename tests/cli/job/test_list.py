@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpc_det.schedulers.queue import this_user
 from hpc_det.schedulers.scheduler import CommandError
+from hpc_det.schedulers.slurm.queue import SlurmQueue
 from tests.cli.conftest import Command
 from tests.cli.job.conftest import records
+from tests.cli.life import Life
 from tests.cli.slurm_on_paper import SlurmOnPaper
+from tests.facts import unnamed
 from tests.stub import stub as stub
 
 HEADINGS = ["#", "ID", "Type", "Job Name", "Priority", "Submitted", "Slots (acquired/needed)", "Status", "User"]
@@ -23,15 +28,15 @@ def test_the_queue_has_the_columns_of_determineds_and_why_and_when_beside_them(
 ) -> None:
     code, out, _ = hpc_det("job", "list")
     headings, *rows = ([cell.strip() for cell in line.split("  ") if cell] for line in out.splitlines())
-    assert (code, headings) == (0, [*HEADINGS, "Reason", "Start"])
+    assert (code, headings) == (0, [*HEADINGS, "Scheduler Priority", "Reason", "Start"])
     me = this_user()
-    when = "2026-11-20 10:02:05"
+    when, noon = "2026-11-20 10:02:05", "2026-11-20 12:00:00"
     assert rows == [
-        ["0", "4711", "EXPERIMENT 1", "digits", "42", when, "8/8", "SCHEDULED", me, "-", "-"],
-        ["1", "4712", "EXPERIMENT 1", "digits", "42", when, "0/8", "QUEUED", me, "Resources", "2026-11-20 12:00:00"],
-        ["2", "4713", "JOB", "bobs", "42", when, "0/2", "QUEUED", "bob", "Priority", "-"],
-        ["3", "4714", "EXPERIMENT 1", "digits", "42", when, "0/8", "QUEUED", me, "Priority", "-"],
-        ["4", "4715", "JOB", "notebook", "42", when, "0/2", "QUEUED", me, "Priority", "-"],
+        ["0", "4711", "EXPERIMENT 1", "digits", "42", when, "8/8", "SCHEDULED", me, "100000", "-", "-"],
+        ["1", "4712", "EXPERIMENT 1", "digits", "42", when, "0/8", "QUEUED", me, "99999", "Resources", noon],
+        ["2", "4713", "JOB", "bobs", "42", when, "0/2", "QUEUED", "bob", "99998", "Priority", "-"],
+        ["3", "4714", "EXPERIMENT 1", "digits", "42", when, "0/8", "QUEUED", me, "99997", "Priority", "-"],
+        ["4", "4715", "JOB", "notebook", "42", when, "0/2", "QUEUED", me, "99996", "Priority", "-"],
     ]
 
 
@@ -40,6 +45,30 @@ def test_a_job_that_the_scheduler_has_stopped_is_suspended(hpc_det: Command, slu
     slurm.queue("4712", state="RUNNING", reason="None")
     found = {record["id"]: record["state"] for record in records(hpc_det)}
     assert found == {"4711": "SUSPENDED", "4712": "SCHEDULED"}
+
+
+def test_a_successor_shows_what_it_waits_for_and_the_legend_explains_it(
+    hpc_det: Command, slurm: SlurmOnPaper, life: Life
+) -> None:
+    slurm.queue("4711", state="RUNNING", reason="None", folder=str(life.folder.path))
+    assert "successor" not in hpc_det("job", "list").out
+    dependency = "afterany:4711(unfulfilled)"
+    slurm.queue("4712", reason="Dependency", dependency=dependency, folder=str(life.folder.path))
+    shown = hpc_det("job", "list").out
+    assert "  after 4711  " in shown.splitlines()[2]
+    assert not unnamed(shown.splitlines()[-1], "after JOB", "successor", "ended")
+    assert records(hpc_det)[1]["waits_for"] == ["4711"]
+    assert "successor" not in hpc_det("job", "list", "--csv").out
+
+
+def test_a_priority_that_the_scheduler_does_not_report_is_a_dash(
+    hpc_det: Command, slurm: SlurmOnPaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.queue("4711")
+    (job,) = SlurmQueue().jobs(slurm.run)
+    monkeypatch.setattr("hpc_det.cli.job.list.local.jobs", lambda: [replace(job, scheduler_priority=None)])
+    assert records(hpc_det, "-p", "local")[0]["scheduler_priority"] is None
+    assert re.search(r" ada +- |\w+ +- +Priority", hpc_det("job", "list", "-p", "local").out)
 
 
 def test_ls_is_list(hpc_det: Command, queue: SlurmOnPaper) -> None:
@@ -69,6 +98,7 @@ def test_json_and_csv_say_all(hpc_det: Command, queue: SlurmOnPaper) -> None:
         "user": this_user(),
         "pool": "low",
         "reason": "Resources",
+        "waits_for": [],
         "start": record["start"],
     }
     rows = list(csv.DictReader(hpc_det("job", "list", "--csv").out.splitlines()))

@@ -98,12 +98,12 @@ def tell(root: Path, story: Story, size: tuple[int, int] = (80, 24)) -> None:
 
 def test_all_that_matters_is_seen_on_80_columns_and_24_lines(root: Path, life: Life) -> None:
     async def story(seen: Seen) -> None:
-        row = ["1", "digits", "RUNNING", "100/400", "accuracy", "0.5", "▁", "1", "4/4"]
+        row = ["1", "digits", "RUNNING", "100/400", "-", "-", "-", "accuracy", "0.5", "▁", "1", "4/4"]
         await seen.until(lambda: seen.row(1).split() == row)
         await seen.says("1 running, 0 queued, 0 paused, 0 ended; slots: 4 in use, 0 waited for")
         await seen.until(lambda: "training: loss 2\n" in seen.text)
         await seen.says("4711 experiment 1 running")
-        await seen.says("p pause a activate k kill l logs enter details / filter q quit")
+        await seen.says("p pause a activate c cancel k kill r reorder l logs ? help q quit")
         assert seen.size[0] <= 80
         assert seen.size[1] == 24
 
@@ -118,14 +118,14 @@ def test_a_wide_terminal_has_the_queue_beside_the_selected_experiment(root: Path
 
 
 def test_a_terminal_that_becomes_wider_shows_more_of_the_same(root: Path, life: Life) -> None:
-    Life.submitted(root, title="a-name-that-is-rather-long", job_id="4712").begins()
+    Life.submitted(root, title="a-name-that-is-rather-long-for-a-column", job_id="4712").begins()
 
     async def story(seen: Seen) -> None:
-        await seen.until(lambda: "a-name-tha…" in seen.row(2))
+        await seen.until(lambda: "a-name-tha" in seen.row(2) and "…" in seen.row(2))
         await seen.press("down")
         await seen.until(lambda: seen.selected == 1)
         await seen.resize(140, 30)
-        await seen.until(lambda: "a-name-that-is-rather-long" in seen.row(2))
+        await seen.until(lambda: "a-name-that-is-rather-long-for-a-column" in seen.row(2))
         assert seen.selected == 1
 
     tell(root, story)
@@ -152,7 +152,7 @@ def test_the_screen_goes_on_with_the_files(root: Path, life: Life, scheduler: Fa
         await seen.until(lambda: "COMPLETED" in seen.row(1))
         await seen.until(lambda: "1 ended" in seen.text)
 
-    tell(root, story)
+    tell(root, story, size=(110, 24))
 
 
 def test_p_pauses_and_a_activates(
@@ -169,6 +169,9 @@ def test_p_pauses_and_a_activates(
     async def story(seen: Seen) -> None:
         await seen.until(lambda: "RUNNING" in seen.row(1))
         await seen.press("p")
+        await seen.says("Pause experiment 1, digits: it saves a checkpoint and frees its nodes?")
+        assert not life.trial.stop.exists()
+        await seen.press("y")
         await seen.says("Paused experiment 1")
         request = read_stop(life.trial.stop, 1)
         assert request is not None
@@ -178,6 +181,60 @@ def test_p_pauses_and_a_activates(
         await seen.press("a")
         await seen.says("Activated experiment 1")
         assert activated == [1]
+
+    tell(root, story)
+
+
+def test_c_cancels_only_after_a_yes(root: Path, life: Life) -> None:
+    async def story(seen: Seen) -> None:
+        await seen.until(lambda: "RUNNING" in seen.row(1))
+        await seen.press("c")
+        await seen.says("Cancel experiment 1, digits: it saves a checkpoint and ends?")
+        await seen.press("escape")
+        await seen.until(lambda: "Cancel" not in seen.text)
+        assert not life.trial.stop.exists()
+        await seen.press("c")
+        await seen.says("Cancel experiment 1")
+        await seen.press("y")
+        await seen.says("Canceled experiment 1")
+        request = read_stop(life.trial.stop, 1)
+        assert request is not None
+        assert request.reason == "cancel"
+
+    tell(root, story)
+
+
+def test_pace_and_epoch_are_seen_while_it_trains(root: Path, scheduler: FakeScheduler, live: None) -> None:
+    life = Life.submitted(root, max_length={"epochs": 8})
+    life.begins()
+    life.reports("training", 100, {"loss": 2.0}, samples_per_second=640.0)
+
+    async def story(seen: Seen) -> None:
+        await seen.until(lambda: "3/8" in seen.row(1) and "640 samples/s" in seen.row(1))
+        await seen.says("trial 1, attempt 1, epoch 3 of 8, 640 samples/s")
+        life.reports("training", 200, {"loss": 1.0}, samples_per_second=320.0)
+        await seen.until(lambda: "5/8" in seen.row(1) and "320 samples/s" in seen.row(1) and "< 1 min" in seen.row(1))
+
+    tell(root, story, size=(120, 24))
+
+
+def test_the_best_metric_is_whole_while_another_column_has_room(root: Path, life: Life) -> None:
+    life.reports("validation", 200, {"accuracy": 0.9812345})
+
+    async def story(seen: Seen) -> None:
+        for width in (60, 80, 120):
+            await seen.resize(width, 24)
+            await seen.until(lambda: "accuracy 0.98123" in seen.row(1))
+
+    tell(root, story)
+
+
+def test_a_question_mark_shows_all_keys(root: Path, life: Life) -> None:
+    async def story(seen: Seen) -> None:
+        await seen.press("question_mark")
+        await seen.until(lambda: all(re.search(rf"│ +{re.escape(key)} ", seen.text) for key, _, _ in app.KEYS))
+        await seen.press("escape")
+        await seen.until(lambda: "p pause" in seen.text)
 
     tell(root, story)
 

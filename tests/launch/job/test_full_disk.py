@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.view.trial_history import attempt_in_words, read_attempts
+from hpc_det.view.attempt_sentences import attempt_in_words
+from hpc_det.view.trial_history import read_attempts
 from tests.facts import unnamed
 from tests.launch.gang import Gang
 from tests.small_disk import disk as disk

@@ -390,7 +390,7 @@ def test_collate_fn_is_used() -> None:
         (DataLoader(Records(9), batch_sampler=[]), ["batches"]),
         (DataLoader(Records(2), 4), ["2 records", 4, "3 slots"]),
         (DataLoader(Records(11), 4, drop_last=True), ["11 records", 4, "3 slots", "drop_last=False"]),
-        (DataLoader(Records(9), batch_sampler=[[1, 2]]), ["1 batches", 1, "3 slots"]),
+        (DataLoader(Records(9), batch_sampler=[[1, 2]]), ["1 batch", 1, "3 slots"]),
     ],
 )
 def test_too_few_records_for_training_are_refused(loader: DataLoader, facts: list[object]) -> None:

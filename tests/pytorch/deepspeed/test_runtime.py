@@ -150,7 +150,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "a pipeline of more stages than ranks": (
         settings(),
-        "num_stages of a PipelineModule: 2 stages do not share out 1 rank(s) evenly; set resources.slots_per_trial to "
+        "num_stages of a PipelineModule: 2 stages do not divide world size 1; set resources.slots_per_trial to "
         "a multiple of 2 (--local has one slot)",
     ),
     "no optimizer": (

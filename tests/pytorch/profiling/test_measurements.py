@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from hpc_det.config.merge import merge
@@ -215,3 +216,14 @@ def test_the_exchange_is_timed_while_its_buckets_are_tuned_and_afterwards(on_ran
         assert len(found) == 4
         assert min(found) > 0
         assert len(set(found)) == 4, "each is of another exchange"
+
+
+def measured_with_another_torch(distributed: Distributed, folder: Path) -> list[dict[str, Any]]:
+    del DistributedDataParallel._set_ddp_runtime_logging_sample_rate
+    return measured_gang(distributed, folder, {})
+
+
+def test_with_a_ddp_that_does_not_time_its_exchange_all_else_is_measured(on_ranks: OnRanks, tmp_path: Path) -> None:
+    for lines in on_ranks(2, measured_with_another_torch, tmp_path / "trial"):
+        assert {line["exposed_communication_s"] for line in lines} == {None}
+        assert min(line["seconds"]["train_batch"] for line in lines) > 0

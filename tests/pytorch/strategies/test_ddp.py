@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpc_det.core.ddp_buckets import settle_buckets
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchTrialContext
@@ -68,6 +71,34 @@ def test_the_first_gradients_of_a_process_have_the_bits_of_later_ones(
 def test_those_of_plain_ddp_do_not(on_ranks: OnRanks) -> None:
     """Control for the test above, which would otherwise prove nothing."""
     assert not all(same(first, later) for first, later in on_ranks(3, gradients, plain, {}))
+
+
+class OfAnotherTorch(DistributedDataParallel):
+    """It rebuilds its buckets elsewhere: its reducer shows no `_rebuild_buckets` while it is wrapped."""
+
+    def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
+        super().__init__(model, **options)
+        reducer, self.reducer = self.reducer, object()  # type: ignore[assignment]
+        settle_buckets(self)
+        self.reducer = reducer
+
+
+def of_another_torch(model: nn.Module, device: torch.device, options: dict[str, Any]) -> nn.Module:
+    return OfAnotherTorch(model, options)
+
+
+def trained_with_another_torch(distributed: Distributed) -> tuple[list[Any], str]:
+    with redirect_stdout(StringIO()) as printed:
+        _, later = gradients(distributed, of_another_torch, {})
+    return later, printed.getvalue()
+
+
+def test_with_a_ddp_of_other_internals_ranks_train_and_print_what_a_resume_loses(on_ranks: OnRanks) -> None:
+    known = [later for _, later in on_ranks(3, gradients, plain, {})]
+    for (later, printed), expected in zip(on_ranks(3, trained_with_another_torch), known, strict=True):
+        assert same(later, expected)
+        assert len(printed.splitlines()) == 1
+        assert "_rebuild_buckets" in printed
 
 
 def freshly_wrapped(distributed: Distributed) -> tuple[bool, bool, bool, bool]:

@@ -104,6 +104,26 @@ def test_a_job_is_read_whole(jobs: dict[str, QueuedJob]) -> None:
     assert (digits.priority, digits.scheduler_priority, digits.path) == (42, 1148, "/home/ada/hpc_det/experiments/12")
 
 
+@pytest.mark.parametrize(
+    ("reason", "dependency", "expected"),
+    [
+        ("Dependency", "afterany:14(unfulfilled)", ("14",)),
+        ("Dependency", "afterany:15_2(unfulfilled)", ("15_2",)),
+        ("Dependency", "afterok:14(unfulfilled),after:15_*+5(unfulfilled),singleton(unfulfilled)", ("14", "15")),
+        ("Dependency", "afterok:14(unfulfilled)?afterany:15_*(unfulfilled)", ("14", "15")),
+        ("Dependency", "singleton(unfulfilled)", ()),
+        ("JobHeldUser", "afterany:14(unfulfilled)", ()),
+        ("Priority", "(null)", ()),
+    ],
+)
+def test_a_job_that_depends_on_others_alone_waits_for_them(
+    reason: str, dependency: str, expected: tuple[str, ...]
+) -> None:
+    fields = ["16", "n", "ada", "low", "PENDING", reason, "N/A", "N/A", "0", "7", "cpu=1", "/tmp", dependency]
+    (found,) = parse_queue("".join(f"{field}<mark>" for field in fields), "<mark>")
+    assert found.waits_for == expected
+
+
 def test_a_suspended_job_is_told_from_one_that_runs() -> None:
     suspended = RECORDED.replace("<mark>RUNNING<mark>", "<mark>SUSPENDED<mark>", 1)
     first, second, *_ = parse_queue(suspended, "<mark>")
@@ -148,7 +168,7 @@ def test_a_nice_value_is_a_priority(jobs: dict[str, QueuedJob]) -> None:
     ],
 )
 def test_elements_that_wait_together_are_named_as_scontrol_takes_them(shown: str, named: str, count: int) -> None:
-    row = f"{shown}<m>n<m>ada<m>low<m>PENDING<m>None<m>N/A<m>N/A<m>0<m>7<m>cpu=1<m>/tmp<m>\n"
+    row = f"{shown}<m>n<m>ada<m>low<m>PENDING<m>None<m>N/A<m>N/A<m>0<m>7<m>cpu=1<m>/tmp<m>(null)<m>\n"
     (array,) = parse_queue(row, "<m>")
     assert (array.job_id, array.named, array.waiting, array.reason) == ("20", named, count, "")
 

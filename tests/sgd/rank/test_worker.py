@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from hpc_det.checkpoint.torch_layout import is_supported
 from hpc_det.sgd.rank.worker import Buffers
 
 
@@ -70,3 +71,16 @@ def test_what_cannot_be_laid_out_is_saved_all_the_same(buffers: Buffers) -> None
     for content in (torch.ones(5000), quantized, torch.zeros(5000)):
         buffers.write(0, content)
         assert torch.equal(read(buffers, 0), content)
+
+
+def test_with_a_torch_of_another_layout_snapshots_are_saved_by_torch_itself(
+    buffers: Buffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch.serialization, "skip_data")
+    is_supported.cache_clear()
+    try:
+        for weights in (torch.arange(5000.0), torch.arange(10.0)):
+            buffers.write(0, {"weights": weights})
+            assert torch.equal(read(buffers, 0)["weights"], weights)
+    finally:
+        is_supported.cache_clear()

@@ -38,9 +38,9 @@ def test_the_newest_result_of_a_long_training_costs_as_much_as_that_of_a_short_o
     parsed: list[str | bytes] = []
     parse_line = json_files.parse_line
 
-    def noted(line: str | bytes) -> dict[str, Any] | None:
+    def noted(line: str | bytes, file: object) -> dict[str, Any] | None:
         parsed.append(line)
-        return parse_line(line)
+        return parse_line(line, file)
 
     for module in (json_files, files):
         monkeypatch.setattr(module, "parse_line", noted)
