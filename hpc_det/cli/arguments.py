@@ -147,7 +147,9 @@ def completed_names(group: str) -> Callable[[click.Context, click.Parameter, str
     def complete(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         from hpc_det.config.conf_files import group_files
 
-        return [name for name in sorted(group_files(group, os.environ)) if name.startswith(incomplete)]
+        with suppress(UsageError):  # shell completion has no place to show an error
+            return [name for name in sorted(group_files(group, os.environ)) if name.startswith(incomplete)]
+        return []
 
     return complete
 

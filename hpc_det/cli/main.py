@@ -40,7 +40,7 @@ COMMANDS = (
 def cli() -> None:
     """Run deep learning experiments as gang jobs on the cluster you already have.
 
-    State is stored in $HPC_DET_ROOT, by default ~/hpc_det.
+    State is stored in $HPC_DET_ROOT; default: the site's choice, or ~/hpc_det.
 
     \b
     Example:

@@ -161,7 +161,7 @@ def test_a_page_does_what_it_says_on_a_pbs(path: Path, pbs_lab: PbsLab, tmp_path
 @every_page
 def test_every_command_of_a_page_stands_in_a_console_block(path: Path) -> None:
     page = Page.read(path)
-    assert page.languages <= {"console", "diff", "json", "python", "tcl", "yaml", "text"}
+    assert page.languages <= {"console", "diff", "json", "python", "yaml", "text"}
     assert all(step.marks <= MARKS for step in page.steps() if isinstance(step, Command))
 
 

@@ -17,7 +17,7 @@ from socket import AF_UNIX, socket
 
 VARIABLE = "HPC_DET_LAB_OPERATOR"
 """The environment variable with the path of the operator's socket."""
-COMMANDS = ("scontrol", "ip", "kill", "slurm-up")
+COMMANDS = ("scontrol", "sacctmgr", "ip", "kill", "slurm-up")
 
 
 def needs_root(command: Sequence[str | Path]) -> bool:
