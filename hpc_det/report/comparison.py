@@ -8,10 +8,10 @@ from typing import Any
 from hpc_det.report.document import document
 from hpc_det.report.panels import (
     CROWD,
-    MOST_IN_LEGEND,
     MOST_PANELS,
     drawn,
     labels,
+    legend,
     metric_panels,
     most_points,
     speed_panels,
@@ -59,8 +59,7 @@ def _context(experiments: Sequence[Record]) -> dict[str, Any]:
         "panels": [drawn(panel, lines, most) for panel in panels[:MOST_PANELS]],
         "panels_left_out": panels[MOST_PANELS:],
         "most_points": most,
-        "legend_lines": [(line, lines.classes[line]) for line in trials] if len(trials) <= MOST_IN_LEGEND else [],
-        "labels": lines.labels,
+        "legend_lines": legend(line_names(experiments), trials, lines),
         "speed": [drawn(panel, lines, most) for panel in speed_panels(trials)],
         "hyperparameters": sorted(hyperparameter_rows(experiments), key=lambda row: not row["differs"]),
         "settings": [*setting_rows(experiments)],
@@ -109,16 +108,23 @@ def lines_of(experiments: Sequence[Record], trials: Mapping[Line, Record]) -> Li
     """Return the lines of all trials: each experiment has a colour, and its best trial is on top of the others."""
     others: dict[Line, str] = {}
     best: dict[Line, str] = {}
-    names: dict[Line, str] = {}
     for place, facts in enumerate(experiments):
         for trial in facts["trials"]:
             line = line_of(facts, trial["id"])
-            names[line] = f"{line} {facts['name']}"
             if line == _best_line(facts):
                 best[line] = f"{_colour(place)} best"
             else:
                 others[line] = f"{_colour(place)} thin"
-    return Lines({**others, **best}, labels(names, trials))
+    return Lines({**others, **best}, labels(line_names(experiments), trials))
+
+
+def line_names(experiments: Sequence[Record]) -> dict[Line, str]:
+    """Return the name of each line, such as "12/3 digits"."""
+    return {
+        (line := line_of(facts, trial["id"])): f"{line} {facts['name']}"
+        for facts in experiments
+        for trial in facts["trials"]
+    }
 
 
 def winners(experiments: Sequence[Record]) -> list[int]:

@@ -11,10 +11,10 @@ from hpc_det.report.document import document
 from hpc_det.report.importance import FEWEST_TRIALS
 from hpc_det.report.panels import (
     CROWD,
-    MOST_IN_LEGEND,
     MOST_PANELS,
     drawn,
     labels,
+    legend,
     metric_panels,
     most_points,
     speed_panels,
@@ -56,8 +56,7 @@ def _context(facts: Record) -> dict[str, Any]:
         "panels": [drawn(panel, lines, most) for panel in panels[:MOST_PANELS]],
         "panels_left_out": panels[MOST_PANELS:],
         "most_points": most,
-        "legend_lines": [*reversed(lines.classes.items())] if 1 < len(trials) <= MOST_IN_LEGEND else [],
-        "labels": lines.labels,
+        "legend_lines": legend({line: f"trial {line}" for line in reversed(lines.classes)}, by_line, lines),
         "parallel": _parallel(facts, lines),
         "most_axes": MOST_AXES,
         "importance": importance_bars(important) if important else None,

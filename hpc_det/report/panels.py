@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_det.report.pictures.curves import Line, Lines, Point, curves
 from hpc_det.view.formatting import cut, settings
-from hpc_det.view.trials import flattened
+from hpc_det.view.trials import differing, flattened
 
 Record = Mapping[str, Any]
 MOST_PANELS = 24
@@ -67,14 +67,27 @@ def drawn(panel: Panel, lines: Lines, most: int) -> dict[str, Any]:
 
 
 def labels(names: Mapping[Line, str], trials: Mapping[Line, Record]) -> dict[Line, str]:
-    """Return for each line its name with the hyperparameters of its trial."""
+    """Return for each line its name with the hyperparameters of its trial, for a tooltip."""
     if len(trials) > CROWD:
         return dict(names)
-    found = {}
-    for line, trial in trials.items():
-        hyperparameters = cut(settings(flattened(trial["hyperparameters"])), LONGEST_LABEL)
-        found[line] = f"{names[line]}: {hyperparameters}" if hyperparameters else names[line]
-    return found
+    return {line: _label(names[line], flattened(trial["hyperparameters"])) for line, trial in trials.items()}
+
+
+def legend(names: Mapping[Line, str], trials: Mapping[Line, Record], lines: Lines) -> list[tuple[Line, str, str]]:
+    """Return for each line its CSS classes, and its name with the hyperparameters in which the trials differ.
+
+    The lines are in the order of `names`. Empty for a single line, and for too many.
+    """
+    if not 1 < len(trials) <= MOST_IN_LEGEND:
+        return []
+    shown = differing([trial["hyperparameters"] for trial in trials.values()])
+    flat = {line: flattened(trial["hyperparameters"]) for line, trial in trials.items()}
+    values = {line: {name: its[name] for name in shown if name in its} for line, its in flat.items()}
+    return [(line, lines.classes[line], _label(name, values[line])) for line, name in names.items()]
+
+
+def _label(name: str, hyperparameters: Mapping[str, Any]) -> str:
+    return f"{name}: {cut(settings(hyperparameters), LONGEST_LABEL)}" if hyperparameters else name
 
 
 def value_of(trial: Record) -> float | None:
