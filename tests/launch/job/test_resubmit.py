@@ -227,7 +227,7 @@ def test_a_chain_goes_on_until_it_is_used_up(gang: Gang, slurm: Slurm) -> None:
     assert preempt(gang, 8) == 1
     assert slurm.calls("sbatch") == []
     (problem,) = (event["problem"] for event in gang.journal.events() if event["event"] == "problem")
-    assert unnamed(problem, 1, "jobs") == []
+    assert unnamed(problem, "1 job") == []
 
 
 def test_a_site_that_refuses_jobs_from_nodes_is_asked_again_at_the_end(gang: Gang, slurm: Slurm, stub: Stub) -> None:
@@ -343,7 +343,7 @@ def test_a_job_that_may_be_queued_although_nobody_said_so_is_not_submitted_twice
         for word; do m=${{word#*JobArrayID:}}; m=${{m%%,*}}; done
         for id in {rows}; do
             echo -n "$id${{m}}n$m$(id -un)${{m}}low${{m}}PENDING${{m}}Priority${{m}}N/A${{m}}N/A"
-            echo "${{m}}0${{m}}9${{m}}cpu=1$m{gang.experiment.path}$m"
+            echo "${{m}}0${{m}}9${{m}}cpu=1$m{gang.experiment.path}${{m}}(null)$m"
         done""",
     )
     assert resubmission(resume, count).submit() == job
