@@ -61,7 +61,8 @@ def queue(tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Queue:
             for job in $jobs; do [ -e $job ] && found=yes && echo "$job|PENDING|Priority"; done
             [ -n "$found" ] || {{ {KNOWS_NONE}; }};;
         --Format=*) m=${{word#*JobArrayID:}}; m=${{m%%,*}}; for job in *; do [ -e "$job" ] && echo -n "$job${{m}}n$m$(
-            id -un)${{m}}low${{m}}PENDING${{m}}Priority${{m}}N/A${{m}}N/A${{m}}0${{m}}9${{m}}cpu=1$m$(<$job)$m"; done;;
+            id -un)${{m}}low${{m}}PENDING${{m}}Priority${{m}}N/A${{m}}N/A${{m}}0${{m}}9${{m}}cpu=1$m$(
+            cat $job)${{m}}(null)$m"; done;;
         esac; done; true""",
     )
     stub("scancel", f"rm -f {folder}/${{!#}}")
