@@ -34,6 +34,11 @@ def queue(lab: SlurmLab) -> list[str]:
     return lab.run("squeue", "--noheader", "--array", "--format=%T").split()
 
 
+def jobs(pool: Pool) -> list[tuple[str, str]]:
+    """Return the number of jobs in each state."""
+    return re.findall(r"(\d) of 4 jobs (?:is|are) (\w+)", pool.state())
+
+
 @pytest.mark.long
 def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(slurm_lab: SlurmLab, run: Run) -> None:
     gang = GangJob("slurm", nodes=2, gpus_per_node=2, slurm_partition="low")
@@ -61,11 +66,11 @@ def test_a_pool_keeps_its_size_with_other_nodes(slurm_lab: SlurmLab, run: Run) -
     pool.start(run.path, pool.slots)
     assert run.wait_for_agents(3) != []
     assert run.hosts() == ["node1", "node2", "node3"]
-    full = "3 of 4 jobs are running; 1 of 4 jobs are queued (Resources)"
-    wait_for(lambda: pool.state() == full)
+    full = [("3", "running"), ("1", "queued")]
+    wait_for(lambda: jobs(pool) == full)
     slurm_lab.run("scontrol", "update", "NodeName=node3", "State=DOWN", "Reason=taken away")
-    renew_until(lambda: pool.state() != full, pool, run)
-    renew_until(lambda: pool.state() == full and len(run.agents()) == 4, pool, run)  # the node is available again
+    renew_until(lambda: jobs(pool) != full, pool, run)
+    renew_until(lambda: jobs(pool) == full and len(run.agents()) == 4, pool, run)  # the node is available again
     run.hang_up()
     pool.stop()
     assert queue(slurm_lab) == []
