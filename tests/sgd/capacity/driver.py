@@ -9,6 +9,7 @@ RUN/state.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -74,6 +75,12 @@ class Run:
     def tell(self, order: str) -> None:
         with (self.path / "orders").open("a") as file:
             file.write(f"{order}\n")
+
+
+def job_counts(capacity: Capacity) -> list[tuple[int, int, str]]:
+    """Return (number, of how many, state) of the jobs in each state."""
+    found = re.findall(r"(\d+) of (\d+) jobs (?:is|are) (\w+)", capacity.state())
+    return [(int(some), int(jobs), state) for some, jobs, state in found]
 
 
 def renew_until(condition: Callable[[], bool], capacity: Capacity, run: Run, deadline_s: float = DEADLINE_S) -> None:

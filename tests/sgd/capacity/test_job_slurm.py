@@ -13,7 +13,7 @@ from hpc_det.sgd.driver.failures import NotEnoughRanks
 from hpc_det.sgd.elastic import agents
 from tests.facts import refused
 from tests.labs.slurm import SlurmLab
-from tests.sgd.capacity.driver import Run, renew_until
+from tests.sgd.capacity.driver import Run, job_counts, renew_until
 from tests.sgd.trained import Linear
 from tests.wait import wait_for
 
@@ -32,11 +32,6 @@ def run(slurm_lab: SlurmLab) -> Run:
 
 def queue(lab: SlurmLab) -> list[str]:
     return lab.run("squeue", "--noheader", "--array", "--format=%T").split()
-
-
-def jobs(pool: Pool) -> list[tuple[str, str]]:
-    """Return the number of jobs in each state."""
-    return re.findall(r"(\d) of 4 jobs (?:is|are) (\w+)", pool.state())
 
 
 @pytest.mark.long
@@ -66,11 +61,11 @@ def test_a_pool_keeps_its_size_with_other_nodes(slurm_lab: SlurmLab, run: Run) -
     pool.start(run.path, pool.slots)
     assert run.wait_for_agents(3) != []
     assert run.hosts() == ["node1", "node2", "node3"]
-    full = [("3", "running"), ("1", "queued")]
-    wait_for(lambda: jobs(pool) == full)
+    full = [(3, 4, "running"), (1, 4, "queued")]
+    wait_for(lambda: job_counts(pool) == full)
     slurm_lab.run("scontrol", "update", "NodeName=node3", "State=DOWN", "Reason=taken away")
-    renew_until(lambda: jobs(pool) != full, pool, run)
-    renew_until(lambda: jobs(pool) == full and len(run.agents()) == 4, pool, run)  # the node is available again
+    renew_until(lambda: job_counts(pool) != full, pool, run)
+    renew_until(lambda: job_counts(pool) == full and len(run.agents()) == 4, pool, run)  # the node is available again
     run.hang_up()
     pool.stop()
     assert queue(slurm_lab) == []

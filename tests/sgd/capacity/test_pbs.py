@@ -14,7 +14,7 @@ from hpc_det.schedulers import shared_answers
 from hpc_det.sgd.capacity import GangJob, Pool
 from hpc_det.submit.submitit_pbs.executor import PbsExecutor, _is_pbs
 from tests.labs.pbs_lab import PbsLab, can_have_hosts
-from tests.sgd.capacity.driver import Run, renew_until
+from tests.sgd.capacity.driver import Run, job_counts, renew_until
 from tests.wait import DEADLINE_S, wait_for
 
 REPOSITORY = Path(__file__).parents[3]
@@ -77,7 +77,7 @@ def test_a_pool_has_as_many_jobs_as_it_may_and_none_once_it_is_stopped(
     assert (pool.min_slots, pool.slots, pool.has_gpus) == (8, 16, True)
     pool.start(run.path, pool.slots)
     run.wait_for_agents(3)
-    wait_for(lambda: pool.state().startswith("3 of 4 jobs are running; 1 of 4 jobs are queued"), DEADLINE_S, pool.state)
+    wait_for(lambda: job_counts(pool) == [(3, 4, "running"), (1, 4, "queued")], DEADLINE_S, pool.state)
     pool.stop()  # the driver has not asked the agents to exit
     assert pbs_lab.run("qstat") == ""
     assert not (run.path / "of-the-user").exists()
