@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from hpc_det.config.fields import size_bytes
 from hpc_det.config.managed_flags import given_flags, given_qsub_flags
 from hpc_det.errors import count, nearest, or_else
+from hpc_det.plan.pbs_chunk import pbs_resources
 
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster
     from hpc_det.config.job_sections import Resources
     from hpc_det.config.schema import Experiment
 
-_PBS_PART = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?:=([A-Za-z0-9_.-]+))?")
 _PBS_VALUE = re.compile(r"[A-Za-z0-9_.-]+")
 _PBS_MANAGED = ("ncpus", "ngpus", "gpu_type", "mpiprocs", "ompthreads", "mem", "host", "vnode")
 """Resources of a chunk that hpc_det writes itself."""
@@ -35,16 +35,6 @@ def memory_per_node(resources: Resources, slots: int) -> str | None:
         return None
     number, unit = re.fullmatch(r"([0-9]+)([KMGT]?)", resources.memory_per_slot).groups()  # type: ignore[union-attr]
     return f"{int(number) * slots}{unit}"
-
-
-def pbs_resources(constraint: str) -> list[str]:
-    """Return the resources of a chunk for a constraint such as `nvlink&cpu_type=milan`. Raises ValueError if it is not
-    a list of names and of NAME=VALUE.
-    """
-    parts = [_PBS_PART.fullmatch(part) for part in constraint.split("&")]
-    if not all(parts):
-        raise ValueError(constraint)
-    return [f"{part[1]}={part[2] or 'True'}" for part in parts if part]
 
 
 def resource_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:

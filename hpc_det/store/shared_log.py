@@ -38,11 +38,21 @@ class SharedLog:
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield the entries since the last call, oldest first. Raises DamagedFile."""
         while (lines := self._read()) is not None:
-            for line, entry in zip(lines, [parse_line(line, self._folder) for line in lines], strict=True):
-                if entry is None:
-                    entry = checked(parsed(line, self._entry()), {}, self._entry())  # says what is wrong
+            for line in lines:
+                entry = self._parsed(line)
                 self._advance(line)
                 yield entry
+
+    def _parsed(self, line: str) -> dict[str, Any]:
+        """Return the next entry, which is in this line. Raises DamagedFile, and NewerFormat, for its file."""
+        try:
+            if (entry := parse_line(line, self._folder)) is not None:
+                return entry
+        except DamagedFile:
+            pass
+        file = self.file_of(self._position)  # only now: it looks at the disk
+        entry = parse_line(line, file)
+        return checked(parsed(line, file), {}, file) if entry is None else entry  # says what is wrong
 
     def append(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
         """Append `entry`; return it after the entries that other processes appended since the last call."""

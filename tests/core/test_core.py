@@ -468,7 +468,7 @@ def unequal(distributed: Distributed, loop: Loop, which: str) -> str:
     [
         ("calls", ["rank 0", "report", "rank 1", "save"]),
         ("steps", ["rank 0", "batch 3", "rank 1", "batch 4"]),
-        ("ticks", ["rank 0", "1 times", "rank 1", "0 times", "should_stop"]),
+        ("ticks", ["rank 0", "1 time", "rank 1", "0 times", "should_stop"]),
     ],
 )
 def test_unequal_calls_of_ranks_end_with_an_error_that_names_both(

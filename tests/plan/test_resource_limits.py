@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.plan.pbs_chunk import pbs_resources
 from hpc_det.plan.planner import placement, plan_jobs
 from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
-from hpc_det.plan.resource_limits import pbs_resources
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.folders import ExperimentFolder
 from tests.facts import each_names

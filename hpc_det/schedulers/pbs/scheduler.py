@@ -16,8 +16,8 @@ from typing import Any
 
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.plan.pbs_chunk import pbs_resources
 from hpc_det.plan.priority import pbs_priority_of
-from hpc_det.plan.resource_limits import pbs_resources
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.pbs import answers
 from hpc_det.schedulers.pbs.hosts import TooFewHosts, down_hosts, hosts_of, named_hosts
