@@ -85,6 +85,15 @@ def test_an_entry_that_something_has_emptied_is_an_error(folder: Path) -> None:
         list(SharedLog(folder).new())
 
 
+def test_an_entry_with_an_impossible_format_version_is_named_by_its_file(folder: Path) -> None:
+    log = SharedLog(folder)
+    log.append({"event": "asked"})
+    log.append({"event": "asked"})
+    (folder / "000000001.json").write_text('{"hpc_det_format": "x", "event": "asked"}')
+    with refused(DamagedFile, folder / "000000001.json"):
+        list(SharedLog(folder).new())
+
+
 def test_files_are_the_owners_alone(folder: Path, small_chunks: None) -> None:
     writer = SharedLog(folder)
     for n in range(6):
