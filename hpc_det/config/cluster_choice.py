@@ -115,16 +115,17 @@ def _undecided(found: Mapping[str, Path], here: list[str], scheduler: str | None
     else:
         kind = " and ".join(_IN_WORDS[each] for each in here)
         where = f"{kind} is on PATH, so this may be a login node"
-    local = "" if scheduler else ", or name this machine with `--cluster local`"
+    local = "" if scheduler else ", or name this machine with `--cluster local` (`hpc-det run`: `cluster=local`)"
     if not found:
         return (
             f"cluster: {where}, and no profile is found; write one with `hpc-det cluster detect --name NAME --write`"
             f"{local}"
         )
     known = ", ".join(f"{name} ({file})" for name, file in found.items())
+    name_it = "with --cluster NAME (`hpc-det run`: cluster=NAME)"
     if len(found) == 1:
-        return f"cluster: {where}, and the only profile is for this machine: {known}; name it with --cluster"
+        return f"cluster: {where}, and the only profile is for this machine: {known}; name it {name_it}"
     return (
-        f"cluster: {where}, and none of {len(found)} profiles is chosen: {known}; name one with --cluster, or set a "
+        f"cluster: {where}, and none of {len(found)} profiles is chosen: {known}; name one {name_it}, or set a "
         f"default: {VARIABLE}=NAME for you, or `default_cluster: NAME` in {FILE} for the site"
     )
