@@ -1,4 +1,4 @@
-"""The cluster profile of a command that names none: every entry point asks `chosen_cluster`.
+"""The default cluster profile. Every entry point calls `chosen_cluster`.
 
 The first of these decides: the option `--cluster`, HPC_DET_CLUSTER, `default_cluster` in the site's site.yaml, the only
 profile of the user and the site, this machine (`local`). Where Slurm or PBS is installed, `local` must be named: such a

@@ -22,9 +22,9 @@ class LocalSlots(NamedTuple):
 
     profile: Tree
     devices: str = ""
-    """The GPUs in words; empty if ranks train on CPUs, or if the profile itself sets its slots."""
+    """Description of the GPUs; empty if ranks train on CPUs, or if the profile sets its slots."""
     note: str = ""
-    """Why ranks train on CPUs although there may be GPUs; empty if there is no reason to tell."""
+    """Reason for training on CPUs although the machine may have GPUs; empty if none has to be shown."""
 
 
 def with_local_slots(profile: Tree, slots_per_trial: int, env: Mapping[str, str]) -> LocalSlots:

@@ -77,7 +77,7 @@ def scheduler_here(which: Which) -> str | None:
 
 
 class ThisMachine(NamedTuple):
-    """What a machine without a scheduler has."""
+    """The GPUs and CPUs of a machine without a scheduler."""
 
     name: str
     gpus: tuple[Device, ...]
@@ -85,7 +85,7 @@ class ThisMachine(NamedTuple):
     cpus: int
     """The CPUs that this process may use."""
     problem: str = ""
-    """Why the GPUs cannot be used; empty if they can, or if there is no driver."""
+    """Reason why the GPUs cannot be used; empty if they can, or without a driver."""
 
     @classmethod
     def look(cls, env: Mapping[str, str]) -> ThisMachine:

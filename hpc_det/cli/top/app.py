@@ -113,7 +113,7 @@ class Top(App[None]):
         """The widths of the table's columns, in characters."""
         self._tasks = Tasks(self, lambda act: self.run_worker(act, thread=True))
         self._needs: dict[str, int] = {}
-        """The widths that the table's columns have needed so far."""
+        """The largest width of each column of the table so far."""
         self._heading = Static(classes="bar", markup=False)
         self._table: DataTable[Text] = DataTable(id="table", cursor_type="row", cell_padding=0)
         self._detail, self._queue = Static(id="detail", markup=False), Static(id="queue", markup=False)

@@ -17,13 +17,13 @@ WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 36
 Point = tuple[float, float | None]
 Line = int | str
-"""What identifies a line: a trial such as 3 or, among several experiments, 12/3."""
+"""Identifier of a line: a trial such as 3 or, among several experiments, 12/3."""
 Thing = TypeVar("Thing")
 
 
 @dataclass(frozen=True)
 class Lines:
-    """How the lines of a page look: the same in every picture."""
+    """The style of the lines, the same in every picture of a page."""
 
     classes: dict[Line, str]
     """CSS classes of each line, in drawing order: the last one is on top."""
