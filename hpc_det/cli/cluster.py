@@ -14,12 +14,11 @@ from hpc_det.cli.output import Column, Output, column, output_options
 from hpc_det.config.cluster_choice import chosen_cluster, schedulers_here
 from hpc_det.config.conf_files import find, group_files
 from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, say
 from hpc_det.node.files import write_atomic
 from hpc_det.schedulers.scheduler import run_command
 from hpc_det.schedulers.site import NO_SCHEDULER, Site, ThisMachine, ask, to_yaml
 from hpc_det.store.experiments import state_root
-from hpc_det.view.watch import say
 
 
 @click.group(cls=Group)

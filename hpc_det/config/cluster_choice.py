@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from hpc_det.config.conf_files import find, group_files
 from hpc_det.config.merge import Tree
-from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.errors import UsageError
 from hpc_det.store.site_settings import FILE, site_settings
 
@@ -38,7 +37,7 @@ class ChosenCluster(NamedTuple):
 
     def profile(self) -> Tree:
         """Return its content. Raises UsageError if that is not a map of YAML."""
-        return load_yaml(self.file)
+        return _content(self.file)
 
 
 def schedulers_here(which: Which) -> list[str]:
@@ -99,9 +98,15 @@ def own_profiles(env: Mapping[str, str]) -> dict[str, Path]:
 def _scheduler_of(file: Path) -> Any:
     """Return the scheduler of a profile; None if the file is broken."""
     try:
-        return load_yaml(file).get("scheduler")
+        return _content(file).get("scheduler")
     except UsageError:
         return None
+
+
+def _content(file: Path) -> Tree:
+    from hpc_det.config.plain_yaml import load_yaml  # here: `job list` only asks which schedulers are installed
+
+    return load_yaml(file)
 
 
 def _which(env: Mapping[str, str]) -> Which:

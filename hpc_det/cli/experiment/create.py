@@ -22,7 +22,7 @@ from hpc_det.config.merge import Tree
 from hpc_det.config.rank_variables import compat_packages
 from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked
-from hpc_det.errors import UsageError, printable
+from hpc_det.errors import UsageError, printable, say
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.plan.multirun import Multirun, effective_multirun
 from hpc_det.search.sample import first_sample
@@ -31,7 +31,6 @@ from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.snapshot import left_out
 from hpc_det.submit.submission import source_checkpoint
-from hpc_det.view.watch import say
 
 
 @click.command()
