@@ -48,9 +48,11 @@ def schedulers_here(which: Which) -> list[str]:
 def chosen_cluster(named: str | None, env: Mapping[str, str], scheduler: str | None = None) -> ChosenCluster:
     """Return the cluster profile to use. `named`: the value of an option, or None.
 
-    `scheduler`: the one that the caller needs; profiles of others are not candidates. Raises UsageError for a name
-    without a profile, and if a profile must be named or written first.
+    `scheduler`: the one that a launcher needs; profiles of others are not candidates, and the launcher for this machine
+    needs no choice. Raises UsageError for a name without a profile, and if a profile must be named or written first.
     """
+    if named is None and scheduler == LOCAL:
+        named = LOCAL
     if named is not None:
         return ChosenCluster(named, find("cluster", named, env), "")
     if name := env.get(VARIABLE):
@@ -71,7 +73,7 @@ def _of_files(env: Mapping[str, str], scheduler: str | None) -> ChosenCluster:
     if len(found) == 1:
         (name, file), *_ = found.items()
         if not (may_be_login_node and _scheduler_of(file) == LOCAL):
-            of_kind = f" for {_IN_WORDS.get(scheduler, scheduler)}" if scheduler else ""
+            of_kind = f" for {_IN_WORDS[scheduler]}" if scheduler else ""
             return ChosenCluster(name, file, f"the only profile found{of_kind}, {file}")
     if scheduler or may_be_login_node or (here and found):
         raise UsageError(_undecided(found, here, scheduler))
@@ -127,7 +129,7 @@ def _undecided(found: Mapping[str, Path], here: list[str], scheduler: str | None
             f"{local}"
         )
     known = ", ".join(f"{name} ({file})" for name, file in found.items())
-    name_it = "with --cluster NAME (`hpc-det run`: cluster=NAME)"
+    name_it = "with hydra.launcher.cluster=NAME" if scheduler else "with --cluster NAME (`hpc-det run`: cluster=NAME)"
     if len(found) == 1:
         return f"cluster: {where}, and the only profile is for this machine: {known}; name it {name_it}"
     return (

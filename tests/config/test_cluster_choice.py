@@ -155,8 +155,17 @@ def test_a_launcher_takes_only_profiles_of_its_scheduler(
     user_file("cluster/dawn.yaml", PROFILE)
     with refused(UsageError, "PBS", "hpc-det cluster detect"):
         chosen_cluster(None, env, "pbs")
-    with refused(UsageError, "aurora", "dawn"):
+    with refused(UsageError, "aurora", "dawn", "hydra.launcher.cluster=NAME"):
         chosen_cluster(None, env, "slurm")
+
+
+def test_the_launcher_for_this_machine_needs_no_choice(
+    env: dict[str, str], user_file: UserFile, commands: Make
+) -> None:
+    user_file("cluster/aurora.yaml", PROFILE)
+    env["HPC_DET_CLUSTER"] = "aurora"
+    commands("sinfo")
+    assert chosen_cluster(None, env, "local").name == "local"
 
 
 def test_an_unknown_name_is_told_with_its_source(env: dict[str, str], site: Callable[[str], Path]) -> None:

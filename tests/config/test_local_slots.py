@@ -12,7 +12,8 @@ import pytest
 from hpc_det.config.conf_files import find
 from hpc_det.config.local_slots import torch_has_cuda, with_local_slots
 from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.config.request import from_file, on_one_slot
+from hpc_det.config.request import from_file, from_hydra, on_one_slot
+from hpc_det.errors import UsageError
 from hpc_det.plan.effective import Effective, effective
 from tests.facts import refused, unnamed
 from tests.nvml import Nvml, installed
@@ -66,6 +67,12 @@ def test_what_a_profile_sets_stays(
 def test_a_profile_for_gpus_on_a_machine_without_one_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, None)
     assert slots({**BARE, "slot_type": "gpu"}) == (None, "gpu")
+
+
+def test_a_profile_for_gpus_whose_driver_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, Nvml())
+    with refused(UsageError, "cluster.slot_type", "gpu", "NVIDIA driver", "nvidia-smi"):
+        slots({**BARE, "slot_type": "gpu"})
 
 
 def test_gpus_are_not_used_by_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +130,15 @@ def test_an_experiment_on_this_machine_trains_on_its_gpus(
     assert unnamed(found.choice, "local", "2 GPUs", "NVIDIA H200") == []
     alone = created("resources.slots_per_trial=4", local=True)
     assert (alone.cluster.slot_type, alone.experiment.resources.slots_per_trial) == ("gpu", 1)
+
+
+def test_the_choice_names_the_profile_that_an_override_of_hydra_names(
+    env: dict[str, str], user_file: Callable[[str, Any], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch, TWO)
+    user_file("cluster/desk.yaml", BARE)
+    overrides = ["cluster=desk", "entrypoint=python3 -m train", "searcher.metric=loss", "searcher.max_length=10"]
+    assert unnamed(effective(from_hydra(overrides, env)).choice, "desk", "2 GPUs") == []
 
 
 def test_a_trial_with_more_slots_than_gpus_trains_on_cpus_with_a_note(
