@@ -66,7 +66,7 @@ def site_settings(env: Mapping[str, str]) -> SiteSettings:
 
 def _read(file: Path) -> dict[str, str]:
     """Return the settings in a site.yaml. Raises UsageError with every problem."""
-    import yaml  # here: few commands need it
+    import yaml  # here: a site without the file needs no YAML in every command
 
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8")) or {}

@@ -107,6 +107,7 @@ def test_ctrl_c_leaves_a_page_that_no_longer_reloads(
 
 def test_facts_are_not_watched(life: Life, hpc_det: Command) -> None:
     assert hpc_det("report", 1, "--json", "--watch").fails(2, "--watch", "--json")
+    assert hpc_det("report", 1, "--every", 5).fails(2, "--every", "--watch")
 
 
 def test_the_facts_are_json_and_no_file_is_written(life: Life, hpc_det: Command, tmp_path: Path) -> None:
