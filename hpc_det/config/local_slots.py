@@ -42,8 +42,8 @@ def with_local_slots(profile: Tree, slots_per_trial: int, env: Mapping[str, str]
         found = gpus.cuda_devices(env)
     except gpus.NvmlError as error:
         if wanted == "gpu":
-            raise UsageError(f"cluster.slot_type: gpu: {_driver_problem(error)}") from None
-        return LocalSlots(on_cpus, note=f"{_driver_problem(error)}; ranks train on CPUs")
+            raise UsageError(f"cluster.slot_type: gpu: {error}") from None
+        return LocalSlots(on_cpus, note=f"{error}; ranks train on CPUs")
     if not found:
         return LocalSlots(given if wanted == "gpu" else on_cpus)
     on_gpus = LocalSlots({"slots_per_node": len(found), "slot_type": "gpu", **given}, devices=in_words(found))
@@ -73,10 +73,6 @@ def torch_has_cuda() -> bool:
     with suppress(OSError):
         return not re.search(r"(?m)^cuda\b.*= None$", Path(spec.origin).with_name("version.py").read_text("utf-8"))
     return True
-
-
-def _driver_problem(error: gpus.NvmlError) -> str:
-    return f"the NVIDIA driver does not answer ({error}; see nvidia-smi)"
 
 
 def in_words(found: Sequence[gpus.Device]) -> str:

@@ -23,7 +23,7 @@ class _Memory(ctypes.Structure):
 
 
 class NvmlError(Exception):
-    """A function of NVML has returned an error."""
+    """The driver does not answer: a function of NVML has returned an error."""
 
 
 @dataclass(frozen=True)
@@ -146,4 +146,5 @@ def _call(function: Any, *arguments: Any) -> None:
     """Call a function of NVML. Raises NvmlError if it fails."""
     code = function(*arguments)
     if code:
-        raise NvmlError(f"{getattr(function, '__name__', 'NVML')} returned {code}")
+        name = getattr(function, "__name__", "NVML")
+        raise NvmlError(f"the NVIDIA driver does not answer ({name} returned {code}); run nvidia-smi")
