@@ -73,7 +73,7 @@ def _of_files(env: Mapping[str, str], scheduler: str | None) -> ChosenCluster:
         (name, file), *_ = found.items()
         if not (may_be_login_node and _scheduler_of(file) == LOCAL):
             of_kind = f" for {_IN_WORDS.get(scheduler, scheduler)}" if scheduler else ""
-            return ChosenCluster(name, file, f"the only profile found{of_kind}, {file}")
+            return ChosenCluster(name, find("cluster", name, env), f"the only profile found{of_kind}, {file}")
     if scheduler or may_be_login_node or (here and found):
         raise UsageError(_undecided(found, here, scheduler))
     reason = ""

@@ -6,13 +6,14 @@ The user's are in `$HPC_DET_ROOT/conf`, the site's in the folders of HPC_DET_SIT
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from hpc_det.errors import UsageError, nearest, or_else
 from hpc_det.resources import data_path
 from hpc_det.store.experiments import state_root
-from hpc_det.store.site_settings import site_folders
+from hpc_det.store.site_settings import refuse_writable, site_folders
 
 Owner: TypeAlias = Literal["user", "site", "hpc_det"]
 
@@ -27,7 +28,7 @@ class ConfFolder(NamedTuple):
 def conf_folders(env: Mapping[str, str]) -> list[ConfFolder]:
     """Return the existing folders with groups of configuration files, in the order of precedence.
 
-    Raises UsageError for a folder of the site that does not exist.
+    Raises UsageError for a folder of the site that does not exist or that too many users can change.
     """
     folders = [
         ConfFolder("user", state_root(env) / "conf"),
@@ -47,14 +48,18 @@ def group_files(group: str, env: Mapping[str, str]) -> dict[str, list[tuple[Owne
 
 
 def find(group: str, name: str, env: Mapping[str, str], source: str = "") -> Path:
-    """Return the file of `name` in the group "cluster" or "template". Raises UsageError that names the known ones.
+    """Return the file of `name` in the group "cluster" or "template". Raises UsageError that names the known ones, and
+    for a file of the site that too many users can change.
 
     `source`: what contains the name, for the message; default: the group.
     """
     found = group_files(group, env)
     if name not in found:
         raise unknown_choice(group, name, found, source)
-    (_owner, file), *_hidden = found[name]
+    (owner, file), *_hidden = found[name]
+    if owner == "site":
+        with suppress(OSError):  # who reads it reports that
+            refuse_writable(file)
     return file
 
 

@@ -178,6 +178,25 @@ def test_a_broken_profile_is_the_only_one_and_its_mistake_is_told(
         from_file(config, None, [], None, None, env)
 
 
+def test_a_profile_of_the_site_that_every_user_can_change_is_refused_where_it_is_used(
+    env: dict[str, str], user_file: UserFile, site: Callable[[str], Path], commands: Make
+) -> None:
+    folder = site("").parent / "cluster"
+    folder.mkdir()
+    file = folder / "aurora.yaml"
+    file.write_text("name: aurora\nscheduler: pbs\nslots_per_node: 1\nslot_type: cpu\n")
+    file.chmod(0o666)
+    commands()
+    for refusing in (
+        lambda: chosen_cluster("aurora", env),
+        lambda: chosen_cluster(None, env),
+        lambda: from_hydra(["experiment=digits", "cluster=aurora"], env),
+    ):
+        with refused(UsageError, file, "0666", "chmod"):
+            refusing()
+    assert chosen_cluster("local", env).name == "local"
+
+
 # --- the same with Hydra
 
 
