@@ -93,7 +93,7 @@ def _commands(
         yield from _SUBJECTS[scheduler].COMMANDS
     for _subject, cluster in found:
         if scheduler == cluster.scheduler == "slurm":
-            yield slurm.try_submission(cluster, profiles.pool_of_jobs(cluster))
+            yield slurm.try_submission(cluster, cluster.usual_pool)
     # slurm.py checks the MPI plugins of srun
     yield from filter(None, (launchers.version_command(name, which) for name in mpi_launchers if name != "srun"))
 

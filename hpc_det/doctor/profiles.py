@@ -212,14 +212,9 @@ def _container(profile: Profile, site: Site | None, which: Which) -> Iterator[Fi
         )
 
 
-def pool_of_jobs(cluster: Cluster) -> str | None:
-    """Return the pool of jobs that do not name one; None: the scheduler's default."""
-    return cluster.resource_pool or next((name for name, pool in cluster.pools.items() if pool.default), None)
-
-
 def _submission(profile: Profile, ask: Run) -> Finding:
     """Return a finding on whether Slurm would accept a job of this profile, for instance its account and limits."""
-    pool = pool_of_jobs(profile.cluster)
+    pool = profile.cluster.usual_pool
     where = f"partition {pool}" if pool else "the default partition"
     try:
         ask(slurm.try_submission(profile.cluster, pool))

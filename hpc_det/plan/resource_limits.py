@@ -48,7 +48,7 @@ def resource_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]
     yield from _not_allowed("account", resources.account, cluster.allowed_accounts, cluster)
     yield from _not_allowed("qos", resources.qos, cluster.allowed_qos, cluster)
     yield from _constraint_problems(resources.constraint, cluster)
-    yield from _qos_problems(resources.qos, cluster)
+    yield from qos_problems(resources.qos, cluster)
     yield from _repeated(experiment, cluster)
 
 
@@ -126,7 +126,8 @@ def _constraint_problems(constraint: str | None, cluster: Cluster) -> Iterator[s
         yield from _not_allowed("constraint", name, cluster.allowed_constraints, cluster)
 
 
-def _qos_problems(wanted: str | None, cluster: Cluster) -> Iterator[str]:
+def qos_problems(wanted: str | None, cluster: Cluster) -> Iterator[str]:
+    """Yield why PBS cannot have the quality of service in `cluster`. `wanted`: the experiment's, if it requests one."""
     if cluster.scheduler != "pbs":
         return
     if cluster.qos_resource:
