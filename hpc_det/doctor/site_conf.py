@@ -14,6 +14,7 @@ from hpc_det.store.group import Group, name_of_user
 from hpc_det.store.site_settings import FILE, GROUPS, refuse_writable, site_folders, site_settings
 
 SUBJECT = "site"
+_FOR_OTHERS = stat.S_IRGRP | stat.S_IROTH
 
 
 def findings(env: Mapping[str, str]) -> Iterator[Finding]:
@@ -24,6 +25,11 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
     site_settings(env)
     for folder in site_folders(env):
         paths = _paths(folder)
+        for path in paths:
+            if path.exists() and not path.stat().st_mode & _FOR_OTHERS:
+                mode = stat.S_IMODE(path.stat().st_mode)
+                message = f"{path} has mode {mode:04o}: only its owner, {name_of_user(path.stat().st_uid)}, can read it"
+                yield Finding(SUBJECT, "problem", message, f"chmod a+rX {path}")
         too_many = [problem for path in paths if (problem := _problem(path))]
         for problem in too_many:
             yield Finding(SUBJECT, "problem", problem, "correct that, or ask the site")

@@ -62,6 +62,15 @@ def test_each_file_that_every_user_can_change_is_a_problem(site: Path) -> None:
     assert [unnamed(each.message, file) for each, file in zip(found, files, strict=True)] == [[], []]
 
 
+def test_each_file_that_only_its_owner_can_read_is_a_problem(site: Path) -> None:
+    file = site / "cluster" / "aurora.yaml"
+    file.chmod(0o600)
+    problem, _writers = findings(env_of(site))
+    assert problem.verdict == "problem"
+    assert unnamed(problem.message, file, "0600", ME) == []
+    assert unnamed(problem.remedy, f"chmod a+rX {file}") == []
+
+
 @pytest.mark.integration
 def test_a_mistake_in_its_settings_is_found_once(site: Path) -> None:
     (site / "site.yaml").write_text("default_clutser: aurora\n")
