@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from hpc_det.errors import UsageError, nearest, or_else
 from hpc_det.resources import data_path
 from hpc_det.store.experiments import state_root
-from hpc_det.store.site_settings import refuse_writable, site_folders
+from hpc_det.store.site_settings import refuse_unreadable, refuse_writable, site_folders
 
 Owner: TypeAlias = Literal["user", "site", "hpc_det"]
 
@@ -49,7 +49,7 @@ def group_files(group: str, env: Mapping[str, str]) -> dict[str, list[tuple[Owne
 
 def find(group: str, name: str, env: Mapping[str, str], source: str = "") -> Path:
     """Return the file of `name` in the group "cluster" or "template". Raises UsageError that names the known ones, and
-    for a file of the site that too many users can change.
+    for a file of the site that this user may not read, or that too many users can change.
 
     `source`: what contains the name, for the message; default: the group.
     """
@@ -58,6 +58,7 @@ def find(group: str, name: str, env: Mapping[str, str], source: str = "") -> Pat
         raise unknown_choice(group, name, found, source)
     (owner, file), *_hidden = found[name]
     if owner == "site":
+        refuse_unreadable(file)
         with suppress(OSError):  # who reads it reports that
             refuse_writable(file)
     return file

@@ -36,7 +36,7 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
         if too_many:
             continue
         owners, groups = _writers(paths)
-        message = f"{folder}: {', '.join([*owners, *(f'group {name}' for name in groups)])} can change it"
+        message = f"{folder}: only {', '.join([*owners, *(f'group {name}' for name in groups)])} can change it"
         if groups:
             remedy = f"unless these groups have only administrators: chmod -R g-w {folder}"
             yield Finding(SUBJECT, "note", f"{message}, and so what the jobs of all users run", remedy)

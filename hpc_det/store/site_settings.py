@@ -74,8 +74,13 @@ def _check_folder(folder: Path) -> None:
             continue
         except PermissionError:
             raise _unreadable(folder) from None
-        if not os.access(path, os.R_OK | os.X_OK):
-            raise _unreadable(path)
+        refuse_unreadable(path)
+
+
+def refuse_unreadable(path: Path) -> None:
+    """Raise UsageError if this user may not read an existing file or folder of the site's configuration."""
+    if path.exists() and not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
+        raise _unreadable(path)
 
 
 def _unreadable(path: Path) -> UsageError:

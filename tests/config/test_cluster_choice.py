@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hpc_det.config.cluster_choice import chosen_cluster
 from hpc_det.config.request import from_file, from_hydra
 from hpc_det.errors import UsageError
 from hpc_det.plan.multirun import multirun_from_hydra
+from tests.cli.users import STRANGER, as_user
 from tests.facts import refused, unnamed
 
 UserFile = Callable[[str, Any], Path]
@@ -195,6 +197,26 @@ def test_a_profile_of_the_site_that_every_user_can_change_is_refused_where_it_is
         with refused(UsageError, file, "0666", "chmod"):
             refusing()
     assert chosen_cluster("local", env).name == "local"
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_a_profile_of_the_site_that_a_user_may_not_read_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        file = Path(folder) / "cluster" / "aurora.yaml"
+        file.parent.mkdir()
+        file.write_text("name: aurora\nscheduler: pbs\n")
+        file.chmod(0o600)
+        env = {"HPC_DET_SITE_CONF": folder, "HPC_DET_ROOT": f"{folder}/root", "PATH": ""}
+
+        def choose() -> int:
+            for named in ("aurora", None):
+                with refused(UsageError, file, "chmod -R a+rX"):
+                    chosen_cluster(named, env)
+            return 0
+
+        assert as_user(STRANGER, choose) == 0, capfd.readouterr().err
 
 
 # --- the same with Hydra
