@@ -91,7 +91,7 @@ def _unreadable(path: Path) -> UsageError:
 
 def refuse_writable(path: Path) -> None:
     """Raise UsageError if all users, or all users of this user's primary group, can change a path of the site's
-    configuration. Raises OSError if it cannot be looked at.
+    configuration. Raises OSError if `stat` fails.
 
     A profile has shell lines that jobs run (`setup`), so whoever can change one can run code as its users. Other groups
     may write, since they may be the site's administrators; `hpc-det doctor` names them.
