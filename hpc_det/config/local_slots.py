@@ -45,7 +45,9 @@ def with_local_slots(profile: Tree, slots_per_trial: int, env: Mapping[str, str]
             note=f"this machine has {in_words(found)}, but the installed torch is built without CUDA: ranks train on "
             "CPUs; install torch's CUDA build to train on GPUs",
         )
-    if found and (len(found) >= slots_per_trial or given.get("slot_type") == "gpu"):
+    # A trial for which neither suffices is refused, with the most slots that this machine has.
+    are_enough = len(found) >= slots_per_trial or CPU_RANKS < min(slots_per_trial, len(found))
+    if found and (are_enough or given.get("slot_type") == "gpu"):
         return LocalSlots({"slots_per_node": len(found), "slot_type": "gpu", **given}, devices=in_words(found))
     if not found:
         return LocalSlots(given if given.get("slot_type") == "gpu" else on_cpus)
