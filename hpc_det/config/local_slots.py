@@ -46,7 +46,7 @@ def with_local_slots(profile: Tree, slots_per_trial: int, env: Mapping[str, str]
             "CPUs; install torch's CUDA build to train on GPUs",
         )
     # A trial for which neither suffices is refused, with the most slots that this machine has.
-    are_enough = len(found) >= slots_per_trial or CPU_RANKS < min(slots_per_trial, len(found))
+    are_enough = len(found) >= slots_per_trial or min(slots_per_trial, len(found)) > CPU_RANKS
     if found and (are_enough or given.get("slot_type") == "gpu"):
         return LocalSlots({"slots_per_node": len(found), "slot_type": "gpu", **given}, devices=in_words(found))
     if not found:

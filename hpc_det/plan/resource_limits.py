@@ -26,7 +26,6 @@ _SBATCH = {
     "memory_per_slot": ("mem", "mem-per-cpu", "mem-per-gpu"),
 }
 """The flags of sbatch that request the same as a key of `resources`."""
-_QSUB = {"account": ("A",)}
 
 
 def memory_per_node(resources: Resources, slots: int) -> str | None:
@@ -153,7 +152,8 @@ def _repeated(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     if cluster.scheduler == "slurm":
         given, known, where = given_flags(experiment.slurm.sbatch_args), _SBATCH, "slurm.sbatch_args"
     elif cluster.scheduler == "pbs":
-        given, known, where = given_qsub_flags(experiment.pbs.pbsbatch_args), _QSUB, "pbs.pbsbatch_args"
+        given, where = given_qsub_flags(experiment.pbs.pbsbatch_args), "pbs.pbsbatch_args"
+        known = {"account": ("A",), "qos": (f"l {cluster.qos_resource}",)}
     for key, flags in known.items():
         value = getattr(experiment.resources, key)
         for word in (word for flag, word in given if flag in flags and value is not None):
