@@ -5,15 +5,17 @@ The user's are in `$HPC_DET_ROOT/conf`, the site's in the folders of HPC_DET_SIT
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from hpc_det.errors import UsageError, nearest, or_else
+from hpc_det.node.files import others_may_write
 from hpc_det.resources import data_path
 from hpc_det.store.experiments import state_root
-from hpc_det.store.site_settings import refuse_unreadable, refuse_writable, site_folders
+from hpc_det.store.site_settings import GROUPS, refuse_unreadable, refuse_writable, site_folders
 
 Owner: TypeAlias = Literal["user", "site", "hpc_det"]
 
@@ -28,14 +30,32 @@ class ConfFolder(NamedTuple):
 def conf_folders(env: Mapping[str, str]) -> list[ConfFolder]:
     """Return the existing folders with groups of configuration files, in the order of precedence.
 
-    Raises UsageError for a folder of the site that does not exist or that too many users can change.
+    Raises UsageError for a folder of the site that does not exist or that too many users can change, and for files of
+    the user that others can change.
     """
+    root = state_root(env)
+    _refuse_open_conf(root)
     folders = [
-        ConfFolder("user", state_root(env) / "conf"),
+        ConfFolder("user", root / "conf"),
         *(ConfFolder("site", folder) for folder in site_folders(env)),
         ConfFolder("hpc_det", data_path("conf")),
     ]
     return [folder for folder in folders if folder.path.is_dir()]
+
+
+def _refuse_open_conf(root: Path) -> None:
+    """Raise UsageError if other users can pass through `root`, such as those with whom experiments are shared, and can
+    change a file below its `conf`, which users create with their own umask.
+    """
+    conf = root / "conf"
+    if not conf.is_dir() or not root.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+        return
+    for path in (conf, *(conf / group for group in GROUPS), *conf.glob("*/*.yaml")):
+        if path.exists() and others_may_write(path.stat()):
+            mode = stat.S_IMODE(path.stat().st_mode)
+            raise UsageError(
+                f"{path}: has mode {mode:04o}, so others may change what your jobs run; `chmod -R go-w {conf}`"
+            )
 
 
 def group_files(group: str, env: Mapping[str, str]) -> dict[str, list[tuple[Owner, Path]]]:

@@ -199,6 +199,22 @@ def test_a_profile_of_the_site_that_every_user_can_change_is_refused_where_it_is
     assert chosen_cluster("local", env).name == "local"
 
 
+@pytest.mark.parametrize("what", ["conf", "conf/cluster", "conf/cluster/aurora.yaml"])
+def test_a_profile_of_the_user_that_others_can_reach_and_change_is_refused(
+    what: str, env: dict[str, str], user_file: UserFile, commands: Make
+) -> None:
+    user_file("cluster/aurora.yaml", PROFILE)
+    commands()
+    root = Path(env["HPC_DET_ROOT"])
+    path = root / what
+    path.chmod(path.stat().st_mode | 0o002)
+    root.chmod(0o700)
+    assert chosen_cluster(None, env).name == "aurora"
+    root.chmod(0o710)
+    with refused(UsageError, path, f"{path.stat().st_mode & 0o777:04o}", f"chmod -R go-w {root / 'conf'}"):
+        chosen_cluster(None, env)
+
+
 @pytest.mark.integration
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_a_profile_of_the_site_that_a_user_may_not_read_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:

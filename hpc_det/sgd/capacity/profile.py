@@ -31,7 +31,7 @@ def gang_job(
     """Return a job for `num_workers` ranks on as few nodes as possible, or this machine for a local profile.
 
     `use_gpu`: whether ranks take GPUs, if the profile's slots are GPUs. Raises UsageError if the profile does not exist
-    or is invalid, if it allows fewer nodes than are needed, or if its scheduler cannot have what it requests.
+    or is invalid, if it allows fewer nodes or CPUs than are needed, or if its scheduler cannot have what it requests.
     """
     profile = valid_profile(load_yaml(find("cluster", name, env)))
     cluster = profile.in_pool(profile.usual_pool).model_copy(update={"resource_pool": profile.usual_pool})
@@ -47,12 +47,18 @@ def gang_job(
             f"each, but cluster {cluster.name!r} allows {count(cluster.max_nodes, 'node')}; use at most "
             f"{count(cluster.max_nodes * cluster.slots_per_node, 'worker')}"
         )
+    cpus, most_cpus = slots * max(cpus_per_worker, cluster.cpus_per_slot), cluster.max_cpus_per_node
+    if most_cpus and cpus > most_cpus and cpus_per_worker > cluster.cpus_per_slot:
+        raise UsageError(
+            f"num_cpus_per_worker: {cpus_per_worker} for each of {count(slots, 'slot')} of a node are "
+            f"{count(cpus, 'CPU')}, but cluster {cluster.name!r} allows {most_cpus} (max_cpus_per_node)"
+        )
     made = GangJob(
         cluster.scheduler,
         nodes,
         slots_per_node=slots,
         interface=_if_here(cluster.dtrain_network_interface),
-        cpus_per_task=slots * max(cpus_per_worker, cluster.cpus_per_slot),
+        cpus_per_task=cpus,
         **(_slurms(cluster, slots) if cluster.scheduler == "slurm" else _pbss(cluster, slots)),
     )
     # GangJob finds no GPUs that are requested by options of sbatch, as in slurm_additional_parameters.

@@ -227,6 +227,13 @@ def test_more_workers_than_a_cluster_takes_are_refused(root: Path) -> None:
         gang_job("lab-slurm", {"HPC_DET_ROOT": str(root)}, 9, 1, use_gpu=True)
 
 
+def test_more_cpus_than_a_node_may_give_are_refused(root: Path) -> None:
+    profile = f"{PROFILE.format(scheduler='slurm')}max_cpus_per_node: 24\n"
+    (root / "conf" / "cluster" / "lab-slurm.yaml").write_text(profile)
+    with refused(UsageError, "num_cpus_per_worker", 8, "4 slots", "32 CPUs", "max_cpus_per_node", 24):
+        gang_job("lab-slurm", {"HPC_DET_ROOT": str(root)}, 4, 8, use_gpu=True)
+
+
 @pytest.mark.integration
 def test_a_name_is_that_of_a_profile(root: Path) -> None:
     env = {"HPC_DET_ROOT": str(root), "CUDA_VISIBLE_DEVICES": ""}
