@@ -58,7 +58,8 @@ def chosen_cluster(named: str | None, env: Mapping[str, str], scheduler: str | N
         return ChosenCluster(name, find("cluster", name, env, source=VARIABLE), f"set by {VARIABLE}")
     if default := site_settings(env).default_cluster:
         file = find("cluster", default.value, env, source=f"{default.file}: default_cluster")
-        return ChosenCluster(default.value, file, f"the default of the site, {default.file}")
+        if scheduler is None or _scheduler_of(file) in (scheduler, None):
+            return ChosenCluster(default.value, file, f"the default of the site, {default.file}")
     return _of_files(env, scheduler)
 
 

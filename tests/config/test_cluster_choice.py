@@ -161,6 +161,16 @@ def test_a_launcher_takes_only_profiles_of_its_scheduler(
         chosen_cluster(None, env, "slurm")
 
 
+def test_a_launcher_passes_over_the_sites_default_for_another_scheduler(
+    env: dict[str, str], user_file: UserFile, site: Callable[[str], Path], commands: Make
+) -> None:
+    site("default_cluster: aurora")
+    user_file("cluster/aurora.yaml", PROFILE)
+    user_file("cluster/dawn.yaml", {**PROFILE, "scheduler": "pbs"})
+    commands("sinfo", "pbsnodes")
+    assert [chosen_cluster(None, env, kind).name for kind in (None, "slurm", "pbs")] == ["aurora", "aurora", "dawn"]
+
+
 def test_an_unknown_name_is_told_with_its_source(env: dict[str, str], site: Callable[[str], Path]) -> None:
     file = site("default_cluster: nowhere")
     with refused(UsageError, f"{file}: default_cluster", "nowhere", "local"):
