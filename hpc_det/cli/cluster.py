@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def detect(scheduler: str | None, name: str | None, write: bool, output: Path | 
     if target is None:
         click.echo(text, nl=False)
         return
-    _write(target, text, force)
+    _write(target, text, force, private=write)
     click.echo(f"Wrote {target}")
 
 
@@ -144,8 +145,18 @@ def _checked(name: str) -> str:
     return name
 
 
-def _write(target: Path, text: str, force: bool) -> None:
-    if target.exists() and not force:
+def _write(target: Path, text: str, force: bool, *, private: bool) -> None:
+    """Write the file and the missing folders above it. `private`: for this user alone; else a new file can be read by
+    all users, since it may be a profile of the site, and a file that exists keeps its mode.
+    """
+    exists = target.exists()
+    if exists and not force:
         raise UsageError(f"{target}: already exists; pass --force to replace it, or choose another --name")
+    mode = stat.S_IMODE(target.stat().st_mode) if exists else 0o644
+    missing = [folder for folder in target.absolute().parents if not folder.exists()]
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomic(target, text)
+    if not private:
+        target.chmod(mode)
+        for folder in missing:
+            folder.chmod(0o755)

@@ -59,7 +59,8 @@ def chosen_cluster(named: str | None, env: Mapping[str, str], scheduler: str | N
         return ChosenCluster(name, find("cluster", name, env, source=VARIABLE), f"set by {VARIABLE}")
     if default := site_settings(env).default_cluster:
         file = find("cluster", default.value, env, source=f"{default.file}: default_cluster")
-        return ChosenCluster(default.value, file, f"the default of the site, {default.file}")
+        if scheduler is None or _scheduler_of(file) in (scheduler, None):
+            return ChosenCluster(default.value, file, f"the default of the site, {default.file}")
     return _of_files(env, scheduler)
 
 
@@ -74,7 +75,7 @@ def _of_files(env: Mapping[str, str], scheduler: str | None) -> ChosenCluster:
         (name, file), *_ = found.items()
         if not (may_be_login_node and _scheduler_of(file) == LOCAL):
             of_kind = f" for {_IN_WORDS[scheduler]}" if scheduler else ""
-            return ChosenCluster(name, file, f"the only profile found{of_kind}, {file}")
+            return ChosenCluster(name, find("cluster", name, env), f"the only profile found{of_kind}, {file}")
     if scheduler or may_be_login_node or (here and found):
         raise UsageError(_undecided(found, here, scheduler))
     reason = ""

@@ -55,7 +55,8 @@ def with_local_slots(profile: Tree, slots_per_trial: int, env: Mapping[str, str]
             note=f"this machine has {in_words(found)}, but the installed torch is built without CUDA: ranks train on "
             "CPUs; install torch's CUDA build to train on GPUs",
         )
-    if len(found) < slots_per_trial:
+    # A trial for which neither suffices is refused, with the most slots that this machine has.
+    if len(found) < slots_per_trial and min(slots_per_trial, len(found)) <= CPU_RANKS:
         return LocalSlots(
             on_cpus,
             note=f"a trial has {count(slots_per_trial, 'slot')}, and this machine {in_words(found)}: ranks train on "

@@ -33,11 +33,22 @@ def slots(profile: dict[str, Any], per_trial: int = 1) -> tuple[Any, Any]:
         (TWO, 1, (2, "gpu")),
         (TWO, 2, (2, "gpu")),
         (TWO, 3, (2, "cpu")),
+        (Nvml("GPU-a", "GPU-b", "GPU-c"), 4, (3, "gpu")),
+        (Nvml("GPU-a"), 4, (2, "cpu")),
         (None, 1, (2, "cpu")),
         (Nvml(), 1, (2, "cpu")),
         (Nvml("GPU-a", mig=("MIG-x", "MIG-y")), 1, (1, "gpu")),
     ],
-    ids=["more than enough", "just enough", "too few", "no driver", "a driver that does not answer", "parts of a GPU"],
+    ids=[
+        "more than enough",
+        "just enough",
+        "too few",
+        "too few, but more than ranks on CPUs",
+        "fewer than ranks on CPUs",
+        "no driver",
+        "a driver that does not answer",
+        "parts of a GPU",
+    ],
 )
 def test_a_trial_has_gpus_if_there_are_enough(
     library: Nvml | None, per_trial: int, expected: tuple[int, str], monkeypatch: pytest.MonkeyPatch
