@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -79,6 +78,8 @@ def pip_install(*requirements: str) -> str:
     With an extra of hpc_det, pip reads the requirements of the installed hpc_det: no matter whether that came from a
     checkout, a wheel or an index.
     """
+    import shlex  # imported late: every process loads this module, few need the command
+
     return f"`{shlex.join([sys.executable, '-m', 'pip', 'install', *requirements])}`"
 
 
@@ -132,6 +133,11 @@ UTF-8 cannot encode).
 def visible(text: str) -> str:
     """Return `text`, of any number of lines, with the characters escaped (such as \\x1b) that control a terminal."""
     return _TERMINAL_COMMANDS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def say(text: str) -> None:
+    """Print a message on stderr, separate from the command's output."""
+    print(f"hpc-det: {visible(text)}", file=sys.stderr, flush=True)
 
 
 def or_else(hint: str, known: str) -> str:

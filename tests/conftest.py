@@ -10,11 +10,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from hpc_det.launch.node_folders import PREFIX, owned, remove_leftovers
 from tests.labs import pbs_real, slurm
 from tests.labs.isolation import forget_commands, forget_other_schedulers
 from tests.labs.pbs_fixture import any_pbs as any_pbs
@@ -24,8 +26,11 @@ from tests.machine import busy
 from tests.tiers import STARTERS, held_to_its_tier
 
 forget_other_schedulers(os.environ, keep_pbs=pbs_real.ASKED_FOR)
-# Not in /tmp, which each node of the lab has for itself.
-LINKS = tempfile.TemporaryDirectory(prefix="hpc_det-path-", dir="/var/tmp")
+# Not in /tmp, which each node of the lab has for itself. Tests that were killed have left such folders.
+remove_leftovers("/var/tmp")
+LINKS = tempfile.TemporaryDirectory(prefix=PREFIX, dir="/var/tmp")
+OWNED = ExitStack()
+OWNED.enter_context(owned(LINKS.name))
 if not pbs_real.ASKED_FOR:
     os.chmod(LINKS.name, 0o755)  # tests also run as other users
     forget_commands(os.environ, Path(LINKS.name))
@@ -63,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     LINKS.cleanup()
+    OWNED.close()
 
 
 def _keep_temporary_folders_in_memory() -> None:

@@ -133,6 +133,19 @@ def test_everyday_commands_load_nothing_heavy(command: list[str]) -> None:
     assert not {"torch", "numpy", "hydra", "omegaconf", "pydantic", "submitit", "jinja2"} & set(done.stderr.split())
 
 
+@pytest.mark.parametrize(
+    ("command", "unused"),
+    [
+        (["job", "list"], {"yaml", "hpc_det.config.plain_yaml"}),
+        (["cluster", "list"], {"hpc_det.view.state", "hpc_det.search.state", "hpc_det.checkpoint.storage"}),
+    ],
+)
+def test_a_small_command_loads_nothing_that_it_does_not_use(command: list[str], unused: set[str]) -> None:
+    code = f"import sys; from hpc_det.cli.main import main; main({command!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not unused & set(done.stdout.split())
+
+
 def test_the_map_names_every_folder_and_module_of_the_package_in_their_order() -> None:
     assert hpc_det.__doc__ is not None
     named = tuple(line.split()[0] for line in hpc_det.__doc__.splitlines() if line.startswith("    "))

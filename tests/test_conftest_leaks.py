@@ -86,3 +86,26 @@ def test_a_test_has_a_state_folder_of_its_own(state_folder: Path) -> None:
 
 def test_a_failure_tells_how_busy_the_machine_was(errors: dict[str, str]) -> None:
     assert re.search(r"the machine, after \d+ s -+\nload: \(.*\n(.+: some avg10=.*\n)*stolen: \d", errors["test_umask"])
+
+
+def test_the_folder_of_killed_tests_is_removed_by_the_next_ones_and_that_of_living_ones_is_kept() -> None:
+    def begin() -> tuple[subprocess.Popen[str], Path]:
+        code = "from tests import conftest; print(conftest.LINKS.name, flush=True); input()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout
+        return process, Path(process.stdout.readline().strip())
+
+    killed, left = begin()
+    killed.kill()
+    killed.communicate()
+    assert left.is_dir()
+    living, kept = begin()
+    assert not left.exists()
+    third, _folder = begin()
+    assert kept.is_dir()
+    for process in (living, third):
+        process.communicate("\n")
+        assert process.returncode == 0
+    assert not kept.exists()

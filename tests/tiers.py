@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import multiprocessing.util
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,11 +25,16 @@ class StartedProcess(BaseException):
 
 
 _unit_test = ""
+_threads_before: set[threading.Thread] = set()
+"""The threads that earlier tests in this process have left, other than the one that runs the tests. A daemon thread of
+an integration test may still query a scheduler while a unit test runs, which is not the fault of that test.
+"""
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if _unit_test and event in _STARTS:
-        raise StartedProcess(f"{_unit_test} is a unit test and calls {event}: mark it `integration`")
+    thread = threading.current_thread()
+    if _unit_test and event in _STARTS and thread not in _threads_before:
+        raise StartedProcess(f"{_unit_test} is a unit test and calls {event} in {thread.name}: mark it `integration`")
 
 
 sys.addaudithook(_refuse)
@@ -47,7 +53,8 @@ multiprocessing.util.spawnv_passfds = _spawn_unless_refused
 @contextmanager
 def held_to_its_tier(item: pytest.Item) -> Iterator[None]:
     """In the block, a unit test and its fixtures cannot start a process."""
-    global _unit_test
+    global _unit_test, _threads_before
+    _threads_before = {*threading.enumerate()} - {threading.current_thread()}
     is_unit = not any(item.get_closest_marker(name) for name in ABOVE_UNIT)
     _unit_test = item.nodeid if is_unit else ""
     try:

@@ -187,10 +187,6 @@ class Choices:
         if self.local and self.shared:
             raise UsageError("--local: creates no experiment that could be shared; remove --shared")
 
-    def cluster(self, named: str | None) -> str | None:
-        """Return the cluster profile that is named; with --local it is this machine unless another one is named."""
-        return "local" if self.local and named is None else named
-
 
 include_option = click.option(
     "-i",
@@ -223,19 +219,15 @@ def _only_one(context: click.Context, param: click.Parameter, values: tuple[str,
     return values[0] if values else None
 
 
-def _request_later(
-    config: Path,
-    context_dir: Path | None,
-    template: str | None,
-    overrides: tuple[str, ...],
-    cluster: str | None,
-    includes: tuple[Path, ...],
-) -> Callable[[Choices], Request]:
-    """Return a function that makes the request when the command's choices are known."""
-    return lambda choices: _request(config, context_dir, template, overrides, choices.cluster(cluster), includes)
+def _cluster(context: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """Return the cluster profile that is named; with --local it is this machine unless another one is named."""
+    named = _only_one(context, param, values)
+    return "local" if named is None and context.params.get("local") else named
 
 
-_REQUEST_OPTIONS = (
+request_options = bundle(
+    "request",
+    _request,
     click.argument("config", type=click.Path(path_type=Path)),
     click.argument("context_dir", required=False, type=click.Path(path_type=Path)),
     click.option(
@@ -251,16 +243,13 @@ _REQUEST_OPTIONS = (
         "--cluster",
         metavar="NAME",
         multiple=True,
-        callback=_only_one,
+        callback=_cluster,
         shell_complete=completed_names("cluster"),
         help="Cluster profile; default: HPC_DET_CLUSTER, the site's, the only one found, or this machine.",
     ),
     include_option,
 )
-request_options = bundle("request", _request, *_REQUEST_OPTIONS)
 """Decorator: the command receives `request`, made from the experiment file and these options."""
-later_request_options = bundle("request_of", _request_later, *_REQUEST_OPTIONS)
-"""Decorator: the command receives `request_of`, a function that makes the request from the command's `Choices`."""
 
 
 choices_options = bundle(
@@ -271,7 +260,8 @@ choices_options = bundle(
     click.option("-f", "--follow", is_flag=True, help="Show the training until it ends."),
     click.option("--paused", is_flag=True, help="Create without submitting; submit later with `activate`."),
     click.option("--test", is_flag=True, help="Train one batch, with one validation and one checkpoint."),
-    click.option("--local", is_flag=True, help="Train in this process, on one slot, without a job."),
+    # eager, so that `_cluster` knows it
+    click.option("--local", is_flag=True, is_eager=True, help="Train in this process, on one slot, without a job."),
     click.option("--pdb", is_flag=True, help="With --local: start the debugger where the trial raises an exception."),
     click.option(
         "--shared",

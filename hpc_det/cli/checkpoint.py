@@ -16,11 +16,10 @@ from hpc_det.cli.experiment.download import copy, output_dir
 from hpc_det.cli.output import Output, Record, at_once, confirm, output_options, show_description, yes_option
 from hpc_det.client.checkpoint import insist_on_removable
 from hpc_det.client.lookup import store
-from hpc_det.errors import HpcDetError, UsageError, count
+from hpc_det.errors import HpcDetError, UsageError, count, say
 from hpc_det.view.checkpoints import StoredCheckpoint, find
 from hpc_det.view.formatting import NONE, iso, labelled, settings, size, values_in_words
 from hpc_det.view.trial_history import read_tolerantly
-from hpc_det.view.watch import say
 
 
 def stored_checkpoints(text: str) -> list[StoredCheckpoint]:

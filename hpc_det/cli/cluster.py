@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,11 @@ from hpc_det.cli.output import Column, Output, column, output_options
 from hpc_det.config.cluster_choice import chosen_cluster, schedulers_here
 from hpc_det.config.conf_files import find, group_files
 from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, say
 from hpc_det.node.files import write_atomic
 from hpc_det.schedulers.scheduler import run_command
 from hpc_det.schedulers.site import NO_SCHEDULER, Site, ThisMachine, ask, to_yaml
 from hpc_det.store.experiments import state_root
-from hpc_det.view.watch import say
 
 
 @click.group(cls=Group)
@@ -64,7 +64,7 @@ def detect(scheduler: str | None, name: str | None, write: bool, output: Path | 
     if target is None:
         click.echo(text, nl=False)
         return
-    _write(target, text, force)
+    _write(target, text, force, private=write)
     click.echo(f"Wrote {target}")
 
 
@@ -145,8 +145,18 @@ def _checked(name: str) -> str:
     return name
 
 
-def _write(target: Path, text: str, force: bool) -> None:
-    if target.exists() and not force:
+def _write(target: Path, text: str, force: bool, *, private: bool) -> None:
+    """Write the file and the missing folders above it. `private`: for this user alone; else a new file can be read by
+    all users, since it may be a profile of the site, and a file that exists keeps its mode.
+    """
+    exists = target.exists()
+    if exists and not force:
         raise UsageError(f"{target}: already exists; pass --force to replace it, or choose another --name")
+    mode = stat.S_IMODE(target.stat().st_mode) if exists else 0o644
+    missing = [folder for folder in target.absolute().parents if not folder.exists()]
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomic(target, text)
+    if not private:
+        target.chmod(mode)
+        for folder in missing:
+            folder.chmod(0o755)

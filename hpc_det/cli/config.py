@@ -13,10 +13,9 @@ from hpc_det.client.creation import say_notes
 from hpc_det.client.lookup import store
 from hpc_det.config.plain_yaml import dump_yaml, parse_map, read_text
 from hpc_det.config.request import Request
-from hpc_det.errors import count, length_in_words
+from hpc_det.errors import count, length_in_words, say
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.submit.submission import prepare
-from hpc_det.view.watch import say
 
 
 @click.group(cls=Group)

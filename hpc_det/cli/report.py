@@ -24,6 +24,8 @@ from hpc_det.view.watch import state as state_of
 Record = dict[str, Any]
 MOST_IN_NAME = 4
 """Largest number of IDs in the default name of the file."""
+EVERY_S = 30.0
+"""Seconds between two updates of a watched page."""
 
 
 @click.command()
@@ -37,13 +39,11 @@ MOST_IN_NAME = 4
     "--every",
     "every_s",
     type=click.FloatRange(min=1.0),
-    default=30.0,
-    show_default=True,
     metavar="SECONDS",
-    help="With --watch: time between two updates.",
+    help=f"With --watch: time between two updates; default: {EVERY_S:g}.",
 )
 def report(
-    experiments: list[ExperimentFolder], output: Path | None, as_json: bool, watch: bool, every_s: float
+    experiments: list[ExperimentFolder], output: Path | None, as_json: bool, watch: bool, every_s: float | None
 ) -> None:
     """Write a report of experiments as one HTML page.
 
@@ -71,9 +71,11 @@ def report(
     """
     if watch and as_json:
         raise click.UsageError("--watch: conflicts with --json; give one of them")
+    if every_s and not watch:
+        raise click.UsageError("--every: has no effect without --watch; add it")
     path = output or Path(_file_name(experiments))
     if watch:
-        _watch(experiments, path, every_s)
+        _watch(experiments, path, every_s or EVERY_S)
         return
     views = [ExperimentView(experiment) for experiment in experiments]
     found = _facts(views, [*map(state_of, views)])

@@ -43,6 +43,7 @@ def run(overrides: tuple[str, ...], includes: tuple[Path, ...], choices: Choices
         submit_or_show_multirun(points.with_requests(add_includes), choices)
         return
     from hpc_det.cli.experiment.create import submit_or_show
+    from hpc_det.config.cluster_choice import LOCAL
     from hpc_det.config.request import from_hydra
 
-    submit_or_show(add_includes(from_hydra(overrides, os.environ, choices.cluster(None))), choices)
+    submit_or_show(add_includes(from_hydra(overrides, os.environ, LOCAL if choices.local else None)), choices)

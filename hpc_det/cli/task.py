@@ -10,10 +10,11 @@ import click
 from hpc_det.cli.commands import Group
 from hpc_det.cli.output import Output, column, output_options
 from hpc_det.client.lookup import store
+from hpc_det.errors import say
 from hpc_det.view.experiments import look
 from hpc_det.view.formatting import iso
 from hpc_det.view.trial_history import read_attempts
-from hpc_det.view.watch import readable_states, say
+from hpc_det.view.watch import readable_states
 
 
 @click.group(cls=Group)

@@ -12,13 +12,12 @@ from hpc_det.client.experiment import Experiment
 from hpc_det.client.lookup import created_trial, selected, store
 from hpc_det.client.trial import Trial
 from hpc_det.config.request import for_test
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, say
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.store.group import Group
 from hpc_det.view.checkpoints import find
 from hpc_det.view.state import ExperimentState
 from hpc_det.view.summary import WITHOUT_FACTS
-from hpc_det.view.watch import say
 
 Path = str | os.PathLike[str]
 

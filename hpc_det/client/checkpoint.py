@@ -12,10 +12,10 @@ from hpc_det.checkpoint.committed import LOAD_DATA
 from hpc_det.checkpoint.storage import is_here
 from hpc_det.client.creation import private_files
 from hpc_det.client.lookup import insist_on_own
-from hpc_det.errors import HpcDetError, UsageError, count
+from hpc_det.errors import HpcDetError, UsageError, count, say
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.checkpoints import StoredCheckpoint
-from hpc_det.view.watch import beginning_with, insist_on_end, say
+from hpc_det.view.watch import beginning_with, insist_on_end
 
 if TYPE_CHECKING:
     from hpc_det.pytorch import PyTorchTrial

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hpc_det.config.request import Request, from_file, from_tree, with_includes
+from hpc_det.errors import say
 from hpc_det.plan.effective import Effective
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
 from hpc_det.submit.submission import prepare, submit
-from hpc_det.view.watch import say
 
 Config: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 """A YAML file of an experiment, or its content."""

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 from hpc_det.checkpoint.storage import collect
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, say
 from hpc_det.notify.change import tell_rest
 from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.own_jobs import unknown_jobs
@@ -18,7 +18,7 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.local_run import insist_on_resumable, resumed_with
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import state_now
-from hpc_det.view.watch import POLL_S, ask_every_s, say, state
+from hpc_det.view.watch import POLL_S, ask_every_s, state
 
 # Seconds to wait for killed jobs. Slurm waits KillWait, by default 30 s, between TERM and KILL (slurm.conf(5)).
 KILL_WAIT_S = 40.0

@@ -230,6 +230,11 @@ class Cluster(Section):
         return self.scheduler != "local"
 
     @property
+    def usual_pool(self) -> str | None:
+        """The pool of jobs that name none; None: the scheduler's default."""
+        return self.resource_pool or next((name for name, pool in self.pools.items() if pool.default), None)
+
+    @property
     def max_time_limit_min(self) -> int | None:
         """The longest time limit in minutes, rounded up; None if it is not checked."""
         return time_limit_min(self.max_time_limit) if self.max_time_limit else None

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from hpc_det.config.conf_files import find, group_files
 from hpc_det.config.merge import Tree
-from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.errors import UsageError
 from hpc_det.store.site_settings import FILE, site_settings
 
@@ -38,7 +37,7 @@ class ChosenCluster(NamedTuple):
 
     def profile(self) -> Tree:
         """Return its content. Raises UsageError if that is not a map of YAML."""
-        return load_yaml(self.file)
+        return _content(self.file)
 
 
 def schedulers_here(which: Which) -> list[str]:
@@ -49,16 +48,19 @@ def schedulers_here(which: Which) -> list[str]:
 def chosen_cluster(named: str | None, env: Mapping[str, str], scheduler: str | None = None) -> ChosenCluster:
     """Return the cluster profile to use. `named`: the value of an option, or None.
 
-    `scheduler`: the one that the caller needs; profiles of others are not candidates. Raises UsageError for a name
-    without a profile, and if a profile must be named or written first.
+    `scheduler`: the one that a launcher needs; profiles of others are not candidates, and the launcher for this machine
+    needs no choice. Raises UsageError for a name without a profile, and if a profile must be named or written first.
     """
+    if named is None and scheduler == LOCAL:
+        named = LOCAL
     if named is not None:
         return ChosenCluster(named, find("cluster", named, env), "")
     if name := env.get(VARIABLE):
         return ChosenCluster(name, find("cluster", name, env, source=VARIABLE), f"set by {VARIABLE}")
     if default := site_settings(env).default_cluster:
         file = find("cluster", default.value, env, source=f"{default.file}: default_cluster")
-        return ChosenCluster(default.value, file, f"the default of the site, {default.file}")
+        if scheduler is None or _scheduler_of(file) in (scheduler, None):
+            return ChosenCluster(default.value, file, f"the default of the site, {default.file}")
     return _of_files(env, scheduler)
 
 
@@ -72,8 +74,8 @@ def _of_files(env: Mapping[str, str], scheduler: str | None) -> ChosenCluster:
     if len(found) == 1:
         (name, file), *_ = found.items()
         if not (may_be_login_node and _scheduler_of(file) == LOCAL):
-            of_kind = f" for {_IN_WORDS.get(scheduler, scheduler)}" if scheduler else ""
-            return ChosenCluster(name, file, f"the only profile found{of_kind}, {file}")
+            of_kind = f" for {_IN_WORDS[scheduler]}" if scheduler else ""
+            return ChosenCluster(name, find("cluster", name, env), f"the only profile found{of_kind}, {file}")
     if scheduler or may_be_login_node or (here and found):
         raise UsageError(_undecided(found, here, scheduler))
     reason = ""
@@ -99,9 +101,15 @@ def own_profiles(env: Mapping[str, str]) -> dict[str, Path]:
 def _scheduler_of(file: Path) -> Any:
     """Return the scheduler of a profile; None if the file is broken."""
     try:
-        return load_yaml(file).get("scheduler")
+        return _content(file).get("scheduler")
     except UsageError:
         return None
+
+
+def _content(file: Path) -> Tree:
+    from hpc_det.config.plain_yaml import load_yaml  # here: `job list` only asks which schedulers are installed
+
+    return load_yaml(file)
 
 
 def _which(env: Mapping[str, str]) -> Which:
@@ -122,7 +130,7 @@ def _undecided(found: Mapping[str, Path], here: list[str], scheduler: str | None
             f"{local}"
         )
     known = ", ".join(f"{name} ({file})" for name, file in found.items())
-    name_it = "with --cluster NAME (`hpc-det run`: cluster=NAME)"
+    name_it = "with hydra.launcher.cluster=NAME" if scheduler else "with --cluster NAME (`hpc-det run`: cluster=NAME)"
     if len(found) == 1:
         return f"cluster: {where}, and the only profile is for this machine: {known}; name it {name_it}"
     return (

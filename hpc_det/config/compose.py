@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -32,6 +33,7 @@ from hpc_det.config.problems import unknown_key
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import Section, keys_at
 from hpc_det.errors import UsageError
+from hpc_det.store.site_settings import refuse_writable
 
 Choose: TypeAlias = Callable[[], ChosenCluster]
 _DEFAULT_CLUSTER = "hpc_det.default_cluster"
@@ -71,10 +73,17 @@ def compose(overrides: Sequence[str], env: Mapping[str, str], choose: Choose) ->
 @contextmanager
 def opened(env: Mapping[str, str], choose: Choose) -> Iterator[Composer]:
     """Return a context with Hydra initialized on the folders of configuration files, the project's being the last."""
-    folders = [folder.path for folder in conf_folders(env)]
+    files = {folder: sorted(folder.path.rglob("*.yaml")) for folder in conf_folders(env)}
+    folders = [folder.path for folder in files]
     *own, project = folders
+    # A file can include any other.
+    for path in {
+        path for folder in files if folder.owner == "site" for file in files[folder] for path in (file.parent, file)
+    }:
+        with suppress(OSError):  # Hydra reports it, if it needs the file
+            refuse_writable(path)
     # Hydra's own YAML parser has no bound on aliases.
-    refuse_bombs(file for folder in folders for file in sorted(folder.rglob("*.yaml")))
+    refuse_bombs(chain.from_iterable(files.values()))
     with hydra.initialize_config_dir(str(project), job_name="hpc_det", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         for folder in own:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_det.config.merge import Tree
-from hpc_det.errors import count
+from hpc_det.errors import UsageError, count
 from hpc_det.node import gpus
 
 CPU_RANKS = 2
@@ -28,32 +28,41 @@ class LocalSlots(NamedTuple):
 
 
 def with_local_slots(profile: Tree, slots_per_trial: int, env: Mapping[str, str]) -> LocalSlots:
-    """Return the profile with `slots_per_node` and `slot_type`, if it has scheduler `local` and lacks one of them."""
+    """Return the profile with `slots_per_node` and `slot_type`, if it has scheduler `local` and lacks one of them.
+
+    Raises UsageError for a profile with GPUs if their driver does not answer.
+    """
     given = {key: value for key, value in profile.items() if value is not None}
     if given.get("scheduler") != "local" or {"slots_per_node", "slot_type"} <= given.keys():
         return LocalSlots(profile)
-    on_cpus = {"slots_per_node": CPU_RANKS, "slot_type": "cpu", **given}
-    if given.get("slot_type") == "cpu":
+    wanted, on_cpus = given.get("slot_type"), {"slots_per_node": CPU_RANKS, "slot_type": "cpu", **given}
+    if wanted == "cpu":
         return LocalSlots(on_cpus)
     try:
         found = gpus.cuda_devices(env)
     except gpus.NvmlError as error:
-        return LocalSlots(on_cpus, note=f"{_driver_problem(error)}; ranks train on CPUs")
-    if found and given.get("slot_type") != "gpu" and not torch_has_cuda():
+        if wanted == "gpu":
+            raise UsageError(f"cluster.slot_type: gpu: {error}") from None
+        return LocalSlots(on_cpus, note=f"{error}; ranks train on CPUs")
+    if not found:
+        return LocalSlots(given if wanted == "gpu" else on_cpus)
+    on_gpus = LocalSlots({"slots_per_node": len(found), "slot_type": "gpu", **given}, devices=in_words(found))
+    if wanted == "gpu":
+        return on_gpus
+    if not torch_has_cuda():
         return LocalSlots(
             on_cpus,
             note=f"this machine has {in_words(found)}, but the installed torch is built without CUDA: ranks train on "
             "CPUs; install torch's CUDA build to train on GPUs",
         )
-    if found and (len(found) >= slots_per_trial or given.get("slot_type") == "gpu"):
-        return LocalSlots({"slots_per_node": len(found), "slot_type": "gpu", **given}, devices=in_words(found))
-    if not found:
-        return LocalSlots(given if given.get("slot_type") == "gpu" else on_cpus)
-    return LocalSlots(
-        on_cpus,
-        note=f"a trial has {count(slots_per_trial, 'slot')}, and this machine {in_words(found)}: ranks train on CPUs; "
-        f"use resources.slots_per_trial={len(found)} or less to train on GPUs",
-    )
+    # A trial for which neither suffices is refused, with the most slots that this machine has.
+    if len(found) < slots_per_trial and min(slots_per_trial, len(found)) <= CPU_RANKS:
+        return LocalSlots(
+            on_cpus,
+            note=f"a trial has {count(slots_per_trial, 'slot')}, and this machine {in_words(found)}: ranks train on "
+            f"CPUs; use resources.slots_per_trial={len(found)} or less to train on GPUs",
+        )
+    return on_gpus
 
 
 def torch_has_cuda() -> bool:
@@ -67,11 +76,7 @@ def torch_has_cuda() -> bool:
     return True
 
 
-def _driver_problem(error: gpus.NvmlError) -> str:
-    return f"the NVIDIA driver does not answer ({error}; see nvidia-smi)"
-
-
 def in_words(found: Sequence[gpus.Device]) -> str:
     """Return the number and the models of GPUs, such as "2 GPUs, NVIDIA H200"."""
     models = dict.fromkeys(device.model for device in found if device.model)
-    return ", ".join([f"{len(found)} GPU{'s' if len(found) > 1 else ''}", *models])
+    return ", ".join([count(len(found), "GPU"), *models])

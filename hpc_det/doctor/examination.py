@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from hpc_det.config.cluster_choice import Which, schedulers_here
-from hpc_det.doctor import Finding, launchers, pbs, profiles, slurm, this_machine
+from hpc_det.doctor import Finding, launchers, pbs, profiles, site_conf, slurm, this_machine
 from hpc_det.doctor.profiles import Profile
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.schedulers.pbs.answers import check_is_pbs
@@ -39,15 +39,24 @@ def asking(env: Mapping[str, str]) -> Run:
 def examine(cluster: str | None, env: Mapping[str, str], run: Run, which: Which) -> Iterator[Finding]:
     """Yield the findings for the profile `cluster`, each as soon as it is known; None: for all profiles.
 
-    Raises UsageError if the profile does not exist.
+    What several subjects find is yielded once. Raises UsageError if the profile does not exist.
     """
+    messages = set[str]()
+    for finding in _examined(cluster, env, run, which):
+        if finding.verdict != "problem" or finding.message not in messages:
+            messages.add(finding.message)
+            yield finding
+
+
+def _examined(cluster: str | None, env: Mapping[str, str], run: Run, which: Which) -> Iterator[Finding]:
     scheduler = scheduler_here(which)
     profiles_read = profiles.read(cluster, env, scheduler)
     read = list(profiles_read if cluster else _readable(profiles.SUBJECT, profiles_read))
     found = [each for each in read if isinstance(each, Profile)]
     if cluster and found:
         scheduler = _scheduler_of(found[0], scheduler, which)
-    # First, because these checks fork, which is not safe once AskedOnce has started threads.
+    yield from _readable(site_conf.SUBJECT, site_conf.findings(env))
+    # Before the others, because these checks fork, which is not safe once AskedOnce has started threads.
     yield from _readable(this_machine.SUBJECT, this_machine.findings(env, has_nodes=scheduler is not None))
     mpi_launchers = list(dict.fromkeys(each.cluster.mpi_launcher[0] for each in found)) or ["mpirun"]
     with AskedOnce(run) as asked:
@@ -62,7 +71,7 @@ def examine(cluster: str | None, env: Mapping[str, str], run: Run, which: Which)
         yield from (each for each in read if isinstance(each, Finding))
         yield from _profiles(found, site if isinstance(site, Site) else None, asked, which, is_named=bool(cluster))
         if not cluster:
-            yield profiles.default(env)
+            yield from _readable(profiles.SUBJECT, map(profiles.default, [env]))
         yield from _readable(launchers.SUBJECT, launchers.findings(mpi_launchers, asked, which))
 
 
@@ -84,7 +93,7 @@ def _commands(
         yield from _SUBJECTS[scheduler].COMMANDS
     for _subject, cluster in found:
         if scheduler == cluster.scheduler == "slurm":
-            yield slurm.try_submission(cluster, profiles.pool_of_jobs(cluster))
+            yield slurm.try_submission(cluster, cluster.usual_pool)
     # slurm.py checks the MPI plugins of srun
     yield from filter(None, (launchers.version_command(name, which) for name in mpi_launchers if name != "srun"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from hpc_det.config.cluster import Cluster
@@ -16,6 +17,7 @@ from hpc_det.plan.planner import resume_mode
 from hpc_det.plan.pool import cluster_notes
 from hpc_det.schedulers.scheduler import CommandError, Run
 from hpc_det.schedulers.site import FoundPool, Site
+from hpc_det.store.site_settings import site_settings
 
 SUBJECT = "profiles"
 WAYS = {
@@ -40,9 +42,9 @@ def read(name: str | None, env: Mapping[str, str], scheduler: str | None) -> Ite
     Raises UsageError if the name does not exist.
     """
     if name:
-        yield _read(name, env)
+        yield _read(name, find("cluster", name, env))
         return
-    found = [_read(name, env) for name in own_profiles(env)]
+    found = [_read(name, file) for name, file in own_profiles(env).items()]
     yield from found
     if scheduler and not any(isinstance(each, Finding) or each.cluster.scheduler == scheduler for each in found):
         yield Finding(
@@ -51,7 +53,10 @@ def read(name: str | None, env: Mapping[str, str], scheduler: str | None) -> Ite
 
 
 def default(env: Mapping[str, str]) -> Finding:
-    """Return a finding on the profile of commands without --cluster."""
+    """Return a finding on the profile of commands without --cluster. Raises UsageError if the site's settings are
+    wrong.
+    """
+    site_settings(env)
     try:
         chosen = chosen_cluster(None, env)
     except UsageError as error:
@@ -60,9 +65,8 @@ def default(env: Mapping[str, str]) -> Finding:
     return Finding(SUBJECT, "ok", f"without --cluster: {chosen.name} ({chosen.reason or 'this machine'})")
 
 
-def _read(name: str, env: Mapping[str, str]) -> Profile | Finding:
+def _read(name: str, file: Path) -> Profile | Finding:
     subject = f"profile {name}"
-    file = find("cluster", name, env)
     try:
         return Profile(subject, valid_profile(load_yaml(file)))
     except UsageError as error:
@@ -208,14 +212,9 @@ def _container(profile: Profile, site: Site | None, which: Which) -> Iterator[Fi
         )
 
 
-def pool_of_jobs(cluster: Cluster) -> str | None:
-    """Return the pool of jobs that do not name one; None: the scheduler's default."""
-    return cluster.resource_pool or next((name for name, pool in cluster.pools.items() if pool.default), None)
-
-
 def _submission(profile: Profile, ask: Run) -> Finding:
     """Return a finding on whether Slurm would accept a job of this profile, for instance its account and limits."""
-    pool = pool_of_jobs(profile.cluster)
+    pool = profile.cluster.usual_pool
     where = f"partition {pool}" if pool else "the default partition"
     try:
         ask(slurm.try_submission(profile.cluster, pool))

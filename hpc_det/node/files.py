@@ -206,10 +206,11 @@ def others_may_write(status: os.stat_result) -> bool:
     """
     if status.st_mode & stat.S_IWOTH:
         return True
-    return bool(status.st_mode & stat.S_IWGRP) and not _is_users_alone(status.st_gid)
+    return bool(status.st_mode & stat.S_IWGRP) and not is_users_alone(status.st_gid)
 
 
-def _is_users_alone(group: int) -> bool:
+def is_users_alone(group: int) -> bool:
+    """Return whether a group, given by its number, has no member but the user of this process."""
     try:
         found, name = grp.getgrgid(group), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -23,7 +23,7 @@ class _Memory(ctypes.Structure):
 
 
 class NvmlError(Exception):
-    """A function of NVML has returned an error."""
+    """The driver does not answer, or is too old: a function of NVML is missing or has returned an error."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,14 @@ def devices(nvml: Any | None = None) -> list[Device]:
     `nvml`: the library; None: load it. Raises OSError if there is no NVIDIA driver, NvmlError if it does not answer.
     """
     nvml = nvml or ctypes.CDLL(_LIBRARY)
-    _call(nvml.nvmlInit_v2)
     try:
-        return list(_devices(nvml))
-    finally:
-        nvml.nvmlShutdown()
+        _call(nvml.nvmlInit_v2)
+        try:
+            return list(_devices(nvml))
+        finally:
+            nvml.nvmlShutdown()
+    except AttributeError as error:  # ctypes' error for a function that the library of an old driver lacks
+        raise NvmlError(f"the NVIDIA driver is too old ({error}); update it") from None
 
 
 def cuda_devices(env: Mapping[str, str]) -> list[Device]:
@@ -146,4 +149,5 @@ def _call(function: Any, *arguments: Any) -> None:
     """Call a function of NVML. Raises NvmlError if it fails."""
     code = function(*arguments)
     if code:
-        raise NvmlError(f"{getattr(function, '__name__', 'NVML')} returned {code}")
+        name = getattr(function, "__name__", "NVML")
+        raise NvmlError(f"the NVIDIA driver does not answer ({name} returned {code}); run nvidia-smi")

@@ -25,7 +25,7 @@ from hpc_det.config.checks import (
     text_problems,
 )
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.cluster_choice import LOCAL, ChosenCluster
+from hpc_det.config.cluster_choice import ChosenCluster
 from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determined_keys import in_todays_names, notes
 from hpc_det.config.determined_uses import Uses, missing_uses
@@ -127,7 +127,7 @@ def effective(request: Request) -> Effective:
         tree=tree,
         origins=origins,
         profile=profile,
-        choice=_choice(request.chosen, local.devices),
+        choice=_choice(cluster.name, request.chosen, local.devices),
         notes=[
             *filter(None, [local.note]),
             *notes(merged.tree, by_hand, cluster.scheduler),
@@ -158,9 +158,9 @@ def _slots_per_trial(request: Request) -> int:
     return next((slots for slots in found if type(slots) is int), 1)
 
 
-def _choice(chosen: ChosenCluster | None, devices: str) -> str:
+def _choice(cluster: str, chosen: ChosenCluster | None, devices: str) -> str:
     reasons = ", ".join(filter(None, [chosen.reason if chosen else "", f"with {devices}" if devices else ""]))
-    return f"{chosen.name if chosen else LOCAL} ({reasons})" if reasons else ""
+    return f"{chosen.name if chosen else cluster} ({reasons})" if reasons else ""
 
 
 def valid_profile(tree: Tree) -> Cluster:

@@ -14,4 +14,4 @@ def pbs_resources(constraint: str) -> list[str]:
     parts = [_PART.fullmatch(part) for part in constraint.split("&")]
     if not all(parts):
         raise ValueError(constraint)
-    return [f"{part[1]}={part[2] or 'True'}" for part in parts if part]
+    return list(dict.fromkeys(f"{part[1]}={part[2] or 'True'}" for part in parts if part))

@@ -26,7 +26,6 @@ _SBATCH = {
     "memory_per_slot": ("mem", "mem-per-cpu", "mem-per-gpu"),
 }
 """The flags of sbatch that request the same as a key of `resources`."""
-_QSUB = {"account": ("A",)}
 
 
 def memory_per_node(resources: Resources, slots: int) -> str | None:
@@ -48,7 +47,7 @@ def resource_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]
     yield from _not_allowed("account", resources.account, cluster.allowed_accounts, cluster)
     yield from _not_allowed("qos", resources.qos, cluster.allowed_qos, cluster)
     yield from _constraint_problems(resources.constraint, cluster)
-    yield from _qos_problems(resources.qos, cluster)
+    yield from qos_problems(resources.qos, cluster)
     yield from _repeated(experiment, cluster)
 
 
@@ -126,7 +125,8 @@ def _constraint_problems(constraint: str | None, cluster: Cluster) -> Iterator[s
         yield from _not_allowed("constraint", name, cluster.allowed_constraints, cluster)
 
 
-def _qos_problems(wanted: str | None, cluster: Cluster) -> Iterator[str]:
+def qos_problems(wanted: str | None, cluster: Cluster) -> Iterator[str]:
+    """Yield why PBS cannot have the quality of service in `cluster`. `wanted`: the experiment's, if it requests one."""
     if cluster.scheduler != "pbs":
         return
     if cluster.qos_resource:
@@ -152,7 +152,8 @@ def _repeated(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     if cluster.scheduler == "slurm":
         given, known, where = given_flags(experiment.slurm.sbatch_args), _SBATCH, "slurm.sbatch_args"
     elif cluster.scheduler == "pbs":
-        given, known, where = given_qsub_flags(experiment.pbs.pbsbatch_args), _QSUB, "pbs.pbsbatch_args"
+        given, where = given_qsub_flags(experiment.pbs.pbsbatch_args), "pbs.pbsbatch_args"
+        known = {"account": ("A",), "qos": (f"l {cluster.qos_resource}",)}
     for key, flags in known.items():
         value = getattr(experiment.resources, key)
         for word in (word for flag, word in given if flag in flags and value is not None):

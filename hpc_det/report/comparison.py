@@ -6,17 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpc_det.report.document import document
-from hpc_det.report.panels import (
-    CROWD,
-    MOST_PANELS,
-    drawn,
-    labels,
-    legend,
-    metric_panels,
-    most_points,
-    speed_panels,
-    value_of,
-)
+from hpc_det.report.panels import labels, legend, variables_of
 from hpc_det.report.pictures.curves import Line, Lines
 from hpc_det.report.pictures.time_line import time_bar
 from hpc_det.report.spans import Phase
@@ -49,28 +39,20 @@ def _context(experiments: Sequence[Record]) -> dict[str, Any]:
     trials: dict[Line, Record] = {line: trial for _, its in by_experiment for line, trial in its.items()}
     lines = lines_of(experiments, trials)
     metrics = list(dict.fromkeys(facts["searcher"]["metric"] for facts in experiments))
-    panels = metric_panels(trials, metrics)
-    most = most_points(len(panels), len(trials))
     best = winners(experiments)
     columns = [_column(place, facts, is_winner=place in best) for place, facts in enumerate(experiments)]
     return {
         "now": max(facts["now"] for facts in experiments),
         "experiments": columns,
-        "panels": [drawn(panel, lines, most) for panel in panels[:MOST_PANELS]],
-        "panels_left_out": panels[MOST_PANELS:],
-        "most_points": most,
+        **variables_of(trials, metrics, lines),
         "legend_lines": legend(line_names(experiments), trials, lines),
-        "speed": [drawn(panel, lines, most) for panel in speed_panels(trials)],
         "hyperparameters": sorted(hyperparameter_rows(experiments), key=lambda row: not row["differs"]),
         "settings": [*setting_rows(experiments)],
         "phases": list(dict.fromkeys(phase for column in columns for phase in column["seconds"])),
         "trials": trials,
         "trial_hyperparameters": differing([trial["hyperparameters"] for trial in trials.values()]) if trials else [],
-        "hparams": {line: flattened(trial["hyperparameters"]) for line, trial in trials.items()},
-        "values": {line: value_of(trial) for line, trial in trials.items()},
         "metric_of": {line: facts["searcher"]["metric"] for facts, its in by_experiment for line in its},
         "metrics": metrics,
-        "is_crowded": len(trials) > CROWD,
     }
 
 

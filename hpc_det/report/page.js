@@ -23,7 +23,7 @@ function highlight(trial) {
 
 // Returns the cells of the trial in the table of trials, each after its heading.
 function rowText(trial) {
-  const row = document.querySelector(`#trials tr[data-t="${trial}"]`);
+  const row = parts.get(trial)?.find((part) => part.matches("#trials tr"));
   if (!row) return "";
   const headings = [...document.querySelectorAll("#trials th")];
   return headings.map((heading, i) => `${heading.textContent} ${row.cells[i].textContent}`).join(" · ");
@@ -104,6 +104,7 @@ function axis(log) {
 
 // A path is parts that begin with M, between which there are gaps; a part with an arc is a single point, 2 pixels left.
 function smoothedPath(path, weight, [valueAt, pixelOf]) {
+  if (!path) return path; // a curve without a finite value
   const points = path.slice(1).split("M").map((part) => {
     const arc = part.indexOf("a");
     const pairs = (arc < 0 ? part : part.slice(0, arc)).split(" ").map((pair) => pair.split(",").map(Number));
@@ -189,5 +190,7 @@ if (refresh) {
   }, 1000 * refresh);
 }
 
-const named = /^#trial-([\d/]+)$/.exec(location.hash)?.[1];
-if (parts.has(named) && pinned !== named) pin(named);
+// A name may have a path with characters that the browser encodes, as in /home/ada/hpc_det:12/3.
+const isNamed = (line) => new URL(`#trial-${line}`, location).hash === location.hash;
+const named = location.hash ? [...parts.keys()].find(isNamed) : undefined;
+if (named !== undefined && named !== pinned) pin(named);

@@ -9,17 +9,7 @@ from markupsafe import Markup
 
 from hpc_det.report.document import document
 from hpc_det.report.importance import FEWEST_TRIALS
-from hpc_det.report.panels import (
-    CROWD,
-    MOST_PANELS,
-    drawn,
-    labels,
-    legend,
-    metric_panels,
-    most_points,
-    speed_panels,
-    value_of,
-)
+from hpc_det.report.panels import labels, legend, value_of, variables_of
 from hpc_det.report.pictures.curves import Line, Lines, band, stack
 from hpc_det.report.pictures.hyperparameters import MOST_AXES, importance_bars, parallel
 from hpc_det.report.pictures.rung_diagram import rung_diagram
@@ -47,15 +37,11 @@ def _context(facts: Record) -> dict[str, Any]:
     best = facts["best"]["trial"] if facts["best"] else None
     by_line: dict[Line, Record] = {trial["id"]: trial for trial in trials}
     lines = lines_of(by_line, smaller_is_better=searcher["smaller_is_better"], best=best)
-    panels = metric_panels(by_line, [searcher["metric"]])
     important = facts["importance"]["names"] if facts["importance"] else []
-    most = most_points(len(panels), len(trials))
     allocated = {phase: amount for phase, amount in facts["seconds"].items() if Phase(phase).has_slots}
     return {
         "colours": range(COLOURS),
-        "panels": [drawn(panel, lines, most) for panel in panels[:MOST_PANELS]],
-        "panels_left_out": panels[MOST_PANELS:],
-        "most_points": most,
+        **variables_of(by_line, [searcher["metric"]], lines),
         "legend_lines": legend({line: f"trial {line}" for line in reversed(lines.classes)}, by_line, lines),
         "parallel": _parallel(facts, lines),
         "most_axes": MOST_AXES,
@@ -66,7 +52,6 @@ def _context(facts: Record) -> dict[str, Any]:
         "time_bar": time_bar("slots", allocated) if allocated else None,
         "allocated": allocated,
         "phases": list(facts["seconds"]),
-        "profile": [drawn(panel, lines, most) for panel in speed_panels(by_line)],
         "time_parts": [part.value for part in Part],
         "part_bars": {
             trial["id"]: time_bar(f"trial {trial['id']}", trial["profile"]["parts"])
@@ -75,9 +60,6 @@ def _context(facts: Record) -> dict[str, Any]:
         },
         "course": _course(facts["course"]) if facts["course"] else None,
         "best_trial": best,
-        "is_crowded": len(trials) > CROWD,
-        "values": {trial["id"]: value_of(trial) for trial in trials},
-        "hparams": {trial["id"]: flattened(trial["hyperparameters"]) for trial in trials},
         "written": [row for row in facts["config"] if row["origin"] != "default"],
         "defaults": [row for row in facts["config"] if row["origin"] == "default"],
     }

@@ -1,4 +1,7 @@
-"""Panels of curves: one for each metric, with a line for each trial of one or several experiments."""
+"""Panels of curves: one for each metric, with a line for each trial of one or several experiments.
+
+`variables_of` has what the templates of both pages show of their trials.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,24 @@ LONGEST_LABEL = 200
 
 Panel = tuple[str, dict[Line, Sequence[Point]]]
 """A title, and the curve of each trial that has one."""
+
+
+def variables_of(trials: Mapping[Line, Record], metrics: Sequence[str], lines: Lines) -> dict[str, Any]:
+    """Return the variables of a template for the panels and the table of these trials.
+
+    `metrics`: the searchers' metrics, whose panels are first.
+    """
+    panels = metric_panels(trials, metrics)
+    most = most_points(len(panels), len(trials))
+    return {
+        "panels": [drawn(panel, lines, most) for panel in panels[:MOST_PANELS]],
+        "panels_left_out": panels[MOST_PANELS:],
+        "most_points": most,
+        "speed": [drawn(panel, lines, most) for panel in speed_panels(trials)],
+        "is_crowded": len(trials) > CROWD,
+        "values": {line: value_of(trial) for line, trial in trials.items()},
+        "hparams": {line: flattened(trial["hyperparameters"]) for line, trial in trials.items()},
+    }
 
 
 def most_points(panels: int, lines: int) -> int:

@@ -95,7 +95,7 @@ class ThisMachine(NamedTuple):
         try:
             gpus = tuple(cuda_devices(env))
         except NvmlError as error:
-            return cls(name, (), cpus, f"the NVIDIA driver does not answer ({error}); run nvidia-smi")
+            return cls(name, (), cpus, str(error))
         if gpus and not torch_has_cuda():
             return cls(name, gpus, cpus, "the installed torch is built without CUDA; install torch's CUDA build")
         return cls(name, gpus, cpus)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, remedy_of
 from hpc_det.node import disk
 from hpc_det.node.files import PRIVATE_FOLDER, flush_folder, make_private, others_may_write, share
 from hpc_det.store.folders import ExperimentFolder
@@ -164,9 +164,10 @@ class ExperimentStore:
         try:
             return self._create(group)
         except OSError as error:
+            where = "" if error.filename in (None, str(self.root)) else f"{error.filename}: "
+            remedy = remedy_of(error) or f"set {VARIABLE} to a folder of yours that all nodes see"
             raise UsageError(
-                f"HPC_DET_ROOT: creating an experiment in {self.root} failed: {error.strerror}; set it to a folder of "
-                f"yours that all nodes see"
+                f"creating an experiment below {self.root} failed: {where}{error.strerror}; {remedy}"
             ) from None
 
     def _create(self, group: Group | None) -> ExperimentFolder:

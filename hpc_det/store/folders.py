@@ -35,7 +35,6 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
 
 from __future__ import annotations
 
-import pwd
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +43,7 @@ from hpc_det.node import disk
 from hpc_det.node.disk import remove_abandoned
 from hpc_det.node.files import flush_folder, is_own, is_shared, make_folder, make_private, share_alike
 from hpc_det.node.json_files import read_map
-from hpc_det.store.group import Group
+from hpc_det.store.group import Group, name_of_user
 
 
 @dataclass(frozen=True)
@@ -237,11 +236,7 @@ class ExperimentFolder:
 
     def owner(self) -> str:
         """Return the name of the owner, or the number of an owner without a name."""
-        number = self.path.stat().st_uid
-        try:
-            return pwd.getpwuid(number).pw_name
-        except KeyError:
-            return str(number)
+        return name_of_user(self.path.stat().st_uid)
 
     def shared_with(self) -> Group | None:
         """Return the group whose members may read it; None: only its owner may."""

@@ -91,6 +91,14 @@ class Group:
             )
 
 
+def name_of_user(number: int) -> str:
+    """Return the name of a user, or the number of a user without a name."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
 def _close_all_in(root: Path) -> None:
     """Take all permissions of group and others from everything in `root` but the experiments."""
     # Files in a closed folder may be open by a careless umask

@@ -23,6 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
+from hpc_det.errors import say
 from hpc_det.node import disk
 from hpc_det.node.files import replacement_of
 from hpc_det.node.import_bundle import (
@@ -36,7 +37,6 @@ from hpc_det.node.import_bundle import (
     state_of,
     usable_bundle,
 )
-from hpc_det.view.watch import say
 
 _SUFFIXES = [*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES]
 """In the order in which Python looks for them (importlib.machinery.FileFinder)."""

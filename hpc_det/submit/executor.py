@@ -103,8 +103,14 @@ def submission() -> Iterator[None]:
 
 
 _REMEDIES = (
-    ("invalid account", "set `account` in the cluster profile to one of your accounts"),
-    ("invalid qos", "set `qos` in the cluster profile to one that you may use"),
+    ("invalid account", "set resources.account, or `account` in the cluster profile, to one of your accounts"),
+    ("invalid qos", "set resources.qos, or `qos` in the cluster profile, to one that you may use"),
+    ("invalid feature", "set resources.constraint to features that nodes have: `sinfo -o '%N %f'` lists them"),
+    (
+        "memory specification",
+        "set resources.memory_per_slot to what the nodes have: `sinfo -o '%N %m'` lists it in MiB",
+    ),
+    ("unknown resource", "the site defines no such resource: correct resources.constraint or `qos_resource`"),
     ("invalid partition|unknown queue", "set resources.resource_pool to one that the site has"),
     ("requested time limit|walltime", "set resources.time_limit to what the partition or queue allows"),
 )

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hpc_det.errors import say
 from hpc_det.node import disk
 from hpc_det.node.environment_archive import (
     Archive,
@@ -26,7 +27,6 @@ from hpc_det.node.environment_archive import (
 )
 from hpc_det.node.files import replacement_of
 from hpc_det.node.import_bundle import UnusableBundle, names_in, state_of
-from hpc_det.view.watch import say
 
 _LEFT_OUT = ("pkgs", "envs")
 """Folders of a conda installation: its cache, and its other environments."""

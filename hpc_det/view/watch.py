@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from hpc_det.checkpoint.storage import source_of
-from hpc_det.errors import HpcDetError, UsageError, visible
+from hpc_det.errors import HpcDetError, UsageError, say
 from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Scheduler, run_command
 from hpc_det.schedulers.shared_answers import ASK_S, SharedAnswers
@@ -121,11 +120,6 @@ def settle_submission(view: ExperimentView) -> None:
 def state(view: ExperimentView) -> ExperimentState:
     """Return the state of one experiment, as `states` does."""
     return states([view])[view.id]
-
-
-def say(text: str) -> None:
-    """Print a message on stderr, separate from the command's output."""
-    print(f"hpc-det: {visible(text)}", file=sys.stderr, flush=True)
 
 
 class Watch:

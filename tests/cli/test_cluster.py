@@ -55,6 +55,17 @@ def test_a_profile_that_was_written_is_found_by_its_name(hpc_det: Command, slurm
 
 
 @pytest.mark.integration
+def test_a_profile_of_the_site_can_be_read_by_all_users(hpc_det: Command, slurm: None, tmp_path: Path) -> None:
+    file = tmp_path / "site" / "cluster" / "atlas.yaml"
+    assert hpc_det("cluster", "detect", "-o", str(file)).code == 0
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent, file.parent.parent)]
+    assert modes == [0o644, 0o755, 0o755]
+    file.chmod(0o640)
+    assert hpc_det("cluster", "detect", "-o", str(file), "--force").code == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
+@pytest.mark.integration
 def test_nothing_is_overwritten_unasked(hpc_det: Command, slurm: None, tmp_path: Path) -> None:
     file = tmp_path / "atlas.yaml"
     file.write_text("mine")

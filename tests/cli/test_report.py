@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,7 +82,8 @@ def test_a_watched_report_is_updated_until_the_experiment_ends(
         else:
             life.finishes()
 
-    monkeypatch.setattr("hpc_det.cli.report.time.sleep", passes)
+    # not time.sleep itself, which threads of other tests may call
+    monkeypatch.setattr("hpc_det.cli.report.time", SimpleNamespace(time=time.time, sleep=passes))
     assert hpc_det("report", 1, "-o", file, "--watch", "--every", 5).succeeds("report.html", "every 5 s", "Ctrl-C")
     assert ["0.123" in page for page in pages] == [False, True]
     assert all('data-refresh="5.0"' in page for page in pages)
@@ -96,7 +99,7 @@ def test_ctrl_c_leaves_a_page_that_no_longer_reloads(
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hpc_det.cli.report.time.sleep", interrupted)
+    monkeypatch.setattr("hpc_det.cli.report.time", SimpleNamespace(time=time.time, sleep=interrupted))
     file = tmp_path / "report.html"
     assert hpc_det("report", 1, "-o", file, "--watch").code == 130
     assert "data-refresh" not in file.read_text()
@@ -104,6 +107,7 @@ def test_ctrl_c_leaves_a_page_that_no_longer_reloads(
 
 def test_facts_are_not_watched(life: Life, hpc_det: Command) -> None:
     assert hpc_det("report", 1, "--json", "--watch").fails(2, "--watch", "--json")
+    assert hpc_det("report", 1, "--every", 5).fails(2, "--every", "--watch")
 
 
 def test_the_facts_are_json_and_no_file_is_written(life: Life, hpc_det: Command, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hpc_det.config.cluster_choice import chosen_cluster
 from hpc_det.config.request import from_file, from_hydra
 from hpc_det.errors import UsageError
 from hpc_det.plan.multirun import multirun_from_hydra
+from tests.cli.users import STRANGER, as_user
 from tests.facts import refused, unnamed
 
 UserFile = Callable[[str, Any], Path]
@@ -155,8 +157,27 @@ def test_a_launcher_takes_only_profiles_of_its_scheduler(
     user_file("cluster/dawn.yaml", PROFILE)
     with refused(UsageError, "PBS", "hpc-det cluster detect"):
         chosen_cluster(None, env, "pbs")
-    with refused(UsageError, "aurora", "dawn"):
+    with refused(UsageError, "aurora", "dawn", "hydra.launcher.cluster=NAME"):
         chosen_cluster(None, env, "slurm")
+
+
+def test_the_launcher_for_this_machine_needs_no_choice(
+    env: dict[str, str], user_file: UserFile, commands: Make
+) -> None:
+    user_file("cluster/aurora.yaml", PROFILE)
+    env["HPC_DET_CLUSTER"] = "aurora"
+    commands("sinfo")
+    assert chosen_cluster(None, env, "local").name == "local"
+
+
+def test_a_launcher_passes_over_the_sites_default_for_another_scheduler(
+    env: dict[str, str], user_file: UserFile, site: Callable[[str], Path], commands: Make
+) -> None:
+    site("default_cluster: aurora")
+    user_file("cluster/aurora.yaml", PROFILE)
+    user_file("cluster/dawn.yaml", {**PROFILE, "scheduler": "pbs"})
+    commands("sinfo", "pbsnodes")
+    assert [chosen_cluster(None, env, kind).name for kind in (None, "slurm", "pbs")] == ["aurora", "aurora", "dawn"]
 
 
 def test_an_unknown_name_is_told_with_its_source(env: dict[str, str], site: Callable[[str], Path]) -> None:
@@ -176,6 +197,61 @@ def test_a_broken_profile_is_the_only_one_and_its_mistake_is_told(
     config.write_text(CONFIG)
     with refused(UsageError, file):
         from_file(config, None, [], None, None, env)
+
+
+def test_a_profile_of_the_site_that_every_user_can_change_is_refused_where_it_is_used(
+    env: dict[str, str], user_file: UserFile, site: Callable[[str], Path], commands: Make
+) -> None:
+    folder = site("").parent / "cluster"
+    folder.mkdir()
+    file = folder / "aurora.yaml"
+    file.write_text("name: aurora\nscheduler: pbs\nslots_per_node: 1\nslot_type: cpu\n")
+    file.chmod(0o666)
+    commands()
+    for refusing in (
+        lambda: chosen_cluster("aurora", env),
+        lambda: chosen_cluster(None, env),
+        lambda: from_hydra(["experiment=digits", "cluster=aurora"], env),
+    ):
+        with refused(UsageError, file, "0666", "chmod"):
+            refusing()
+    assert chosen_cluster("local", env).name == "local"
+
+
+@pytest.mark.parametrize("what", ["conf", "conf/cluster", "conf/cluster/aurora.yaml"])
+def test_a_profile_of_the_user_that_others_can_reach_and_change_is_refused(
+    what: str, env: dict[str, str], user_file: UserFile, commands: Make
+) -> None:
+    user_file("cluster/aurora.yaml", PROFILE)
+    commands()
+    root = Path(env["HPC_DET_ROOT"])
+    path = root / what
+    path.chmod(path.stat().st_mode | 0o002)
+    root.chmod(0o700)
+    assert chosen_cluster(None, env).name == "aurora"
+    root.chmod(0o710)
+    with refused(UsageError, path, f"{path.stat().st_mode & 0o777:04o}", f"chmod -R go-w {root / 'conf'}"):
+        chosen_cluster(None, env)
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_a_profile_of_the_site_that_a_user_may_not_read_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        file = Path(folder) / "cluster" / "aurora.yaml"
+        file.parent.mkdir()
+        file.write_text("name: aurora\nscheduler: pbs\n")
+        file.chmod(0o600)
+        env = {"HPC_DET_SITE_CONF": folder, "HPC_DET_ROOT": f"{folder}/root", "PATH": ""}
+
+        def choose() -> int:
+            for named in ("aurora", None):
+                with refused(UsageError, file, "chmod -R a+rX"):
+                    chosen_cluster(named, env)
+            return 0
+
+        assert as_user(STRANGER, choose) == 0, capfd.readouterr().err
 
 
 # --- the same with Hydra

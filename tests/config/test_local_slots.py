@@ -12,7 +12,8 @@ import pytest
 from hpc_det.config.conf_files import find
 from hpc_det.config.local_slots import torch_has_cuda, with_local_slots
 from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.config.request import from_file, on_one_slot
+from hpc_det.config.request import from_file, from_hydra, on_one_slot
+from hpc_det.errors import UsageError
 from hpc_det.plan.effective import Effective, effective
 from tests.facts import refused, unnamed
 from tests.nvml import Nvml, installed
@@ -32,11 +33,22 @@ def slots(profile: dict[str, Any], per_trial: int = 1) -> tuple[Any, Any]:
         (TWO, 1, (2, "gpu")),
         (TWO, 2, (2, "gpu")),
         (TWO, 3, (2, "cpu")),
+        (Nvml("GPU-a", "GPU-b", "GPU-c"), 4, (3, "gpu")),
+        (Nvml("GPU-a"), 4, (2, "cpu")),
         (None, 1, (2, "cpu")),
         (Nvml(), 1, (2, "cpu")),
         (Nvml("GPU-a", mig=("MIG-x", "MIG-y")), 1, (1, "gpu")),
     ],
-    ids=["more than enough", "just enough", "too few", "no driver", "a driver that does not answer", "parts of a GPU"],
+    ids=[
+        "more than enough",
+        "just enough",
+        "too few",
+        "too few, but more than ranks on CPUs",
+        "fewer than ranks on CPUs",
+        "no driver",
+        "a driver that does not answer",
+        "parts of a GPU",
+    ],
 )
 def test_a_trial_has_gpus_if_there_are_enough(
     library: Nvml | None, per_trial: int, expected: tuple[int, str], monkeypatch: pytest.MonkeyPatch
@@ -66,6 +78,12 @@ def test_what_a_profile_sets_stays(
 def test_a_profile_for_gpus_on_a_machine_without_one_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, None)
     assert slots({**BARE, "slot_type": "gpu"}) == (None, "gpu")
+
+
+def test_a_profile_for_gpus_whose_driver_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, Nvml())
+    with refused(UsageError, "cluster.slot_type", "gpu", "NVIDIA driver", "nvidia-smi"):
+        slots({**BARE, "slot_type": "gpu"})
 
 
 def test_gpus_are_not_used_by_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +141,15 @@ def test_an_experiment_on_this_machine_trains_on_its_gpus(
     assert unnamed(found.choice, "local", "2 GPUs", "NVIDIA H200") == []
     alone = created("resources.slots_per_trial=4", local=True)
     assert (alone.cluster.slot_type, alone.experiment.resources.slots_per_trial) == ("gpu", 1)
+
+
+def test_the_choice_names_the_profile_that_an_override_of_hydra_names(
+    env: dict[str, str], user_file: Callable[[str, Any], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch, TWO)
+    user_file("cluster/desk.yaml", BARE)
+    overrides = ["cluster=desk", "entrypoint=python3 -m train", "searcher.metric=loss", "searcher.max_length=10"]
+    assert unnamed(effective(from_hydra(overrides, env)).choice, "desk", "2 GPUs") == []
 
 
 def test_a_trial_with_more_slots_than_gpus_trains_on_cpus_with_a_note(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 from hpc_det.node.gpus import NvmlError, cuda_devices, devices, shown_by_cuda
+from tests.facts import refused
 from tests.nvml import Nvml, installed
 
 FOUR = Nvml("GPU-a1", "GPU-b2", "GPU-c3", "GPU-d4")
@@ -49,6 +52,12 @@ def test_the_library_of_the_driver_is_loaded(monkeypatch: pytest.MonkeyPatch) ->
     assert len(cuda_devices({})) == 4
     installed(monkeypatch, None)
     assert cuda_devices({}) == []
+
+
+def test_a_driver_without_a_function_is_an_error() -> None:
+    """The C library takes the place of a libnvidia-ml.so.1 that lacks functions."""
+    with refused(NvmlError, "nvmlInit_v2", "NVIDIA driver"):
+        devices(ctypes.CDLL(None))
 
 
 def test_a_driver_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,7 @@ def test_a_constraint_sets_nothing_that_hpc_det_sets(constraint: str) -> None:
 
 def test_names_and_values_of_resources() -> None:
     assert pbs_resources("nvlink&cpu_type=milan") == ["nvlink=True", "cpu_type=milan"]
+    assert pbs_resources("nvlink&ib&nvlink=True") == ["nvlink=True", "ib=True"]
 
 
 # --- flags, and machines without a scheduler
@@ -196,6 +197,10 @@ def test_a_flag_of_qsub_that_repeats_a_key_is_refused() -> None:
     found = problems({"scheduler": "pbs"}, resources={"account": "bio"}, pbs={"pbsbatch_args": ["-A x"]})
     each_names(found, ["pbs.pbsbatch_args", "-A", "resources.account", "'bio'"])
     assert problems({"scheduler": "pbs"}, pbs={"pbsbatch_args": ["-A x"]}) == []
+    site = {"scheduler": "pbs", "qos_resource": "class"}
+    found = problems(site, resources={"qos": "high"}, pbs={"pbsbatch_args": ["-l class=low"]})
+    each_names(found, ["pbs.pbsbatch_args", "class=low", "resources.qos", "'high'"])
+    assert problems(site, resources={"qos": "high"}, pbs={"pbsbatch_args": ["-l place=excl"]}) == []
 
 
 def test_without_a_scheduler_only_cpus_have_an_effect() -> None:

@@ -54,6 +54,16 @@ def test_a_comparison_has_nothing_to_complain_of(chromium: Chromium, tmp_path: P
     assert '<output id="shown" aria-live="polite">Trial 2/2 · State COMPLETED · ' in loaded.dom
 
 
+def test_an_experiment_of_another_user_can_be_pinned_and_named_in_the_url(chromium: Chromium, tmp_path: Path) -> None:
+    found = all_facts(single(tmp_path / "root", 0.9), search(tmp_path / "root", 0.5, 0.7))
+    found[1]["named"] = """/home/o'"ada x]:2"""
+    file = tmp_path / "report.html"
+    file.write_text(comparison(found))
+    loaded = chromium.load(file, tmp_path / "report.png", fragment="""#trial-/home/o'"ada x]:2/2""")
+    assert loaded.console == []
+    assert """<output id="shown" aria-live="polite">Trial /home/o'"ada x]:2/2 · State COMPLETED · """ in loaded.dom
+
+
 def test_curves_are_smoothed_as_tensorboard_does(chromium: Chromium, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(comparison(all_facts(single(tmp_path / "root", 0.9), search(tmp_path / "root", 0.5, 0.7))))
@@ -69,6 +79,7 @@ def test_curves_are_smoothed_as_tensorboard_does(chromium: Chromium, tmp_path: P
         logarithmic = tab.evaluate("smoothedPath('M0,200 1,100 2,0', 0.5, axis('1 100 200 0'))")
         pixels = [200 - 100 * math.log10(value) for value in debiased([1.0, 10.0, 100.0], 0.5)]
         assert logarithmic == "M0,{:.1f} 1,{:.1f} 2,{:.1f}".format(*pixels)
+        assert tab.evaluate("smoothedPath('', 0.5, axis(undefined))") == "", "a curve without a finite value"
         before = tab.evaluate("document.querySelector('path.curve').getAttribute('d')")
         tab.evaluate("slide(0.9); slide(0)")
         assert tab.evaluate("document.querySelector('path.curve').getAttribute('d')") == before

@@ -43,12 +43,19 @@ def test_a_root_that_others_can_write_is_refused_with_the_remedy(root: Path, mod
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_group_that_is_the_users_alone_may_write(root: Path, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     root.chmod(0o770)
-    monkeypatch.setattr(files, "_is_users_alone", lambda group: alone)
+    monkeypatch.setattr(files, "is_users_alone", lambda group: alone)
     if alone:
         assert state_root(env(root)) == root
         return
     with pytest.raises(UsageError):
         state_root(env(root))
+
+
+def test_a_root_that_cannot_be_created_is_named_with_the_folder_that_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    root = tmp_path / "file" / "ada" / "hpc_det"
+    with refused(UsageError, root, "HPC_DET_ROOT"):
+        ExperimentStore(root).create()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")

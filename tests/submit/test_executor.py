@@ -88,6 +88,22 @@ def test_a_refusal_says_what_sbatch_said_and_prints_nothing_beside(
     assert os.environ["SLURM_JOB_ID"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("answer", "key"),
+    [
+        ("Invalid account or account/partition combination specified", "resources.account"),
+        ("Invalid qos specification", "resources.qos"),
+        ("Invalid feature specification", "resources.constraint"),
+        ("Memory specification can not be satisfied", "resources.memory_per_slot"),
+        ("qsub: Unknown resource: nvlink", "resources.constraint"),
+    ],
+)
+def test_a_refused_request_is_named_by_its_key(answer: str, key: str, executor: GangExecutor, stub: Stub) -> None:
+    stub("sbatch", f"echo '{answer}' >&2; exit 1")
+    with refused(CommandError, answer, key):
+        executor.submit_script()
+
+
 def test_the_time_limit_is_no_remedy_for_too_many_jobs(executor: GangExecutor, stub: Stub) -> None:
     stub(
         "sbatch",

@@ -10,12 +10,12 @@ import click
 from hpc_det.cli.experiment.delete import finish_deletions
 from hpc_det.cli.output import show
 from hpc_det.client.lookup import store
-from hpc_det.errors import HpcDetError, count
+from hpc_det.errors import HpcDetError, count, say
 from hpc_det.node.files import age_s, make_folder
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.trial_history import read_tolerantly
-from hpc_det.view.watch import readable_states, readable_views, say
+from hpc_det.view.watch import readable_states, readable_views
 
 
 @click.command()

@@ -6,13 +6,13 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from hpc_det import compat
-from hpc_det.cli.arguments import Choices, choices_options, later_request_options
+from hpc_det.cli.arguments import Choices, choices_options, request_options
 from hpc_det.cli.experiment.cleanup import cleanup_daily
 from hpc_det.cli.experiment.config import explained
 from hpc_det.client.creation import job_scripts, say_notes, submit_new
@@ -22,7 +22,7 @@ from hpc_det.config.merge import Tree
 from hpc_det.config.rank_variables import compat_packages
 from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked
-from hpc_det.errors import UsageError, printable
+from hpc_det.errors import UsageError, printable, say
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.plan.multirun import Multirun, effective_multirun
 from hpc_det.search.sample import first_sample
@@ -31,13 +31,12 @@ from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.snapshot import left_out
 from hpc_det.submit.submission import source_checkpoint
-from hpc_det.view.watch import say
 
 
 @click.command()
-@later_request_options
+@request_options
 @choices_options
-def create(request_of: Callable[[Choices], Request], choices: Choices) -> None:
+def create(request: Request, choices: Choices) -> None:
     """Create an experiment from a YAML file and the folder of its code.
 
     CONTEXT_DIR is copied for the job, except the files that its .detignore names; it defaults to the `context_dir` of
@@ -53,7 +52,7 @@ def create(request_of: Callable[[Choices], Request], choices: Choices) -> None:
       hpc-det experiment create digits.yaml . --cluster slurm --template small \\
           --config resources.slots_per_trial=8
     """
-    submit_or_show(request_of(choices), choices)
+    submit_or_show(request, choices)
 
 
 def submit_or_show(request: Request, choices: Choices) -> None:

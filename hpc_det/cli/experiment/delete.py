@@ -15,14 +15,14 @@ from hpc_det.checkpoint.storage import answering
 from hpc_det.cli.arguments import experiments_argument
 from hpc_det.cli.output import at_once, confirm, each, yes_option
 from hpc_det.client.stopping import withdraw_jobs_left
-from hpc_det.errors import HpcDetError, count
+from hpc_det.errors import HpcDetError, count, say
 from hpc_det.node.json_files import read_json
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.local_run import kind_of_run, run_of_driver
 from hpc_det.store.run_folder import remove_run
 from hpc_det.view.formatting import size
-from hpc_det.view.watch import beginning_with, insist_on_end, say
+from hpc_det.view.watch import beginning_with, insist_on_end
 
 
 @click.command()

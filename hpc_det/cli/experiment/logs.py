@@ -17,7 +17,7 @@ from hpc_det.cli.arguments import any_experiment_argument
 from hpc_det.cli.commands import bundle
 from hpc_det.cli.output import Output, log_line, output_options
 from hpc_det.client.lookup import created_trial
-from hpc_det.errors import UsageError, visible
+from hpc_det.errors import UsageError, say, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.local_run import is_local, run_of_driver
 from hpc_det.view.attempt_sentences import attempt_in_words
@@ -29,7 +29,7 @@ from hpc_det.view.logs.selection import LEVELS, Levels, Wanted
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import read_attempts
 from hpc_det.view.trials import TrialState, state_now
-from hpc_det.view.watch import Watch, say
+from hpc_det.view.watch import Watch
 
 _COUNT = click.IntRange(min=0)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

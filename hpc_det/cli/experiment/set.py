@@ -15,7 +15,7 @@ from hpc_det.cli.job.update import update_jobs
 from hpc_det.cli.output import at_once, confirm, each, yes_option
 from hpc_det.config.merge import Tree
 from hpc_det.config.secrets import masked
-from hpc_det.errors import UsageError, count, nearest
+from hpc_det.errors import UsageError, count, nearest, say
 from hpc_det.node.json_files import read_json, read_map
 from hpc_det.store.experiment_config import write_about, write_secrets
 from hpc_det.store.folders import ExperimentFolder
@@ -23,7 +23,7 @@ from hpc_det.submit.again import set_once_more
 from hpc_det.submit.submission import write_config, write_effective
 from hpc_det.view.formatting import size
 from hpc_det.view.state import ExperimentView, effective_config
-from hpc_det.view.watch import beginning_with, say, states
+from hpc_det.view.watch import beginning_with, states
 
 _COUNT = click.IntRange(min=0)
 

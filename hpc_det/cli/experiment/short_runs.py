@@ -15,14 +15,14 @@ from hpc_det.cli.experiment.delete import delete_one
 from hpc_det.client.stopping import kill_one as kill
 from hpc_det.config.merge import Tree
 from hpc_det.config.request import Request
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, say
 from hpc_det.node.process import uninterrupted
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Unsettled
 from hpc_det.view.formatting import one_line
 from hpc_det.view.state import ExperimentState
-from hpc_det.view.watch import POLL_S, Watch, say
+from hpc_det.view.watch import POLL_S, Watch
 
 
 class Wanted(Protocol):

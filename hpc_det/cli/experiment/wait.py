@@ -9,8 +9,9 @@ import click
 
 from hpc_det.cli.arguments import any_experiments_argument
 from hpc_det.cli.output import each
+from hpc_det.errors import say
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.watch import Watch, insist_on_completion, say
+from hpc_det.view.watch import Watch, insist_on_completion
 
 
 @click.command()

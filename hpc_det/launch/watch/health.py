@@ -193,7 +193,7 @@ def device_problem(needed: int, env: Mapping[str, str], nvml: Any | None = None)
     except OSError:  # no NVIDIA driver: the slots may be GPUs of another vendor, which NVML does not list
         return None
     except gpus.NvmlError as error:
-        return f"the NVIDIA driver does not answer ({error}); run nvidia-smi on this node"
+        return f"{error} on this node"
     return _device_problem(needed, found, env.get(gpus.VISIBLE))
 
 

@@ -143,7 +143,7 @@ def _covers(kind: NodeKind, usual: NodeKind) -> bool:
 
 
 def _described(kind: NodeKind) -> str:
-    gpus = "".join(f", {count} {name or 'GPUs'}" for name, count in kind.gpus.items())
+    gpus = "".join(f", {number} {name}" if name else f", {count(number, 'GPU')}" for name, number in kind.gpus.items())
     return f"{kind.nodes} with {count(kind.cpus, 'CPU')}{gpus}"
 
 

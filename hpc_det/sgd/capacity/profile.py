@@ -15,6 +15,7 @@ from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.errors import UsageError, count
 from hpc_det.node.network import interfaces
 from hpc_det.plan.effective import valid_profile
+from hpc_det.plan.resource_limits import qos_problems
 from hpc_det.schedulers.slurm.scheduler import gpu_flags
 from hpc_det.sgd.capacity.allocation import Local
 from hpc_det.sgd.capacity.job import GangJob
@@ -30,10 +31,10 @@ def gang_job(
     """Return a job for `num_workers` ranks on as few nodes as possible, or this machine for a local profile.
 
     `use_gpu`: whether ranks take GPUs, if the profile's slots are GPUs. Raises UsageError if the profile does not exist
-    or is invalid, or if it allows fewer nodes than are needed.
+    or is invalid, if it allows fewer nodes or CPUs than are needed, or if its scheduler cannot have what it requests.
     """
     profile = valid_profile(load_yaml(find("cluster", name, env)))
-    cluster = profile.in_pool(profile.resource_pool)
+    cluster = profile.in_pool(profile.usual_pool).model_copy(update={"resource_pool": profile.usual_pool})
     if not use_gpu:
         cluster = cluster.model_copy(update={"slot_type": "cpu"})
     if cluster.scheduler == "local":
@@ -46,12 +47,18 @@ def gang_job(
             f"each, but cluster {cluster.name!r} allows {count(cluster.max_nodes, 'node')}; use at most "
             f"{count(cluster.max_nodes * cluster.slots_per_node, 'worker')}"
         )
+    cpus, most_cpus = slots * max(cpus_per_worker, cluster.cpus_per_slot), cluster.max_cpus_per_node
+    if most_cpus and cpus > most_cpus and cpus_per_worker > cluster.cpus_per_slot:
+        raise UsageError(
+            f"num_cpus_per_worker: {cpus_per_worker} for each of {count(slots, 'slot')} of a node are "
+            f"{count(cpus, 'CPU')}, but cluster {cluster.name!r} allows {most_cpus} (max_cpus_per_node)"
+        )
     made = GangJob(
         cluster.scheduler,
         nodes,
         slots_per_node=slots,
         interface=_if_here(cluster.dtrain_network_interface),
-        cpus_per_task=slots * max(cpus_per_worker, cluster.cpus_per_slot),
+        cpus_per_task=cpus,
         **(_slurms(cluster, slots) if cluster.scheduler == "slurm" else _pbss(cluster, slots)),
     )
     # GangJob finds no GPUs that are requested by options of sbatch, as in slurm_additional_parameters.
@@ -77,7 +84,11 @@ def _slurms(cluster: Cluster, slots: int) -> dict[str, Any]:
 
 
 def _pbss(cluster: Cluster, slots: int) -> dict[str, Any]:
-    """Return the parameters of submitit's AutoExecutor for PBS. Raises UsageError without a time limit."""
+    """Return the parameters of submitit's AutoExecutor for PBS. Raises UsageError without a time limit, and for a
+    quality of service that PBS cannot have.
+    """
+    if problems := list(qos_problems(None, cluster)):
+        raise UsageError(problems)
     limit = cluster.time_limit or cluster.max_time_limit
     if limit is None:
         raise UsageError(
@@ -92,6 +103,8 @@ def _pbss(cluster: Cluster, slots: int) -> dict[str, Any]:
         "pbs_setup": _setup(cluster),
         "timeout_min": time_limit_min(limit),
         "gpus_per_node": slots if cluster.slot_type == "gpu" else None,
+        "pbs_gpu_type": cluster.gpu_type if cluster.slot_type == "gpu" else None,
+        "pbs_additional_parameters": {"l": f"{cluster.qos_resource}={cluster.qos}"} if cluster.qos else {},
         "mem_gb": memory and float(memory.rstrip("KMGT")) * _GIGA[memory[-1] if memory[-1] in _GIGA else "M"],
     }
 

@@ -63,6 +63,8 @@ class Parameters:
     stderr_to_stdout: bool = False
     queue: str | None = None
     account: str | None = None
+    gpu_type: str | None = None
+    """Type of the GPUs: the value of the resource `gpu_type` of a chunk."""
     setup: Sequence[str] = ()
     """Shell lines that run before the tasks start."""
     signal_delay_s: int = 90
@@ -113,6 +115,7 @@ class Parameters:
         """
         tasks, cpus = self.tasks_per_node, self.cpus_per_task
         gpus = f":ngpus={self.gpus_per_node}" if self.gpus_per_node else ""
+        gpus += f":gpu_type={self.gpu_type}" if self.gpu_type else ""
         memory = f":mem={math.ceil(self.mem_gb * 1024)}mb" if self.mem_gb else ""
         return f"{self.nodes}:ncpus={tasks * cpus}:mpiprocs={tasks}:ompthreads={cpus}{gpus}{memory}"
 
@@ -127,6 +130,8 @@ class Parameters:
                 yield f"{name}: {getattr(self, name)!r} is not above 0"
         if self.gpus_per_node < 0 or self.signal_delay_s < 0:
             yield f"gpus_per_node {self.gpus_per_node}, signal_delay_s {self.signal_delay_s}: below 0"
+        if self.gpu_type is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+", self.gpu_type):
+            yield f"pbs_gpu_type: {self.gpu_type!r} is not made of letters, digits, '_', '.' and '-'"
         if not self.name:
             yield "name: '' is empty"
         for name, text in (("pbs_queue", self.queue), ("pbs_account", self.account)):

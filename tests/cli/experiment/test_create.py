@@ -296,6 +296,16 @@ def test_an_entrypoint_without_a_trial_has_nothing_to_run_here(
     assert not root.exists()
 
 
+def test_local_needs_no_choice_of_a_cluster_on_a_login_node(
+    hpc_det: Command, config: Path, code: Path, slurm_commands: Stub
+) -> None:
+    slurm_commands("sinfo", "exit 1")
+    no_trial = ("--config", "entrypoint=python3 -m train")
+    assert hpc_det("experiment", "create", config, code, *no_trial).fails(2, "Slurm", "--cluster local")
+    assert hpc_det("experiment", "create", config, code, *no_trial, "--local").fails(2, NOWHERE)
+    assert hpc_det("experiment", "create", "--local", config, code, *no_trial).fails(2, NOWHERE)
+
+
 def test_a_wrong_config_is_told_before_anything_runs(hpc_det: Command, root: Path, config: Path, code: Path) -> None:
     result = hpc_det("experiment", "create", config, code, "--local", "--config", "max_restart=3")
     assert (result.code, result.out) == (2, "")

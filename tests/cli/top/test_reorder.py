@@ -71,7 +71,9 @@ def test_a_priority_is_asked_for_and_set(root: Path, slurm: SlurmOnPaper) -> Non
         await seen.press("6", "0", "enter")
         await seen.says("Job 4712 has priority 60 now")
         assert slurm.jobs["4712"].nice > 0
-        await seen.press("p", "x", "enter")
+        await seen.press("p")
+        await seen.says("Priority of job 4712")
+        await seen.press("x", "enter")
         await seen.says("'x' is not a priority")
 
     tell(root, story)

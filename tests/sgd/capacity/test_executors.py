@@ -14,7 +14,7 @@ from hpc_det.node.network import own_address
 from hpc_det.sgd.capacity import GangJob, Local, Pool, capacity_of
 from hpc_det.sgd.capacity.job import executor_of, gpus_of
 from hpc_det.sgd.capacity.profile import gang_job
-from hpc_det.submit.submitit_pbs.executor import _is_pbs
+from hpc_det.submit.submitit_pbs.executor import Parameters, _is_pbs
 from tests.facts import refused, unnamed
 from tests.stub import Stub
 
@@ -180,6 +180,32 @@ def test_a_profile_of_pbs_says_the_same_in_its_words(root: Path) -> None:
 
 
 @pytest.mark.integration
+def test_a_job_on_pbs_has_the_quality_of_service_and_the_gpu_type_of_its_profile(root: Path) -> None:
+    profile = f"{PROFILE.format(scheduler='pbs')}qos: high\n"
+    (root / "conf" / "cluster" / "lab-pbs.yaml").write_text(f"{profile}qos_resource: qos\n")
+    made = gang_job("lab-pbs", {"HPC_DET_ROOT": str(root)}, 4, 1, use_gpu=True)
+    assert isinstance(made, GangJob)
+    lines = Parameters.of(made._executor.parameters).directives()
+    assert "-l qos=high" in lines
+    assert "-l select=1:ncpus=24:mpiprocs=1:ompthreads=24:ngpus=4:gpu_type=a100:mem=16384mb" in lines
+    (root / "conf" / "cluster" / "lab-pbs.yaml").write_text(profile)
+    with refused(UsageError, "cluster.qos", "'high'", "qos_resource"):
+        gang_job("lab-pbs", {"HPC_DET_ROOT": str(root)}, 4, 1, use_gpu=True)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_a_job_goes_to_the_default_pool_of_its_profile(root: Path, scheduler: str) -> None:
+    pools = "pools: {debug: {}, fat: {default: true, slots_per_node: 8}}\n"
+    profile = PROFILE.format(scheduler=scheduler).replace("resource_pool: low\n", pools)
+    (root / "conf" / "cluster" / "lab.yaml").write_text(profile)
+    made = gang_job("lab", {"HPC_DET_ROOT": str(root)}, 8, 1, use_gpu=True)
+    assert isinstance(made, GangJob)
+    asked = made._executor.parameters
+    assert (asked["partition" if scheduler == "slurm" else "queue"], asked["nodes"]) == ("fat", 1)
+
+
+@pytest.mark.integration
 def test_the_interface_of_a_profile_counts_where_this_host_has_it(
     root: Path, stub: Stub, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,6 +225,13 @@ def test_the_interface_of_a_profile_counts_where_this_host_has_it(
 def test_more_workers_than_a_cluster_takes_are_refused(root: Path) -> None:
     with refused(UsageError, "num_workers: ", "9 workers", "3 nodes", 4, "cluster 'lab'", 2, 8):
         gang_job("lab-slurm", {"HPC_DET_ROOT": str(root)}, 9, 1, use_gpu=True)
+
+
+def test_more_cpus_than_a_node_may_give_are_refused(root: Path) -> None:
+    profile = f"{PROFILE.format(scheduler='slurm')}max_cpus_per_node: 24\n"
+    (root / "conf" / "cluster" / "lab-slurm.yaml").write_text(profile)
+    with refused(UsageError, "num_cpus_per_worker", 8, "4 slots", "32 CPUs", "max_cpus_per_node", 24):
+        gang_job("lab-slurm", {"HPC_DET_ROOT": str(root)}, 4, 8, use_gpu=True)
 
 
 @pytest.mark.integration
