@@ -56,7 +56,7 @@ def with_local_slots(profile: Tree, slots_per_trial: int, env: Mapping[str, str]
             "CPUs; install torch's CUDA build to train on GPUs",
         )
     # A trial for which neither suffices is refused, with the most slots that this machine has.
-    if len(found) < slots_per_trial and min(slots_per_trial, len(found)) <= CPU_RANKS:
+    if len(found) < slots_per_trial and len(found) <= CPU_RANKS:
         return LocalSlots(
             on_cpus,
             note=f"a trial has {count(slots_per_trial, 'slot')}, and this machine {in_words(found)}: ranks train on "
