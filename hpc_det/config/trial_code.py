@@ -105,8 +105,9 @@ def _unresolved(module: str, context: Context, python_path: Sequence[str]) -> It
     folders = [str(context.path(entry)) for entry in python_path if "$" not in entry]
     if PathFinder.find_spec(module.split(".")[0], folders):
         return
-    close = " or ".join(context.namesakes(module))
-    meant = f"; did you mean the module {close}?" if close else ""
+    close = context.namesakes(module)
+    folders = " or ".join(each.partition(".")[0] for each in close)
+    meant = f"; did you mean the module {' or '.join(close)}, or the context directory {folders}?" if close else ""
     yield missing("module", module, f"{module.split('.')[0]}.py", context) + meant
 
 

@@ -320,7 +320,7 @@ class Attempts:
         history = [*self._journal.history(), end]
         decision = decide(history, self._plan.max_restarts, self._plan.max_attempts_without_progress)
         is_known = repeats_failure(history)
-        if is_known and decision.action is Action.RESTART:
+        if is_known and not repeats_failure(history[:-1]) and decision.action is Action.RESTART:
             decision = replace(decision, why=f"{decision.why}; {self._how_to_end()}")
         self._space.note(end)
         if cause is Cause.FINISHED and facts.shows_no_training:
@@ -339,7 +339,7 @@ class Attempts:
         """Return what the user can do about an error that comes back, as an error of the code does."""
         trial = f"{self._trial.experiment().id}/{self._trial.id}"
         return (
-            f"the attempt before failed with the same error; if it will not go away, end the trial with "
+            f"the attempt before failed with the same error; if the code is the cause, end the trial with "
             f"`hpc-det trial kill {trial}`, and set `max_restarts: 0` for the next one"
         )
 

@@ -64,6 +64,18 @@ def test_describe_tells_the_whole_story(hpc_det: Command, life: Life, scheduler:
     assert "last validation: accuracy 0.9, loss Infinity\n" in shown
     assert "best validation: accuracy 0.9 at batch 120\n" in shown
     assert f"{checkpoint.uuid} at batch 120" in shown
+    assert f"Checkpoint: {checkpoint.path} (batch 120)\n" in shown
+    assert f"Checkpoint: {checkpoint.path} (batch 120)\n" in hpc_det("trial", "describe", "1/1").out
+
+
+def test_an_attempt_without_a_checkpoint_is_not_said_to_have_one_at_batch_0(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    life.begins()
+    life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure="rank 1 on node1: ValueError: x")
+    shown = hpc_det("e", "describe", "1").out
+    assert "failed; no checkpoint, given up" in shown
+    assert "Checkpoint" not in shown
 
 
 def test_each_cause_is_written_once(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
