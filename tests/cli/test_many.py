@@ -185,9 +185,11 @@ def test_a_trial_that_is_not_there(hpc_det: Command, life: Life, trial: str, fac
         assert hpc_det("trial", command, trial).fails(2, *facts)
 
 
-@pytest.mark.parametrize("trial", ["1", "a/1", "1/", "/1", "1/2/3"])
-def test_a_word_that_names_no_trial(hpc_det: Command, life: Life, trial: str) -> None:
-    assert not unnamed(hpc_det("trial", "describe", trial).err, "EXPERIMENT/TRIAL", "12/7")
+@pytest.mark.parametrize(
+    ("trial", "example"), [("1", "1/1"), ("a/1", "12/7"), ("1/", "12/7"), ("/1", "12/7"), ("1/2/3", "12/7")]
+)
+def test_a_word_that_names_no_trial(hpc_det: Command, life: Life, trial: str, example: str) -> None:
+    assert not unnamed(hpc_det("trial", "describe", trial).err, "EXPERIMENT/TRIAL", example)
 
 
 # --- logs
