@@ -66,7 +66,12 @@ def _end_in_words(attempt: AttemptHistory, known: str) -> str:
     end = _ENDS[Cause(attempt.cause)].format(batches=attempt.batches, saved=saved)
     if not attempt.failure:
         return end
-    return f"same cause as above; {end}" if gist(attempt.failure) in known else f"{attempt.failure}; {end}"
+    if gist(attempt.failure) in known:
+        return f"same cause as above; {end}"
+    clauses = attempt.failure.split("; ")
+    while len(clauses) > 1 and clauses[-1] in known:  # a remedy that was printed with other numbers before
+        clauses.pop()
+    return "; ".join([*clauses, end])
 
 
 _RANK = re.compile(r"rank \d+(?: on \S+)?: ")

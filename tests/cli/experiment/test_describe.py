@@ -91,6 +91,16 @@ def test_each_cause_is_written_once(hpc_det: Command, life: Life, scheduler: Fak
     assert not unnamed(shown, "attempt 1", "attempt 2", "started again", "given up")
 
 
+def test_the_remedy_of_similar_causes_is_written_once(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    for free in (45, 12):
+        life.begins()
+        failure = f"rank 0 on node1: /disk/x: no space, {free} kB free; delete files (`df -h` shows them; all) there"
+        life.ends(Cause.DISK_FULL, Action.RESTART, why="disk full", failure=failure)
+    shown = hpc_det("e", "describe", "1").out
+    assert unnamed(shown, "45 kB free; delete files", "12 kB free; disk full") == []
+    assert shown.count("delete files") == 1
+
+
 @pytest.mark.parametrize(
     ("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
