@@ -788,6 +788,13 @@ COMMANDS = [
         remedy=["--shared=GROUP"],
     ),
     Mistake(
+        name="The command for Hydra overrides gets a file",
+        command="run line/line.yaml",
+        what=["'line/line.yaml'", "is not an override"],
+        where=["line/line.yaml"],
+        remedy=["hpc-det experiment create line/line.yaml"],
+    ),
+    Mistake(
         name="A Hydra override has no equals sign",
         command=f"{RUN} max_restarts",
         what=["'max_restarts'", "is not an override"],
