@@ -106,8 +106,8 @@ def _unresolved(module: str, context: Context, python_path: Sequence[str]) -> It
     if PathFinder.find_spec(module.split(".")[0], folders):
         return
     close = context.namesakes(module)
-    folders = some([each.partition(".")[0] for each in close], 3)
-    meant = f"; did you mean the module {some(close, 3)}, or the context directory {folders}?" if close else ""
+    holders = some([each.partition(".")[0] for each in close], 3)
+    meant = f"; did you mean the module {some(close, 3)}, or the context directory {holders}?" if close else ""
     yield missing("module", module, f"{module.split('.')[0]}.py", context) + meant
 
 
