@@ -6,6 +6,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import sys
@@ -28,6 +29,8 @@ from hpc_det.node.lines import Line, connect_local
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from hpc_det.store.attempt import Attempt, Failure, failure_now, note_failure
 
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/")
+"""Folders of installed packages, also of the Python below a virtual environment, and of the user."""
 _PACKAGE = str(Path(__file__).parents[1])
 """The folder of hpc_det, which may be a checkout."""
 
@@ -179,9 +182,9 @@ def failure_of(rank: int | None, error: BaseException) -> Failure:
 
 def _place(error: BaseException) -> str:
     """Return file and line of the innermost call in code that is not installed; "" if all of it is."""
-    installed = tuple(os.path.join(path, "") for path in (*sysconfig.get_paths().values(), _PACKAGE))
+    library = tuple(os.path.join(path, "") for path in (sysconfig.get_path("stdlib"), _PACKAGE))
     calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [(file, line) for file, line in calls if not file.startswith((*installed, "<"))]
+    own = [(file, line) for file, line in calls if not (file.startswith((*library, "<")) or _INSTALLED.search(file))]
     if not own:
         return ""
     file, line = own[-1]

@@ -29,6 +29,9 @@ def own():
     return {}["x"]
 def library():
     json.loads("{")
+def package():
+    import a_package
+    a_package.fails()
 """
 
 
@@ -43,10 +46,15 @@ def test_a_failure_names_the_line_of_the_users_code_that_raised_the_error(
 ) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "net.py").write_text(NET)
+    packages = tmp_path / "below" / "site-packages"  # of the Python below a virtual environment
+    packages.mkdir(parents=True)
+    (packages / "a_package.py").write_text("def fails():\n    raise ValueError\n")
+    monkeypatch.syspath_prepend(str(packages))
     monkeypatch.syspath_prepend(str(tmp_path))
     net = importlib.import_module("model.net")
-    own, library = failure_of(1, raised(net.own)), failure_of(1, raised(net.library))
-    assert [own.place, library.place] == ["model/net.py:3", "model/net.py:5"]
+    calls = (net.own, net.library, net.package)
+    own, library, package = (failure_of(1, raised(call)) for call in calls)
+    assert [own.place, library.place, package.place] == ["model/net.py:3", "model/net.py:5", "model/net.py:8"]
     assert own.message == "KeyError: 'x'"
     assert own.place in own.sentence()
 
