@@ -9,6 +9,7 @@ to save a checkpoint have their own budget, TOO_SHORT times as large.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,6 +76,8 @@ class AttemptEnd:
     """True if it ended before a checkpoint could be saved: before the first batch, soon after it, or during the
     save.
     """
+    failure: str = ""
+    """The first failure as a sentence; "" without one."""
     log_policy: str | None = None
     """Name of the log policy with `action: cancel_retries` that a line of the logs matched; None if none did."""
 
@@ -142,6 +145,19 @@ def _after_failure(history: Sequence[AttemptEnd], max_restarts: int) -> Decision
     if failures > max_restarts:
         return Decision(Action.GIVE_UP, f"failure {failures}; max_restarts is {max_restarts}")
     return Decision(Action.RESTART, f"failure {failures} of {max_restarts} that max_restarts allows")
+
+
+_DIFFERS = re.compile(r"0x[0-9a-f]+|\d+|^rank \d+(?: on \S+)?: ")
+"""What may differ between two reports of one error: the rank, and numbers such as addresses and sizes."""
+
+
+def repeats_failure(history: Sequence[AttemptEnd]) -> bool:
+    """Return whether the last two attempts failed with the same error, the last one without a newer checkpoint."""
+    if len(history) < 2 or any(end.cause is not Cause.FAILED or not end.failure for end in history[-2:]):
+        return False
+    before, last = history[-2:]
+    errors = {_DIFFERS.sub("#", end.failure) for end in (before, last)}
+    return len(errors) == 1 and last.steps <= before.steps
 
 
 def _attempts_without_progress(history: Sequence[AttemptEnd]) -> Sequence[AttemptEnd]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.requeue import NO_PROGRESS_LIMIT, Action, AttemptEnd, Cause, Decision, decide
+from hpc_det.requeue import NO_PROGRESS_LIMIT, Action, AttemptEnd, Cause, Decision, decide, repeats_failure
 from tests.facts import unnamed
 
 TRANSIENT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST)
@@ -60,6 +60,33 @@ def test_what_follows_a_history(history: list[AttemptEnd], max_restarts: int, ac
 
 def test_giving_up_says_both_numbers() -> None:
     assert not unnamed(decide([failed(), failed()], 1).why, "failure 2", "max_restarts is 1")
+
+
+def with_error(failure: str, steps: int = 0) -> AttemptEnd:
+    return AttemptEnd(cause=Cause.FAILED, steps=steps, failure=failure)
+
+
+LOSS = "rank 0 on node1: ValueError: loss is nan at batch 7 (model_def.py:23)"
+ELSEWHERE, LATER = LOSS.replace("rank 0 on node1", "rank 3 on node2"), LOSS.replace("batch 7", "batch 9")
+
+
+@pytest.mark.parametrize(
+    ("history", "is_repeated"),
+    [
+        pytest.param([with_error(LOSS)], False, id="the first failure"),
+        pytest.param([with_error(LOSS), with_error(LOSS)], True, id="the same"),
+        pytest.param([with_error(LOSS), with_error(ELSEWHERE)], True, id="rank"),
+        pytest.param([with_error(LOSS), with_error(LATER)], True, id="another number"),
+        pytest.param([with_error(LOSS), with_error(LOSS, steps=5)], False, id="progress in between"),
+        pytest.param([with_error(LOSS), with_error("rank 0 on node1: KeyError: 'x'")], False, id="another error"),
+        pytest.param([with_error(LOSS), preempted(), with_error(LOSS)], False, id="a preemption in between"),
+        pytest.param([failed(), failed()], False, id="unknown errors"),
+    ],
+)
+def test_a_failure_is_repeated_if_the_same_error_comes_back_without_progress(
+    history: list[AttemptEnd], is_repeated: bool
+) -> None:
+    assert repeats_failure(history) is is_repeated
 
 
 def test_a_stuck_trial_is_told_where_it_is_stuck_and_what_to_do() -> None:

@@ -82,7 +82,8 @@ def _trial(text: str, experiment_of: Callable[[str], ExperimentFolder]) -> Trial
     experiment, _, trial = text.rpartition("/")
     ids = (experiment.rpartition(":")[2], trial)
     if not all(number.isdecimal() and len(number) <= 9 for number in ids):
-        raise click.BadParameter(f"{text!r} is not a trial; expected EXPERIMENT/TRIAL such as 12/7")
+        example = f"{text}/1 for trial 1 of experiment {text}" if text.isdecimal() else "12/7"
+        raise click.BadParameter(f"{text!r} is not a trial; expected EXPERIMENT/TRIAL such as {example}")
     return created_trial(experiment_of(experiment), int(trial))
 
 

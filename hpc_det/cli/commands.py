@@ -72,9 +72,17 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None and args[0][:1].isalnum():
             known = self.list_commands(ctx)
-            meant = nearest(args[0], known) or f"the commands are {', '.join(known)}"
+            meant = self._in_a_group(ctx, args[0]) or nearest(args[0], known) or f"the commands are {', '.join(known)}"
             ctx.fail(f"No such command {args[0]!r}; {meant}")
         return super().resolve_command(ctx, args)
+
+    def _in_a_group(self, ctx: click.Context, name: str) -> str | None:
+        """Return a hint to the first group that has a command with this name, or None."""
+        for each in self.list_commands(ctx):
+            group = self.get_command(ctx, each)
+            if isinstance(group, click.Group) and group.get_command(ctx, name):
+                return f"did you mean `{ctx.command_path} {each} {name}`?"
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if not self.lazy:

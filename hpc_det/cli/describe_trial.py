@@ -70,6 +70,7 @@ def _rows(found: TrialFacts) -> Iterator[str]:
         "Hparams": settings(found.hparams),
         "Seed": str(found.seed),
         "Folder": str(found.folder.path),
+        **({"Checkpoint": checkpoint} if (checkpoint := found.checkpoint()) else {}),
     }
     yield from labelled(rows)
 

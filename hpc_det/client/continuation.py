@@ -61,6 +61,15 @@ def forked(
     return stored(experiment, overrides, profile, change=change)
 
 
+def _instead_of_activate(experiment_id: int, found: ExperimentState) -> str:
+    """Return the command for an experiment that is not paused."""
+    if found is ExperimentState.COMPLETED:
+        return f"run this one again with `hpc-det experiment fork {experiment_id}`"
+    if found.is_final:
+        return f"continue this one with `hpc-det experiment continue {experiment_id}`"
+    return f"watch this one with `hpc-det experiment logs -f {experiment_id}`"
+
+
 LEAVE_S = 60.0  # seconds that `activate` waits for trials that are still saving
 
 
@@ -74,13 +83,9 @@ def activate_one(experiment: ExperimentFolder) -> str:
     end = time.monotonic() + LEAVE_S
     while (found := state(view)) is not ExperimentState.PAUSED:
         if not view.search.paused or found.is_final:
-            other = (
-                f"continue this one with `hpc-det experiment continue {experiment.id}`"
-                if found.is_final
-                else f"watch this one with `hpc-det experiment logs -f {experiment.id}`"
-            )
             raise UsageError(
-                f"experiment {experiment.id} is {found.value}; only a paused experiment can be activated; {other}"
+                f"experiment {experiment.id} is {found.value}; only a paused experiment can be activated; "
+                f"{_instead_of_activate(experiment.id, found)}"
             )
         if time.monotonic() > end:
             raise UsageError(

@@ -107,7 +107,7 @@ def kill_trial(trial: TrialFolder) -> str:
 def _still_there(view: ExperimentView) -> SearchJournal:
     """Return the journal of the experiment's search, to write to. Raises UsageError if the experiment has ended."""
     if (found := state(view)).is_final:
-        is_finished = view.is_local and found is ExperimentState.COMPLETED  # a new start is another experiment
+        is_finished = found is ExperimentState.COMPLETED  # nothing is left to train
         raise UsageError(
             f"experiment {view.id} has already ended: {found.value}"
             + ("" if is_finished else f"; {resumed_with(view.folder, 'continue')} trains it further")

@@ -228,10 +228,13 @@ def _usage_error(error: Exception) -> UsageError:
     if isinstance(error, OverrideParseException):
         if reason := re.search(r" while evaluating .*?': (.+)", str(error)):
             return UsageError(f"{error.override}: {reason[1]}")
-        return UsageError(
-            f"{error.override!r} is not an override: expected KEY=VALUE; put a value with spaces or special characters "
-            "in quotes"
+        is_file = str(error.override).endswith((".yaml", ".yml"))
+        remedy = (
+            f"`hpc-det experiment create {error.override}` takes the path of an experiment file"
+            if is_file
+            else "put a value with spaces or special characters in quotes"
         )
+        return UsageError(f"{error.override!r} is not an override: expected KEY=VALUE; {remedy}")
     if match := re.match(r"Could not override '(.+)'", first):
         return UsageError(_not_overridable(match[1]))
     if first.startswith("Ambiguous"):

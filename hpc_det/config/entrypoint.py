@@ -150,7 +150,8 @@ def missing(kind: str, name: str, file: str, context: Context) -> str:
     names = context.python_files()
     close = closest(file.removesuffix(".py"), [name.removesuffix(".py") for name in names])
     what = f"entrypoint: no {kind} {name!r} in context_dir {context.folder}"
-    return f"{what}, which contains {some(names) or 'no Python file'}{f'; did you mean {close}.py?' if close else ''}"
+    meant = f"; did you mean {close if kind == 'module' else f'{close}.py'}?" if close else ""
+    return f"{what}, which contains {some(names) or 'no Python file'}{meant}"
 
 
 def started_script(words: Sequence[str]) -> str | None:

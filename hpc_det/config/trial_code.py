@@ -32,7 +32,7 @@ from hpc_det.config.python_code import (
     parsed,
     scope,
 )
-from hpc_det.errors import nearest, or_else, shown
+from hpc_det.errors import nearest, or_else, shown, some
 
 _REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
 _EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
@@ -105,8 +105,9 @@ def _unresolved(module: str, context: Context, python_path: Sequence[str]) -> It
     folders = [str(context.path(entry)) for entry in python_path if "$" not in entry]
     if PathFinder.find_spec(module.split(".")[0], folders):
         return
-    close = " or ".join(context.namesakes(module))
-    meant = f"; did you mean the module {close}?" if close else ""
+    close = context.namesakes(module)
+    holders = some([each.partition(".")[0] for each in close], 3)
+    meant = f"; did you mean the module {some(close, 3)}, or the context directory {holders}?" if close else ""
     yield missing("module", module, f"{module.split('.')[0]}.py", context) + meant
 
 

@@ -176,8 +176,8 @@ class Core(Loop):
         """
         searching = self._searching
         while not self._stop and (operation := searching.operation()):
-            if isinstance(operation.until, Batch):
-                self.total = operation.until.length
+            if isinstance(operation.until, Batch) and self._may_expect:
+                self._expect(operation.until.length)
             if operation.is_reached and self._progress.validated == self.step and not self._repeated_tail:
                 if not searching.compares:  # a finished trial is started again
                     return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.core.entry import seed_of
 from hpc_det.core.local_stops import StopRequests
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.errors import HpcDetError
-from hpc_det.node import full_disk
+from hpc_det.distributed.rank_process import failure_of
 from hpc_det.node.json_files import read_map, write_json
 from hpc_det.plan.local_experiment import (
     Arguments,
@@ -35,7 +33,7 @@ from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.schedulers.local import JobId
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
-from hpc_det.store.attempt import HOOK, StopRequest, failure_now, first_failure, note_failure, read_stop
+from hpc_det.store.attempt import HOOK, StopRequest, first_failure, note_failure, read_stop
 from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal, Overtaken
@@ -94,10 +92,7 @@ def local_run(
 def _note_failure(run: LocalRun, rank: int, error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
         return
-    is_ours, full = isinstance(error, HpcDetError), full_disk.cause_in(error)
-    message = str(error) if is_ours else full_disk.sentence(full) if full else f"{type(error).__name__}: {error}"
-    trace = "" if is_ours else "".join(traceback.format_exception(error))
-    note_failure(run.trial, run.attempt, failure_now(rank, message, traceback=trace, user_error=is_ours))
+    note_failure(run.trial, run.attempt, failure_of(rank, error))
 
 
 def _hook_note(script: Script) -> Iterator[str]:

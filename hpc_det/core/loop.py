@@ -103,7 +103,7 @@ class Loop:
         self._wanted_passes: int | None = None
         """Number of passes that `epochs` was called with."""
         self._total_is_expected = False
-        """Whether `total` follows from the length of the loader."""
+        """Whether `total` follows from a length that the loop asked for; it is then replaced by that of the next."""
         self._tensorboard = TensorBoard(run.folder.tensorboard / f"rank-{rank}" if rank else run.folder.tensorboard)
         self._tensorboard.cut(of_rank.get("tensorboard", {}))
         self._reports = Reports(run.log, self._tensorboard) if self.distributed.is_chief else None
@@ -174,6 +174,7 @@ class Loop:
 
     @total.setter
     def total(self, batches: int | None) -> None:
+        self._total_is_expected = False
         if self._reports:
             self._reports.total = batches
 
@@ -202,8 +203,8 @@ class Loop:
 
     def _passes_until(self, loader: Iterable[Any], unit: TrainUnit, accumulate: int) -> Iterator[Any]:
         """Yield the batches of passes up to a length."""
-        if isinstance(unit, Batch) and self.total is None:
-            self.total = unit.length
+        if isinstance(unit, Batch) and self._may_expect:
+            self._expect(unit.length)
         is_empty = False
         while not (self._stop or self._is_over or unit.reached(self._progress)):
             before = self.step
@@ -267,9 +268,16 @@ class Loop:
 
     def _expect_total(self, loader: Iterable[Any], passes: int | None) -> None:
         """Set `total` if the loop makes so many passes over the loader, whose length is known."""
-        if self._reports and self.total is None and passes and (length := length_of(loader)):
-            self.total = self.step - self._passes.done + (passes - self.epoch) * length
-            self._total_is_expected = True
+        if self._reports and self._may_expect and passes and (length := length_of(loader)):
+            self._expect(self.step - self._passes.done + (passes - self.epoch) * length)
+
+    @property
+    def _may_expect(self) -> bool:
+        """Whether no one has set `total`: a later length of the same training replaces an expected one."""
+        return self.total is None or self._total_is_expected
+
+    def _expect(self, batches: int) -> None:
+        self.total, self._total_is_expected = batches, True
 
     def _forget_total(self) -> None:
         if self._total_is_expected:

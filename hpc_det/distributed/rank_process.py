@@ -6,9 +6,11 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -25,7 +27,12 @@ from hpc_det.node.forking import flush_output
 from hpc_det.node.heartbeat import Heartbeat
 from hpc_det.node.lines import Line, connect_local
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
-from hpc_det.store.attempt import Attempt, failure_now, note_failure
+from hpc_det.store.attempt import Attempt, Failure, failure_now, note_failure
+
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/")
+"""Folders of installed packages, also of the Python below a virtual environment, and of the user."""
+_PACKAGE = str(Path(__file__).parents[1])
+"""The folder of hpc_det, which may be a checkout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,15 +166,30 @@ class StopListener:
 
 def note_error(attempt: Attempt, rank: int | None, error: BaseException) -> None:
     """Record the error that ended the rank in the attempt. `rank` None: the process had no rank yet."""
-    if full := full_disk.cause_in(error):
-        trace = "".join(traceback.format_exception(error))
-        failure = failure_now(rank, full_disk.sentence(full), traceback=trace, disk_full=True)
-    elif isinstance(error, HpcDetError):
-        failure = failure_now(rank, str(error), user_error=True, invalid_hp=isinstance(error, InvalidHP))
-    else:
-        trace = "".join(traceback.format_exception(error))
-        failure = failure_now(rank, f"{type(error).__name__}: {error}", traceback=trace)
-    note_failure(attempt.trial, attempt.number, failure)
+    note_failure(attempt.trial, attempt.number, failure_of(rank, error))
+
+
+def failure_of(rank: int | None, error: BaseException) -> Failure:
+    """Return the failure of the rank that `error` has ended. `rank` None: the process had no rank yet."""
+    full = full_disk.cause_in(error)
+    if not full and isinstance(error, HpcDetError):
+        return failure_now(rank, str(error), user_error=True, invalid_hp=isinstance(error, InvalidHP))
+    trace = "".join(traceback.format_exception(error))
+    if full:
+        return failure_now(rank, full_disk.sentence(full), traceback=trace, disk_full=True)
+    return failure_now(rank, f"{type(error).__name__}: {error}", place=_place(error), traceback=trace)
+
+
+def _place(error: BaseException) -> str:
+    """Return file and line of the innermost call in code that is not installed; "" if all of it is."""
+    library = tuple(os.path.join(path, "") for path in (sysconfig.get_path("stdlib"), _PACKAGE))
+    calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [(file, line) for file, line in calls if not (file.startswith((*library, "<")) or _INSTALLED.search(file))]
+    if not own:
+        return ""
+    file, line = own[-1]
+    root = max((path for path in sys.path if path and file.startswith(os.path.join(path, ""))), key=len, default="")
+    return f"{file[len(root) :].lstrip(os.sep) if root else file}:{line}"
 
 
 def log_to(path: Path) -> None:

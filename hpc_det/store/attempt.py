@@ -158,6 +158,8 @@ class Failure:
     time: float
     """In seconds since the epoch."""
     message: str
+    place: str = ""
+    """Line of the user's code that raised the error, such as `model_def.py:23`; "" if unknown."""
     traceback: str = ""
     user_error: bool = False
     """The error is permanent: a restart would fail in the same way."""
@@ -194,7 +196,8 @@ class Failure:
             return f"node {self.host}: {self.message}"
         nobody = HOOK if self.startup_hook else "the entrypoint"
         who = f"rank {self.rank}" if self.rank is not None else nobody
-        return f"{who} on {self.host}: {self.message}"
+        place = f" ({self.place})" if self.place else ""
+        return f"{who} on {self.host}: {self.message}{place}"
 
 
 def note_failure(trial: TrialFolder, attempt: int, failure: Failure) -> None:

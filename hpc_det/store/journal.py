@@ -131,6 +131,7 @@ class Journal:
                 steps=event["steps"],
                 user_error=event["user_error"],
                 too_short=event.get("too_short", False),  # missing in journals of earlier versions
+                failure=event["failure"] or "",
             )
             for event in self._ends()
         ]

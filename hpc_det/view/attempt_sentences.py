@@ -11,19 +11,19 @@ from hpc_det.view.formatting import clock
 from hpc_det.view.trial_history import AttemptHistory
 
 _ENDS = {
-    Cause.FINISHED: "finished at batch {}",
-    Cause.PREEMPTED: "preempted at batch {}",
-    Cause.TIME_LIMIT: "out of time at batch {}",
-    Cause.FAILED: "failed; newest checkpoint at batch {}",
-    Cause.NODE_LOST: "lost its node; newest checkpoint at batch {}",
-    Cause.CANCELLED: "cancelled; newest checkpoint at batch {}",
-    Cause.WAITING: "waits for the searcher at batch {}",
-    Cause.PAUSED: "paused at batch {}",
-    Cause.HUNG: "hung; newest checkpoint at batch {}",
-    Cause.DISK_FULL: "disk full; newest checkpoint at batch {}",
-    Cause.SCHEDULER_AWAY: "the scheduler was away; newest checkpoint at batch {}",
-    Cause.RESUME_CHECK: "stopped at batch {} to check its resume",
-    Cause.UNHEALTHY: "a node failed its checks; newest checkpoint at batch {}",
+    Cause.FINISHED: "finished at batch {batches}",
+    Cause.PREEMPTED: "preempted at batch {batches}",
+    Cause.TIME_LIMIT: "out of time at batch {batches}",
+    Cause.FAILED: "failed; {saved}",
+    Cause.NODE_LOST: "lost its node; {saved}",
+    Cause.CANCELLED: "cancelled; {saved}",
+    Cause.WAITING: "waits for the searcher at batch {batches}",
+    Cause.PAUSED: "paused at batch {batches}",
+    Cause.HUNG: "hung; {saved}",
+    Cause.DISK_FULL: "disk full; {saved}",
+    Cause.SCHEDULER_AWAY: "the scheduler was away; {saved}",
+    Cause.RESUME_CHECK: "stopped at batch {batches} to check its resume",
+    Cause.UNHEALTHY: "a node failed its checks; {saved}",
 }
 _NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again", Action.GIVE_UP: "given up"}
 
@@ -62,10 +62,16 @@ def attempt_in_words(attempt: AttemptHistory, now: float, *, is_over: bool, know
 
 
 def _end_in_words(attempt: AttemptHistory, known: str) -> str:
-    end = _ENDS[Cause(attempt.cause)].format(attempt.batches)
+    saved = f"newest checkpoint at batch {attempt.batches}" if attempt.batches else "no checkpoint"
+    end = _ENDS[Cause(attempt.cause)].format(batches=attempt.batches, saved=saved)
     if not attempt.failure:
         return end
-    return f"same cause as above; {end}" if gist(attempt.failure) in known else f"{attempt.failure}; {end}"
+    if gist(attempt.failure) in known:
+        return f"same cause as above; {end}"
+    clauses = attempt.failure.split("; ")
+    while len(clauses) > 1 and clauses[-1] in known:  # a remedy that was printed with other numbers before
+        clauses.pop()
+    return "; ".join([*clauses, end])
 
 
 _RANK = re.compile(r"rank \d+(?: on \S+)?: ")

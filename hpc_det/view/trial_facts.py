@@ -17,7 +17,7 @@ from hpc_det.view.performance.profile import Record, profile
 from hpc_det.view.performance.system import gpu_use
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import best_of_one
-from hpc_det.view.trial_history import SPEC, AttemptHistory, Metrics, read_tolerantly
+from hpc_det.view.trial_history import SPEC, AttemptHistory, Metrics, checkpoint_to_take, read_tolerantly
 from hpc_det.view.trials import TrialState, attempts_of, trial_state
 
 MOST_OF_PROFILE = 32 * 2**20
@@ -108,6 +108,14 @@ class TrialFacts:
     def checkpoints(self) -> list[Committed]:
         """Committed checkpoints, newest first."""
         return committed(self.folder.checkpoints)
+
+    def checkpoint(self) -> str | None:
+        """Return path and batches of the checkpoint of the best validation, or of the newest one if that was not kept.
+
+        None without a checkpoint on this machine's file systems.
+        """
+        found = checkpoint_to_take(self.folder, self.metrics.best)
+        return f"{found.path} (batch {found.steps})" if found else None
 
     def set_aside(self) -> list[Damaged]:
         """Damaged checkpoints from which no trial resumes, oldest first."""

@@ -218,9 +218,11 @@ class Metrics:
 
     @property
     def lacking_metric(self) -> str | None:
-        """A sentence if validations were reported without the searcher's metric, such as one with another name."""
-        if self.best is not None or not self.validation or self.name in self.validation:
+        """A sentence if validations were reported without a number for the searcher's metric."""
+        if self.best is not None or not self.validation:
             return None
+        if self.name in self.validation:
+            return f"no validation has reported a number as {self.name!r}; the last one is {self.validation[self.name]}"
         return f"no validation has reported searcher.metric {self.name!r}, but {', '.join(sorted(self.validation))}"
 
     def _take(self, report: Record) -> None:

@@ -70,7 +70,9 @@ def test_nothing_runs_any_more_when_the_jobs_have_ended(hpc_det: Command, life: 
 
 
 def test_describe_shows_a_line_for_each_trial(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    checkpoint = life.trial.checkpoints / life.saves(100).uuid
     answer = hpc_det("e", "describe", "1").out
+    assert f"  Checkpoint: {checkpoint} (batch 100)\n" in answer
     assert "  State:      RUNNING\n" in answer
     assert "; 3 created, 2 running, 0 failed; best accuracy 0.91 in trial 1\n" in answer
     heading, *rows = answer.split("Trials:\n")[1].splitlines()
@@ -183,9 +185,11 @@ def test_a_trial_that_is_not_there(hpc_det: Command, life: Life, trial: str, fac
         assert hpc_det("trial", command, trial).fails(2, *facts)
 
 
-@pytest.mark.parametrize("trial", ["1", "a/1", "1/", "/1", "1/2/3"])
-def test_a_word_that_names_no_trial(hpc_det: Command, life: Life, trial: str) -> None:
-    assert not unnamed(hpc_det("trial", "describe", trial).err, "EXPERIMENT/TRIAL", "12/7")
+@pytest.mark.parametrize(
+    ("trial", "example"), [("1", "1/1"), ("a/1", "12/7"), ("1/", "12/7"), ("/1", "12/7"), ("1/2/3", "12/7")]
+)
+def test_a_word_that_names_no_trial(hpc_det: Command, life: Life, trial: str, example: str) -> None:
+    assert not unnamed(hpc_det("trial", "describe", trial).err, "EXPERIMENT/TRIAL", example)
 
 
 # --- logs

@@ -499,7 +499,7 @@ NOTES = [
         what=["note", "'modle_def'"],
         where=["context_dir HERE/code"],
         values=["contains model_def.py"],
-        remedy=["did you mean model_def.py?"],
+        remedy=["did you mean model_def?"],
     ),
     Mistake(
         name="The slots cannot share a batch equally",
@@ -717,6 +717,13 @@ COMMANDS = [
         remedy=["did you mean 'experiment'?"],
     ),
     Mistake(
+        name="The group of a command is left out",
+        command="describe 1",
+        what=["No such command 'describe'"],
+        where=["hpc-det"],
+        remedy=["did you mean `hpc-det experiment describe`?"],
+    ),
+    Mistake(
         name="A command of a group is misspelled",
         command="experiment creat tiny.yaml",
         what=["No such command 'creat'"],
@@ -779,6 +786,13 @@ COMMANDS = [
         what=["you are not in this group"],
         where=["--shared=no-such-group"],
         remedy=["--shared=GROUP"],
+    ),
+    Mistake(
+        name="The command for Hydra overrides gets a file",
+        command="run line/line.yaml",
+        what=["'line/line.yaml'", "is not an override"],
+        where=["line/line.yaml"],
+        remedy=["hpc-det experiment create line/line.yaml"],
     ),
     Mistake(
         name="A Hydra override has no equals sign",
@@ -879,7 +893,7 @@ EXPERIMENTS = [
         what=["'7'", "not a trial"],
         where=["hpc-det trial describe"],
         values=["EXPERIMENT/TRIAL"],
-        remedy=["12/7"],
+        remedy=["7/1 for trial 1 of experiment 7"],
     ),
     Mistake(
         name="A checkpoint is downloaded from a trial without one",
@@ -921,7 +935,6 @@ EXPERIMENTS = [
         what=["already ended"],
         where=["experiment 1"],
         values=["COMPLETED"],
-        remedy=["hpc-det experiment continue 1"],
     ),
     Mistake(
         name="An experiment that runs is activated",
@@ -939,7 +952,7 @@ EXPERIMENTS = [
         what=["only a paused experiment"],
         where=["experiment 1"],
         values=["COMPLETED"],
-        remedy=["hpc-det experiment continue 1"],
+        remedy=["hpc-det experiment fork 1"],
     ),
     Mistake(
         name="An experiment that runs is continued",

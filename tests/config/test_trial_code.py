@@ -207,7 +207,7 @@ def test_a_module_that_this_host_cannot_find_is_noted_with_what_there_is(tmp_pat
     entrypoint = "python3 -m x --trial modle_def:T"
     assert check(tmp_path, "", entrypoint) == []
     (note,) = entrypoint_notes(entrypoint, Context(tmp_path))
-    assert unnamed(note, "entrypoint", "'modle_def'", "context_dir", tmp_path, "did you mean model_def.py?") == []
+    assert unnamed(note, "entrypoint", "'modle_def'", "context_dir", tmp_path, "did you mean model_def?") == []
 
 
 def test_a_module_in_a_subfolder_is_noted_with_its_name(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.state import best_trial
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.metrics import read_reports
 from tests.core.loops import CONFIG, PASS, Loop, PlainLoop, assert_same
 from tests.facts import refused
 from tests.pytorch.trials import StopAt
@@ -92,6 +93,17 @@ def test_a_trial_waits_at_a_rung_and_is_promoted_from_where_it_was(
     assert searched.loop.attempt().step == 12
     assert searched.loop.outcome["kind"] == "finished"
     assert [steps for kind, steps, _ in searched.loop.series if kind == "validation"] == [6, 12]
+
+
+@pytest.mark.parametrize("max_length", [LENGTHS, {"epochs": 2}])
+def test_the_total_of_a_trial_follows_its_rungs_within_one_attempt(tmp_path: Path, max_length: dict[str, int]) -> None:
+    searched = Searched(tmp_path, InOperations, max_length)
+    work = searched.search.ask(1, "4711")
+    assert work is not None
+    searched.search.report(1, work, math.nan)
+    assert searched.loop.attempt().step == 12
+    last = read_reports(searched.loop.folder.metrics)[-1]
+    assert (searched.loop.attempts, last["steps"], last["total"]) == (1, 12, 12)
 
 
 def test_a_promoted_trial_is_the_same_as_one_that_was_not_interrupted(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.core import init
 from hpc_det.core.core import Core
+from hpc_det.core.progress import Batch, Epoch, TrainUnit
 from hpc_det.store.metrics import read_reports
 from tests.core.loops import PASS, Loop, PlainLoop
 from tests.pytorch.trials import StopAt
@@ -69,6 +70,30 @@ class OverStream(PlainLoop):
 
 def test_it_is_unknown_over_a_loader_without_a_length(tmp_path: Path) -> None:
     assert Loop.begin(tmp_path, OverStream).attempt().total is None
+
+
+class InStages(PlainLoop):
+    """Trains for one pass, then up to the third one."""
+
+    units: tuple[TrainUnit, ...] = (Epoch(1), Epoch(3))
+
+    def run(self) -> None:
+        for unit in self.units:
+            for batch in self.core.batches(self.loader, until=unit):
+                self.core.report(self.core.step, {"loss": self.train(batch)})
+
+
+class InStagesOfBatches(InStages):
+    units = (Batch(PASS), Batch(3 * PASS))
+
+
+@pytest.mark.parametrize("program", [InStages, InStagesOfBatches])
+def test_a_greater_length_of_the_same_training_replaces_the_total(tmp_path: Path, program: type[PlainLoop]) -> None:
+    loop = Loop.begin(tmp_path, program)
+    assert loop.attempt().total == 3 * PASS
+    records = read_reports(loop.folder.metrics)
+    assert all(record["steps"] <= record["total"] for record in records)
+    assert {record["total"] for record in records} == {PASS, 3 * PASS}
 
 
 def test_a_loop_of_reports_allocates_the_memory_of_its_first_save(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import queue
 import resource
@@ -9,17 +10,59 @@ import signal
 import socket
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.distributed.rank_process import StopListener
+from hpc_det.distributed.rank_process import StopListener, failure_of
 from hpc_det.node.lines import Message, line_over
 from hpc_det.node.network import allow_many_files
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from tests.distributed.ranks import OnRanks
 from tests.facts import unnamed
 from tests.wait import DEADLINE_S
+
+NET = """import json
+def own():
+    return {}["x"]
+def library():
+    json.loads("{")
+def package():
+    import a_package
+    a_package.fails()
+"""
+
+
+def raised(call: Any) -> BaseException:
+    with pytest.raises((KeyError, ValueError)) as found:
+        call()
+    return found.value
+
+
+def test_a_failure_names_the_line_of_the_users_code_that_raised_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "net.py").write_text(NET)
+    packages = tmp_path / "below" / "site-packages"  # of the Python below a virtual environment
+    packages.mkdir(parents=True)
+    (packages / "a_package.py").write_text("def fails():\n    raise ValueError\n")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    net = importlib.import_module("model.net")
+    calls = (net.own, net.library, net.package)
+    own, library, package = (failure_of(1, raised(call)) for call in calls)
+    assert [own.place, library.place, package.place] == ["model/net.py:3", "model/net.py:5", "model/net.py:8"]
+    assert own.message == "KeyError: 'x'"
+    assert own.place in own.sentence()
+
+
+def test_an_error_outside_of_the_users_code_has_no_place() -> None:
+    error = ValueError("never raised")
+    assert failure_of(None, error).place == ""
+
 
 FD_SETSIZE = 1024
 """select(2) accepts only file descriptors below this number."""

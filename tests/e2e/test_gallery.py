@@ -17,6 +17,7 @@ from hpc_det.search.journal import SearchJournal
 from tests.e2e.gallery import EXAMPLES, finished, tiny_model, values
 from tests.e2e.story import Story, warm_ranks_of
 from tests.e2e.test_verify_resume import verified
+from tests.facts import unnamed
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -67,6 +68,33 @@ def test_asha_trains_a_hydra_app_and_ends_all_trials_but_the_best_early() -> Non
     assert state.trials[best["id"]].length == 4
     assert best["best"]["value"] > 0.8
     assert best["hyperparameters"].keys() == {"width", "dropout", "optimizer"}
+
+
+class TiedModel(torch.nn.Module):
+    """A model whose scores have the weights of its embedding, as in many small language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = torch.nn.Embedding(8, 4)
+        self.q_proj = torch.nn.Linear(4, 4)
+        self.lm_head = torch.nn.Linear(4, 8, bias=False)
+        self.lm_head.weight = self.tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("layers", "facts"),
+    [(["q_proj", "query"], ["query", "lm_head", "q_proj"]), (["lm_head"], ["lm_head", "shares"])],
+)
+def test_lora_refuses_layers_that_it_cannot_adapt(
+    monkeypatch: pytest.MonkeyPatch, layers: list[str], facts: list[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES / "lora"))
+    from lora import adapt  # type: ignore[import-not-found]
+
+    adapt(TiedModel(), ["q_proj"], 2, 1.0)
+    with pytest.raises(ValueError, match="layers: ") as refused:
+        adapt(TiedModel(), layers, 2, 1.0)
+    assert unnamed(str(refused.value), *facts) == []
 
 
 # --- with transformers

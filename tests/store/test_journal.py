@@ -33,12 +33,12 @@ def test_an_attempt_is_open_from_its_start_to_its_end(journal: Journal) -> None:
 def test_the_history_reads_back_as_it_was_written(journal: Journal) -> None:
     written = [
         AttemptEnd(cause=Cause.PREEMPTED, steps=120),
-        AttemptEnd(cause=Cause.FAILED, steps=120, user_error=True),
+        AttemptEnd(cause=Cause.FAILED, steps=120, user_error=True, failure="rank 1 on node1: ValueError: no"),
         AttemptEnd(cause=Cause.TIME_LIMIT, steps=300),
     ]
     for number, end in enumerate(written, start=1):
         journal.started(number, "4711")
-        journal.ended(number, end, REQUEUE, None)
+        journal.ended(number, end, REQUEUE, end.failure or None)
     assert journal.history() == written
 
 

@@ -1,5 +1,7 @@
 """LoRA (Hu et al., 2021): a frozen model learns two small matrices beside each chosen linear layer."""
 
+from collections import Counter
+
 import torch
 from torch import nn
 
@@ -31,8 +33,15 @@ def adapt(model: nn.Module, layers: list[str], rank: int, scale: float) -> None:
     The model's `state_dict` then contains these matrices alone: checkpoints have megabytes instead of gigabytes.
     """
     model.requires_grad_(False)
-    for path, layer in [*model.named_modules()]:
+    linear = {path: layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    known = {path.rpartition(".")[2] for path in linear}
+    if unknown := sorted({*layers} - known):
+        raise ValueError(f"layers: {unknown} are not linear layers of the model, which has {sorted(known)}")
+    uses = Counter(weight for _, weight in model.named_parameters(remove_duplicate=False))
+    for path, layer in linear.items():
         if path.rpartition(".")[2] in layers:
+            if uses[layer.weight] > 1:  # `merge` would change the other layer, too
+                raise ValueError(f"layers: {path} shares its weights with another layer; leave it out")
             model.set_submodule(path, Adapted(layer, rank, scale))
     model.register_state_dict_post_hook(_leave_out_frozen)
     model.register_load_state_dict_post_hook(_expect_no_frozen)

@@ -147,7 +147,7 @@ def in_words_of(view: ExperimentView, state: ExperimentState) -> str:
     failures = list(_failures(trials)) if view.has_many_trials else []
     if failures and record["why"] and record["why"].startswith(view.not_done()):
         record["why"] = view.not_done()  # the causes follow in `failures`
-    sections = [list(_facts(record))]
+    sections = [list(_facts(record, _checkpoint(record, trials)))]
     if view.has_many_trials:
         sections += [section("Trials", trials_table(trials, view)), section("Failures", failures)]
         sections.append(section("Set aside", list(_set_aside(trials))))
@@ -164,7 +164,14 @@ def _set_aside(trials: Sequence[TrialFacts]) -> Iterator[str]:
         yield from (f"trial {trial.id}: {describe_trial.set_aside_in_words(item)}" for item in trial.set_aside())
 
 
-def _facts(record: Record) -> Iterator[str]:
+def _checkpoint(record: Record, trials: Sequence[TrialFacts]) -> str | None:
+    """Return the checkpoint of the best trial, or of the only one; None without one."""
+    best = record["best"]["trial"] if record["best"] else None
+    chosen = [trial for trial in trials if trial.id == best or len(trials) == 1]
+    return chosen[0].checkpoint() if chosen else None
+
+
+def _facts(record: Record, checkpoint: str | None) -> Iterator[str]:
     yield f"Experiment {record['id']}: {printable(record['name'])}"
     jobs = record["job_ids"]
     rows = {
@@ -175,6 +182,7 @@ def _facts(record: Record) -> Iterator[str]:
         "Entrypoint": _command(record["entrypoint"]),
         "Searcher": _searcher(record["searcher"]),
         "Folder": record["folder"],
+        **({"Checkpoint": checkpoint} if checkpoint else {}),
         **({"About": record["description"]} if record["description"] else {}),
         **({"Labels": ", ".join(record["labels"])} if record["labels"] else {}),
         **({"Archived": "listed only with --all"} if record["archived"] else {}),

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpc_det.errors import count
@@ -26,7 +27,7 @@ from hpc_det.node.json_files import read_json
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, end_other_sessions
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
+from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide, repeats_failure
 from hpc_det.schedulers.scheduler import JobState, run_command, scheduler
 from hpc_det.store.attempt import Failure, Reason, failure_now, first_failure, note_failure, read_stop, request_stop
 from hpc_det.store.folders import TrialFolder
@@ -307,27 +308,40 @@ class Attempts:
         if cause in (Cause.UNHEALTHY, Cause.NODE_LOST) and not late:
             self._exclusions.of_ill_nodes(number)
         facts = self._facts(number)
+        blamed = failure if cause in _BLAMED else None
         end = AttemptEnd(
             cause=cause,
             steps=facts.newest_saved(),
             user_error=user_error,
             too_short=facts.was_too_short(cause, late=late),
+            failure=blamed.sentence() if blamed else "",
             log_policy=policy,
         )
-        limit = self._plan.max_attempts_without_progress
-        decision = decide([*self._journal.history(), end], self._plan.max_restarts, limit)
+        history = [*self._journal.history(), end]
+        decision = decide(history, self._plan.max_restarts, self._plan.max_attempts_without_progress)
+        is_known = repeats_failure(history)
+        if is_known and not repeats_failure(history[:-1]) and decision.action is Action.RESTART:
+            decision = replace(decision, why=f"{decision.why}; {self._how_to_end()}")
         self._space.note(end)
-        blamed = failure if cause in _BLAMED else None
         if cause is Cause.FINISHED and facts.shows_no_training:
             self._note_no_training(number, facts.idle_script())
         say(f"attempt {number} ended: {cause.value}, {count(end.steps, 'batch')} in the newest checkpoint")
         if blamed:
-            say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
+            trace = "" if is_known else blamed.traceback.rstrip()
+            say("\n".join(filter(None, [f"first failure: {end.failure}", trace])))
         say(f"{decision.action.value}: {decision.why}")
         # The journal comes last, so that the log is complete when the decision can be read.
         nodes = read_json(self._trial.nodes(number)) or []
-        self._journal.ended(number, end, decision, blamed.sentence() if blamed else None, late=late, nodes=nodes)
+        self._journal.ended(number, end, decision, end.failure or None, late=late, nodes=nodes)
         return decision
+
+    def _how_to_end(self) -> str:
+        """Return what the user can do about an error that comes back, as an error of the code does."""
+        trial = f"{self._trial.experiment().id}/{self._trial.id}"
+        return (
+            f"the attempt before failed with the same error; if the code is the cause, end the trial with "
+            f"`hpc-det trial kill {trial}`, and set `max_restarts: 0` for the next one"
+        )
 
     def _note_no_training(self, number: int, idle_script: str | None) -> None:
         """Note that the entrypoint has ended with exit code 0, and hpc_det has seen no training.

@@ -90,7 +90,9 @@ def _remedy(error: Exception) -> str:
 
 
 def _where_from() -> str:
-    return f"sys.path is {sys.path}"
+    installed = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
+    own = [path for path in dict.fromkeys(sys.path) if path and not path.startswith(installed)]
+    return f"modules are searched for in {', '.join(own) or 'no folder'}, and then among the packages of {sys.prefix}"
 
 
 def _cause(error: Exception) -> str:

@@ -64,6 +64,18 @@ def test_describe_tells_the_whole_story(hpc_det: Command, life: Life, scheduler:
     assert "last validation: accuracy 0.9, loss Infinity\n" in shown
     assert "best validation: accuracy 0.9 at batch 120\n" in shown
     assert f"{checkpoint.uuid} at batch 120" in shown
+    assert f"Checkpoint: {checkpoint.path} (batch 120)\n" in shown
+    assert f"Checkpoint: {checkpoint.path} (batch 120)\n" in hpc_det("trial", "describe", "1/1").out
+
+
+def test_an_attempt_without_a_checkpoint_is_not_said_to_have_one_at_batch_0(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    life.begins()
+    life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure="rank 1 on node1: ValueError: x")
+    shown = hpc_det("e", "describe", "1").out
+    assert "failed; no checkpoint, given up" in shown
+    assert "Checkpoint" not in shown
 
 
 def test_each_cause_is_written_once(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
@@ -77,6 +89,16 @@ def test_each_cause_is_written_once(hpc_det: Command, life: Life, scheduler: Fak
     assert [shown.count(text) for text in ("ValueError: bad", "failure 2 of 1", "no space")] == [1, 1, 1]
     assert shown.index("ValueError: bad") < shown.index("attempt 1")
     assert not unnamed(shown, "attempt 1", "attempt 2", "started again", "given up")
+
+
+def test_the_remedy_of_similar_causes_is_written_once(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    for free in (45, 12):
+        life.begins()
+        failure = f"rank 0 on node1: /disk/x: no space, {free} kB free; delete files (`df -h` shows them; all) there"
+        life.ends(Cause.DISK_FULL, Action.RESTART, why="disk full", failure=failure)
+    shown = hpc_det("e", "describe", "1").out
+    assert unnamed(shown, "45 kB free; delete files", "12 kB free; disk full") == []
+    assert shown.count("delete files") == 1
 
 
 @pytest.mark.parametrize(

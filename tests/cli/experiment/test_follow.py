@@ -124,6 +124,21 @@ def test_a_metric_that_no_validation_has_is_named_with_those_that_they_have(
 
 
 @pytest.mark.integration
+def test_a_training_whose_metric_is_never_a_number_says_so(
+    life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trains() -> None:
+        life.begins()
+        life.reports("validation", 400, {"accuracy": "NaN"})
+        life.finishes()
+
+    scheduler.states = [after(trains)]
+    follow(life.folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert [unnamed(line, "'accuracy'", "NaN") for line in lines if line.startswith("Best")] == [[]]
+
+
+@pytest.mark.integration
 def test_following_lifts_a_hold(life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]) -> None:
     scheduler.states = [JobState.HELD, after(life.begins), after(life.finishes)]
     follow(life.folder)

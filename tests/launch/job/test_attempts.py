@@ -117,6 +117,14 @@ def test_a_failure_is_restarted_as_often_as_allowed_and_then_given_up(gang: Gang
     assert unnamed(output.splitlines()[-1], "give up", "failure 3", "max_restarts", 2) == []
 
 
+def test_an_error_that_comes_back_is_reported_once_with_the_command_that_ends_the_trial(gang: Gang) -> None:
+    gang.plan("exit 3", max_restarts=3)
+    gang.run_job()
+    command = f"hpc-det trial kill {gang.experiment.id}/{gang.trial.id}"
+    reasons = [event["why"] for event in gang.journal.events() if event["event"] == "ended"]
+    assert [command in why for why in reasons] == [False, True, False, False]
+
+
 def test_a_log_policy_cancels_retries_and_names_the_line(gang: Gang) -> None:
     """The policy is matched with the log of this attempt alone: an earlier one may have failed for another reason."""
     cancels = {"name": "OOM", "pattern": "out of memory", "action": "cancel_retries"}

@@ -57,15 +57,16 @@ def test_a_name_without_a_class_is_of_the_wrong_form() -> None:
     assert unnamed(problem("a_model_def.Good"), "--trial a_model_def.Good: ", "module:Class") == []
 
 
-def test_a_missing_module_is_named() -> None:
+def test_a_missing_module_is_named(code: Path) -> None:
     error = "ModuleNotFoundError: No module named 'no_such_module'"
-    assert unnamed(problem("no_such_module:Good"), "--trial no_such_module:Good: ", error, *sys.path) == []
+    assert unnamed(problem("no_such_module:Good"), "--trial no_such_module:Good: ", error, code, sys.prefix) == []
 
 
 def test_a_folder_without_init_is_named_with_the_path_of_the_search(code: Path) -> None:
     (code / "a_folder").mkdir()
     assert (
-        unnamed(problem("a_folder:Good"), "--trial a_folder:Good: ", code / "a_folder", "__init__.py", *sys.path) == []
+        unnamed(problem("a_folder:Good"), "--trial a_folder:Good: ", code / "a_folder", "__init__.py", code, sys.prefix)
+        == []
     )
 
 
@@ -88,7 +89,7 @@ def test_a_syntax_error_names_the_users_own_line(code: Path) -> None:
 
 
 def test_a_missing_class_is_named_with_its_file(code: Path) -> None:
-    facts = ["--trial a_model_def:Bad: ", code / "a_model_def.py", "Bad", *sys.path]
+    facts = ["--trial a_model_def:Bad: ", code / "a_model_def.py", "Bad", code, sys.prefix]
     assert unnamed(problem("a_model_def:Bad"), *facts) == []
 
 
