@@ -156,6 +156,27 @@ def test_the_map_names_every_folder_and_module_of_the_package_in_their_order() -
     assert set(named) == {entry.stem for entry in entries if entry.is_dir() or entry.suffix == ".py"}
 
 
+def private_imports_of_torch(code: str) -> set[str]:
+    """Return the private modules and names of torch that `code` imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "torch" and "._" in name}
+
+
+def test_no_module_needs_a_private_name_of_torch_to_be_imported() -> None:
+    """There is no upper bound for torch, and another torch may lack the name."""
+    assert private_imports_of_torch("from torch.nn.modules.loss import _Loss\nimport torch._dynamo, torch.nn") == {
+        "torch.nn.modules.loss._Loss",
+        "torch._dynamo",
+    }
+    found = {str(path): private_imports_of_torch(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
 def imports_of(code: str) -> set[str]:
     """Return the top-level folders and modules of the package that `code` imports anywhere, also inside functions."""
     found: set[str] = set()

@@ -13,7 +13,6 @@ from typing import IO, Any, Literal
 import numpy as np
 import torch
 from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hpc_det.errors import HpcDetError
 
@@ -48,8 +47,11 @@ def not_loadable(content: Any, path: str) -> Iterator[str]:
 
 
 def _is_tensor(content: Any) -> bool:
-    """Return whether `content` is a plain tensor. A DTensor is not: unpickling one needs a process group."""
-    return isinstance(content, torch.Tensor) and not is_traceable_wrapper_subclass(content)
+    """Return whether `content` is a plain tensor.
+
+    A DTensor and other subclasses that wrap tensors are not: unpickling a DTensor needs a process group.
+    """
+    return isinstance(content, torch.Tensor) and not hasattr(content, "__tensor_flatten__")
 
 
 def load(path: Path | IO[bytes], **options: Any) -> Any:

@@ -29,7 +29,9 @@ _CHUNKS = 4
 """Largest number of chunks that are kept; if there are more, one new chunk replaces all of them."""
 _WIPE_ON_FORK = 18
 """MADV_WIPEONFORK (madvise(2)), for which the mmap module has no name."""
-_Storages = dict[int, torch.UntypedStorage]
+_Place = tuple[int, int]
+"""Address and size in bytes of a storage: several tensors may share it, and none has a public identity."""
+_Storages = dict[_Place, torch.UntypedStorage]
 
 
 class PinnedStaging:
@@ -88,7 +90,7 @@ class PinnedStaging:
         for chunk in self._chunks:
             chunk.used = 0
 
-    def _places(self, storages: _Storages) -> dict[int, torch.Tensor]:
+    def _places(self, storages: _Storages) -> dict[_Place, torch.Tensor]:
         places, unplaced = self._placed(storages)
         if unplaced:
             chunk = self._new_chunk(unplaced.values())
@@ -96,7 +98,7 @@ class PinnedStaging:
             places |= {key: chunk.take(storage.nbytes()) for key, storage in unplaced.items()}
         return places
 
-    def _placed(self, storages: _Storages) -> tuple[dict[int, torch.Tensor], _Storages]:
+    def _placed(self, storages: _Storages) -> tuple[dict[_Place, torch.Tensor], _Storages]:
         """Return a place in the chunks for each storage that fits, and the storages that do not fit."""
         places, unplaced = {}, {}
         # the largest first: small ones fit into what is left of a chunk
@@ -203,7 +205,11 @@ def _aligned(size: int) -> int:
 def _storages(content: Any) -> _Storages:
     """Return the storages of all tensors in `content` that are not empty, each once, by address."""
     found = (_storage(tensor) for tensor in _tensors(content))
-    return {each._cdata: each for each in found if each is not None and each.nbytes()}
+    return {_place(each): each for each in found if each is not None and each.nbytes()}
+
+
+def _place(storage: torch.UntypedStorage) -> _Place:
+    return storage.data_ptr(), storage.nbytes()
 
 
 def _tensors(content: Any) -> Iterator[torch.Tensor]:
@@ -224,12 +230,12 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     return None if not is_plain or tensor.is_quantized or tensor.is_nested else tensor.untyped_storage()
 
 
-def _like(tensor: torch.Tensor, copies: Mapping[int, torch.UntypedStorage]) -> torch.Tensor:
+def _like(tensor: torch.Tensor, copies: Mapping[_Place, torch.UntypedStorage]) -> torch.Tensor:
     """Return a tensor like `tensor`, on the CPU, in the copy of its storage."""
     storage = _storage(tensor)
     if storage is None or tensor.is_conj() or tensor.is_neg():  # set_() below cannot make such a tensor
         return tensor.detach().cpu().clone().requires_grad_(tensor.requires_grad)
-    place = copies.get(storage._cdata) or torch.empty(0).untyped_storage()  # empty storages are not copied
+    place = copies.get(_place(storage)) or torch.empty(0).untyped_storage()  # empty storages are not copied
     same = torch.empty(0, dtype=tensor.dtype).set_(place, tensor.storage_offset(), tensor.size(), tensor.stride())
     if type(tensor) is torch.nn.Parameter:
         return torch.nn.Parameter(same, tensor.requires_grad)

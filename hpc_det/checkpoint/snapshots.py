@@ -157,14 +157,27 @@ class Damage(Exception):
     """A snapshot is damaged, or is not of this run."""
 
 
+class AllDamaged(HpcDetError):
+    """A run has snapshots, but all of them are damaged."""
+
+
 def newest(run: RunFolder) -> Durable | None:
-    """Return the newest undamaged snapshot of this run, or None; reads every byte. Skipped ones are logged."""
+    """Return the newest undamaged snapshot of this run; None if it has none. Skipped ones are logged.
+
+    Reads every byte. Raises AllDamaged: a driver that then trained from the beginning would soon delete the snapshots,
+    which the user may be able to repair. Raises NewerFormat.
+    """
     folder_format = FolderFormat(_MANIFEST, HmacSeal(run.key()))
+    problems = []
     for number in _numbers(run):
         try:
             return _checked(run.snapshots / str(number), folder_format)
         except (Damage, OSError) as problem:
             _log.warning("snapshot %s cannot be used, trying an older one: %s", number, problem)
+            problems.append(str(problem))
+    if problems:
+        remedy = f"restore one, or delete {run.snapshots} to train from the beginning"
+        raise AllDamaged([*problems, f"{run.path}: has no undamaged snapshot; {remedy}"])
     return None
 
 

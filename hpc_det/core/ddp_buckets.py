@@ -12,6 +12,9 @@ from functools import cache
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+_HOOKS: tuple[str, ...] = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""The attributes of a parameter with its hooks on gradients."""
+
 
 def settle_buckets_in(model: object) -> None:
     """Settle the buckets of each DistributedDataParallel in a model, such as in Fabric's; do nothing for other objects.
@@ -42,6 +45,8 @@ def _missing(wrapped: DistributedDataParallel) -> str:
     """Return the name of what this module needs of DDP and this torch does not have, or ""."""
     if not hasattr(wrapped, "_comm_hooks"):
         return "_comm_hooks"
+    if hook := next((hook for hook in _HOOKS if not hasattr(torch.Tensor, hook)), None):
+        return f"parameters with {hook}"
     return "" if hasattr(getattr(wrapped, "reducer", None), "_rebuild_buckets") else "reducer._rebuild_buckets"
 
 
@@ -59,7 +64,7 @@ def _takes_plain_gradients(model: torch.nn.Module) -> bool:
     optimizer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    hooked = any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters)
+    hooked = any(getattr(parameter, hook) for parameter in parameters for hook in _HOOKS)
     return bool(parameters) and not hooked and not any(getattr(module, "sparse", False) for module in model.modules())
 
 

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hpc_det.errors import count
 from hpc_det.store.trace_names import GENERATOR, unwrapped
@@ -215,8 +214,9 @@ def _text_of_generator(value: Any) -> str | None:
 
 
 def _text_of_iterator(value: Any) -> str | None:
-    if isinstance(value, _BaseDataLoaderIter):
-        return f"iterator after {count(value._num_yielded, 'batch')}"
+    yielded = getattr(value, "_num_yielded", None)  # of an iterator of a DataLoader
+    if isinstance(yielded, int) and isinstance(value, Iterator):
+        return f"iterator after {count(yielded, 'batch')}"
     if isinstance(value, Iterator) and type(value).__module__ == "builtins":
         left = operator.length_hint(value, -1)
         return f"iterator with {left} to come" if left >= 0 else None

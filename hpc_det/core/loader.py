@@ -125,7 +125,7 @@ class ReplayedLoader(ExternalLoader):
         # torch draws a seed for persistent workers in their first pass only. A resumed pass that is not the first one
         # must not draw it.
         loader = self._torch_loader
-        if loader is None or not loader.persistent_workers or loader._iterator is not None:
+        if loader is None or not loader.persistent_workers or getattr(loader, "_iterator", None) is not None:
             return
         states = self.generator_states()
         begin = functools.partial(with_live_workers, loader, functools.partial(iter, loader))

@@ -86,7 +86,10 @@ def with_live_workers(loader: torch.utils.data.DataLoader[Any], iterate: Callabl
     that moment, as gloo's threads sometimes do after a collective (python/cpython 112275; 1 of 5928 forks). Otherwise
     the run would hang without an error. Raises HpcDetError if a worker hangs TRIES times.
     """
-    init, has_workers = loader.worker_init_fn, loader.persistent_workers and loader._iterator is not None
+    init, has_workers = (
+        loader.worker_init_fn,
+        loader.persistent_workers and getattr(loader, "_iterator", None) is not None,
+    )
     if not isinstance(init, WorkerInit) or has_workers or not _forks(loader):
         return iterate()
     for _ in range(TRIES):

@@ -15,7 +15,7 @@ import pytest
 
 from hpc_det.checkpoint.committed_folder import FolderFormat
 from hpc_det.checkpoint.seals import HmacEntry
-from hpc_det.checkpoint.snapshots import Durable, Partial, begin, last_number, newest
+from hpc_det.checkpoint.snapshots import AllDamaged, Durable, Partial, begin, last_number, newest
 from hpc_det.store.run_folder import RunFolder
 from tests.facts import unnamed
 
@@ -185,7 +185,8 @@ def test_what_ranks_unpickle_are_the_bytes_that_the_seal_fits(run: RunFolder, mo
 
     taken(run, 1)
     monkeypatch.setattr(FolderFormat, "damage", altered_afterwards)
-    assert newest(run) is None
+    with pytest.raises(AllDamaged):
+        newest(run)
 
 
 def test_an_old_one_under_a_new_number_is_refused(run: RunFolder) -> None:
@@ -194,11 +195,23 @@ def test_an_old_one_under_a_new_number_is_refused(run: RunFolder) -> None:
     assert newest(run) == first
 
 
-def test_snapshots_of_another_key_are_refused(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+def test_snapshots_of_another_key_are_refused(run: RunFolder) -> None:
     taken(run, 1)
     (run.path / "key").unlink()
+    with pytest.raises(AllDamaged) as error:
+        newest(run)
+    assert unnamed(str(error.value), "snapshot.json", "seal", "key") == []
+
+
+def test_a_run_whose_snapshots_are_all_damaged_does_not_begin_again(run: RunFolder) -> None:
+    for calls in (1, 2):
+        os.truncate(taken(run, calls).path / "own", 1)
+    with pytest.raises(AllDamaged) as error:
+        newest(run)
+    assert unnamed(str(error.value), run.snapshots / "1", run.snapshots / "2", "delete") == []
+    assert names(run) == ["1", "2"]
+    shutil.rmtree(run.snapshots)
     assert newest(run) is None
-    assert unnamed(caplog.text, "snapshot.json", "seal", "key") == []
 
 
 def test_what_a_rank_writes_does_not_pass_for_a_manifest(run: RunFolder) -> None:
@@ -209,4 +222,5 @@ def test_what_a_rank_writes_does_not_pass_for_a_manifest(run: RunFolder) -> None
     partial = begin(run, last_number(run) + 1)
     mac = copied(partial, json.dumps(claim, sort_keys=True).encode()).mac
     rewrite(honest.path / "snapshot.json", calls=99, mac=mac)
-    assert newest(run) is None
+    with pytest.raises(AllDamaged):
+        newest(run)

@@ -25,6 +25,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.launch.job.resubmit import Resubmission, excluded_hosts
 from hpc_det.launch.job.worker import GAVE_UP, OVERTAKEN, WANTS_REQUEUE, Worker
 from hpc_det.node.files import take_umask_of
+from hpc_det.node.installation import Replaced, start_again
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, children, ends_with_parent
 from hpc_det.node.suspension import guarded
 from hpc_det.plan.job_plan import JobArray, JobPlan
@@ -67,16 +68,21 @@ class Job:
             self._resubmission.leave()
             return 0
         self._resubmission.begin(excluded_hosts(self._experiment))
-        if len(self._workers) == 1:
-            codes = [Worker(self._experiment, self._workers[0], self._start_agents).run()]
-        else:
-            codes = self._run_side_by_side()
+        codes = [self._run_here(self._workers[0])] if len(self._workers) == 1 else self._run_side_by_side()
         if OVERTAKEN in codes:  # the jobs queued after this one belong to the other job, which may have the same id
             return GAVE_UP
         if WANTS_REQUEUE in codes:
             return self._resubmit()
         self._resubmission.leave()
         return GAVE_UP if any(codes) else 0
+
+    def _run_here(self, number: int) -> int:
+        """Run worker `number` in this process; return its exit code. Raises Replaced."""
+        try:
+            return Worker(self._experiment, number, self._start_agents).run()
+        except Replaced:
+            self._resubmission.settle()
+            raise
 
     def _record_itself(self) -> None:
         """Record the job's id if no record exists."""
@@ -102,6 +108,8 @@ class Job:
         """Run each worker in its own process, and forward stop signals to all of them; return their exit codes."""
         signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         processes = {number: self._start(number) for number in self._workers}
+        import hpc_det.launch.job.late_imports  # noqa: F401
+
         with selectors.DefaultSelector() as selector:
             selector.register(signals.fd, selectors.EVENT_READ)
             while any(process.poll() is None or process.returncode < 0 for process in processes.values()):
@@ -181,6 +189,8 @@ def main(argv: list[str]) -> int:
         for problem in error.problems:
             say(problem)
         return GAVE_UP
+    except Replaced:
+        start_again()
 
 
 def _run(argv: list[str]) -> int:

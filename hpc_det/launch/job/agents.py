@@ -21,6 +21,7 @@ from typing import Any
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.orders import LOST_S, ORDERS, Order, key_of
 from hpc_det.node.forking import Forked, close_files_of_parent
+from hpc_det.node.installation import Installation
 from hpc_det.node.line_server import Event, TcpLineServer
 from hpc_det.node.lines import Line, send_to
 from hpc_det.node.network import allow_files, own_address
@@ -49,6 +50,7 @@ class Agents:
         self._command = [*command]
         self._plan = plan
         self._has_queue = has_queue
+        self._installation = Installation()
         self._launcher: subprocess.Popen[bytes] | Forked | None = None
         self._board: TcpLineServer | None = None
         self._selector: selectors.BaseSelector | None = None
@@ -88,6 +90,14 @@ class Agents:
         else:
             self.dismiss()
             self._start(order)
+
+    @property
+    def are_outdated(self) -> bool:
+        """Return whether an attempt was run, and the installed files of hpc_det were replaced since the job started.
+
+        The agents and this process would then run the next attempt together with launchers of another version.
+        """
+        return self._order is not None and self._installation.is_replaced()
 
     @property
     def have_ended(self) -> bool:

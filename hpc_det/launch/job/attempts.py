@@ -23,6 +23,7 @@ from hpc_det.launch.job.resubmit import Exclusions
 from hpc_det.launch.log_tail import size_of, written_since
 from hpc_det.launch.orders import Order
 from hpc_det.node import full_disk
+from hpc_det.node.installation import Replaced
 from hpc_det.node.json_files import read_json
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, end_other_sessions
 from hpc_det.node.suspension import AwakeClock
@@ -85,7 +86,10 @@ class Attempts:
         self._space = Space(trial.checkpoints)
 
     def run(self) -> Action:
-        """Run attempts and return the last decision, REQUEUE only if the scheduler has a queue. Raises Overtaken."""
+        """Run attempts and return the last decision, REQUEUE only if the scheduler has a queue.
+
+        Raises Overtaken, and Replaced between two attempts.
+        """
         with closing(selectors.DefaultSelector()) as self._selector, self._agents.waking(self._selector):
             self._selector.register(self._signals.fd, selectors.EVENT_READ)
             try:
@@ -106,12 +110,14 @@ class Attempts:
         return self._run()
 
     def _run(self) -> Action:
-        """Run attempts until the trial is over or the job must exit; return the last decision."""
+        """Run attempts until the trial is over or the job must exit; return the last decision. Raises Replaced."""
         self.close_interrupted()
         if over := self._final_verdict():
             say(f"this trial is over, so nothing is started: {over[0].value}: {over[1]}")
             return over[0]
         while True:
+            if self._agents.are_outdated and not self._heard:
+                raise Replaced
             decision = self._attempt(self._journal.last_attempt() + 1)
             if not self._goes_on_here(decision.action):
                 return decision.action
@@ -210,7 +216,7 @@ class Attempts:
         """Have the agents run the attempt, wait until it has ended on all nodes, and return its exit code."""
         self._since_loss = None
         self._agents.begin(Order(trial=str(self._trial.path), attempt=number, worker=self._worker))
-        import hpc_det.launch.job.causes  # noqa: F401  for the end of the attempt, while the ranks start
+        import hpc_det.launch.job.late_imports  # noqa: F401
 
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
         while not self._agents.have_ended and not self._waits_in_vain(number):

@@ -64,6 +64,11 @@ class Resubmission:
             self._begun = threading.Thread(target=self._try_to_submit, args=(exclude,))
             self._begun.start()
 
+    def settle(self) -> None:
+        """Wait until the submission that `begin` has started has ended."""
+        if self._begun and self._begun is not threading.current_thread():
+            self._begun.join()
+
     def submit(self, exclude: Sequence[str] = ()) -> str:
         """Put the work back into the queue, away from the hosts `exclude`; return the id of the job that resumes it.
 
@@ -130,8 +135,7 @@ class Resubmission:
 
         Raises CommandError if they are not recorded and the scheduler does not answer.
         """
-        if self._begun and self._begun is not threading.current_thread():
-            self._begun.join()
+        self.settle()
         noted = read_json(self._file) or {"jobs": []}
         queued: list[str] = noted["jobs"]
         if noted.get("submitting"):  # the submitting job was killed or had no answer, so the new id is not recorded

@@ -20,6 +20,7 @@ from hpc_det.errors import HpcDetError, UsageError, count
 from hpc_det.launch.job.agents import Agents
 from hpc_det.launch.job.attempts import Attempts
 from hpc_det.node import full_disk
+from hpc_det.node.installation import Replaced, start_again
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants
 from hpc_det.plan.job_plan import JobPlan
@@ -68,6 +69,8 @@ class Worker:
 
         DONE: nothing is left to do. GAVE_UP: the same, after a trial that was given up, or another job already runs as
         this worker. WANTS_REQUEUE: work is left. OVERTAKEN: another job now runs as this worker.
+
+        Raises Replaced between two attempts; the process then has to start again.
         """
         former = self._search.state().present.get(self._number)
         if other := self._running(former) or self._search.claim(self._number, self._job_id, after=former):
@@ -98,6 +101,9 @@ class Worker:
         except Overtaken as error:
             self._say(str(error))
             return OVERTAKEN
+        except Replaced:
+            self._say("the installed hpc_det was replaced; the job continues with the new version")
+            raise
         except BaseException:
             end_descendants()
             with suppress(OSError):  # a full disk may be the reason
@@ -317,6 +323,8 @@ def main(argv: list[str]) -> int:
     except HpcDetError as error:
         say_of_worker(int(number), str(error))
         return GAVE_UP
+    except Replaced:
+        start_again()
 
 
 if __name__ == "__main__":

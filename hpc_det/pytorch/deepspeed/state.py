@@ -164,7 +164,7 @@ def _buffers(context: DeepSpeedTrialContext) -> dict[str, torch.Tensor]:
         for k, engine in enumerate(context.models)
         for path, module in engine.module.named_modules()
         for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
+        if name not in getattr(module, "_non_persistent_buffers_set", ())
     }
 
 

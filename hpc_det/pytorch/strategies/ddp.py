@@ -72,8 +72,8 @@ class DataParallel(DistributedDataParallel):
     @property
     def leaves_bucket_size(self) -> bool:
         """True if `resize_buckets` may be called: the trial uses no option that depends on buckets."""
-        own_hooks = len(self._comm_hooks) - self.compresses
-        return not own_hooks and not _SETS_BUCKETS & self._given[1].keys()
+        hooks = getattr(self, "_comm_hooks", None)  # another torch may not have it
+        return hooks is not None and len(hooks) == self.compresses and not _SETS_BUCKETS & self._given[1].keys()
 
     def resize_buckets(self, megabytes: int) -> None:
         """Use buckets of this size from the next forward pass on. Call it between an optimizer step and that pass.

@@ -11,12 +11,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from torch.nn.modules.loss import _Loss
+import torch
 
 from hpc_det.errors import HpcDetError, shown
 from hpc_det.sgd.operator.base import BaseOperator
 from hpc_det.sgd.operator.options import BadArgument
 
+_LOSS: type[torch.nn.Module] = torch.nn.MSELoss.__base__ or torch.nn.Module
+"""The class of all losses of torch, which has no public name."""
 Creator = Callable[..., Any]
 
 
@@ -69,7 +71,7 @@ class Creators:
         if self.loss_creator is None:
             return None
         # RaySGD's rule: a loss class is instantiated without arguments, any other creator is called with the config.
-        is_loss = isinstance(self.loss_creator, type) and issubclass(self.loss_creator, _Loss)
+        is_loss = isinstance(self.loss_creator, type) and issubclass(self.loss_creator, _LOSS)
         return self.loss_creator() if is_loss else self.loss_creator(config)
 
 
