@@ -214,10 +214,12 @@ def _text_of_generator(value: Any) -> str | None:
 
 
 def _text_of_iterator(value: Any) -> str | None:
+    if not isinstance(value, Iterator):
+        return None
     yielded = getattr(value, "_num_yielded", None)  # of an iterator of a DataLoader
-    if isinstance(yielded, int) and isinstance(value, Iterator):
+    if isinstance(yielded, int):
         return f"iterator after {count(yielded, 'batch')}"
-    if isinstance(value, Iterator) and type(value).__module__ == "builtins":
+    if type(value).__module__ == "builtins":
         left = operator.length_hint(value, -1)
         return f"iterator with {left} to come" if left >= 0 else None
     return None
