@@ -56,6 +56,7 @@ def demo() -> list[str]:
     return line.split()[1:]
 
 
+@pytest.mark.long
 def test_the_demo_learns_the_digits_and_inference_reads_them_all_with_its_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

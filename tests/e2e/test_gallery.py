@@ -48,6 +48,7 @@ def test_it_is_resnet_50_at_full_width(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(weight.numel() for weight in model.parameters()) == 25_557_032  # as torchvision's resnet50
 
 
+@pytest.mark.long
 def test_a_diffusion_model_learns_and_its_average_generates_images() -> None:
     story = finished("diffusion", warm_ranks_of("DiffusionTrial"))
     losses = values(story, "validation", "validation_loss")
@@ -60,6 +61,7 @@ def test_a_diffusion_model_learns_and_its_average_generates_images() -> None:
     assert not torch.equal(average["enter.weight"], trained["enter.weight"])
 
 
+@pytest.mark.long
 def test_asha_trains_a_hydra_app_and_ends_all_trials_but_the_best_early() -> None:
     story = finished("hydra_asha", "resources.slots_per_trial=1")
     state = SearchJournal(story.trial.experiment()).state()

@@ -128,6 +128,7 @@ def test_of_two_processes_that_start_again_at_once_only_one_resumes(terminal: Te
     assert listed() == {1: "PAUSED", 2: "PAUSED"}
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_ranks_under_torchrun_are_one_run(terminal: Terminal) -> None:
     process = terminal.start(*TORCHRUN)

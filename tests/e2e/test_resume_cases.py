@@ -32,7 +32,7 @@ from tests.machine import slowness
 
 ON_THIS_MACHINE = """
                         preempted  one_rank_signalled  pause  crash  hang
-trial  torch_distributed    T              .             .      .      .
+trial  torch_distributed    L              .             .      .      .
 trial  direct               .              L             L      L      L
 trial  mpich                L              .             .      .      .
 trial  open_mpi             L              .             .      .      .

@@ -166,9 +166,9 @@ def test_ranks_are_forked_from_one_process(gang: Gang) -> None:
     ("ending", "code", "last"),
     [
         ("raise ValueError('no')", 1, "ValueError: no"),
-        ("raise SystemExit('no')", 1, "no"),
+        pytest.param("raise SystemExit('no')", 1, "no", marks=pytest.mark.long),
         ("import sys; sys.exit(7)", 7, None),
-        ("import os; os._exit(9)", 9, None),
+        pytest.param("import os; os._exit(9)", 9, None, marks=pytest.mark.long),
         ("import os; os.kill(os.getpid(), 9)", -9, None),
     ],
 )
@@ -225,7 +225,11 @@ ONE_CPU = ["taskset", "-c", str(CPUS[-1])]
 @pytest.mark.skipif(len(CPUS) < 2, reason="a machine with one CPU")
 @pytest.mark.parametrize(
     ("variable", "through"),
-    [("OMP_PROC_BIND=true", []), ("OMP_PLACES=cores", []), (f"GOMP_CPU_AFFINITY={CPUS[0]}", ONE_CPU)],
+    [
+        pytest.param("OMP_PROC_BIND=true", [], marks=pytest.mark.long),
+        ("OMP_PLACES=cores", []),
+        pytest.param(f"GOMP_CPU_AFFINITY={CPUS[0]}", ONE_CPU, marks=pytest.mark.long),
+    ],
 )
 def test_forked_ranks_start_with_the_cpus_of_their_agent_as_executed_ones_do(
     gang: Gang, variable: str, through: list[str]

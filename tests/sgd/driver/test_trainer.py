@@ -53,6 +53,7 @@ def is_executed() -> bool:
     return "torch._dynamo" not in Path("/proc/self/cmdline").read_text().split("\0")
 
 
+@pytest.mark.long
 def test_where_a_thread_runs_before_the_fork_ranks_are_executed_and_train_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
