@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from hpc_det.checkpoint.storage import collect
 from hpc_det.errors import HpcDetError, UsageError, say
+from hpc_det.node import full_disk
 from hpc_det.notify.change import tell_rest
 from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.own_jobs import unknown_jobs
@@ -63,14 +64,25 @@ def cancel_one(experiment: ExperimentFolder) -> str:
 def kill_one(experiment: ExperimentFolder) -> str:
     """End all trials and jobs of an experiment without saving, and return a sentence for the user.
 
-    Raises UsageError if the experiment has already ended, HpcDetError if a job does not end.
+    Raises UsageError if the experiment has already ended, HpcDetError if a job does not end, or if the jobs have ended
+    and a full disk kept that from being recorded.
     """
     view = ExperimentView(experiment)
     if finished := _end_jobs_left(view):
         return finished
     search = _still_there(view)
-    search.cancel(getpass.getuser())
-    _stop_trials(experiment, search, "kill")
+    try:
+        search.cancel(getpass.getuser())
+        _stop_trials(experiment, search, "kill")
+    except OSError as error:
+        full = full_disk.cause_in(error)
+        if not full or view.is_local:  # a run outside a job ends when it reads the request
+            raise
+        _cancel_jobs(view)
+        raise HpcDetError(
+            f"experiment {experiment.id}: its jobs have ended; its state is {state(view).value}, since the kill could "
+            f"not be recorded: {full_disk.sentence(full)}"
+        ) from None
     _cancel_jobs(view)
     for worker, job in tuple(search.state().present.items()):  # a killed worker cannot record its end in the journal
         search.lose(worker, job)

@@ -99,7 +99,7 @@ def probe(folder: Path) -> OSError | None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        error.filename = error.filename or str(path)
+        error.filename = str(folder)  # not the probe, whose name says nothing to the user
         return cause_in(error)
     finally:
         with suppress(OSError):

@@ -116,6 +116,18 @@ def test_a_change_that_finds_no_space_names_the_file_that_could_not_be_written(
     assert "hpc-det-" not in result.err.partition(": No space")[0], "no temporary name"
 
 
+def test_a_kill_that_finds_no_space_ends_the_jobs(
+    hpc_det: Command, life: Life, disk: Path, scheduler: FakeScheduler
+) -> None:
+    Life.submitted(disk / "root", job_id="4712").begins()
+    fill(disk)
+    killed = hpc_det("experiment", "kill", 2)
+    says_no_space(killed, disk)
+    assert scheduler.cancelled == ["4712"]
+    assert "ERROR" in killed.err
+    assert "ERROR" in hpc_det("experiment", "describe", 2).out
+
+
 def test_what_frees_space_works_without_any(hpc_det: Command, life: Life, disk: Path) -> None:
     fill(disk)
     assert hpc_det("checkpoint", "rm", "1f0c", "--yes").code == 0

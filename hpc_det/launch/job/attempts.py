@@ -121,7 +121,9 @@ class Attempts:
             decision = self._attempt(self._journal.last_attempt() + 1)
             if not self._goes_on_here(decision.action):
                 return decision.action
-            if self._space.is_wanted and not self._space.comes(self._rests, self._has_stop_request):
+            if self._space.is_wanted and self._heard and not self._scheduler.has_queue:
+                return Action.GIVE_UP  # the attempt that took the signal for a request to cancel could not record it
+            if self._space.is_wanted and not self._space.comes(self._rests, self._is_told_to_stop):
                 return Action.REQUEUE
 
     def refuse(self, why: str) -> Action:
@@ -140,9 +142,9 @@ class Attempts:
         """Wait before a write to a full disk is retried; return False after a stop signal."""
         return not self._heard and self._rests(self._space.next_pause_s(error)) and not self._heard
 
-    def _has_stop_request(self) -> bool:
-        """Return whether a stop request for the next attempt exists."""
-        return read_stop(self._trial.stop, self._journal.last_attempt() + 1) is not None
+    def _is_told_to_stop(self) -> bool:
+        """Return whether a stop signal was received, or a stop request for the next attempt exists."""
+        return bool(self._heard) or read_stop(self._trial.stop, self._journal.last_attempt() + 1) is not None
 
     def _rests(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Wait for `seconds`, or until `until` returns True; return False if the job has to exit."""

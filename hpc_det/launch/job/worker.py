@@ -81,13 +81,15 @@ class Worker:
                 self._close_interrupted()
                 return self._work_and_tell()
         except OSError as error:
-            if not (full_disk.cause_in(error) and self._heard and self._scheduler.has_queue):
+            if not (full_disk.cause_in(error) and self._heard):
                 raise
             self._say(f"the disk is full, so the worker exits without writing its journal: {error}")
-            return WANTS_REQUEUE
+            return WANTS_REQUEUE if self._scheduler.has_queue else GAVE_UP
 
     def _waits_for_space(self, error: OSError) -> bool:
         """Wait before a write to a full disk is retried, between attempts; return False after a stop signal."""
+        if self._heard:
+            return False
         self._say(f"retrying a write in {FULL_DISK_POLL_S:.0f} s: {full_disk.sentence(error)}")
         time.sleep(FULL_DISK_POLL_S)  # signals are kept in their pipe
         self._heard += [number for number in self._signals.received() if number in STOP_SIGNALS]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.launch.job.worker import GAVE_UP
 from hpc_det.view.attempt_sentences import attempt_in_words
 from hpc_det.view.trial_history import read_attempts
 from tests.facts import unnamed
@@ -115,6 +116,18 @@ def test_a_job_that_is_told_to_leave_while_it_waits_comes_back(gang: Gang, disk:
     os.kill(job.pid, signal.SIGTERM)
     job.wait()
     assert gang.ends()[-1] == ("cancelled", "done"), "without a queue a signal is meant for the experiment"
+
+
+def test_a_job_without_a_queue_that_can_write_nothing_ends_at_a_signal(
+    gang_on: Gang, disk: Path, tmp_path: Path
+) -> None:
+    gang_on.plan(waits_until_full(tmp_path), scheduler="local")
+    job = gang_on.start_job()
+    fill_all(gang_on, disk, tmp_path)
+    wait_for(lambda: waits_for_space(gang_on), otherwise=lambda: output(gang_on))
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait() == GAVE_UP
+    assert "Traceback" not in output(gang_on)
 
 
 def test_a_job_with_a_queue_goes_back_into_it(gang: Gang, disk: Path, stub: Stub, tmp_path: Path) -> None:
