@@ -19,8 +19,11 @@ from tests.wait import DEADLINE_S, wait_for
 pytestmark = pytest.mark.integration
 
 PACKAGE = Path(hpc_det.__file__).parent
-REPLACES = """
+AWAITS_IMPORTS = 'until [ "$(wc -l <"$INSTALLED/imported")" -ge $IMPORTERS ]; do sleep 0.02; done'
+"""What an entrypoint does before it replaces hpc_det, so that it does not do so in the middle of the job's imports."""
+REPLACES = f"""
 [ "$HPC_DET_NUMBER" = 1 ] || exit 0
+{AWAITS_IMPORTS}
 mv "$INSTALLED/hpc_det" "$INSTALLED/former"
 mv "$INSTALLED/newer" "$INSTALLED/hpc_det"
 exit 1
@@ -35,10 +38,13 @@ EARLY = ("hpc_det.launch.agent", "hpc_det.notify.change", "hpc_det.search.")
 def installed(gang: Gang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with the hpc_det that the job uses, and a newer one that lists the modules which are run."""
     folder = tmp_path / "installed"
-    gang.env |= {"PYTHONPATH": str(folder), "INSTALLED": str(folder)}
+    gang.env |= {"PYTHONPATH": str(folder), "INSTALLED": str(folder), "IMPORTERS": "1"}
     monkeypatch.chdir(tmp_path)  # `python -m` imports from the working directory first
     for name in ("hpc_det", "newer"):
         shutil.copytree(PACKAGE, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "imported").touch()
+    with (folder / "hpc_det" / "launch" / "job" / "late_imports.py").open("a") as late:
+        late.write(f"with open({str(folder / 'imported')!r}, 'a') as file:\n    print('done', file=file)\n")
     for name in MARKED:
         with (folder / "newer" / name).open("r+") as file:
             doc, future, rest = file.read().partition("from __future__ import annotations\n")
@@ -52,6 +58,7 @@ def installed(gang: Gang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def test_a_job_whose_installation_is_replaced_makes_its_next_attempt_with_the_new_one(
     gang: Gang, installed: Path, workers: int
 ) -> None:
+    gang.env["IMPORTERS"] = str(workers)  # with two workers: the job and the one that trains
     gang.plan(REPLACES, max_restarts=1)
     job = gang.start_job(workers)
     assert job.wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
@@ -62,7 +69,7 @@ def test_a_job_whose_installation_is_replaced_makes_its_next_attempt_with_the_ne
 def test_a_stop_signal_that_arrives_during_the_upgrade_reaches_the_new_version(gang: Gang, installed: Path) -> None:
     gang.plan(REPLACES, max_restarts=1)
     job = gang.start_job()
-    wait_for(lambda: (installed / "former").exists() and blocks(job.pid, signal.SIGTERM))
+    wait_for(lambda: "hpc_det was replaced" in gang.printed.read_text() and blocks(job.pid, signal.SIGTERM))
     job.send_signal(signal.SIGTERM)
     job.wait(timeout=DEADLINE_S)
     assert [cause for cause, _ in gang.ends()] == ["failed", "cancelled"]
@@ -79,7 +86,7 @@ def test_the_job_of_a_replaced_installation_ends_a_running_attempt_without_new_m
 ) -> None:
     shutil.rmtree(installed / "newer")
     # The new version has no module of the old one.
-    gang.plan('mv "$INSTALLED/hpc_det" "$INSTALLED/former"; mkdir "$INSTALLED/hpc_det"')
+    gang.plan(f'{AWAITS_IMPORTS}; mv "$INSTALLED/hpc_det" "$INSTALLED/former"; mkdir "$INSTALLED/hpc_det"')
     job = gang.start_job()
     assert job.wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
     assert gang.ends() == [("finished", "done")]
