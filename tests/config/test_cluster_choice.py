@@ -236,8 +236,12 @@ def test_a_profile_of_the_user_that_others_can_reach_and_change_is_refused(
 
 @pytest.mark.integration
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-def test_a_profile_of_the_site_that_a_user_may_not_read_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_of_the_site_that_a_user_may_not_read_is_an_error(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        # the checkout may be in a folder that the other user cannot enter
+        monkeypatch.setattr("hpc_det.config.conf_files.data_path", lambda name: Path(folder) / name)
         Path(folder).chmod(0o755)
         file = Path(folder) / "cluster" / "aurora.yaml"
         file.parent.mkdir()
