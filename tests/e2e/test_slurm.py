@@ -6,16 +6,19 @@ import json
 import os
 import signal
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.node.process import is_stopped
+from hpc_det.resources import data_path
 from hpc_det.store.attempt import HOOK
 from tests.e2e.story import DIRECT, WAITS_AT, Story, hpc_det
 from tests.facts import refused, unnamed
 from tests.labs.slurm import SlurmLab
+from tests.launch.job import replaced
 
 pytestmark = pytest.mark.slurm
 
@@ -75,6 +78,30 @@ def test_a_preempted_gang_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story
     assert "it may start now" in waited.stderr  # instead of the 121 s for which Slurm holds a requeued job
     assert slurm_lab.job(story.job_id)["Restarts"] == "1"
     assert story.same_as(undisturbed)
+
+
+@pytest.mark.long
+def test_a_gang_whose_installation_is_replaced_is_restarted_with_the_new_one_on_all_nodes(
+    slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed = slurm_lab.folder()
+    replaced.install(installed)
+    for data in ("conf", "slurm_templates"):
+        (installed / data).symlink_to(data_path(data))
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    only_the_first_node = '[ "$HPC_DET_NUMBER" != 1 ] || [ "$SLURM_NODEID" = 0 ] || exec sleep 600'
+    (tmp_path / "entrypoint.sh").write_text(f"{only_the_first_node}\n{replaced.REPLACES}")
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "name: replaced\nentrypoint: bash entrypoint.sh\nmax_restarts: 1\n"
+        "searcher: {metric: loss, max_length: {batches: 1}}\n"
+        f"environment: {{environment_variables: [INSTALLED={installed}, IMPORTERS=1]}}\n"
+    )
+    story = Story.begin(SIX_SLOTS, cluster="lab", config=config, context=tmp_path)
+    story.wait(check=False)
+    assert story.causes == ["failed", "finished"]
+    assert Counter((installed / "used").read_text().split()) == {"launch/job/worker.py": 1, "launch/agent.py": 3}
+    assert slurm_lab.job(story.job_id)["Restarts"] == "0"
 
 
 @pytest.mark.long

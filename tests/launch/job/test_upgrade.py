@@ -12,24 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import hpc_det
 from tests.launch.gang import Gang
+from tests.launch.job.replaced import AWAITS_IMPORTS, MARKED, PACKAGE, REPLACES, install
 from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.integration
 
-PACKAGE = Path(hpc_det.__file__).parent
-AWAITS_IMPORTS = 'until [ "$(wc -l <"$INSTALLED/imported")" -ge $IMPORTERS ]; do sleep 0.02; done'
-"""What an entrypoint does before it replaces hpc_det, so that it does not do so in the middle of the job's imports."""
-REPLACES = f"""
-[ "$HPC_DET_NUMBER" = 1 ] || exit 0
-{AWAITS_IMPORTS}
-mv "$INSTALLED/hpc_det" "$INSTALLED/former"
-mv "$INSTALLED/newer" "$INSTALLED/hpc_det"
-exit 1
-"""
-"""An entrypoint whose first attempt upgrades hpc_det and fails."""
-MARKED = ("launch/job/worker.py", "launch/agent.py")
 EARLY = ("hpc_det.launch.agent", "hpc_det.notify.change", "hpc_det.search.")
 """Modules that a job imports before its first ranks start, or in the processes of its agents."""
 
@@ -40,17 +28,7 @@ def installed(gang: Gang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     folder = tmp_path / "installed"
     gang.env |= {"PYTHONPATH": str(folder), "INSTALLED": str(folder), "IMPORTERS": "1"}
     monkeypatch.chdir(tmp_path)  # `python -m` imports from the working directory first
-    for name in ("hpc_det", "newer"):
-        shutil.copytree(PACKAGE, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "imported").touch()
-    with (folder / "hpc_det" / "launch" / "job" / "late_imports.py").open("a") as late:
-        late.write(f"with open({str(folder / 'imported')!r}, 'a') as file:\n    print('done', file=file)\n")
-    for name in MARKED:
-        with (folder / "newer" / name).open("r+") as file:
-            doc, future, rest = file.read().partition("from __future__ import annotations\n")
-            mark = f"with open({str(folder / 'used')!r}, 'a') as used: print({name!r}, file=used)\n"
-            file.seek(0)
-            file.write(doc + future + mark + rest)
+    install(folder)
     return folder
 
 
