@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -120,7 +121,8 @@ def run(trial: Trial, dataset: Dataset[int], attempt: Attempt, processor: type[T
             errors.append(error)
             gang.barrier.abort()
 
-    with patch.object(OutputFolder, "publish", _publish_with_events(gang, OutputFolder.publish)):
+    publishes = patch.object(OutputFolder, "publish", _publish_with_events(gang, OutputFolder.publish))
+    with publishes, _without_garbage_collection():
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(attempt.ranks)]
         for thread in threads:
             thread.start()
@@ -130,6 +132,20 @@ def run(trial: Trial, dataset: Dataset[int], attempt: Attempt, processor: type[T
     if others:
         raise others[0]
     return bool(errors)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Avoid a deadlock of threads that use torch's generator.
+
+    torch.get_rng_state (torch 2.13) locks the generator and creates a tensor. A garbage collection there may release
+    the GIL to another thread, which then waits for the generator with the GIL, and both wait for ever.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _publish_with_events(gang: _Gang, publish: Callable[..., None]) -> Callable[..., None]:
