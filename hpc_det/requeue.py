@@ -148,7 +148,7 @@ def _after_failure(history: Sequence[AttemptEnd], max_restarts: int) -> Decision
 
 
 _DIFFERS = re.compile(r"0x[0-9a-f]+|\d+|^rank \d+(?: on \S+)?: ")
-"""What may differ between two reports of one error: the rank, and numbers such as addresses and sizes."""
+"""The parts in which two reports of one error differ: the rank, and numbers such as addresses and sizes."""
 
 
 def repeats_failure(history: Sequence[AttemptEnd]) -> bool:

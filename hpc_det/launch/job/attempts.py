@@ -121,9 +121,11 @@ class Attempts:
             decision = self._attempt(self._journal.last_attempt() + 1)
             if not self._goes_on_here(decision.action):
                 return decision.action
-            if self._space.is_wanted and self._heard and not self._scheduler.has_queue:
+            if not self._space.is_wanted:
+                continue
+            if self._heard and not self._scheduler.has_queue:
                 return Action.GIVE_UP  # the attempt that took the signal for a request to cancel could not record it
-            if self._space.is_wanted and not self._space.comes(self._rests, self._is_told_to_stop):
+            if not self._space.comes(self._rests, self._is_told_to_stop):
                 return Action.REQUEUE
 
     def refuse(self, why: str) -> Action:
